@@ -1,4 +1,4 @@
-"""Puts an engine together: the ranks with their memory, EngineCore, and what drives them."""
+"""Builds an engine: the ranks with their memory, EngineCore, and the loop that drives them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from realengine.settings import EngineSettings
 
 
 def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = None) -> Engine:
-    """An engine, its weights loaded and its graphs captured. Raises ValueError or RuntimeError."""
+    """Builds an engine with weights loaded and graphs captured. Raises ValueError or RuntimeError."""
     device = choose_device(settings.device)
     ranks = None
     if settings.tensor_parallel_size > 1:
@@ -44,7 +44,7 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
         try:
             ranks.send(work)
             return executor.run(work)
-        except RuntimeError as error:  # the others may be a step ahead, or wait for this one for ever
+        except RuntimeError as error:  # the other ranks may be a step ahead, or wait for ever
             ranks.kill()
             raise DeviceLostError(f"a tensor parallel rank has failed: {error}") from error
 
@@ -59,9 +59,9 @@ def assemble(
     execute: Callable[[Work], Drawn | None] | None = None,
     clock: Clock | None = None,
 ) -> Engine:
-    """A new engine, its caches empty, around an executor that nobody else uses any more.
+    """Builds a new engine with empty caches around an executor that no other engine uses any more.
 
-    execute: runs work on all ranks; None: there is one.
+    execute: runs work on all ranks; None: there is one rank.
     """
     max_model_len = max_model_len_of(model.architecture, settings)
     block_size = settings.caching.block_size
@@ -105,7 +105,7 @@ def assemble(
 def _residents(
     model: Model, settings: EngineSettings, bank: AdapterBank | None, pool: BlockPool
 ) -> Residents | None:
-    """Who decides which adapters are in the slots; None where none are served."""
+    """The policy that decides which adapters are in the slots; None if no adapters are served."""
     if bank is None:
         return None
     served = [registry.Adapter(name=name, rank=rank) for name, rank in bank.ranks.items()]

@@ -1,4 +1,4 @@
-"""Whose time an engine tells."""
+"""The clocks of an engine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds from some beginning, never going backwards."""
+    """A clock in seconds from an arbitrary start, which never goes backwards."""
 
     def now(self) -> float:
-        """The time."""
+        """Current time in seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Let that much time pass, with nothing to do."""
+        """Waits for `seconds`, with nothing to do."""
         ...
 
 
 class WallClock:
-    """Real time."""
+    """A clock of real (monotonic) time."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -29,10 +29,11 @@ class WallClock:
 
 
 class ThreadTimeClock:
-    """The CPU time of the thread that asks, and jumps over what it sleeps.
+    """A clock of the calling thread's CPU time, which skips the time it sleeps.
 
-    For an engine on a CPU that is shared with others: what they take does not count. Made and asked in the
-    engine's thread; torch must use that one alone (torch.set_num_threads(1)), or its work is not seen.
+    For an engine on a shared CPU: time taken by other processes does not count. It must be created and called
+    in the engine's thread; torch must use that thread alone (torch.set_num_threads(1)), or its work does not
+    count.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
-"""The serving loop against a real model: EngineCore decides, the runner computes, tokens come out.
+"""The serving loop with a real model: EngineCore decides, the runner computes, tokens come out.
 
 Nothing here chooses what runs: queues, batches, preemptions and cache hits are decided by EngineCore and its
 policies.
 
-overlap: a step is launched before the tokens of the one before it are read, so that the device need not wait
-for Python. What then comes late is the news that an answer has ended: its sequence takes part in one step
-more, whose token nobody sees.
+overlap: a step is launched before the tokens of the previous one are read, so that the device need not wait
+for Python. Ends of answers are then known one step late: an ended sequence takes part in one more step, whose
+token is discarded.
 
     plan 1 | launch 1 | commit 1 | plan 2 | launch 2 | read 1 | commit 2 | plan 3 | launch 3 | read 2 ...
     device:   ---- step 1 ------------------- step 2 --------------------- step 3 -----
@@ -33,11 +33,11 @@ from realengine.serving.tokenizer import Tokenizer
 
 
 class Engine:
-    """Requests in, tokens out, a step at a time.
+    """Takes requests and produces tokens, one step at a time.
 
-    eos_token_ids: end an answer, unless its request ignores them. vocab_size: token ids are below.
-    overlap: see above. max_iterations: of one plan in one launch, where the plan holds for so many; tokens
-    come in lumps of as many, and requests from outside wait for that long.
+    eos_token_ids: end an answer, unless its request ignores them. vocab_size: upper bound of token ids.
+    overlap: see the module. max_iterations: maximum iterations of one plan in one launch, if the plan holds
+    for so many; tokens then arrive in groups of as many, and new requests wait for that long.
     """
 
     def __init__(
@@ -63,25 +63,25 @@ class Engine:
         self._max_iterations = max_iterations
         self.clock = clock or WallClock()
         self.observer: Observer | None = None
-        """Observer of the engine's events; None: no observer."""
+        """Called for each event of the engine, if set."""
         self._answer_of: dict[Sequence, Answer] = {}
         self._names = ContentNames(core.pool.block_size)
         self._next_id = 0
         self.pause_s = 0.0
-        """After a step: for how long there is nothing to do, unless something comes from outside."""
-        self._pending: Launch | None = None  # launched, its tokens not read yet
+        """Time in seconds after a step in which there is nothing to do, unless an outside event comes."""
+        self._pending: Launch | None = None  # launched; its tokens are not read yet
         self._broken: RuntimeError | None = None
-        self._ended: list[Sequence] = []  # by tokens that have been read; the core does not know yet
-        self._parents: dict[int, tuple[int, ...]] = {}  # by request id, as StepOutcome wants them
+        self._ended: list[Sequence] = []  # ended by tokens that were read; not yet committed to the core
+        self._parents: dict[int, tuple[int, ...]] = {}  # by request id, as in StepOutcome
 
     @property
     def num_waiting(self) -> int:
-        """Requests that the policies have not admitted."""
+        """Number of requests that the policies have not admitted."""
         return self.core.num_waiting
 
     @property
     def num_unfinished(self) -> int:
-        """Requests taken in that have not ended."""
+        """Number of requests that were added and have not ended."""
         return len(self._answer_of)
 
     def add(
@@ -94,10 +94,10 @@ class Engine:
         arrival_s: float | None = None,
         deadline_s: float | None = None,
     ) -> Answer:
-        """Take a request in. One that cannot be served comes back ended, with the reason as its error.
+        """Adds a request. One that cannot be served is returned ended, with the reason as its error.
 
-        lora: the adapter that answers it, by name. arrival_s: on the engine's clock; None: now. deadline_s:
-        when the answer is due, on the same clock; for policies that ask.
+        lora: name of the adapter that answers it. arrival_s: on the engine's clock; None: now. deadline_s:
+        when the answer is due, on the same clock; for policies that read it.
         """
         outputs = [Output(index) for index in range(params.n)]
         answer = Answer(self._next_id, list(prompt_tokens), params, outputs, lora)
@@ -143,13 +143,13 @@ class Engine:
         return answer
 
     def abort(self, request_id: int) -> None:
-        """Give a request up; nothing happens if it has ended."""
+        """Aborts a request; nothing happens if it has ended."""
         seq = self._take_out(request_id, FinishReason.aborted)
         if seq in self._answer_of:
             self._end_all(seq, "aborted")
 
     def step(self) -> list[Answer]:
-        """One launch; the answers that got tokens or ended. Nothing where there is nothing to do."""
+        """Makes one launch. Returns the answers that got tokens or ended; empty if there is nothing to do."""
         self.pause_s = 0.0
         if self._broken is not None:
             return []
@@ -158,7 +158,7 @@ class Engine:
         try:
             self._move(self.core.take_transfers())
             self._load(self.core.take_adapter_loads())
-        except RuntimeError as error:  # what lies in host memory is not known any more
+        except RuntimeError as error:  # the contents of host memory are unknown now
             return self._break(error)
         if plan is None:
             if self.observer is not None:
@@ -190,7 +190,7 @@ class Engine:
         return changed
 
     def run(self) -> None:
-        """Step until all requests have ended."""
+        """Steps until all requests have ended."""
         while self.num_unfinished:
             self.step()
             if self.pause_s:
@@ -210,7 +210,7 @@ class Engine:
         return changed
 
     def _move(self, transfers: list[Transfer]) -> None:
-        """Copy KV between the tiers. In the device's order, so that it is there for the next launch."""
+        """Copies KV between the tiers, in the device's order, so that it is there for the next launch."""
         if not transfers:
             return
         self.runner.move(transfers)
@@ -219,14 +219,14 @@ class Engine:
                 self.core.loaded(transfer.seq.request_id)
 
     def _load(self, loads: list[AdapterLoad]) -> None:
-        """Bring adapters into their slots, with the next launch: behind all steps that used the old ones."""
+        """Loads adapters into their slots with the next launch, behind all steps that used the old ones."""
         for load in loads:
             assert load.slot is not None
             self.runner.put(load.name, load.slot)
             self.core.adapter_loaded(load.name)
 
     def _num_iterations(self, plan: StepPlan) -> int:
-        """How often to run a plan before the next is made."""
+        """Number of iterations of a plan to run before the next plan is made."""
         if self._max_iterations == 1 or plan.chunks or plan.branched or not self.runner.may_repeat(plan):
             return 1
         num_iterations = min(plan.horizon, self._max_iterations)
@@ -235,14 +235,14 @@ class Engine:
         return num_iterations
 
     def _enter(self, seq: Sequence) -> None:
-        """A sequence has got slots, the first time or again."""
+        """Enters the tokens of a sequence that has got slots, for the first time or again."""
         answer = self._answer_of[seq]
         for branch, output in enumerate(answer.alive):
             tokens = answer.prompt_tokens + output.tokens
             self.runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
 
     def _read(self, launch: Launch) -> list[Answer]:
-        """Enter a launch's tokens, once they are there."""
+        """Reads a launch's tokens, once they are there, and returns the answers that changed."""
         columns = launch.tokens()
         logprobs = launch.logprobs()
         changed: list[Answer] = []
@@ -250,7 +250,7 @@ class Engine:
         for place, ((seq, branch), tokens) in enumerate(zip(launch.rows, columns, strict=True)):
             answer = self._answer_of.get(seq)
             if answer is None:
-                continue  # aborted, or nobody knew yet that it had ended when this was launched
+                continue  # aborted, or its end was not known at this launch
             if not branch:
                 changed.append(answer)
             output = answer.alive[branch]
@@ -280,7 +280,7 @@ class Engine:
         return changed
 
     def _commit(self, plan: StepPlan, num_iterations: int) -> None:
-        """Tell the core what has happened, as far as it is known."""
+        """Commits a plan to the core, with the ends that are known so far."""
         running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
         outcome = StepOutcome(num_iterations, running, self._parents)
         now = self.clock.now()
@@ -296,17 +296,17 @@ class Engine:
             self._finish(seq, "length")
         for request_id, going in parents.items():
             branched = self.core.find(request_id)
-            if branched is not None:  # else the others have ended, too, at their limit
+            if branched is not None:  # else the other branches have ended, too, at their limit
                 self._prune(branched, going)
 
     def _tell_late_ends(self) -> None:
-        """Sequences that turned out to have ended after they had been preempted."""
+        """Ends sequences in the core whose ends became known after they had been preempted."""
         for seq in self._ended:
             self._take_out(seq.request_id, FinishReason.stop)
         self._ended.clear()
 
     def _prune(self, seq: Sequence, going: tuple[int, ...]) -> None:
-        """Some branches of a sequence have ended; the others move up to its first slots."""
+        """Moves the remaining branches of a sequence up to its first slots, as some branches have ended."""
         answer = self._answer_of[seq]
         answer.alive = [answer.alive[branch] for branch in going]
         for branch, before in enumerate(going):
@@ -316,20 +316,20 @@ class Engine:
                 self.runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
 
     def _finish(self, seq: Sequence, reason: str) -> None:
-        """The last outputs of a request have ended; nothing happens if that is known."""
+        """Finishes a request whose last outputs have ended; nothing happens if that is done already."""
         answer = self._answer_of.get(seq)
         if answer is None:
             return
         if len(answer.outputs) == 1:
-            # The newest token's KV was never computed, so nobody can find it.
+            # The newest token's KV was never computed, so no request can find it.
             known = answer.prompt_tokens + answer.outputs[0].tokens[:-1]
             self._names.learn(known, answer.segments, answer.answer_id, answer.lora)
         self._end_all(seq, reason)
 
     def _fail(self, plan: StepPlan, error: RuntimeError) -> list[Answer]:
-        """A launch has failed: who was to take part ends with the error, the others go on."""
+        """Ends the sequences of a failed launch with the error; the others go on."""
         changed = []
-        if self._pending is not None:  # the tokens of the launch before are good
+        if self._pending is not None:  # the tokens of the previous launch are valid
             pending, self._pending = self._pending, None
             try:
                 changed = self._read(pending)
@@ -344,7 +344,10 @@ class Engine:
         return changed
 
     def _break(self, error: RuntimeError) -> list[Answer]:
-        """Nothing can be served any more: what is unfinished ends with the error, and so does what comes."""
+        """Ends all unfinished requests, and all later ones, with the error.
+
+        Nothing can be served any more.
+        """
         self._broken = error
         lost = list(self._answer_of.values())
         self._answer_of.clear()
@@ -368,7 +371,7 @@ class Engine:
             raise ValueError(f"logprobs={params.logprobs}: the vocabulary has {self._vocab_size} tokens")
 
     def _watch(self, answer: Answer) -> None:
-        """Look for stop strings, if any are asked for."""
+        """Looks for stop strings in the answer, if the request has any."""
         if not answer.params.stop:
             return
         if self._tokenizer is None:
@@ -385,5 +388,5 @@ class Engine:
 
 
 def _has_branches(plan: StepPlan) -> bool:
-    """Whether who goes on must be known before the plan is committed."""
+    """Whether the parents of branches must be known before the plan is committed."""
     return bool(plan.branched) or any(chunk.completes and chunk.seq.width > 1 for chunk in plan.chunks)

@@ -1,4 +1,4 @@
-"""What an engine is built from, beside its model: device, numbers, memory, policies."""
+"""Settings of an engine beside its model: device, dtypes, memory, policies."""
 
 from __future__ import annotations
 
@@ -36,43 +36,45 @@ class EngineSettings:
     """Settings of an engine; the policies are those of the simulator."""
 
     device: str | None = None
-    """None wants a GPU; "cpu" must be asked for."""
+    """Name of the device; None: a GPU, which must exist; "cpu" must be set explicitly."""
     backend: str | None = None
     """triton or torch; None: triton on a GPU."""
     dtype: str | None = None
     """float32, float16 or bfloat16; None: bfloat16 on a GPU, float32 on a CPU."""
     quantization: str | None = None
-    """Of the linear layers, on load: one of `realengine.model.quantization`; None: as the checkpoint has
-    them."""
+    """Quantization of the linear layers at loading, one of `realengine.model.quantization`.
+
+    None: as in the checkpoint.
+    """
     kv_cache_dtype: str = "auto"
-    """auto (as dtype), int8 or fp8, with a scale for each token and head."""
+    """auto (as dtype), int8 or fp8, with one scale per token and head."""
     max_model_len: int | None = None
     """Prompt and output tokens of one sequence; None: the model's context."""
     max_num_seqs: int = 256
     num_kv_blocks: int | None = None
-    """None: what gpu_memory_utilization leaves on a GPU, and 1 GiB on a CPU."""
+    """Number of KV blocks; None: what gpu_memory_utilization leaves on a GPU, and 1 GiB on a CPU."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that weights, KV and the largest step may take together."""
     swap_space_gib: float = 4.0
-    """Host memory for KV that is swapped out, a GPU; taken when it is needed."""
+    """Host memory for swapped-out KV, in GiB per GPU; allocated when needed."""
     tensor_parallel_size: int = 1
-    """GPUs that share the model's heads and matrices; processes, on a CPU."""
+    """Number of GPUs (processes, on a CPU) that share the model's heads and matrices."""
     use_graphs: bool | None = None
-    """Capture decode steps as CUDA graphs; None: on a GPU."""
+    """Whether decode steps are captured as CUDA graphs; None: on a GPU."""
     overlap: bool | None = None
-    """Launch a step before the tokens of the last one are read; None: on a GPU."""
+    """Whether a step is launched before the tokens of the last one are read; None: on a GPU."""
     max_iterations: int = 1
-    """Decode iterations that run in one launch where the plan holds for so many."""
+    """Maximum number of decode iterations in one launch, if the plan holds for so many."""
     batching: Batching = field(default_factory=Chunked)
     scheduling: Scheduling = field(default_factory=Fcfs)
     caching: Caching = field(default_factory=PrefixCaching)
     predictor: LengthPredictor | None = None
     lora_adapters: Mapping[str, str | Path | Adapter] = field(default_factory=dict)
-    """By the names that requests use: folders in PEFT's format, or adapters."""
+    """LoRA adapters by the names that requests use: folders in PEFT's format, or adapters."""
     max_loras: int | None = None
-    """Adapters on the GPU at a time; None: all that there are. The least recently used makes room."""
+    """Maximum number of adapters on the GPU; None: all. The least recently used one is replaced."""
     adapters: FixedSlots | None = None
-    """How they take turns in the slots, instead of max_loras."""
+    """Policy of the adapter slots, instead of max_loras."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -107,7 +109,10 @@ class EngineSettings:
             raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")
 
     def with_layout(self, layout: ParallelLayout) -> EngineSettings:
-        """The same on the devices of a layout. Raises ValueError for a cut that only the simulator makes."""
+        """Returns the settings with a layout's sizes.
+
+        Raises ValueError for sizes that only the simulator has.
+        """
         for name in SIMULATED_CUTS:
             size, alone = getattr(layout, name), getattr(ParallelLayout(), name)
             if size != alone:
@@ -119,6 +124,6 @@ class EngineSettings:
 
     @property
     def max_num_batched_tokens(self) -> int | None:
-        """Tokens of the largest step, where the batching policy bounds them."""
+        """Number of tokens of the largest step; None if the batching policy does not bound them."""
         limit: int | None = getattr(self.batching, "max_num_batched_tokens", None)
         return limit

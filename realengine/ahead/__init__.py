@@ -1,1 +1,1 @@
-"""What every launch of the engine takes on chips that are not there: `python -m realengine.ahead`."""
+"""Resources of every launch of the engine on chips that are not available: `python -m realengine.ahead`."""

@@ -1,13 +1,13 @@
-"""Compile every launch that the engine's steps make, for chips that are not there.
+"""Compiles every launch that the engine's steps make, for chips that are not available.
 
     python -m realengine.ahead [--target sm_90] [--model llama-3.1-8b] [--case decode] [--freeze]
 
 The engine's own executor runs on the CPU with the Triton backend, at the real dimensions of the models that
-it is for: steps of decodes at every size of a graph and by every way to draw, steps with chunks of prompts,
+it is for: steps of decodes at every size of a graph and with every way to draw, steps with chunks of prompts,
 copies and swaps of blocks; in each quantisation, KV type, dtype, with adapters, and as one of two ranks. Its
-launches are compiled, not run, library products are left out, weights are zeros, and layers beyond the
-second, which launch what the second does, too. Rows, limits and exit status: see `kernels.ahead`; registers
-are held against `realengine/ahead/limits.json`.
+launches are compiled, not run, library products are left out, weights are zeros, and so are layers beyond the
+second, which make the same launches. Rows, limits and exit status: see `kernels.ahead`; registers are
+compared with `realengine/ahead/limits.json`.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ LAYERS = 2
 
 
 class Step(NamedTuple):
-    """Something that the engine does, by name; its launches are what counts."""
+    """A named operation of the engine, whose launches are compiled."""
 
     name: str
     run: Callable[[], object]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compile, print the rows, return the exit status."""
+    """Compiles, prints the rows, and returns the exit status."""
     parser = argument_parser("realengine.ahead", __doc__)
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
     parser.add_argument("--case", default="", help="only steps whose setup and name hold this")
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compiled(setup: Setup, compiler: Compiler, part_of_name: str = "") -> Iterator[Row]:
-    """Rows of what the steps of a setup launch and no step before did; or that the chip does not do it."""
+    """Rows of new launches of a setup's steps, or one that says that the chip does not support it."""
     architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
     kv_dtype = KV_DTYPES.get(setup.kv_cache_dtype, dtype)
     first = len(compiler.rows)
@@ -111,7 +111,7 @@ def compiled(setup: Setup, compiler: Compiler, part_of_name: str = "") -> Iterat
 
 
 def steps(setup: Setup) -> Iterator[Step]:
-    """What the engine may do in a setup, with sizes at and around those where launches differ."""
+    """The operations of the engine in a setup, with sizes at and around those where launches differ."""
     architecture = MODELS[setup.model]
     bank = None
     if setup.max_rank:
@@ -129,10 +129,10 @@ def steps(setup: Setup) -> Iterator[Step]:
     def step(name: str, work: Work) -> Step:
         return Step(name, lambda: executor.run(work))
 
-    for num_rows in default_sizes(MAX_NUM_SEQS):  # as captured: for the longest context
+    for num_rows in default_sizes(MAX_NUM_SEQS):  # as captured, for the longest context
         yield step(f"graph of {num_rows}", decode_work(num_rows, longest, Draw.greedy, bank))
         yield step(f"graph of {num_rows}, sampled", decode_work(num_rows, longest, Draw.sample, bank))
-    for num_rows in (1, 3, 8, 64, 255):  # without a graph: of any size, and for the step's own contexts
+    for num_rows in (1, 3, 8, 64, 255):  # without a graph, for the step's own contexts
         for context_len in (100, 1000, longest):
             for draw in Draw:
                 name = f"decode of {num_rows}, context {context_len}, {draw.name}"
@@ -158,7 +158,7 @@ def steps(setup: Setup) -> Iterator[Step]:
 
 
 def decode_work(num_rows: int, context_len: int, draw: Draw, bank: AdapterBank | None) -> Work:
-    """A step in which rows of one length each bring and draw a token; all their blocks are block 0."""
+    """A step in which each row brings and draws one token at one context length; all blocks are block 0."""
     segments = _segments(bank, [1] * num_rows, only_decodes=True)
     shape = Shape(
         num_rows,
@@ -179,7 +179,7 @@ def decode_work(num_rows: int, context_len: int, draw: Draw, bank: AdapterBank |
 def mixed_work(
     num_decodes: int, chunks: Sequence[int], num_cached: int, bank: AdapterBank | None, *, drawn: bool = True
 ) -> Work:
-    """A step with chunks of prompts, each behind num_cached tokens; decodes have as long a context."""
+    """A step with prompt chunks, each behind num_cached tokens; decodes have as long a context."""
     counts = np.array([1] * num_decodes + list(chunks))
     ends = np.cumsum(counts)
     num_tokens, num_rows = int(ends[-1]), len(counts)
@@ -216,7 +216,7 @@ def _sampling(num_rows: int) -> np.ndarray:
 
 
 def _segments(bank: AdapterBank | None, num_tokens_B: Sequence[int], *, only_decodes: bool) -> np.ndarray:
-    """Of rows that use all slots of the bank, as the runner makes them."""
+    """Segments of rows that use all slots of the bank, as the runner makes them."""
     if bank is None:
         return np.empty(0, np.int32)
     num_rows = len(num_tokens_B)
@@ -227,7 +227,7 @@ def _segments(bank: AdapterBank | None, num_tokens_B: Sequence[int], *, only_dec
 
 
 def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
-    """The engine's, with KV of all layers, which blocks are copied in, and weights of the first two."""
+    """The engine's executor, with the KV of all layers, as blocks are copied, and two layers of weights."""
     architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
     group = _FirstOf(0, setup.world_size)
     longest = architecture.max_position_embeddings
@@ -249,7 +249,7 @@ def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
 def zero_weights(
     architecture: Architecture, dtype: torch.dtype, quantization: str | None, world_size: int
 ) -> Weights:
-    """Weights of the shapes and types that `load_weights` gives rank 0, in memory never touched."""
+    """Weights of the shapes and types that `load_weights` gives rank 0, in memory that is never touched."""
     weights: Weights = {}
     for weight in shard(expected(architecture), 0, world_size):
         shape = torch.empty(weight.shape, dtype=dtype, device="meta")
@@ -272,7 +272,7 @@ def _cut(architecture: Architecture) -> Architecture:
 
 
 class _FirstOf(Group):
-    """The first of so many ranks, without the others."""
+    """The first of several ranks, without the others."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -282,9 +282,9 @@ class _FirstOf(Group):
 
 
 class WithoutProducts(TorchFunctionMode):
-    """The libraries' matrix products are not computed; whole numbers that kernels would write are zeros.
+    """Skips the matrix products of libraries; integers that kernels would write are zeros.
 
-    Zeros, as a drawn token is an index of what comes next.
+    They must be zeros, as a drawn token is an index of what comes next.
     """
 
     def __torch_function__(

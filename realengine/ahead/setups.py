@@ -85,12 +85,12 @@ MODELS = {
         tie_word_embeddings=True,
     ),
 }
-"""Sizes of the published config.json files, without what reaches no launch (rope scaling, token ids)."""
+"""Sizes of the published config.json files, without fields that reach no launch (rope scaling, token ids)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """A model and how it is served, as in EngineSettings."""
+    """A model and how it is served, with the settings of EngineSettings."""
 
     model: str
     quantization: str | None = None
@@ -98,11 +98,11 @@ class Setup:
     dtype: str = "bfloat16"
     world_size: int = 1
     max_rank: int = 0
-    """Of adapters; 0: none are served."""
+    """Maximum rank of the adapters; 0: none are served."""
 
     @property
     def name(self) -> str:
-        """The model, and what is not usual."""
+        """The model, and the settings that differ from the defaults."""
         parts = {
             self.model: True,
             self.quantization: self.quantization is not None,

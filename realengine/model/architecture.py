@@ -1,8 +1,8 @@
-"""What a decoder-only checkpoint computes: its sizes and switches, from config.json or from a GGUF file.
+"""The computation of a decoder-only checkpoint: sizes and switches from config.json or a GGUF file.
 
 Llama 2 and 3.x and SmolLM2 (all `llama`), Mistral, Qwen2 and 2.5, Qwen3, Qwen3-MoE. All of them: pre-norm
 with RMSNorm, rotary positions in the neox layout (pairs i, i + head_dim / 2), grouped-query attention,
-SwiGLU. A switch of these models that nothing here computes is refused, never ignored.
+SwiGLU. A switch of these models that is not computed here is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LLAMA3_SCALING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """One model's sizes and switches. Raises ValueError: field=value: rule."""
+    """Sizes and switches of one model. Raises ValueError in the form field=value: rule."""
 
     model_type: str
     """One of MODEL_TYPES."""
@@ -64,36 +64,36 @@ class Architecture:
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
-    """Of dense MLPs; experts have moe_intermediate_size."""
+    """Size of dense MLPs; experts have moe_intermediate_size."""
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float = DEFAULT_ROPE_THETA
     rope_scaling: Mapping[str, Any] | None = field(default=None, hash=False)
     """rope_type and its numbers; None: unscaled."""
     tie_word_embeddings: bool = False
-    """The output head is the embedding table."""
+    """Whether the output head is the embedding table."""
     qkv_bias: bool = False
-    """Biases on the query, key and value projections (Qwen2)."""
+    """Whether the query, key and value projections have biases (Qwen2)."""
     qk_norm: bool = False
-    """RMSNorm over each head of queries and keys before they are rotated (Qwen3)."""
+    """Whether each head of queries and keys has an RMSNorm before it is rotated (Qwen3)."""
     sliding_window: int | None = None
-    """Tokens that a query sees, its own included; None: all."""
+    """Number of tokens that a query attends to, its own included; None: all."""
     full_attention_layers: tuple[int, ...] = ()
     """Layers without the window."""
     num_experts: int = 0
-    """0: every layer is dense."""
+    """Number of experts; 0: every layer is dense."""
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
-    """The weights of a token's experts are divided by their sum."""
+    """Whether the weights of a token's experts are divided by their sum."""
     decoder_sparse_step: int = 1
-    """Every how many layers there are experts."""
+    """Interval of layers with experts."""
     mlp_only_layers: tuple[int, ...] = ()
     """Layers without experts."""
     dtype: torch.dtype = torch.bfloat16
-    """Of the checkpoint; bf16 where it does not say."""
+    """Dtype of the checkpoint; bf16 if it does not say."""
     packed: PackedFormat | None = None
-    """How the checkpoint holds its linear layers in 4 bits (AWQ, GPTQ); None: in plain floats."""
+    """4-bit format of the checkpoint's linear layers (AWQ, GPTQ); None: plain floats."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -124,14 +124,14 @@ class Architecture:
 
     @classmethod
     def from_path(cls, path: Path) -> Architecture:
-        """From a .gguf file, a config.json or the folder that holds one."""
+        """Reads a .gguf file, a config.json or the folder that holds one."""
         if path.suffix == ".gguf":
             return cls.from_gguf(GgufFile(path))
         return cls.from_hf(path)
 
     @classmethod
     def from_hf(cls, source: Path | Mapping[str, Any]) -> Architecture:
-        """From a config.json, the folder that holds one, or its fields."""
+        """Reads a config.json, the folder that holds one, or its fields."""
         if isinstance(source, Mapping):
             return cls(**_from_hf(source))
         file, config = read_hf_config(source)
@@ -142,7 +142,7 @@ class Architecture:
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> Architecture:
-        """From the metadata of a GGUF file. The dtype is bf16: the stored types are dequantised."""
+        """Reads the metadata of a GGUF file. The dtype is bf16: the stored types are dequantised."""
         try:
             return cls(**_from_gguf(file))
         except ValueError as error:
@@ -156,7 +156,7 @@ class Architecture:
         )
 
     def window(self, layer: int) -> int | None:
-        """Tokens that a query of this layer sees, its own included; None: all."""
+        """Number of tokens that a query of this layer attends to, its own included; None: all."""
         return None if layer in self.full_attention_layers else self.sliding_window
 
 
@@ -287,7 +287,7 @@ def _experts(fields: Fields) -> dict[str, Any]:
 
 
 def _dtype(fields: Fields) -> torch.dtype:
-    """Recent versions of transformers write `dtype`, older ones `torch_dtype`."""
+    """The dtype of a config; recent versions of transformers write `dtype`, older ones `torch_dtype`."""
     for name in ("dtype", "torch_dtype"):
         value = fields.value(name)
         if value is not None:
@@ -359,7 +359,7 @@ def _from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """GGUF stores fp32: 1e-5 comes back as 9.9999997e-6, and as 1e-5 from here."""
+    """Rounds to 7 digits: GGUF stores fp32, in which 1e-5 is 9.9999997e-6, and 1e-5 is returned."""
     return float(f"{value:.7g}")
 
 
@@ -381,7 +381,7 @@ def _gguf_rope_scaling(file: GgufFile, prefix: str, theta: float, head_dim: int)
 
 
 def _llama3_scaling(factors: torch.Tensor, theta: float, head_dim: int) -> dict[str, Any]:
-    """The scaling of which rope_freqs.weight [head_dim / 2] holds the divisors of the frequencies."""
+    """The rope scaling whose frequency divisors rope_freqs.weight [head_dim / 2] holds."""
     if factors.numel() != head_dim // 2:
         raise ValueError(f"rope_freqs.weight has {factors.numel()} factors, must have {head_dim // 2}")
     low, high = LLAMA3_SCALING["low_freq_factor"], LLAMA3_SCALING["high_freq_factor"]

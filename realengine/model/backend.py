@@ -1,4 +1,4 @@
-"""The two ways to compute what is not a plain matrix product: Triton kernels, or their torch references."""
+"""The two backends for everything except plain matrix products: Triton kernels, or their torch references."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 class Backend(NamedTuple):
-    """The kernels that the model calls, alike in signature."""
+    """The kernels that the model calls; both backends have the same signatures."""
 
     name: str
     rms_norm: Callable[..., Any]
@@ -100,7 +100,7 @@ BACKENDS = {backend.name: backend for backend in (TRITON, TORCH)}
 
 
 def choose_backend(name: str | None, device: torch.device) -> Backend:
-    """The backend of that name; None: Triton on a GPU, torch on a CPU. Raises ValueError on other names."""
+    """The backend with this name; None: Triton on a GPU, torch on a CPU. ValueError on other names."""
     if name is None:
         return TRITON if device.type == "cuda" else TORCH
     if name not in BACKENDS:
@@ -109,7 +109,7 @@ def choose_backend(name: str | None, device: torch.device) -> Backend:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device of that name; None: a GPU. Raises RuntimeError if it is not there, and says what to do."""
+    """The device with this name; None: a GPU. Raises RuntimeError with advice if it does not exist."""
     if name is None:
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -131,9 +131,9 @@ def check_supported(
     quantization: str | None = None,
     world_size: int = 1,
 ) -> None:
-    """ValueError, naming what there is instead, where the backend cannot compute this model in this way.
+    """Raises ValueError with alternatives if the backend cannot compute this model in this way.
 
-    Asked before weights are loaded: a step never meets a shape or type that its kernels refuse.
+    Called before weights are loaded: a step never meets a shape or type that its kernels refuse.
     """
     check_quantization(quantization)
     packed = architecture.packed

@@ -1,8 +1,8 @@
 """A decoder-only transformer over a paged KV cache: Llama, Mistral, Qwen 2 and 3, Qwen3-MoE, SmolLM2.
 
-Tokens of all sequences of a step lie one behind the other, T of them; there is no prefill phase and no decode
-phase here either: a sequence brings as many tokens as its plan says. A step of decodes alone reads nothing
-back to the host and makes nothing there: it can be captured in a CUDA graph.
+The T tokens of all sequences of a step are concatenated. There is no prefill phase and no decode phase here
+either: a sequence brings as many tokens as its plan says. A step of decodes alone reads nothing back to the
+host and allocates nothing there: it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Mlp:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Layer:
-    """A block's weights; of a tensor parallel rank its share."""
+    """The weights of a block, or a tensor parallel rank's share of them."""
 
     attention_norm: torch.Tensor
     qkv: Linear
@@ -52,10 +52,10 @@ class Layer:
 
 
 class Decoder:
-    """The model's weights, and how a step's tokens go through them.
+    """The model's weights, and the forward pass of a step.
 
-    weights: of `realengine.weights.load`, this rank's. group: the tensor parallel ranks, who all run the same
-    batches; by default there is one. adapters: those that batches name.
+    weights: this rank's, from `realengine.weights.load`. group: the tensor parallel ranks, which all run the
+    same batches; by default there is one. adapters: the bank of the adapters that batches name.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Decoder:
         return self.group.all_gather(F.linear(hidden, self._head))
 
     def _linear(self, at: tuple[int, str], linear: Linear, x_TK: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """A linear layer, with what the tokens' adapters add."""
+        """Applies a linear layer, and adds the outputs of the tokens' adapters."""
         out_TN = linear(x_TK)
         if batch.adapters is not None:
             assert self._adapters is not None
@@ -137,7 +137,7 @@ class Decoder:
     def _attention(
         self, q: torch.Tensor, kv: PagedKv, batch: Batch, options: AttentionOptions
     ) -> torch.Tensor:
-        """Decodes by the kernel that splits their context, chunks by the one that tiles their queries."""
+        """Computes decodes with the kernel that splits contexts, chunks with the one that tiles queries."""
         num_decodes, num_rows = batch.num_decodes, batch.num_rows
         attended = torch.empty_like(q, memory_format=torch.contiguous_format)
         if num_decodes:

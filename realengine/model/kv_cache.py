@@ -1,4 +1,4 @@
-"""Keys and values of all layers in blocks: in the model's dtype, or in 8 bits, a scale a token and head."""
+"""Keys and values of all layers in blocks: in the model's dtype, or 8 bits with scales per token and head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from realengine.model.architecture import Architecture
 
 
 class KvCache:
-    """num_blocks blocks and block 0, which belongs to nobody; of a tensor parallel rank its own KV heads.
+    """num_blocks KV blocks and the unused block 0; a tensor parallel rank has its own KV heads.
 
     dtype: the model's, torch.int8 or torch.float8_e4m3fn.
     """
@@ -41,14 +41,14 @@ class KvCache:
     def bytes_per_block(
         architecture: Architecture, block_size: int, dtype: torch.dtype, world_size: int = 1
     ) -> int:
-        """What a block takes on each rank, scales included."""
+        """Number of bytes of a block on each rank, scales included."""
         vector_bytes = architecture.head_dim * dtype.itemsize + (4 if dtype in QUANTISED else 0)
         num_vectors = 2 * architecture.num_layers * (architecture.num_kv_heads // world_size) * block_size
         return num_vectors * vector_bytes
 
     @cached_property
     def cache_sets(self) -> tuple[CacheSet, ...]:
-        """What moves when a block is copied or swapped: keys and values, and their scales, if any."""
+        """Tensors that are copied with a block: keys and values, and their scales, if any."""
         sets = [CacheSet.of([x for layer in self.layers for x in layer[:2]])]
         scales = [x for layer in self.layers for x in layer[2:] if x is not None]
         return (*sets, CacheSet.of(scales)) if scales else tuple(sets)

@@ -26,7 +26,7 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """By a library: no kernel of ours is faster."""
+    """A dense layer by the library, as no own kernel is faster."""
 
     weight_NK: torch.Tensor
     bias_N: torch.Tensor | None
@@ -50,7 +50,7 @@ class W4A16:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class W8A16:
-    """int8 weights, activations as they are."""
+    """int8 weights; activations stay in their dtype."""
 
     weight: Int8Weight
     bias_N: torch.Tensor | None
@@ -63,7 +63,7 @@ class W8A16:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class W8A8:
-    """int8 or FP8 weights; each token's activations are rounded to the same type on the way in."""
+    """int8 or FP8 weights; each token's activations are rounded to the same type first."""
 
     weight: ScaledTensor
     bias_N: torch.Tensor | None
@@ -78,7 +78,7 @@ class W8A8:
 def make_linear(
     weight: torch.Tensor | QuantisedWeight, bias_N: torch.Tensor | None, backend: Backend
 ) -> Linear:
-    """The layer that computes with such a weight."""
+    """Returns the layer that computes with such a weight."""
     if isinstance(weight, Int4Weight):
         return W4A16(weight, bias_N, backend)
     if isinstance(weight, Int8Weight):
@@ -86,5 +86,5 @@ def make_linear(
     if isinstance(weight, ScaledTensor):
         return W8A8(weight, bias_N, backend)
     if weight.device.type == "cpu":
-        weight = weight.t().contiguous().t()  # inputs outermost: of few tokens the product is a third faster
+        weight = weight.t().contiguous().t()  # inputs outermost: a third faster for few tokens
     return Dense(weight, bias_N)

@@ -1,9 +1,8 @@
-"""Resident LoRA adapters, and how a batch that mixes them goes through them (S-LoRA, MLSys 2024; Punica).
+"""Resident LoRA adapters, and how a batch applies several of them (S-LoRA, MLSys 2024; Punica).
 
-Of the adapters that are loaded, in host memory, up to `max_loras` are resident: each in a slot of one device
-buffer, its ranks padded to `max_rank`, so that swapping one in is one copy from pinned memory and evicting
-one is letting the next overwrite it. `policies.adapters` decides which are resident, and `put`
-places them.
+Of the adapters in host memory, up to `max_loras` are resident: each in a slot of one device buffer, with
+ranks padded to `max_rank`. Loading one is a single copy from pinned memory, and an evicted one is overwritten
+by the next. `policies.adapters` decides which are resident, and `put` carries that out.
 
     slot:  | layer 0: qkv A | qkv B | o A | o B | gate_up A | gate_up B | down A | down B | layer 1: ... |
     qkv A  [3 R, K]: the ranks of queries, keys, values        qkv B  [N, R]: their outputs, as in the weight
@@ -39,7 +38,7 @@ from realengine.weights.table import Weight
 NO_ADAPTER = -1
 RANK_TILE = 16  # the kernels' least; ranks below it are padded, so that their loads stay wide
 ALIGNMENT = 128  # numbers; each matrix of a slot begins at a multiple
-DECODE_TOKENS, CHUNK_TOKENS = 16, 64  # of a segment: what one program of the kernels takes
+DECODE_TOKENS, CHUNK_TOKENS = 16, 64  # tokens of a segment for one program of the kernels
 KERNELS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "triton": (lora_shrink, lora_expand),
     "torch": (lora_shrink_reference, lora_expand_reference),
@@ -59,11 +58,11 @@ def make_segments(
     max_segment_tokens: int,
     num_segments: int | None = None,
 ) -> SegmentArrays:
-    """Runs of neighbouring rows that use one slot (NO_ADAPTER: none), cut into max_segment_tokens at most.
+    """Makes runs of neighbouring rows with one slot (NO_ADAPTER: none), of at most max_segment_tokens.
 
-    Tokens stay where they are. Fewest where rows lie by slot: a stable argsort of the decodes' slots, then
-    the chunks. num_segments: exactly so many, empty ones at the end, as a captured graph wants them. Raises
-    ValueError where they are too few.
+    Tokens stay where they are. There are fewest segments if rows are sorted by slot: a stable argsort of the
+    decodes' slots, then the chunks. num_segments: the exact number, with empty ones at the end, as a captured
+    graph needs. Raises ValueError if it is too small.
 
     slots 1 1 0 -1, tokens 1 1 1 5, most 2:   starts | 0 | 2 | 3 | 5 | 7 | 8     slots | 1 | 0 | -1 | -1 | -1
     """
@@ -90,12 +89,12 @@ def make_segments(
 
 
 def num_decode_segments(num_rows: int, max_loras: int) -> int:
-    """Segments of up to DECODE_TOKENS that hold any num_rows decodes in the order of their slots."""
+    """Number of segments of up to DECODE_TOKENS that hold any num_rows decodes sorted by slot."""
     return min(num_rows, max_loras + 1 + num_rows // DECODE_TOKENS)
 
 
 class _Place(NamedTuple):
-    """Where a fused weight's matrices lie in a slot."""
+    """Position of a fused weight's matrices in a slot."""
 
     weight: Weight
     slices: tuple[int, ...]  # outputs
@@ -106,7 +105,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Loaded:
-    """An adapter in host memory, as a slot holds it."""
+    """An adapter in host memory, in the layout of a slot."""
 
     image_E: torch.Tensor
     scaling: float
@@ -114,10 +113,10 @@ class _Loaded:
 
 
 class AdapterBank:
-    """Adapters by name, those resident in slots, and what they add to the linear layers' outputs.
+    """Adapters by name, those resident in slots, and their part of the linear layers' outputs.
 
     rank, world_size: of tensor parallelism; x and out are this rank's, and what is added to the outputs of
-    `o` and `down` is this rank's part of the sum. Names are the caller's. Not for several threads.
+    `o` and `down` is this rank's part of the sum. The caller chooses the names. Not thread-safe.
     """
 
     def __init__(
@@ -132,7 +131,10 @@ class AdapterBank:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """dtype: of the activations. max_loras: slots. max_rank: of any adapter, up to the kernels' 64."""
+        """dtype: of the activations. max_loras: number of slots. max_rank.
+
+        Maximum rank, up to the kernels' 64.
+        """
         check_whole("max_loras", max_loras)
         check_whole("max_rank", max_rank)
         if max_rank > MAX_RANK:
@@ -152,28 +154,28 @@ class AdapterBank:
         self._resident: dict[str, int] = {}
 
     def max_segment_tokens(self, only_decodes: bool) -> int:
-        """What `make_segments` is to cut a step's runs into; a step of decodes alone has small ones."""
+        """The `max_segment_tokens` of `make_segments` for a step; it is small for steps of decodes alone."""
         if self._shrink is lora_shrink_reference:
-            return 1 << 30  # not at all: the reference takes segments one after the other
+            return 1 << 30  # no limit: the reference takes segments one after the other
         return DECODE_TOKENS if only_decodes else CHUNK_TOKENS
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Adapters that are loaded."""
+        """Names of the loaded adapters."""
         return tuple(self._loaded)
 
     @property
     def ranks(self) -> Mapping[str, int]:
-        """Of the adapters that are loaded, by name."""
+        """Ranks of the loaded adapters, by name."""
         return {name: loaded.rank for name, loaded in self._loaded.items()}
 
     @property
     def resident(self) -> Mapping[str, int]:
-        """Slots of those on the device, by name."""
+        """Slots of the adapters on the device, by name."""
         return MappingProxyType(self._resident)
 
     def load(self, name: str, adapter: Adapter) -> None:
-        """Keep an adapter in host memory, pinned where the device is a GPU.
+        """Keeps an adapter in host memory, pinned where the device is a GPU.
 
         Raises ValueError if the name is taken, the rank is above max_rank, the adapter is for another model,
         or has numbers that the bank's dtype cannot hold.
@@ -190,17 +192,16 @@ class AdapterBank:
         self._loaded[name] = _Loaded(image_E, adapter.scaling, adapter.rank)
 
     def unload(self, name: str) -> None:
-        """Forget an adapter that nobody uses. Raises ValueError if it is not loaded."""
+        """Removes an adapter, which must be unused. Raises ValueError if it is not loaded."""
         self._find(name)
         self._resident.pop(name, None)
         del self._loaded[name]
 
     def put(self, name: str, slot: int) -> None:
-        """Copy an adapter into a slot, over what is there; its other slot, if it has one, becomes free.
+        """Copies an adapter into a slot, over its content; any other slot of the adapter becomes free.
 
         Nothing is copied if it is there already. The copy is queued on the current stream: steps queued
-        before it see the slot's old adapter, those behind it the new one. Raises ValueError if it is not
-        loaded.
+        before it see the slot's old adapter, later ones the new one. Raises ValueError if it is not loaded.
         """
         loaded = self._find(name)
         if self._resident.get(name) == slot:
@@ -213,7 +214,7 @@ class AdapterBank:
         self._resident[name] = slot
 
     def evict(self, slot: int) -> None:
-        """Free a slot; nothing happens if it is free."""
+        """Frees a slot; nothing happens if it is free."""
         if not 0 <= slot < self.max_loras:
             raise ValueError(f"slot={slot}: must be >= 0 and < max_loras={self.max_loras}")
         for name in [name for name, held in self._resident.items() if held == slot]:
@@ -222,7 +223,7 @@ class AdapterBank:
     def apply(
         self, layer: int, projection: str, x_TK: torch.Tensor, out_TN: torch.Tensor, segments: Segments
     ) -> None:
-        """Add to a fused linear layer's output, in place: scaling * (x @ A^T) @ B^T of each token's adapter.
+        """Adds to a fused linear layer's output, in place: scaling * (x @ A^T) @ B^T of each token's adapter.
 
         projection: qkv, o, gate_up or down. out_TN: the layer's output of x_TK, before ranks are summed. Two
         launches; no synchronisation on a GPU, so that a graph can capture it. Layers with experts have no
@@ -247,7 +248,7 @@ class AdapterBank:
         return a_LZK, b_LE.view(-1, num_out, rank), place.slices
 
     def _image(self, adapter: Adapter) -> torch.Tensor:
-        """A slot's numbers [E]: this rank's share of the adapter, zeros where it has nothing."""
+        """Numbers of a slot [E]: this rank's share of the adapter, zeros elsewhere."""
         device = self._slots_LE.device
         image_E = torch.zeros(
             self._slots_LE.shape[1], dtype=self._slots_LE.dtype, pin_memory=device.type == "cuda"
@@ -276,7 +277,7 @@ class AdapterBank:
 def _layout(
     weights: Mapping[tuple[int, str], Weight], padded_rank: int
 ) -> tuple[dict[tuple[int, str], _Place], int]:
-    """Where each fused weight's matrices lie in a slot, and how many numbers a slot has."""
+    """The position of each fused weight's matrices in a slot, and the number of values in a slot."""
     places: dict[tuple[int, str], _Place] = {}
     end = 0
 

@@ -16,12 +16,12 @@ import torch
 from realengine.model.architecture import Architecture
 from realengine.weights.table import Part, Weight, expected, shard
 
-PREFIX = "base_model.model."  # of PEFT's names
+PREFIX = "base_model.model."  # prefix of PEFT's names
 PROJECTIONS = ("qkv", "o", "gate_up", "down")
 
 
 class LowRank(NamedTuple):
-    """What is added to one linear layer W [N, K]: scaling * b_NR @ a_RK."""
+    """Low-rank update of one linear layer W [N, K]: scaling * b_NR @ a_RK."""
 
     a_RK: torch.Tensor
     b_NR: torch.Tensor
@@ -36,11 +36,11 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest of the pairs'."""
+        """The largest rank of the pairs."""
         return max(pair.a_RK.shape[0] for pair in self.layers.values())
 
     def check_fits(self, architecture: Architecture) -> None:
-        """Raise ValueError, naming tensor, expected and found shape, on an adapter for another model."""
+        """Raises ValueError with tensor, expected and found shape if the adapter is for another model."""
         parts = linear_layers(architecture)
         for name, (a_RK, b_NR) in self.layers.items():
             if name not in parts:
@@ -52,7 +52,7 @@ class Adapter:
 def adapted_weights(
     architecture: Architecture, rank: int = 0, world_size: int = 1
 ) -> dict[tuple[int, str], Weight]:
-    """By (layer, projection): this tensor parallel rank's share of each linear layer that adapters change."""
+    """This tensor parallel rank's share of each adapted linear layer, by (layer, projection)."""
     named = re.compile(rf"layers\.(\d+)\.({'|'.join(PROJECTIONS)})\.weight")
     found = {}
     for weight in shard(expected(architecture), rank, world_size):
@@ -73,7 +73,7 @@ def layer_name(part: Part) -> str:
 
 
 def check_shapes(name: str, a_shape: Sequence[int], b_shape: Sequence[int], rank: int, part: Part) -> None:
-    """ValueError unless they are [rank, inputs] and [outputs, rank] of the layer."""
+    """Raises ValueError unless the shapes are [rank, inputs] and [outputs, rank] of the layer."""
     num_out, num_in = part.shape
     for key, found, shape in zip(
         keys_of(name), (a_shape, b_shape), ((rank, num_in), (num_out, rank)), strict=True
@@ -86,12 +86,12 @@ def check_shapes(name: str, a_shape: Sequence[int], b_shape: Sequence[int], rank
 
 
 def keys_of(name: str) -> tuple[str, str]:
-    """A layer's two tensors in the file."""
+    """Names of a layer's two tensors in the file."""
     return f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight"
 
 
 def stranger(name: str, architecture: Architecture) -> str:
-    """Why a pair has no place in the model."""
+    """Message that says why a pair has no place in the model."""
     layer = layer_of(name)
     if layer is not None and layer >= architecture.num_layers:
         return f"{name}: the model has {architecture.num_layers} layers; an adapter for another base model"
@@ -107,5 +107,5 @@ def layer_of(name: str) -> int | None:
 
 
 def kinds(names: Collection[str]) -> str:
-    """Kinds of linear layers: q_proj, k_proj, ..."""
+    """Kinds of linear layers as text: q_proj, k_proj, ..."""
     return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))

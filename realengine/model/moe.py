@@ -1,4 +1,7 @@
-"""A block's mixture of experts: a router chooses each token's experts, whose MLPs are weighted and added."""
+"""The mixture of experts of a block: a router chooses each token's experts.
+
+Their outputs are weighted and summed.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from realengine.model.backend import Backend
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """E experts of I intermediate values, num_choices of them a token; H hidden size.
+    """E experts with I intermediate values, num_choices of them per token; H is the hidden size.
 
     router_EH: in the model's dtype; its softmax is in fp32. gate_up [E, 2 I, H] (gate before up) and down
-    [E, H, I]: in the model's dtype, or int8 with a scale a channel. renormalise: a token's weights sum to
-    one. Of tensor parallel ranks each holds a slice of every expert's I, and its output is a part of the sum.
+    [E, H, I]: in the model's dtype, or int8 with a scale per channel. renormalise: a token's weights sum to
+    one. Each tensor parallel rank holds a slice of every expert's I, and its output is a part of the sum.
     """
 
     router_EH: torch.Tensor
@@ -29,7 +32,7 @@ class Experts:
     backend: Backend
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
-        """[T, H] in x's dtype."""
+        """Output [T, H] in x's dtype."""
         logits_TE = F.linear(x_TH, self.router_EH)
         routing: Routing = self.backend.moe_route(logits_TE, self.num_choices, renormalise=self.renormalise)
         y_TH: torch.Tensor = self.backend.moe_mlp(x_TH, self.gate_up, self.down, routing)

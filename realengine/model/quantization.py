@@ -27,14 +27,14 @@ QUANTIZATIONS = ("w4a16", "w8a16", "int8", "fp8")
 OF_EXPERTS = ("w8a16",)
 LINEARS = ("qkv", "o", "gate_up", "down")
 EXPERTS = ("experts_gate_up", "experts_down")
-ELEMENTS_AT_ONCE = 1 << 26  # of a weight in fp32 while it is rounded: 256 MiB, and a few times that
+ELEMENTS_AT_ONCE = 1 << 26  # rounded at once in fp32: 256 MiB, and a few times that
 
 QuantisedWeight: TypeAlias = Int4Weight | Int8Weight | ScaledTensor
 Weights: TypeAlias = dict[str, torch.Tensor | QuantisedWeight]
 
 
 def check_quantization(quantization: str | None) -> None:
-    """ValueError on a name that is not of QUANTIZATIONS."""
+    """Raises ValueError unless the name is in QUANTIZATIONS or None."""
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise ValueError(f"quantization={quantization}: must be None or one of {', '.join(QUANTIZATIONS)}")
 
@@ -45,7 +45,7 @@ def is_linear(name: str) -> bool:
 
 
 def quantised(name: str, weight: torch.Tensor, quantization: str | None) -> torch.Tensor | QuantisedWeight:
-    """A weight in the given form, or as it is where that leaves it alone.
+    """A weight in the given format, or unchanged if the format does not apply to it.
 
     name: its own name (`realengine.weights.table`); weight: [N, K], of experts [E, N, K]. Raises ValueError,
     naming the layer, where the kernels do not take its shape.
@@ -66,7 +66,7 @@ def quantised(name: str, weight: torch.Tensor, quantization: str | None) -> torc
 
 
 def check_int4_inputs(name: str, num_inputs: int) -> None:
-    """ValueError unless the 4-bit kernel takes a layer of so many inputs."""
+    """Raises ValueError unless the 4-bit kernel supports a layer with num_inputs inputs."""
     if num_inputs % RUN:
         raise ValueError(
             f"{name}: {num_inputs} inputs; quantization=w4a16 takes multiples of {RUN}, w8a16 any number"
@@ -74,7 +74,7 @@ def check_int4_inputs(name: str, num_inputs: int) -> None:
 
 
 def joined(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """Weights of the same inputs, one below the other. The order of inputs must be the same in all."""
+    """Concatenates weights of the same inputs along the outputs. The order of inputs must be the same."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -1,4 +1,4 @@
-"""One step's input of the model, as tensors on the device."""
+"""Model input of one step, as tensors on the device."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from kernels.lora import Segments
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """B rows, T tokens one behind the other. The first `num_decodes` rows bring one token, the rest chunks.
+    """B rows with T tokens, concatenated. The first `num_decodes` rows bring one token, the others chunks.
 
     tokens_T   | d | d | d | c c c c c c | c c |      chunk_starts [0, 6, 8]
     """
 
     tokens_T: torch.Tensor
-    """int64"""
+    """Token ids, int64."""
     positions_T: torch.Tensor
-    """int64"""
+    """Positions, int64."""
     slots_T: torch.Tensor
-    """int64; where each token's KV goes: block id * block size + place in the block."""
+    """Position of each token's KV, int64: block id * block size + offset in the block."""
     block_tables_BM: torch.Tensor
-    """int32"""
+    """Block tables, int32."""
     chunk_starts: torch.Tensor
     """int32 [B - num_decodes + 1]; counted from the first token of the first chunk."""
     context_lens_B: torch.Tensor
-    """int32; the step's own tokens included."""
+    """Context lengths, int32; the step's own tokens included."""
     sampled_rows_S: torch.Tensor | None
-    """int64; rows of T that predict a token. None: all do."""
+    """Rows of T that predict a token, int64. None: all do."""
     num_decodes: int
     max_query_len: int
-    """Of the chunks; 0 without any."""
+    """Longest query of the chunks; 0 without any."""
     max_context_len: int
-    """Of all rows; at least that."""
+    """Upper bound of the context lengths of all rows."""
     adapters: Segments | None = None
-    """Which tokens use which LoRA adapter; None: none."""
+    """LoRA adapters of the tokens; None: none."""
 
     @property
     def num_rows(self) -> int:
-        """B."""
+        """Number of rows, B."""
         return len(self.context_lens_B)

@@ -1,6 +1,6 @@
 """Executes a step's work on one device: the model, its KV cache, and arrays by slot that mirror the host's.
 
-Every tensor parallel rank has an executor and gets the same work, and draws the same tokens.
+Every tensor parallel rank has an executor, gets the same work, and draws the same tokens.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from realengine.runner.work import (
 )
 
 WARM_UP_TOKENS = (1, 16, 100)  # one of each tile size of prefill attention
-WARM_UP_CACHED = 4096  # long enough for its context to be split
+WARM_UP_CACHED = 4096  # long enough that its context is split
 
 
 class DeviceLostError(RuntimeError):
-    """Nothing can be computed any more: what the device, or other ranks, hold is not known."""
+    """Nothing can be computed any more: the contents of the device, or of other ranks, are unknown."""
 
 
 class Executor:
-    """num_slots: sequences that hold KV at once; a row more belongs to nobody, for padding.
+    """Executes work on one device.
 
-    graph_sizes: rows of the decode steps that are captured as CUDA graphs; none: every step runs eagerly.
+    num_slots: sequences that hold KV at once; one more row is for padding. graph_sizes: rows of the decode
+    steps that are captured as CUDA graphs; none: every step runs eagerly.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Executor:
         self._tables_SM = torch.zeros(num_slots + 1, max_blocks, dtype=torch.int32, device=self.device)
         self._newest_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.device)
         self._no_chunks = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._counts_SV: torch.Tensor | None = None  # for penalties; made when somebody asks for any
+        self._counts_SV: torch.Tensor | None = None  # for penalties; allocated on first use
         self._upload = Upload(self.device)
         self.graphs: DecodeGraphs | None = None
         if graph_sizes:
@@ -85,7 +86,7 @@ class Executor:
 
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:
-        """Do it all, in order, asynchronously where the device is; None if no token is drawn."""
+        """Does all work in order, asynchronously where the device is; returns None if no token is drawn."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has its own
         self._prepare(work)
@@ -104,14 +105,14 @@ class Executor:
         return Drawn(torch.cat([one.tokens_IS for one in drawn]), drawn[-1].logprobs)
 
     def warm_up(self) -> None:
-        """Run prompt chunks of each kind once, on block 0: kernels are compiled at their first launch."""
+        """Runs prompt chunks of each kind once, on block 0; kernels are compiled at their first launch."""
         for num_tokens in WARM_UP_TOKENS:
             for num_cached in (0, WARM_UP_CACHED):
                 if num_tokens + num_cached <= self._max_model_len:
                     self.run(self._chunk(num_tokens, num_cached))
 
     def _chunk(self, num_tokens: int, num_cached: int) -> Work:
-        """A chunk of a prompt in the row of padding."""
+        """A chunk of a prompt in the padding row."""
         slot = np.full(1, self._num_slots)
         end = num_cached + num_tokens
         shape = Shape(num_tokens, 1, 1, 0, num_tokens, end, Draw.sample)
@@ -146,7 +147,7 @@ class Executor:
             self._mark(mark)
 
     def _decode(self, words: torch.Tensor, shape: Shape) -> Drawn:
-        """One decode iteration, which leaves in its words what the next one wants to find there."""
+        """Runs one decode iteration, which leaves in its words the input of the next one."""
         views = DecodeWords.of(words, shape)
         self._tables_SM.view(-1).index_copy_(0, views.places_B.long(), views.ids_B)
         slots_B, positions_B = views.slots_B.long(), (views.contexts_B - 1).long()
@@ -215,7 +216,7 @@ class Executor:
         slots_S: torch.Tensor,
         positions_S: torch.Tensor,
     ) -> Drawn:
-        """A token for each row of logits, as its request asks."""
+        """Draws a token for each row of logits, with the settings of its request."""
         if shape.draw is Draw.greedy:
             tokens_S = self._backend.greedy(logits_SV)
         else:
@@ -233,7 +234,7 @@ class Executor:
         return Drawn(tokens_S[None], logprobs)
 
     def _mark(self, mark: Mark) -> None:
-        """A sequence with penalties begins in a slot."""
+        """Initialises the token counts of a sequence with penalties that begins in a slot."""
         counts_SV = self._counts()
         tokens = self._upload.copied(mark.tokens).long()
         mark_prompt(counts_SV, mark.slot, tokens[: mark.num_prompt])
@@ -248,7 +249,7 @@ class Executor:
 
 
 def _logprobs(logits_SV: torch.Tensor, tokens_S: torch.Tensor, num_top: int) -> Logprobs:
-    """Of the model's own distribution: before temperature and penalties."""
+    """Log-probabilities of the model's own distribution: before temperature and penalties."""
     logprobs_SV = logits_SV.float().log_softmax(-1)
     top = logprobs_SV.topk(num_top, dim=-1)
     return Logprobs(logprobs_SV.gather(1, tokens_S[:, None])[:, 0], top.values, top.indices)

@@ -1,8 +1,8 @@
 """Decode steps captured as CUDA graphs: one launch in place of hundreds.
 
-A graph is captured for a number of rows and a way to draw; a step runs in the smallest that holds it, its
-other rows padded. Its input words and its tokens stay at fixed addresses. Graphs share one memory pool, so
-the largest is captured first.
+A graph is captured for a number of rows and a way to draw; a step runs in the smallest that fits, and its
+other rows are padded. Its input words and its tokens stay at fixed addresses. Graphs share one memory pool,
+so the largest is captured first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from realengine.runner.work import DecodeWords, Draw, Padding, Shape
 
 
 class Logprobs(NamedTuple):
-    """Of S drawn tokens, and of the K most likely ones."""
+    """Log-probabilities of S drawn tokens, and of the K most likely ones."""
 
     drawn_S: torch.Tensor
     top_SK: torch.Tensor
@@ -26,14 +26,17 @@ class Logprobs(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What a step has produced, on the device: tokens int64 [iterations, S]."""
+    """Result of a step on the device: tokens int64 [iterations, S]."""
 
     tokens_IS: torch.Tensor
     logprobs: Logprobs | None = None
 
 
 class DecodeGraphs:
-    """sizes: numbers of rows to capture. decode: one iteration, which advances its own words."""
+    """Captures and replays decode steps.
+
+    sizes: numbers of rows to capture. decode: runs one iteration, and advances its own words.
+    """
 
     def __init__(
         self,
@@ -53,10 +56,10 @@ class DecodeGraphs:
         self._words = torch.zeros(largest, dtype=torch.int32, device=device)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # one for all, as libraries keep a workspace for each
+        self._stream = torch.cuda.Stream(device)  # one for all; libraries keep a workspace per stream
 
     def size_for(self, num_rows: int) -> int | None:
-        """The rows of the graph that a step of num_rows rows runs in; None: it is larger than all."""
+        """Number of rows of the graph in which a step of num_rows rows runs; None: it is larger than all."""
         place = bisect_left(self.sizes, num_rows)
         return self.sizes[place] if place < len(self.sizes) else None
 
@@ -71,14 +74,14 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture all sizes, greedy and sampled, with adapters and without: serving must not stop for it."""
+        """Captures all sizes, greedy and sampled, with and without adapters, before serving starts."""
         for num_rows in reversed(self.sizes):
             for draw in (Draw.greedy, Draw.sample):
                 for has_adapters in {False, self._max_loras > 0}:
                     self._captured(self._shape(num_rows, draw, has_adapters))
 
     def run(self, shape: Shape, words: torch.Tensor) -> Drawn:
-        """Replay a step's iterations. words: on the host, pinned."""
+        """Replays the iterations of a step. words: on the host, pinned."""
         captured = self._shape(shape.num_rows, shape.draw, shape.num_segments > 0)
         graph, tokens_B = self._captured(captured)
         self._words[: len(words)].copy_(words, non_blocking=True)
@@ -89,7 +92,7 @@ class DecodeGraphs:
         return Drawn(drawn_IB)
 
     def _shape(self, num_rows: int, draw: Draw, has_adapters: bool) -> Shape:
-        """Of what is captured: for any contexts, and any adapters."""
+        """The shape that is captured: for any contexts and adapters."""
         num_segments = num_decode_segments(num_rows, self._max_loras) if has_adapters else 0
         return Shape(
             num_rows,
@@ -124,7 +127,7 @@ class DecodeGraphs:
         return graph, drawn.tokens_IS[0]
 
     def _pad(self, words: torch.Tensor, shape: Shape) -> None:
-        """Rows that belong to nobody, all of them."""
+        """Fills the words with padding rows."""
         words.zero_()
         views = DecodeWords.of(words, shape)
         views.contexts_B.fill_(1)
@@ -133,7 +136,7 @@ class DecodeGraphs:
 
 
 def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, every 8th up to 64, then every 16th up to 512."""
+    """Captured sizes: 1, 2, 4, every 8th up to 64, then every 16th up to 512."""
     sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 513, 16)]
     within = [size for size in sizes if size < max_num_seqs]
     return (*within, min(max_num_seqs, 512))

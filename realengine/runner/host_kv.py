@@ -1,6 +1,6 @@
-"""KV in host memory: what was swapped out, and what a cache keeps below the GPU's memory.
+"""KV in host memory: swapped-out sequences, and the cache tier below the GPU's memory.
 
-`HostKv` is the memory, on every tensor parallel rank; `HostPlaces` says, on the first, what lies where in it.
+`HostKv` is the memory, on every tensor parallel rank; `HostPlaces`, on the first, knows its contents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pairs = NDArray[np.int32]
 
 
 class HostKv:
-    """Places for blocks of all layers, in chunks taken when first used, pinned where there is a GPU."""
+    """Memory for blocks of all layers, in chunks allocated when first used, pinned where there is a GPU."""
 
     def __init__(self, cache: KvCache, backend: Backend) -> None:
         self._cache = cache
@@ -37,7 +37,7 @@ class HostKv:
         return [(caches, [], caches.staging(STAGED_BLOCKS)) for caches in self._cache.cache_sets]
 
     def store(self, pairs: Pairs) -> None:
-        """Copy blocks pairs[:, 0] of the cache to places pairs[:, 1], in the device's order."""
+        """Copies blocks pairs[:, 0] of the cache to places pairs[:, 1], in the device's order."""
         for part, runs in _parts(pairs):
             for caches, chunks, staging in self._sets:
                 blocks = torch.from_numpy(part[:, 0].copy()).to(staging.device)
@@ -47,7 +47,7 @@ class HostKv:
                     here.copy_(staging[row : row + length], non_blocking=True)
 
     def load(self, pairs: Pairs) -> None:
-        """The way back."""
+        """Copies places pairs[:, 1] to blocks pairs[:, 0] of the cache, in the device's order."""
         for part, runs in _parts(pairs):
             for caches, chunks, staging in self._sets:
                 for row, place, length in runs:
@@ -68,7 +68,7 @@ def _places(caches: CacheSet, chunks: list[torch.Tensor], place: int, length: in
 
 
 def _parts(pairs: Pairs) -> Iterator[tuple[Pairs, list[tuple[int, int, int]]]]:
-    """As many pairs as are staged at once, and their runs of neighbouring places: (row, place, length)."""
+    """Splits pairs into staged parts, with runs of neighbouring places as (row, place, length)."""
     for begin in range(0, len(pairs), STAGED_BLOCKS):
         part = pairs[begin : begin + STAGED_BLOCKS]
         runs = []
@@ -84,15 +84,15 @@ def _run_of(pair: tuple[int, int]) -> tuple[int, int]:
 
 
 class HostPlaces:
-    """Where contents lie in host memory, by name. The core sees to it that there are never too many."""
+    """Places of contents in host memory, by name. The core makes sure that there are never too many."""
 
     def __init__(self) -> None:
-        self._free: list[int] = []  # a heap: the lowest first, so that neighbours are handed out together
+        self._free: list[int] = []  # a heap: the lowest first, so that places are neighbours
         self._num_places = 0
         self._place_of: dict[Content, int] = {}
 
     def moves(self, transfers: Iterable[Transfer]) -> Iterator[tuple[bool, Pairs]]:
-        """What is to be copied, one after the other: (whether into host memory, (block, place) pairs)."""
+        """Yields copies, in order: (whether into host memory, (block, place) pairs)."""
         for transfer in transfers:
             if transfer.target == "host":
                 yield True, _pairs(transfer.blocks, [self._take(name) for name in transfer.contents])

@@ -1,4 +1,4 @@
-"""A step that has been launched: who draws in it, and how its tokens come back to the host."""
+"""A step that has been launched: the sequences that draw in it, and the transfer of tokens to the host."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from realengine.runner.graphs import Drawn
 from realengine.serving.answer import TokenLogprobs
 
 Row = tuple[Sequence, int]
-"""Who draws a token in a step: a sequence, and which of its branches."""
+"""A sequence that draws a token in a step, and the number of its branch."""
 
 
 class Launch:
-    """A step under way: who draws, and the tokens when they are there."""
+    """A launched step: its drawing sequences, and the tokens when they are there."""
 
     def __init__(self, rows: list[Row], drawn: Drawn | None, num_iterations: int) -> None:
         self.rows = rows
         self.num_iterations = num_iterations
         self.finished: list[Sequence] = []
-        """Who ends with this launch for want of room for more tokens."""
+        """Sequences that end with this launch because there is no room for more tokens."""
         self._tokens: torch.Tensor | None = None
         self._logprobs: tuple[torch.Tensor, ...] = ()
         self._event: torch.cuda.Event | None = None
@@ -33,7 +33,7 @@ class Launch:
             self._event.record()
 
     def tokens(self) -> list[list[int]]:
-        """The tokens of each row, waited for: one an iteration."""
+        """Waits for and returns the tokens of each row, one per iteration."""
         if self._tokens is None:
             return []
         if self._event is not None:
@@ -42,7 +42,7 @@ class Launch:
         return columns[: len(self.rows)]
 
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Of each row's token, if anybody asked; once the tokens are there."""
+        """Log-probabilities of each row's token, if any were requested; valid once the tokens are there."""
         if not self._logprobs:
             return None
         drawn_S, top_SK, tokens_SK = (part.tolist() for part in self._logprobs)
@@ -51,7 +51,7 @@ class Launch:
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """On its way to pinned memory, where it is on a GPU."""
+    """Starts the copy of a GPU tensor to pinned memory; other tensors are returned unchanged."""
     if not tensor.is_cuda:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,12 +1,13 @@
 """Tensor parallelism over torch.distributed: collectives of the model, and rank 0's steps to the others.
 
 Every rank holds its share of the heads, the MLPs and the output head's rows (`realengine.weights.table`) and
-of the KV cache, and runs every step. The ranks' outputs are summed twice a block (Shoeybi et al. 2019), after
-`o` and after `down`; logits are gathered. Rank 0 alone runs EngineCore. The others wait for its steps in
-`follow`; as all of them have all logits, they draw the same tokens with the same seeds: nothing is sent back.
+of the KV cache, and runs every step. The ranks' outputs are summed twice per block (Shoeybi et al. 2019),
+after `o` and after `down`; logits are gathered. Rank 0 alone runs EngineCore. The others wait for its steps
+in `follow`; as all of them have all logits, they draw the same tokens with the same seeds: nothing is sent
+back.
 
-Two groups: NCCL for tensors on GPUs (gloo on CPUs), and gloo for what the hosts tell each other. For NCCL in
-CUDA graphs (documented by its makers, not tried here): run each captured shape once before, and capture with
+There are two groups: NCCL for tensors on GPUs (gloo on CPUs), and gloo between the hosts. For NCCL in CUDA
+graphs (documented by its makers, not tried here): run each captured shape once before, and capture with
 capture_error_mode="thread_local", as torch's watchdog thread asks for events while the capture runs.
 """
 
@@ -29,25 +30,25 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class Group:
-    """One rank's place among the ranks; of one rank, each collective gives back what it was given."""
+    """One rank of a group of ranks; with one rank, each collective returns its input."""
 
     def __init__(
         self, rank: int = 0, world_size: int = 1, tensors: Any | None = None, hosts: Any | None = None
     ) -> None:
-        """tensors, hosts: process groups; None where there is one rank. Made by `connect`."""
+        """tensors, hosts: process groups; None with one rank. Created by `connect`."""
         self.rank = rank
         self.world_size = world_size
         self._tensors = tensors
         self._hosts = hosts
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, in place."""
+        """Sums over the ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(x, group=self._tensors)
         return x
 
     def all_gather(self, x_SN: torch.Tensor) -> torch.Tensor:
-        """[S, world_size * N]: the ranks' columns in order of rank."""
+        """Gathers [S, world_size * N]: the ranks' columns in order of rank."""
         if self.world_size == 1:
             return x_SN
         num_rows, num_columns = x_SN.shape
@@ -56,13 +57,13 @@ class Group:
         return gathered.view(self.world_size, num_rows, num_columns).transpose(0, 1).reshape(num_rows, -1)
 
     def broadcast(self, words: torch.Tensor) -> torch.Tensor:
-        """Rank 0's tensor into everybody's, in place, on the CPU."""
+        """Copies rank 0's tensor to all ranks, in place, on the CPU."""
         if self.world_size > 1:
             dist.broadcast(words, src=0, group=self._hosts)
         return words
 
     def smallest(self, number: int) -> int:
-        """The least of the ranks' numbers: so many KV blocks fit on all of them."""
+        """Minimum of the ranks' numbers, such as the KV blocks that fit on all of them."""
         if self.world_size == 1:
             return number
         least = torch.tensor([number], dtype=torch.int64)
@@ -71,9 +72,9 @@ class Group:
 
 
 def connect(rank: int, world_size: int, device: torch.device, address: str) -> Group:
-    """Join the ranks of one model, each in a process of its own; returns when all are there.
+    """Joins the ranks of one model, each in its own process; returns when all are there.
 
-    device: this rank's (cuda:rank, or cpu). address: where they meet, "tcp://host:port" or "file:///path" of
+    device: this rank's (cuda:rank, or cpu). address: the rendezvous, "tcp://host:port" or "file:///path" of
     a file that does not exist yet. Raises ValueError on a rank outside the world, RuntimeError after 10
     minutes without all of them.
     """
@@ -97,13 +98,13 @@ def connect(rank: int, world_size: int, device: torch.device, address: str) -> G
 
 
 def disconnect() -> None:
-    """Leave the ranks; every rank calls it, when its last collective is done."""
+    """Leaves the ranks; every rank calls it when its last collective is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class StepChannel:
-    """Rank 0's steps, each a run of int32 words on the host, to all other ranks.
+    """Sends rank 0's steps, each a run of int32 words on the host, to all other ranks.
 
     One broadcast for a step of up to `first_words` - 1 words, two for a longer one:
     | number of words | the first words of the step ... |   | the rest |
@@ -114,7 +115,7 @@ class StepChannel:
         self._first = torch.zeros(first_words, dtype=torch.int32)
 
     def send(self, step_words: torch.Tensor) -> None:
-        """Rank 0: a step, int32 [words] on the CPU; nothing to do where it is alone."""
+        """On rank 0: sends a step, int32 [words] on the CPU; does nothing if there is one rank."""
         if self._group.world_size == 1:
             return
         size, room = len(step_words), len(self._first) - 1
@@ -125,12 +126,12 @@ class StepChannel:
             self._group.broadcast(step_words[room:].contiguous())
 
     def stop(self) -> None:
-        """Rank 0: no more steps."""
+        """On rank 0: says that there are no more steps."""
         self._first[0] = STOP
         self._group.broadcast(self._first)
 
     def receive(self) -> torch.Tensor | None:
-        """Other ranks: wait for the next step; None: there are no more."""
+        """On other ranks: waits for the next step; None: there are no more."""
         self._group.broadcast(self._first)
         size, room = int(self._first[0]), len(self._first) - 1
         if size == STOP:
@@ -144,6 +145,6 @@ class StepChannel:
 
 
 def follow(channel: StepChannel, run: Callable[[torch.Tensor], object]) -> None:
-    """Ranks above 0: run each step as it comes, until rank 0 stops."""
+    """On ranks above 0: runs each step as it comes, until rank 0 stops."""
     while (step_words := channel.receive()) is not None:
         run(step_words)

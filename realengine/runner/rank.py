@@ -25,21 +25,21 @@ from realengine.weights.lora_checkpoint import read_adapter
 
 CPU_KV_BYTES = 1 << 30
 GIB = 1 << 30
-GRAPH_BYTES = GIB  # of captured steps and libraries' workspaces, roughly
+GRAPH_BYTES = GIB  # rough estimate for captured steps and libraries' workspaces
 
 
 class Memory(NamedTuple):
-    """Blocks of KV: on the device, and in host memory for what is swapped out."""
+    """Number of KV blocks on the device, and in host memory for swapped-out sequences."""
 
     num_blocks: int
     num_swap_blocks: int
-    block_bytes: int  # on all ranks together
+    block_bytes: int  # bytes of a block on all ranks together
 
 
 def build_executor(
     model: Model, settings: EngineSettings, device: torch.device, group: Group
 ) -> tuple[Executor, Memory]:
-    """One rank's share of the model and of its KV."""
+    """Builds one rank's share of the model and of its KV."""
     backend = choose_backend(settings.backend, device)
     name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     dtype = DTYPES[name]
@@ -103,7 +103,7 @@ def _no_room(num_blocks: int, block_bytes: int, num_fitting: int) -> ValueError:
 
 
 def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:
-    """Tokens of the longest sequence; ValueError if the model has fewer."""
+    """Number of tokens of the longest sequence; ValueError if the model has fewer."""
     context = architecture.max_position_embeddings
     if settings.max_model_len is None:
         return context
@@ -113,12 +113,12 @@ def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> in
 
 
 def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
-    """A choice that is left open is yes on a GPU."""
+    """Resolves an open choice: True on a GPU."""
     return device.type == "cuda" if choice is None else choice
 
 
 def turns_of_adapters(settings: EngineSettings, max_rank: int) -> FixedSlots:
-    """How the adapters take turns in the slots: as asked, or the least recently used makes room."""
+    """The policy of the adapter slots: the one that is set, or least recently used."""
     if settings.adapters is not None:
         return settings.adapters
     return FixedSlots(
@@ -135,7 +135,7 @@ def _adapters(
     device: torch.device,
     group: Group,
 ) -> AdapterBank | None:
-    """The LoRA adapters, in host memory, and the slots for those on the device."""
+    """The LoRA adapters in host memory, and the slots for those on the device."""
     if not settings.lora_adapters:
         return None
     adapters = {
@@ -165,7 +165,7 @@ def _num_blocks_that_fit(
     device: torch.device,
     block_bytes: int,
 ) -> int:
-    """Blocks for which there is room beside the weights and the largest step; ValueError if for none."""
+    """Number of blocks with room beside the weights and the largest step; ValueError if there is none."""
     free_bytes = float(CPU_KV_BYTES)
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -187,13 +187,13 @@ def _num_blocks_that_fit(
 
 
 def _step_bytes(architecture: Architecture, settings: EngineSettings, dtype: torch.dtype) -> float:
-    """At most what the activations of the largest step take, and its logits, also in fp32."""
+    """Upper bound of the bytes of the largest step's activations and logits, also in fp32."""
     spec = architecture
     heads = spec.num_heads + 2 * spec.num_kv_heads
     width = 4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size
     if spec.num_experts:
         width += spec.num_experts_per_tok * (2 * spec.hidden_size + 3 * spec.moe_intermediate_size)
-    if settings.quantization == "w4a16" or spec.packed is not None:  # large steps unpack a weight as they go
+    if settings.quantization == "w4a16" or spec.packed is not None:  # large steps unpack a weight
         unpacked = 2.0 * spec.intermediate_size * spec.hidden_size * dtype.itemsize
     else:
         unpacked = 0.0

@@ -1,4 +1,4 @@
-"""The other tensor parallel ranks: a process each, which runs rank 0's steps on its share of the model."""
+"""The other tensor parallel ranks: one process each, which runs rank 0's steps on its share of the model."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STOP_TIMEOUT_S = 30
 
 
 class Ranks:
-    """Ranks 1 to world_size - 1 of a model. group: rank 0's place among them."""
+    """Ranks 1 to world_size - 1 of a model. group: rank 0's group."""
 
     def __init__(self, model: Model, settings: EngineSettings, device: torch.device) -> None:
-        """device: rank 0's. Returns when all have met; weights are loaded behind that."""
+        """device: rank 0's. Returns when all ranks are connected; weights are loaded afterwards."""
         world_size = settings.tensor_parallel_size
         if device.type == "cuda" and world_size > torch.cuda.device_count():
             raise ValueError(
@@ -46,10 +46,10 @@ class Ranks:
         self.group = connect(0, world_size, device, address)
         self._channel = StepChannel(self.group)
         self.close = weakref.finalize(self, _close, self._channel, processes)
-        """Ends the processes; also called when this is collected, or Python ends."""
+        """Ends the processes; also called when this object is collected, or Python ends."""
 
     def kill(self) -> None:
-        """End the processes whatever they do."""
+        """Terminates the processes whatever they do."""
         self.close.detach()
         for process in self._processes:
             process.terminate()
@@ -57,14 +57,14 @@ class Ranks:
             process.join(STOP_TIMEOUT_S)
 
     def send(self, work: Work) -> None:
-        """A step, to be executed by all of them."""
+        """Sends a step, which all ranks execute."""
         pickled = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
         padded = pickled + bytes(-len(pickled) % 4)
         self._channel.send(torch.from_numpy(np.frombuffer(padded, np.int32).copy()))
 
 
 def rank_device(device: torch.device, rank: int) -> torch.device:
-    """The device of a rank, where rank 0 has the given one."""
+    """The device of a rank, if rank 0 has the given one."""
     if device.type != "cuda":
         return device
     return torch.device("cuda", (device.index or 0) + rank)
@@ -83,7 +83,7 @@ def _serve(rank: int, address: str, model: Model, settings: EngineSettings) -> N
 
 
 def _close(channel: StepChannel, processes: Sequence[BaseProcess]) -> None:
-    with suppress(RuntimeError):  # a rank that has failed cannot be notified
+    with suppress(RuntimeError):  # a failed rank cannot receive it
         channel.stop()
     for process in processes:
         process.join(STOP_TIMEOUT_S)

@@ -1,6 +1,6 @@
 """Packs a step plan into arrays, has them executed, and brings the drawn tokens back.
 
-The host keeps by slot what it knows of a sequence: its tokens, its block table, how it draws. The newest
+The host keeps the data of a sequence by slot: its tokens, its block table, its sampling settings. The newest
 token of a sequence that decodes stays on the device, so the next step may be packed before the host has seen
 it.
 """
@@ -37,7 +37,7 @@ from realengine.serving.sampling_params import SamplingParams
 
 
 class Run(NamedTuple):
-    """Tokens of a sequence that are computed side by side, from position `first` on, by a slot's table.
+    """Tokens of a sequence that are computed together, from position `first` on, with a slot's table.
 
     drawing: branches that draw a token behind the last one.
     """
@@ -50,7 +50,10 @@ class Run(NamedTuple):
 
 
 class Runner:
-    """execute: runs work on the device, or on all ranks. graphs: of the device, if it has any."""
+    """Packs plans and launches them.
+
+    execute: runs work on the device, or on all ranks. graphs: of the device, if it has any.
+    """
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class Runner:
         self._padding = Padding(core.max_num_seqs, max_blocks)
         num_rows = core.max_num_seqs + 1
         self._tokens_SL = np.zeros((num_rows, core.max_model_len + 1), np.int32)
-        self._num_on_host_S = np.zeros(num_rows, np.int64)  # tokens of the row above that are true
+        self._num_on_host_S = np.zeros(num_rows, np.int64)  # number of valid tokens in the row above
         self._tables_SM = np.zeros((num_rows, max_blocks), np.int32)
         self._num_ids_S = np.zeros(num_rows, np.int64)
         self._sampling_S = np.zeros(num_rows, SAMPLING)
@@ -81,7 +84,7 @@ class Runner:
         self._lora_S = np.full(num_rows, NO_ADAPTER, np.int64)  # slots of the adapters
         self._puts: list[tuple[str, int]] = []
         self._marks: list[Mark] = []
-        self._updates: list[tuple[int, int]] = []  # of block tables: (place in all of them, block id)
+        self._updates: list[tuple[int, int]] = []  # (index in the flattened tables, block id)
 
     def enter(
         self,
@@ -92,9 +95,9 @@ class Runner:
         params: SamplingParams,
         lora: str | None = None,
     ) -> None:
-        """A sequence, or a branch of it, has got its slot.
+        """Enters a sequence, or a branch of it, that has got its slot.
 
-        index: which of its request's answers it is. tokens: its prompt and its output so far. lora: its
+        index: number of the answer within its request. tokens: its prompt and its output so far. lora: its
         adapter, which is resident.
         """
         slot = seq.slots[branch]
@@ -127,21 +130,21 @@ class Runner:
             self._marks.append(Mark(slot, seq.num_prompt_tokens, np.array(tokens, np.int32)))
 
     def put(self, name: str, slot: int) -> None:
-        """An adapter comes into a slot, before what is launched next."""
+        """Loads an adapter into a slot, before the next launch."""
         self._puts.append((name, slot))
 
     def move(self, transfers: list[Transfer]) -> None:
-        """Copy KV between the GPU and host memory, before what is launched next."""
+        """Copies KV between the GPU and host memory, before the next launch."""
         moves = tuple(self._host.moves(transfers))
         if moves:
             self.execute(Work(moves=moves))
 
     def may_repeat(self, plan: StepPlan) -> bool:
-        """Whether several iterations of a decode plan may run in one launch: nobody wants logprobs."""
+        """Whether several iterations of a decode plan may run in one launch: no request wants logprobs."""
         return all(self._num_logprobs_S[seq.slot] < 0 for seq in plan.decoding)
 
     def launch(self, plan: StepPlan, num_iterations: int = 1) -> Launch:
-        """Run a plan, so many iterations at once where all decode; returns before it is done."""
+        """Runs a plan, num_iterations iterations at once if all decode; returns before it is done."""
         rows, slots, contexts = self._decodes(plan)
         self._update_tables(plan, slots, contexts, num_iterations)
         copies = None
@@ -150,7 +153,7 @@ class Runner:
             rows += branch_rows
             slots, contexts = np.append(slots, branch_slots), np.append(contexts, branch_contexts)
             copies = np.array(self._core.branched.copies(plan), np.int32).reshape(-1, 2)
-        if (self._lora_S[slots] != NO_ADAPTER).any():  # those of one adapter side by side
+        if (self._lora_S[slots] != NO_ADAPTER).any():  # rows of one adapter become neighbours
             order = np.argsort(self._lora_S[slots], kind="stable")
             rows, slots, contexts = [rows[row] for row in order], slots[order], contexts[order]
         if plan.chunks:
@@ -169,7 +172,7 @@ class Runner:
         try:
             launch = Launch(rows, self.execute(work), num_iterations)
         except RuntimeError:
-            self._tables_SM.fill(-1)  # nobody knows which of the updates were made
+            self._tables_SM.fill(-1)  # it is unknown which of the updates were made
             self._num_ids_S.fill(0)
             raise
         self._puts.clear()
@@ -177,14 +180,14 @@ class Runner:
         return launch
 
     def _decodes(self, plan: StepPlan) -> tuple[list[Row], NDArray[np.int64], NDArray[np.int64]]:
-        """Who decodes, their slots, and their contexts with the token to be computed."""
+        """Rows, slots and contexts (with the token to be computed) of the decoding sequences."""
         idle = set(plan.idle)
         members = [seq for seq in plan.decoding if seq not in idle] if idle else list(plan.decoding)
         slots = np.array([seq.slot for seq in members], np.int64)
         return list(zip(members, repeat(0))), slots, self._core.decodes.num_computed_S[slots] + 1
 
     def _branches(self, plan: StepPlan) -> tuple[list[Row], list[int], list[int]]:
-        """The same of sequences that decode with branches: a row each."""
+        """Rows, slots and contexts of sequences that decode with branches: one row per branch."""
         rows, slots, contexts = [], [], []
         for seq in plan.branched:
             context = self._core.branched.context_len(seq)
@@ -203,7 +206,7 @@ class Runner:
         contexts: NDArray[np.int64],
         num_iterations: int,
     ) -> None:
-        """Enter the ids of blocks that sequences have got since their last step."""
+        """Updates the block tables with the blocks that sequences have got since their last step."""
         num_blocks = -(-(contexts + num_iterations - 1) // self._block_size)
         members = None
         for row in np.flatnonzero(num_blocks > self._num_ids_S[slots]).tolist():
@@ -215,7 +218,7 @@ class Runner:
             if not self._core.branched.is_recomputing(chunk.seq):
                 slot = chunk.seq.slots[0]
                 self._update_table(chunk.seq, slot, chunk.num_cached + chunk.num_tokens)
-                self._num_ids_S[slot] = 0  # its commit may find that another had the same blocks before
+                self._num_ids_S[slot] = 0  # its commit may find equal blocks of another sequence
 
     def _update_table(self, seq: Sequence, slot: int, num_tokens: int) -> None:
         ids = self._core.block_ids(seq, num_tokens)
@@ -223,7 +226,7 @@ class Runner:
         self._num_ids_S[slot] = len(ids)
 
     def _enter_ids(self, slot: int, first: int, ids: list[int]) -> None:
-        """Enter those of a slot's blocks, from number `first` on, that are others than before."""
+        """Updates those of a slot's blocks, from number `first` on, that have changed."""
         table = np.array(ids[first:], np.int32)
         changed = np.flatnonzero(self._tables_SM[slot, first : len(ids)] != table)
         self._tables_SM[slot, first + changed] = table[changed]
@@ -233,7 +236,10 @@ class Runner:
     def _decode(
         self, slots: NDArray[np.int64], contexts: NDArray[np.int64], num_iterations: int
     ) -> tuple[Shape, NDArray[np.int32]]:
-        """A step in which every row brings and draws one token: padded to a graph's rows, if there is one."""
+        """Packs a step in which every row brings and draws one token.
+
+        Padded to a graph's rows, if there is one.
+        """
         num_rows = len(slots)
         draw, num_logprobs = self._ways_to_draw(slots)
         max_context_len = int(contexts.max()) + num_iterations - 1
@@ -278,7 +284,7 @@ class Runner:
         decode_slots: NDArray[np.int64],
         decode_contexts: NDArray[np.int64],
     ) -> tuple[list[Row], Shape, NDArray[np.int32]]:
-        """A step with chunks of prompts, behind the decodes."""
+        """Packs a step with chunks of prompts, behind the decodes."""
         num_decodes = len(decode_slots)
         tokens = [self._newest(decode_slots, decode_contexts)]
         positions = [decode_contexts - 1]
@@ -333,7 +339,7 @@ class Runner:
         return rows, shape, pack(sections)
 
     def _runs(self, chunk: Chunk) -> list[Run]:
-        """A chunk's tokens as rows of the batch: one, or those of each block that branches own."""
+        """A chunk's tokens as rows of the batch: one row, or one for each block that branches own."""
         seq, first, num_tokens, completes = chunk
         if not self._core.branched.is_recomputing(seq):
             drawing = range(seq.width) if completes else range(0)
@@ -343,7 +349,7 @@ class Runner:
         for slot, table in zip(seq.slots, ids, strict=True):
             self._enter_ids(slot, 0, table)
         runs = [Run(seq, seq.slots[p.branch], p.position, p.num_tokens, range(0)) for p in pieces]
-        if completes:  # the newest tokens, where an earlier chunk has computed them, once more
+        if completes:  # newest tokens that an earlier chunk computed, once more
             for branch, slot in enumerate(seq.slots):
                 newest = int(self._num_on_host_S[slot]) - 1
                 drawing = range(branch, branch + 1)
@@ -358,9 +364,9 @@ class Runner:
     def _segments(
         self, slots: NDArray[np.int64], counts: NDArray[np.int64], num_padded: int | None = None
     ) -> NDArray[np.int32]:
-        """Starts and slots of the runs of one adapter; nothing where none is used.
+        """Starts and slots of the runs of one adapter; empty if none is used.
 
-        num_padded: rows of a decode step, whose segments are as many as a graph for it has.
+        num_padded: rows of a decode step, which has as many segments as a graph for it.
         """
         adapters_B = self._lora_S[slots]
         if self._adapters is None or (adapters_B == NO_ADAPTER).all():
@@ -373,18 +379,18 @@ class Runner:
         return np.concatenate([segments.starts, segments.slots])
 
     def _newest(self, slots: NDArray[np.int64], contexts: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The token that each decoding row brings, or ON_DEVICE where the device alone may know it."""
+        """The token that each decoding row brings, or ON_DEVICE if only the device may know it."""
         places = contexts - 1
         known = places < self._num_on_host_S[slots]
         return np.where(known, self._tokens_SL[slots, places], np.int32(ON_DEVICE))
 
     def _ways_to_draw(self, slots: NDArray[np.int64]) -> tuple[Draw, int]:
-        """What the most demanding of the rows asks for."""
+        """The most demanding way to draw, and number of logprobs, of the rows."""
         if not len(slots):
             return Draw.greedy, -1
         return Draw(int(self._draw_S[slots].max())), int(self._num_logprobs_S[slots].max())
 
 
 def _folded(seed: int) -> int:
-    """64 bits, as a signed number."""
+    """A seed as a signed 64-bit number."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

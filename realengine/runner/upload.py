@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 class Upload:
-    """Pinned buffers in turns: the copy of one step may still be under way while the next step is packed."""
+    """Two pinned buffers in turn: the copy of one step may still run while the next step is packed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -17,11 +17,11 @@ class Upload:
         self._turn = 0
 
     def stage(self, words: NDArray[np.int32]) -> torch.Tensor:
-        """The words in pinned memory, to be copied to the device; on a CPU, the words."""
+        """The words in pinned memory, to be copied to the device; on a CPU, the words themselves."""
         if self._device.type == "cpu":
             return torch.from_numpy(words)
         last_copied = torch.cuda.Event()
-        last_copied.record()  # behind the copy of the step before, which has been asked for
+        last_copied.record()  # after the copy of the previous step, which was queued
         self._copied[self._turn] = last_copied
         self._turn ^= 1
         copied = self._copied[self._turn]
@@ -35,9 +35,9 @@ class Upload:
         return staged
 
     def sent(self, words: NDArray[np.int32]) -> torch.Tensor:
-        """A step's words on the device."""
+        """The words of a step on the device."""
         return self.stage(words).to(self._device, non_blocking=True)
 
     def copied(self, array: NDArray[np.int32]) -> torch.Tensor:
-        """What comes seldom, on the device; may wait for it."""
+        """Copies a rarely sent array to the device; may wait for it."""
         return torch.from_numpy(array).to(self._device)

@@ -1,7 +1,7 @@
-"""One step's work as plain arrays: what the runner packs, and each tensor parallel rank executes.
+"""One step's work as plain arrays: the runner packs it, and each tensor parallel rank executes it.
 
 Everything that a step reads goes to the device in one copy of `words`. A decode step's words lie at fixed
-places, so that a captured graph finds them; rows behind the last one are padding.
+positions, so that a captured graph finds them; rows behind the last one are padding.
 
     decode  | sampling 12 B | token B | slot B | context B | table place B | block id B | adapters |
     mixed   | sampling 12 S | token T | position T | slot of token T | slot B | context B |
@@ -25,15 +25,15 @@ from kernels.sampling import Penalties, Sampling
 
 SAMPLING_WORDS = 12
 ON_DEVICE = -1
-"""In place of a token: the newest one drawn in its slot, which the host may not have seen yet."""
+"""Placeholder for the newest token drawn in a slot, which the host may not have seen yet."""
 
 
 class Draw(IntEnum):
-    """How a step's tokens are drawn."""
+    """The way in which a step's tokens are drawn."""
 
     greedy = 0  # every row
     sample = 1
-    penalised = 2  # some row has penalties
+    penalised = 2  # a row has penalties
 
 
 class Shape(NamedTuple):
@@ -43,17 +43,17 @@ class Shape(NamedTuple):
     num_rows: int
     num_drawn: int
     num_decodes: int
-    """The first rows; if all, the layout is that of a decode step."""
+    """Number of first rows that decode; if it is all rows, the layout is that of a decode step."""
     max_query_len: int
     max_context_len: int
     draw: Draw
     num_iterations: int = 1
     num_logprobs: int = -1
-    """Most likely tokens to name beside each token drawn; -1: no logprobs."""
+    """Number of most likely tokens to report beside each drawn token; -1: no logprobs."""
     num_segments: int = 0
-    """G, runs of tokens of one adapter; 0: no row uses any."""
+    """G, the number of runs of tokens of one adapter; 0: no row uses any."""
     num_updates: int = 0
-    """U, entries of block tables that change; of a mixed step."""
+    """U, the number of changed entries of block tables, in a mixed step."""
 
     @property
     def is_decode(self) -> bool:
@@ -74,7 +74,7 @@ class Padding(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """For penalties: a sequence begins in a slot; the first num_prompt of its tokens are its prompt."""
+    """Marks the start of a sequence with penalties; its first num_prompt tokens are its prompt."""
 
     slot: int
     num_prompt: int
@@ -83,19 +83,19 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """A step, with what has to be done on the device before it.
+    """A step, and the operations on the device before it.
 
-    moves: one after the other, whether into host memory and (block, place there) pairs [N, 2]. copies: (from,
-    to) blocks [N, 2]. table_updates: (place in the flattened tables, block id) [N, 2], of what a decode
-    step's words have no room for.
+    moves: in order, whether into host memory and (block, place there) pairs [N, 2]. copies: (from, to) blocks
+    [N, 2]. table_updates: (place in the flattened tables, block id) [N, 2], for updates that do not fit into
+    a decode step's words.
     """
 
     shape: Shape | None = None
-    """None: nothing is computed."""
+    """Shape of the step; None: nothing is computed."""
     words: NDArray[np.int32] | None = None
     moves: tuple[tuple[bool, NDArray[np.int32]], ...] = ()
     adapters: tuple[tuple[str, int], ...] = ()
-    """LoRA adapters that have come into slots, by name."""
+    """LoRA adapters, by name, that are loaded into slots."""
     copies: NDArray[np.int32] | None = None
     table_updates: NDArray[np.int32] | None = None
     marks: tuple[Mark, ...] = ()
@@ -115,7 +115,7 @@ class DecodeWords(NamedTuple):
 
     @staticmethod
     def sizes(shape: Shape) -> list[int]:
-        """Words of each section."""
+        """Number of words of each section."""
         return [SAMPLING_WORDS * shape.num_rows, *[shape.num_rows] * 5, *_segment_sizes(shape)]
 
     @classmethod
@@ -167,7 +167,7 @@ def _segment_sizes(shape: Shape) -> list[int]:
 
 
 def pack(sections: Sequence[np.ndarray]) -> NDArray[np.int32]:
-    """Sections of whole numbers, one behind the other."""
+    """Concatenates sections of integers."""
     return np.concatenate(sections).astype(np.int32)
 
 
@@ -185,7 +185,7 @@ SAMPLING = np.dtype(
         ("unused", np.int32),
     ]
 )
-"""A row's settings, as the runner keeps them by slot: SAMPLING_WORDS words."""
+"""Settings of a row, as the runner keeps them by slot: SAMPLING_WORDS words."""
 _WIDE_WORDS = 4
 
 
@@ -197,7 +197,7 @@ def pack_sampling(rows: np.ndarray) -> NDArray[np.int32]:
 
 
 class RowSettings(NamedTuple):
-    """What pack_sampling packed, as views on the device: each [S]."""
+    """The settings that `pack_sampling` packed, as views on the device: each [S]."""
 
     seed: torch.Tensor
     request: torch.Tensor
@@ -219,7 +219,7 @@ class RowSettings(NamedTuple):
         return cls(seed, request, temperature, top_p, min_p, repetition, presence, frequency, top_k=narrow[6])
 
     def sampling(self, positions_S: torch.Tensor) -> Sampling:
-        """positions_S: int64, of the tokens to be drawn."""
+        """positions_S: int64, positions of the tokens to be drawn."""
         return Sampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -231,7 +231,7 @@ class RowSettings(NamedTuple):
         )
 
     def penalties(self, counts_SV: torch.Tensor, slots_S: torch.Tensor) -> Penalties:
-        """counts_SV: of all slots."""
+        """counts_SV: token counts of all slots."""
         return Penalties(
             repetition=self.repetition,
             presence=self.presence,

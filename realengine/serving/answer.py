@@ -1,4 +1,4 @@
-"""A request to an engine, and what has come of it."""
+"""A request to an engine, and its outputs so far."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from realengine.serving.stop_strings import WatchedText
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of one drawn token, and of the likeliest ones: the model's own, before temperature and penalties."""
+    """Log-probabilities of one drawn token and of the most likely ones, before temperature and penalties."""
 
     logprob: float
     top: dict[int, float]
-    """The likeliest first."""
+    """Log-probabilities by token, the most likely first."""
 
     def top_of(self, num_tokens: int) -> TokenLogprobs:
-        """With no more than so many of the likeliest."""
+        """Returns these log-probabilities with at most num_tokens of the most likely tokens."""
         if len(self.top) <= num_tokens:
             return self
         return TokenLogprobs(self.logprob, dict(islice(self.top.items(), num_tokens)))
@@ -27,30 +27,30 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Output:
-    """One answer to a request, as far as it has come. finish_reason: None until its end."""
+    """One answer to a request, as far as it has been generated. finish_reason: None until its end."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     watched: WatchedText | None = None
-    """Its text, if stop strings are looked for."""
+    """Text of the answer, if stop strings are looked for."""
 
     def end(self, reason: str) -> None:
-        """No more tokens come."""
+        """Ends the answer; no more tokens come."""
         self.finish_reason = reason
         if self.watched is not None:
             self.watched.finish()
 
     @property
     def text(self) -> str | None:
-        """Up to a stop string, where any are looked for; else None: its tokens are all there is to tell."""
+        """The text up to a stop string if stop strings are looked for; else None."""
         return None if self.watched is None else self.watched.text
 
 
 @dataclass(slots=True)
 class Answer:
-    """One request and what has come of it so far: `params.n` outputs. error: why it ended with none."""
+    """One request and its outputs so far, `params.n` of them. error: why it ended without an output."""
 
     request_id: int
     prompt_tokens: list[int]
@@ -62,10 +62,10 @@ class Answer:
     answer_id: int = 0
     stop_tokens: frozenset[int] = frozenset()
     alive: list[Output] = field(default_factory=list)
-    """By branch: those that go on."""
+    """Outputs that have not ended, by branch."""
 
     def end(self, reason: str) -> None:
-        """Whatever has not ended yet ends."""
+        """Ends all outputs that have not ended yet."""
         for output in self.alive:
             if output.finish_reason is None:
                 output.end(reason)
@@ -73,5 +73,5 @@ class Answer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether all outputs have ended."""
         return not self.alive

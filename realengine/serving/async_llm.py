@@ -31,11 +31,11 @@ OutputKind = Literal["cumulative", "delta", "final_only"]
 
 
 class AsyncLLM:
-    """A model and the engine that serves it, in a thread of its own.
+    """A model and the engine that serves it, in its own thread.
 
-    model, settings: as for `LLM`. max_waiting: requests in the engine's queue at most. on_full: what
-    happens to more: "wait" lets them stand in line, first come, first served; "reject" raises QueueFullError.
-    engine: belongs to its thread; look, do not call.
+    model, settings: as for `LLM`. max_waiting: maximum number of requests in the engine's queue. on_full:
+    what happens to more requests: with "wait" they queue, first come, first served; "reject" raises
+    QueueFullError. engine: belongs to its thread; it may be read, but not called.
     """
 
     def __init__(
@@ -56,12 +56,14 @@ class AsyncLLM:
         self.engine = build_engine(served, checked)
         self._thread = EngineThread(self.engine, max_waiting=max_waiting, rejects=on_full == "reject")
         self.shutdown = weakref.finalize(self, self._thread.stop)
-        """Abort what is unfinished and end the thread; again: nothing. Also called when this is collected, or
-        Python ends. Blocks for the step under way."""
+        """Aborts unfinished requests and ends the thread; a second call does nothing.
+
+        Also called when this object is collected, or Python ends. Blocks for the step under way.
+        """
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that have not ended, those in line too."""
+        """Number of requests that have not ended, queued ones included."""
         return self._thread.num_unfinished
 
     async def generate(
@@ -75,9 +77,9 @@ class AsyncLLM:
         lora: str | None = None,
         output_kind: OutputKind = "cumulative",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Serve one prompt; outputs as they come, and the last with a finish_reason for each answer.
+        """Serves one prompt. Yields outputs as they come; the last has a finish_reason for each answer.
 
-        output_kind: "cumulative" tells all that is there each time; "delta" what is new since the last
+        output_kind: "cumulative" yields all that is there each time; "delta" what is new since the last
         output (an answer that has ended repeats its finish_reason); "final_only" just the end.
         A consumer that is slower than the engine gets several tokens at a time. A prompt given as text is
         encoded in the caller's thread. request_id: for `abort`, and in the outputs; None: a number.
@@ -85,7 +87,7 @@ class AsyncLLM:
         contextlib.aclosing closes at once, else the event loop does when the iterator is collected.
 
         Raises ValueError on a request that cannot be served, QueueFullError, and EngineDeadError. A request
-        that fails on its way (the device is out of memory, say) ends with an output that has an error.
+        that fails later (the device is out of memory, say) ends with an output that has an error.
         """
         _check_choice("output_kind", output_kind, get_args(OutputKind))
         tokens = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -112,7 +114,7 @@ class AsyncLLM:
             self._thread.abort(stream)
 
     async def abort(self, request_id: int | str) -> None:
-        """Give a request up before the next step: its iterator ends with finish_reason "aborted".
+        """Aborts a request before the next step: its iterator ends with finish_reason "aborted".
 
         Nothing happens if it is not here, or has ended.
         """
@@ -121,7 +123,7 @@ class AsyncLLM:
             self._thread.abort(stream)
 
     def check_health(self) -> None:
-        """Raises EngineDeadError if requests are not taken in any more."""
+        """Raises EngineDeadError if no more requests are accepted."""
         self._thread.check_health()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -173,7 +175,7 @@ class _Reader:
         )
 
     def _completion(self, index: int, last: End, now: End) -> CompletionOutput:
-        """Output of one answer as it is now; `last`: the state that was yielded before."""
+        """The output of an answer now, given the state up to which it was reported."""
         start, end, reason = last.num_tokens, now.num_tokens, now.finish_reason
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] | None = None if self._stream.params.logprobs is None else []
@@ -196,7 +198,7 @@ class _Reader:
 
 
 class _Text:
-    """One answer's text as its tokens come; without a tokenizer, none."""
+    """Text of one answer as its tokens come; empty without a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> None:
         self.whole = ""
@@ -204,7 +206,7 @@ class _Text:
         self._eos_token_ids = eos_token_ids
 
     def add(self, tokens: Iterable[int], is_finished: bool) -> str:
-        """The text that is complete with these."""
+        """Adds tokens; returns the text that they complete."""
         if self._detokenizer is None:
             return ""
         pieces = [self._detokenizer.add(token) for token in tokens if token not in self._eos_token_ids]

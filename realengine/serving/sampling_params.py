@@ -1,4 +1,4 @@
-"""How one request wants its tokens drawn, in the names that users of serving engines know."""
+"""Sampling parameters of one request, with the names of common serving engines."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ ALLOWED_LOGPROBS = f"a whole number >= 0 and <= {MAX_LOGPROBS}, or None"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """Settings of one request; the defaults sample from the model's distribution as it is."""
+    """Settings of one request; the defaults sample from the unchanged distribution of the model."""
 
     temperature: float = 1.0
-    """0: greedy."""
+    """Sampling temperature; 0: greedy."""
     top_k: int = 0
-    """0: all."""
+    """Number of most likely tokens that are sampled from; 0: all."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     n: int = 1
-    """Answers to draw; each has its own random numbers."""
+    """Number of answers; each has its own random numbers."""
     logprobs: int | None = None
-    """Likeliest tokens to tell with their log-probabilities beside each token drawn; None: tell none."""
+    """Number of most likely tokens to report with log-probabilities beside each drawn token; None: none."""
     max_tokens: int | None = 16
-    """Output tokens at most, of each answer; None: until the model's context is full.
+    """Maximum number of output tokens of each answer; None: until the model's context is full.
 
-    Of several answers together also as many as the KV cache holds.
+    Several answers together are also limited by the size of the KV cache.
     """
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = field(default=())
-    """Tokens that end the answer besides the model's own; they are part of it."""
+    """Tokens that end the answer in addition to the model's own; they are part of it."""
     stop: tuple[str, ...] = ()
-    """Strings that end the answer besides; its text ends before them, its tokens with the one that completes
-    them."""
+    """Strings that also end the answer.
+
+    Its text ends before the string, its tokens with the one that completes it.
+    """
     seed: int | None = None
-    """None: the engine's seed and the request's number decide."""
+    """Seed of the random numbers; None: the engine's seed and the request's number decide."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -71,7 +73,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens seen so far change what is drawn."""
+        """Whether tokens seen so far change the distribution."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Ends an answer's text where one of its stop strings begins, whatever the pieces the text comes in."""
+"""Ends an answer's text where one of its stop strings begins, however the text is split into pieces."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from realengine.serving.tokenizer import Detokenizer, Tokenizer
 
 
 class StopStrings:
-    """One answer's watch: pieces of text in, text that may be shown out.
+    """Looks for stop strings in one answer: takes pieces of text, and returns text that may be shown.
 
     The first stop string to be complete ends the text; of several complete with the same character, the one
-    that begins first. Text that may be the beginning of one is held back until that is known:
+    that begins first. Text that may be the beginning of one is held back until that is decided:
 
         | shown | held back: begins a stop string, may become one |
     """
@@ -26,7 +26,7 @@ class StopStrings:
         """The stop string that has ended the text."""
 
     def add(self, piece: str) -> str:
-        """The text that is now certain to come before any stop string; none behind the end."""
+        """Adds a piece; returns the text that certainly comes before any stop string; empty after the end."""
         if self.found is not None:
             return ""
         text = self._held + piece
@@ -41,13 +41,13 @@ class StopStrings:
         return text[:num_shown]
 
     def finish(self) -> str:
-        """What is held back, now that no more comes."""
+        """Returns the held-back text, now that no more comes."""
         rest, self._held = self._held, ""
         return rest
 
 
 class WatchedText:
-    """One answer's text, token by token, as far as it is certain to come before any stop string.
+    """Text of one answer, token by token, as far as it certainly comes before any stop string.
 
     hidden: tokens that are not text, such as the one that ends an answer.
     """
@@ -59,17 +59,17 @@ class WatchedText:
         self._hidden = hidden
 
     def add(self, token: int) -> bool:
-        """Whether a stop string ends the answer with this token."""
+        """Adds a token; returns whether a stop string ends the answer with it."""
         if token not in self._hidden:
             self.text += self._strings.add(self._detokenizer.add(token))
         return self._strings.found is not None
 
     def finish(self) -> None:
-        """The answer has ended; what was held back is part of it, unless a stop string has ended it."""
+        """Adds the held-back text of an answer that has ended, unless a stop string has ended it."""
         self.text += self._strings.add(self._detokenizer.finish()) + self._strings.finish()
 
 
 def _num_begun(text: str, stop: str) -> int:
-    """Characters at the end of text with which stop begins; it is not all in text."""
+    """Number of characters at the end of text with which stop begins; stop is not completely in text."""
     longest = min(len(stop) - 1, len(text))
     return next((num for num in range(longest, 0, -1) if text.endswith(stop[:num])), 0)

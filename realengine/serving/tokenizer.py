@@ -29,7 +29,7 @@ SPLITS = {
     "llama-bpe": WORDS.replace("DIGITS", "{1,3}"),
     "qwen2": WORDS.replace("DIGITS", ""),
 }
-"""By tokenizer.ggml.pre: nothing, single digits, or a pattern before the byte-level alphabet."""
+"""Splitting rules by tokenizer.ggml.pre: none, single digits, or a pattern before the byte-level alphabet."""
 CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 REPLACEMENT = "\ufffd"
 CHATML = (
@@ -42,7 +42,7 @@ CHATML = (
 
 
 class Tokenizer:
-    """One model's tokens. Raises ValueError on files it cannot read, ImportError without the package."""
+    """Tokenizer of one model. Raises ValueError on files it cannot read, ImportError without the package."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: Path) -> Tokenizer:
-        """From a .gguf file, a tokenizer.json or the folder that holds one."""
+        """Reads a .gguf file, a tokenizer.json or the folder that holds one."""
         return cls.from_gguf(GgufFile(path)) if path.suffix == ".gguf" else cls.from_json(path)
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> Tokenizer:
-        """From tokens, merges and chat template in the metadata; byte-level BPE only."""
+        """Reads tokens, merges and chat template from the metadata; byte-level BPE only."""
         metadata = file.metadata
         kind = metadata.get("tokenizer.ggml.model")
         split = metadata.get("tokenizer.ggml.pre", "default")
@@ -90,7 +90,10 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, path: Path) -> Tokenizer:
-        """From a tokenizer.json or its folder; tokenizer_config.json has special tokens and chat template."""
+        """Reads a tokenizer.json or its folder.
+
+        Special tokens and chat template are in tokenizer_config.json.
+        """
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise ValueError(f"{file}: no such file")
@@ -116,18 +119,21 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens with a text; the model's table may have more rows."""
+        """Number of tokens with a text; the model's table may have more rows."""
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Special tokens named in the text become those; bytes without a token are left out."""
+        """Token ids of a text. Special tokens in the text are recognised.
+
+        Bytes without a token are left out.
+        """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
             return [self.bos_token_id, *ids]
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text; bytes that are no UTF-8 become U+FFFD, ids past the vocabulary nothing."""
+        """Text of token ids; bytes that are no UTF-8 become U+FFFD, ids past the vocabulary are skipped."""
         if negative := [token for token in token_ids if token < 0]:
             raise ValueError(f"token id {negative[0]}: must be >= 0")
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -176,7 +182,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """One sequence's text as it comes: what `add` and `finish` return, joined, is the text of its tokens.
+    """Text of one sequence as its tokens come; the results of `add` and `finish`, joined, are its text.
 
     Tokens may end inside a character; its bytes wait for the next token. The last tokens that gave text stay,
     since some tokenizers write a token differently at the beginning of a text:
@@ -193,7 +199,7 @@ class Detokenizer:
         self._num_emitted = 0  # characters of their text
 
     def add(self, token_id: int) -> str:
-        """The text that is complete with this token, maybe none."""
+        """Adds a token; returns the text that it completes, which may be empty."""
         self._token_ids.append(token_id)
         text = self._decode(self._token_ids)
         whole = text.rstrip(REPLACEMENT)  # may be the beginning of a character
@@ -206,14 +212,14 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """The rest, with U+FFFD for bytes that never became a character."""
+        """Returns the rest, with U+FFFD for bytes that never became a character."""
         piece = self._decode(self._token_ids)[self._num_emitted :]
         self._num_emitted += len(piece)
         return piece
 
 
 def chatml_prompt(template: str, messages: Sequence[Mapping[str, str]]) -> str:
-    """What SmolLM2's template makes of the messages. Raises ImportError for any other template."""
+    """Renders SmolLM2's chat template. Raises ImportError for any other template."""
     pattern = "(.*)".join(re.escape(part) for part in CHATML.split("SYSTEM"))
     found = re.fullmatch(pattern, template, re.DOTALL)
     if found is None:
@@ -271,7 +277,7 @@ def _byte_level_bpe(split: str, tokens: list[str], merges: list[str], kinds: lis
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """The fields, none where there is no such file."""
+    """The fields of a JSON file; empty if there is no such file."""
     if not file.is_file():
         return {}
     try:
@@ -284,7 +290,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    """A special token's text: files have it as it is or as the field content."""
+    """Text of a special token, which files store directly or in the field content."""
     return str(token.get("content") if isinstance(token, dict) else token)
 
 

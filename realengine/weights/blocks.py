@@ -48,7 +48,10 @@ def _q4_k(blocks: Bytes) -> Floats:
 
 
 def _q5_k(blocks: Bytes) -> Floats:
-    """As Q4_K, 32 bytes of fifth bits before the nibbles: bit j of byte l belongs to weight l of run j."""
+    """As Q4_K, with 32 bytes of fifth bits before the nibbles.
+
+    Bit j of byte l belongs to weight l of run j.
+    """
     high = (blocks[:, 16:48, None] >> np.arange(8, dtype=np.uint8)) & 1  # [blocks, l, j]
     return _with_scales(
         blocks, _nibbles_by_32(blocks[:, 48:]) + 16 * high.transpose(0, 2, 1).astype(np.float32)
@@ -70,7 +73,7 @@ def _q6_k(blocks: Bytes) -> Floats:
 
 
 class BlockFormat(NamedTuple):
-    """name, weights and bytes of a block, and its dequantisation (None: plain floats)."""
+    """Name, weights and bytes of a block, and its dequantisation (None: plain floats)."""
 
     name: str
     num_weights: int
@@ -91,7 +94,7 @@ FORMATS = {
     14: BlockFormat("Q6_K", 256, 210, _q6_k),
     30: BlockFormat("BF16", 1, 2, None),
 }
-"""By the number that GGUF files give."""
+"""Block formats by their numbers in GGUF files."""
 
 UNSUPPORTED = {
     9: "Q8_1",

@@ -29,7 +29,7 @@ MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies: shape outermost dimension first, start in bytes of the file."""
+    """Position of a tensor: shape with the outermost dimension first, start in bytes of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,11 +60,11 @@ class GgufFile:
         self._read_header()
 
     def read(self, name: str, take: Sequence[slice] = ()) -> torch.Tensor:
-        """A tensor, or the part `take` of it: F32, F16 and BF16 as stored, all else as fp32."""
+        """Reads a tensor, or the part `take` of it: F32, F16 and BF16 as stored, all other types as fp32."""
         tensor = self.tensors[name]
         first, *others = take or [slice(None)]
         start, stop, _ = first.indices(tensor.shape[0])
-        row_bytes = tensor.num_bytes // tensor.shape[0]  # of one index of the outermost dimension
+        row_bytes = tensor.num_bytes // tensor.shape[0]  # bytes per index of the outermost dimension
         count = (stop - start) * row_bytes
         data = np.frombuffer(self._bytes, np.uint8, count=count, offset=tensor.start + start * row_bytes)
         whole = _numbers(data, tensor.format).reshape(stop - start, *tensor.shape[1:])
@@ -159,7 +159,7 @@ class GgufFile:
 
 
 def _numbers(data: np.ndarray[Any, np.dtype[np.uint8]], kind: BlockFormat) -> torch.Tensor:
-    """The weights of whole blocks, in a tensor of its own."""
+    """Weights of whole blocks, in a new tensor."""
     if kind.dequantise is not None:
         return torch.from_numpy(kind.dequantise(data.reshape(-1, kind.num_bytes)).reshape(-1))
     floats = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

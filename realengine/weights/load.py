@@ -37,7 +37,7 @@ SHOWN = 5  # names in one error
 
 
 class Checkpoint(Protocol):
-    """What a file format gives: shapes by name, and parts of tensors on the CPU."""
+    """Interface of a file format: shapes by name, and parts of tensors on the CPU."""
 
     shapes: dict[str, tuple[int, ...]]
 
@@ -128,7 +128,7 @@ def _open(source: Path | str | GgufFile) -> tuple[Checkpoint, Mapping[str, str]]
 def _check(
     weights: Sequence[Weight], checkpoint: Checkpoint, packed: PackedFormat | None, ignored: Collection[str]
 ) -> None:
-    """Missing and misshapen tensors, and those that nothing here computes with."""
+    """Raises ValueError for missing, misshapen and unused tensors."""
     stored: dict[str, tuple[int, ...]] = {}
     optional: set[str] = set()
     for weight in weights:
@@ -175,7 +175,7 @@ def _assemble(
 
 
 def _halves(stored: torch.Tensor, part: Part) -> torch.Tensor:
-    """Rows of each head from the order 0, D/2, 1, D/2 + 1, ... to 0, 1, 2, ...: rotary pairs i, i + D/2."""
+    """Reorders rows of each head from 0, D/2, 1, D/2 + 1, ... to 0, 1, 2, ...: rotary pairs i, i + D/2."""
     if part.interleaved_head_dim is None:
         return stored
     pairs = stored.reshape(-1, part.interleaved_head_dim // 2, 2, *stored.shape[1:])

@@ -70,7 +70,7 @@ SHOWN = 3  # names in one error
 
 
 def read_adapter(path: Path | str, architecture: Architecture) -> Adapter:
-    """The adapter in a folder, as it is stored.
+    """Reads the adapter in a folder, in its stored dtype.
 
     Raises ValueError, naming file and field or tensor, on missing, truncated, misshapen, non-finite and
     unknown tensors, on an adapter for another base model, on ranks above the kernels' 64, and on what is not
@@ -105,13 +105,13 @@ def read_adapter(path: Path | str, architecture: Architecture) -> Adapter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Settings:
-    """What an adapter_config.json says."""
+    """The fields of an adapter_config.json."""
 
     rank: int
     alpha: float
     use_rslora: bool
     targets: str | tuple[str, ...]
-    """Of a regular expression's full matches; or ends of names. "all-linear": every linear layer."""
+    """Adapted layers: a regular expression for full matches, ends of names, or "all-linear"."""
     excluded: str | tuple[str, ...]
     only_layers: tuple[int, ...] | None
     rank_pattern: Mapping[str, int]
@@ -121,7 +121,7 @@ class _Settings:
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def layers_of(self, architecture: Architecture) -> list[str]:
-        """The linear layers that have a pair. Raises ValueError where a target is none."""
+        """The linear layers that have a pair. Raises ValueError if a target is none of them."""
         names = list(linear_layers(architecture))
         if self.targets == "all-linear":
             return [name for name in names if not _matches(self.excluded, name)]
@@ -148,14 +148,14 @@ class _Settings:
         return whole or self.only_layers is None or layer_of(name) in self.only_layers
 
     def rank_of(self, name: str) -> int:
-        """A layer's. Raises ValueError where it is above the kernels' limit."""
+        """Rank of a layer. Raises ValueError if it is above the kernels' limit."""
         rank = self.rank_pattern.get(_pattern(self.rank_pattern, name), self.rank)
         if rank > MAX_RANK:
             raise ValueError(f"{name}: rank {rank}: the kernels take up to {MAX_RANK}")
         return rank
 
     def pair(self, name: str, checkpoint: SafetensorsCheckpoint) -> LowRank:
-        """A layer's pair, B by its own scaling where that is not the adapter's."""
+        """Low-rank pair of a layer; B is rescaled if the layer's scaling differs from the adapter's."""
         read = []
         for key in keys_of(name):
             tensor = checkpoint.read(key, (slice(None), slice(None)))
@@ -211,7 +211,7 @@ def _refuse_what_is_not_computed(fields: Fields) -> None:
 
 
 def _modules(fields: Fields, name: str, *, needed: bool) -> str | tuple[str, ...]:
-    """A regular expression, or names."""
+    """A field that is a regular expression, or names."""
     value = fields.value(name)
     if isinstance(value, str) and value:
         if value.lower() == "all-linear" and needed:
@@ -226,7 +226,7 @@ def _modules(fields: Fields, name: str, *, needed: bool) -> str | tuple[str, ...
 
 
 def _patterns(fields: Fields, name: str, *, whole: bool) -> dict[str, Any]:
-    """Numbers by regular expression."""
+    """A field with numbers by regular expression."""
     given = fields.value(name) or {}
     if not isinstance(given, Mapping):
         raise wrong(name, given, "must be an object of numbers by pattern")
@@ -271,7 +271,7 @@ def _pattern(patterns: Mapping[str, Any], name: str) -> str:
 def _check_names(
     wanted: Sequence[str], shapes: Mapping[str, tuple[int, ...]], architecture: Architecture
 ) -> None:
-    """Tensors that are no pair of this model, and layers without their pair."""
+    """Raises ValueError for tensors that are no pair of this model, and layers without their pair."""
     layers = linear_layers(architecture)
     keys = [key for name in wanted for key in keys_of(name)]
     for key in sorted(shapes.keys() - set(keys)):

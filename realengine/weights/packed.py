@@ -17,7 +17,7 @@ from realengine.weights.table import Part, Weight
 
 
 class Packed(Protocol):
-    """What is asked of a checkpoint."""
+    """Interface that a checkpoint must have."""
 
     shapes: dict[str, tuple[int, ...]]
 
@@ -34,7 +34,7 @@ def is_packed(weight: Weight, checkpoint: Packed) -> bool:
 def read_packed(
     weight: Weight, share: Weight, checkpoint: Packed, packed: PackedFormat, device: torch.device
 ) -> list[Int4Weight]:
-    """The parts of a rank's share, each on the device. Raises ValueError, naming file and tensor."""
+    """Reads the parts of a rank's share, each on the device. Raises ValueError, naming file and tensor."""
     parts = []
     for part, own in zip(weight.parts, share.parts, strict=True):
         try:
@@ -68,7 +68,7 @@ def _read(part: Part, checkpoint: Packed, packed: PackedFormat, device: torch.de
 
 
 def _sliced(weight: Int4Weight, rows: slice, columns: slice) -> Int4Weight:
-    """A rank's rows (outputs) and columns (inputs) of a part."""
+    """The rows (outputs) and columns (inputs) of a part that belong to a rank."""
     words_BNI, scales_GN, zeros_GN, num_inputs, group_size, order_K = weight
     if columns != slice(0, num_inputs):
         if columns.start % BLOCK or (columns.stop % BLOCK and columns.stop != num_inputs):
@@ -91,7 +91,10 @@ def _sliced(weight: Int4Weight, rows: slice, columns: slice) -> Int4Weight:
 
 
 def _common_order(parts: list[Int4Weight], weight: Weight, checkpoint: Packed) -> torch.Tensor | None:
-    """Projections that are one weight here were quantised on the same inputs, thus in one order."""
+    """The common input order of projections that are one weight here.
+
+    They were quantised on the same inputs.
+    """
     first: torch.Tensor | None = parts[0].order_K
     for part in parts[1:]:
         other = part.order_K

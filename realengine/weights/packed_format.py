@@ -26,19 +26,21 @@ PER_WORD = 32 // BITS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedFormat:
-    """How a checkpoint packs its linear layers."""
+    """4-bit format of a checkpoint's linear layers."""
 
     quant_method: str
-    """awq or gptq."""
+    """Quantization method: awq or gptq."""
     group_size: int
-    """Inputs that share a scale; -1: all."""
+    """Number of inputs that share a scale; -1: all."""
     zeros_less_one: bool = False
-    """GPTQ's first format stores zero points less one."""
+    """Whether zero points are stored less one, as in GPTQ's first format."""
 
     @classmethod
     def from_config(cls, config: Any) -> PackedFormat | None:
-        """Of a config.json's quantization_config; None: there is none. Raises ValueError on what is not
-        read."""
+        """Reads a config.json's quantization_config; None: there is none.
+
+        Raises ValueError on formats that are not supported.
+        """
         if not config:
             return None
         method = config.get("quant_method") if isinstance(config, Mapping) else None
@@ -61,7 +63,7 @@ class PackedFormat:
         return cls(quant_method=method, group_size=group_size, zeros_less_one=kind == "gptq")
 
     def shapes(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """What the checkpoint must hold in place of a weight [N, K]; g_idx may be there, too."""
+        """Shapes of the tensors in place of a weight [N, K]; the checkpoint may also have g_idx."""
         n, k = shape
         groups = 1 if self.group_size == -1 else -(-k // self.group_size)
         words = (k, n // PER_WORD) if self.quant_method == "awq" else (k // PER_WORD, n)
@@ -70,5 +72,5 @@ class PackedFormat:
 
 
 def stored_as(name: str, kind: str) -> str:
-    """The tensor of that kind in place of a weight: "...q_proj.weight" -> "...q_proj.qweight"."""
+    """Name of the tensor of a kind in place of a weight: "...q_proj.weight" -> "...q_proj.qweight"."""
     return name.removesuffix("weight") + kind

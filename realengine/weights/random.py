@@ -1,7 +1,7 @@
-"""Random weights of the right shapes: timing needs no download. Drawn on the device, the same for one seed.
+"""Random weights of the right shapes: timing needs no download. Equal seeds give equal weights.
 
-Each tensor has a stream of its own, (seed, name), and a tensor parallel rank draws the whole tensor and keeps
-its share: the ranks together hold exactly what one device alone would.
+They are drawn on the device. Each tensor has a stream of its own, (seed, name), and a tensor parallel rank
+draws the whole tensor and keeps its share: the ranks together hold exactly what one device alone would.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class SafetensorsCheckpoint:
         return self._files.get(name, self.path)
 
     def read(self, name: str, take: Sequence[slice], *, integers: bool = False) -> torch.Tensor:
-        """The part of a tensor, as stored. integers: words of packed weights, not floats."""
+        """Reads the part `take` of a tensor, as stored. integers: words of packed weights, not floats."""
         stored = self._handles[self._files[name]].get_slice(name)
         dtypes = INTEGERS if integers else FLOATS
         if stored.get_dtype() not in dtypes:
@@ -54,7 +54,7 @@ class SafetensorsCheckpoint:
 
 
 def _listed(path: Path) -> Mapping[str, Path]:
-    """File by tensor as the index says; empty where there is none."""
+    """Files by tensor according to the index; empty if there is none."""
     index = path / INDEX
     if not index.is_file():
         return {}
@@ -90,7 +90,10 @@ def _open(file: Path) -> Any:
 
 
 def _damage(file: Path) -> str | None:
-    """Which tensor a truncated file ends in. A file: length of the header (8 bytes), header (JSON), data."""
+    """The tensor in which a truncated file ends. A file.
+
+    Length of the header (8 bytes), header (JSON), data.
+    """
     size = file.stat().st_size
     with file.open("rb") as opened:
         start = 8 + int.from_bytes(opened.read(8), "little")

@@ -1,4 +1,4 @@
-"""The engine's weights: own name, shape, and the checkpoint tensors that each is put together from.
+"""The engine's weights: own name, shape, and the checkpoint tensors that each is assembled from.
 
 One table drives every source. Projections that read the same input are one tensor, in the order in which the
 model runner slices their output:
@@ -67,16 +67,16 @@ GGUF: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One checkpoint tensor and where it goes: own[into] = stored[take]."""
+    """One checkpoint tensor and its destination: own[into] = stored[take]."""
 
     name: str
-    """In the checkpoint."""
+    """Name of the tensor in the checkpoint."""
     shape: tuple[int, ...]
-    """In the checkpoint."""
+    """Shape of the tensor in the checkpoint."""
     into: Index
     take: tuple[slice, ...]
     interleaved_head_dim: int | None = None
-    """Rows of each head are stored in the order of interleaved rotary pairs: 0, D/2, 1, D/2 + 1, ..."""
+    """Head dimension if each head's rows are stored as interleaved rotary pairs: 0, D/2, 1, D/2 + 1, ..."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,12 +93,12 @@ class Weight:
 
 
 def expected(architecture: Architecture, names: Mapping[str, str] = HUGGING_FACE) -> tuple[Weight, ...]:
-    """Every weight of the architecture, unsharded; head.weight only where it is not the embedding."""
+    """Every weight of the architecture, unsharded; head.weight only if it is not the embedding."""
     return tuple(_weights(architecture, names))
 
 
 def shard(weights: Sequence[Weight], rank: int, world_size: int) -> tuple[Weight, ...]:
-    """This tensor parallel rank's share of every weight.
+    """Every weight with this tensor parallel rank's share.
 
     9 heads on 3 ranks: rank 1 has rows 3 D to 6 D of the queries, and its qkv begins with them. Raises
     ValueError, naming the number, where world_size does not divide heads, intermediate sizes and vocabulary.
@@ -230,7 +230,7 @@ def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[W
 def _whole(
     name: str, stored: str, shape: tuple[int, ...], *, divided: tuple[tuple[str, int], ...] = ()
 ) -> Weight:
-    """One checkpoint tensor as it is."""
+    """A weight of one unchanged checkpoint tensor."""
     return Weight(name=name, shape=shape, parts=(_part(stored, shape, _all(shape)),), divided=divided)
 
 
@@ -242,7 +242,7 @@ def _stacked(
     divided: tuple[tuple[str, int], ...],
     orders: Sequence[int | None] | None = None,
 ) -> Weight:
-    """Checkpoint tensors [rows, *width] one below the other."""
+    """A weight of checkpoint tensors [rows, *width], one below the other."""
     parts, start = [], 0
     for (stored, size), order in zip(rows.items(), orders or [None] * len(rows), strict=True):
         into = (slice(start, start + size), *_all(width))
