@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--limit-s", type=float, default=540.0, help="of the whole call; default: %(default)s"
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: rehearses the program")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a dry run of the program")
     parser.add_argument("--seed", type=int, help="of the random inputs; default: a new one")
     parser.add_argument("--list", action="store_true", help="say what the parts are, and run nothing")
     asked = parser.parse_args(argv)
@@ -191,7 +191,10 @@ def _environment(device: str) -> dict[str, Any] | None:
         return None
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
-        print(f"--device={device}: not usable; --device cpu --quick rehearses without one", file=sys.stderr)
+        print(
+            f"--device={device}: not usable; --device cpu --quick makes a dry run without one",
+            file=sys.stderr,
+        )
         return None
     found: dict[str, Any] = json.loads(done.stdout.strip().split("\n")[-1])
     return found

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from experiments.conformance.days import Asked, Day
-from experiments.conformance.diary import Decision
+from experiments.conformance.recording_core import Decision
 from experiments.conformance.same_run import assert_leap_equals_step, assert_same_records
 from experiments.conformance.worlds import Traffic, World, WorldRun
 from policies.core.request import Request

@@ -1,4 +1,4 @@
-"""Worlds small enough to go through everything: toy hardware, listed traffic, engines that keep a diary."""
+"""Small worlds for exhaustive tests: toy hardware, listed traffic, engines that record their decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
-from experiments.conformance.diary import DiaryCore
+from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TOY, ToyModel
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.adapters.residents import Residents
@@ -107,7 +107,7 @@ class WorldRun(NamedTuple):
     """A simulated run: its records, and all its engines including those that were lost in crashes."""
 
     records: RunRecords
-    cores: list[DiaryCore]
+    cores: list[RecordingCore]
     source: Traffic
     fleet: Fleet
     admission: Any
@@ -144,7 +144,7 @@ class World:
 
     def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
         """Simulates the world to its end."""
-        cores: list[DiaryCore] = []
+        cores: list[RecordingCore] = []
         source, cluster = self._source(), self._cluster()
         sim = SimSettings(leap=leap, until_s=self.until_s)
         simulation = Simulation(source=source, pools=self._pools(cores), cluster=cluster, sim=sim)
@@ -168,12 +168,12 @@ class World:
     def _source(self) -> Traffic:
         return Traffic(self.asks, num_users=self.num_users, think_s=self.think_s, patience_s=self.patience_s)
 
-    def _pools(self, cores: list[DiaryCore]) -> list[ReplicaPool]:
+    def _pools(self, cores: list[RecordingCore]) -> list[ReplicaPool]:
         """With engines that are noted in `cores`."""
         return [self._pool(cores, name="a", replicas=self.num_replicas)]
 
     def _pool(
-        self, cores: list[DiaryCore], *, core: Mapping[str, Any] | None = None, **settings: Any
+        self, cores: list[RecordingCore], *, core: Mapping[str, Any] | None = None, **settings: Any
     ) -> ReplicaPool:
         """A pool; `core` and `settings` are of it alone, the rest is as the world has it."""
         usual = {
@@ -185,7 +185,9 @@ class World:
         }
         return ReplicaPool(core=partial(self._core, cores, **(core or {})), **usual | settings)
 
-    def _core(self, cores: list[DiaryCore], *, num_blocks: int | None = None, **settings: Any) -> DiaryCore:
+    def _core(
+        self, cores: list[RecordingCore], *, num_blocks: int | None = None, **settings: Any
+    ) -> RecordingCore:
         num_blocks = self.num_blocks if num_blocks is None else num_blocks
         kv_pool = self.caching.pool(KvMemory(num_blocks, 1.0, max_model_len=self.max_model_len))
         usual = {
@@ -196,7 +198,7 @@ class World:
             "predictor": self.prediction,
             "num_swap_blocks": self.num_swap_blocks,
         }
-        core = DiaryCore(pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
+        core = RecordingCore(pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
         cores.append(core)
         return core
 

@@ -14,7 +14,7 @@ from experiments.gpu.validated_models import calibrated_folder, composition, sui
 from experiments.validate.engine.suite import cases_of
 
 LIMITS = {"max_num_seqs": 256, "max_model_len": 8192, "max_num_batched_tokens": 2048}
-REHEARSED = {
+DRY_RUN = {
     "max_num_seqs": 16,
     "max_model_len": 2048,
     "max_num_batched_tokens": 64,
@@ -47,7 +47,7 @@ def _measured(record: Record) -> dict[str, Any]:
         device=record.device.type,
         model=case.scenario.model,
         out=str(calibrated_folder(record)),
-        **(REHEARSED if record.quick else LIMITS),
+        **(DRY_RUN if record.quick else LIMITS),
     )
 
     def progress(text: str) -> None:

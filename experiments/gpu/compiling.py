@@ -19,7 +19,7 @@ from experiments.gpu.record import Record, UnavailableError
 from kernels.ahead import CHIPS, kernel_modules
 from kernels.launch import target
 
-REHEARSED = ("activation", "--case=-1x1536")
+DRY_RUN = ("activation", "--case=-1x1536")
 
 
 def run(record: Record) -> None:
@@ -28,7 +28,7 @@ def run(record: Record) -> None:
     if chip not in CHIPS:
         record.measure("chip", lambda: _refuse(chip))
         return
-    commands = [REHEARSED] if record.quick else [(module,) for module in kernel_modules()]
+    commands = [DRY_RUN] if record.quick else [(module,) for module in kernel_modules()]
     found: list[dict[str, Any]] = []
     lock = threading.Lock()
 

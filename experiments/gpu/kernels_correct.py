@@ -21,7 +21,7 @@ from experiments.gpu.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = "tests/kernels"
-REHEARSED = f"{TESTS}/test_norm.py"
+DRY_RUN = f"{TESTS}/test_norm.py"
 MOST_WORKERS = 12
 
 
@@ -48,7 +48,7 @@ def run(record: Record) -> None:
 
 
 def _command(quick: bool) -> list[str]:
-    command = [sys.executable, "-m", "pytest", REHEARSED if quick else TESTS]
+    command = [sys.executable, "-m", "pytest", DRY_RUN if quick else TESTS]
     command += ["-q", "-m", "not slow", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
     command += ["-p", "experiments.gpu.pytest_rows"]
     workers = min(MOST_WORKERS, (os.cpu_count() or 2) - 2)

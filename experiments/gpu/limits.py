@@ -249,7 +249,7 @@ def _pinned(device: torch.device, quick: bool) -> dict[str, Any]:
 
 
 def _bytes(device: torch.device, wanted: int, quick: bool) -> int:
-    """As many as wanted, or a quarter of what is free; few for a rehearsal."""
+    """As many as wanted, or a quarter of what is free; few in a dry run."""
     if quick or device.type == "cpu":
         return 1 << 20
     return min(wanted, torch.cuda.mem_get_info()[0] // 4) >> 20 << 20

@@ -161,7 +161,7 @@ SEARCHES = (
         pure=False,
     ),
 )
-REHEARSED = (
+DRY_RUN = (
     Search(module="activation", case="silu_mul-1x1536", fields={"block": (512, 1024), "num_warps": (4,)}),
 )
 

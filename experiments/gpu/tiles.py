@@ -19,7 +19,7 @@ import torch
 from experiments.calibrate.engine.timing import Call, input_sets, timed
 from experiments.gpu.comparison import THRESHOLDS, relative_error
 from experiments.gpu.record import Record, UnavailableError
-from experiments.gpu.tile_search import REHEARSED, SEARCHES, Search, Values, compiled, present, replaced
+from experiments.gpu.tile_search import DRY_RUN, SEARCHES, Search, Values, compiled, present, replaced
 from kernels.ahead import CHIPS
 from kernels.launch import target
 
@@ -33,7 +33,7 @@ def run(record: Record) -> None:
     if chip not in CHIPS:
         record.measure("chip", lambda: _refuse(chip))
         return
-    searches = REHEARSED if record.quick else SEARCHES
+    searches = DRY_RUN if record.quick else SEARCHES
     workers = 1 if record.quick else max(1, (os.cpu_count() or 2) - 1)
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:

@@ -46,7 +46,7 @@ SUITES = (
     SuiteRun("policies", ("repeats=1", "workload.num_requests=24"), False, 8.0),
     SuiteRun("workload_gpu", ("repeats=1",), True, 15.0),
 )
-REHEARSED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+DRY_RUN: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "load": (("repeats=2", "workload.num_requests=10"), ("load_60", "load_110")),
     "policies": (("repeats=1", "workload.num_requests=10"), ("chunked", "swap", "radix")),
     "workload_gpu": (("repeats=1", "workload.num_requests=10"), ("short",)),
@@ -98,7 +98,7 @@ def case_runs_of(record: Record) -> Iterator[CaseRun]:
     for suite_run in SUITES:
         overrides, suite = suite_run.overrides, suite_of(suite_run.suite)
         if record.quick:
-            overrides, names = REHEARSED[suite_run.suite]
+            overrides, names = DRY_RUN[suite_run.suite]
             suite = replace(suite, cases={name: suite.cases[name] for name in names})
         asked = composition(record, overrides)
         for case in cases_of(asked, suite, device, files):

@@ -176,12 +176,12 @@ def first_difference(
     make_theirs: Callable[[Settings], Engine],
     *,
     leaps: bool = False,
-    diary: list[Step] | None = None,
+    decision_log: list[Step] | None = None,
 ) -> str | None:
     """What the two engines did differently first; None if they agree in every step.
 
     leaps: our core runs a plan for as long as its horizon says, while the other plans every step.
-    diary: takes the other engine's steps, for those who count what happened.
+    decision_log: takes the other engine's steps, for those who count what happened.
     """
     ours, theirs = OurEngine(workload.settings), make_theirs(workload.settings)
     to_come = list(workload.arrivals)
@@ -206,8 +206,8 @@ def first_difference(
         events = [step - now for step in (*aborts, *(arrival.step for arrival in to_come)) if step > now]
         for our_step in ours.steps(now, min(events, default=1000) if leaps else 1):
             their_step = theirs.step()
-            if diary is not None:
-                diary.append(their_step)
+            if decision_log is not None:
+                decision_log.append(their_step)
             if our_step.num_free_planned is None:
                 their_step = their_step._replace(num_free_planned=None)
             if our_step.num_free_after is None:

@@ -74,17 +74,17 @@ def test_every_step_is_decided_as_by_vllm(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_workloads_have_what_is_hard(mode):
-    diary = []
+    decision_log = []
     for seed in range(60):
-        first_difference(make_workload(mode, seed), VllmEngine, diary=diary)
-    assert sum(bool(step.preempted) for step in diary) > 10
-    assert sum(len(step.admitted) > 1 for step in diary) > 10
-    assert sum(step.num_free_planned == 0 for step in diary) > 100
-    num_prompts = [sum(num_tokens > 1 for num_tokens in step.tokens.values()) for step in diary]
+        first_difference(make_workload(mode, seed), VllmEngine, decision_log=decision_log)
+    assert sum(bool(step.preempted) for step in decision_log) > 10
+    assert sum(len(step.admitted) > 1 for step in decision_log) > 10
+    assert sum(step.num_free_planned == 0 for step in decision_log) > 100
+    num_prompts = [sum(num_tokens > 1 for num_tokens in step.tokens.values()) for step in decision_log]
     assert sum(num > 1 for num in num_prompts) > 30
-    reasons = [reason for step in diary for reason in step.finished.values()]
+    reasons = [reason for step in decision_log for reason in step.finished.values()]
     assert min(reasons.count("stop"), reasons.count("length")) > 100
-    hits = [num_cached for step in diary for num_cached in step.admitted.values() if num_cached]
+    hits = [num_cached for step in decision_log for num_cached in step.admitted.values() if num_cached]
     assert (len(hits) > 100) == ("prefix" in mode)
 
 
@@ -137,9 +137,9 @@ def test_vllm_finds_blocks_that_were_never_computed_and_we_do_not():
         Arrival(request_id=0, step=0, prompt=Prompt(31), num_output_tokens=1, priority=5),
         Arrival(request_id=1, step=1, prompt=Prompt(9), num_output_tokens=1, priority=0),
     )
-    diary = []
-    difference = first_difference(Workload(settings, arrivals), VllmEngine, diary=diary)
+    decision_log = []
+    difference = first_difference(Workload(settings, arrivals), VllmEngine, decision_log=decision_log)
     assert difference.startswith("step 3")
     assert "ours   Step(tokens={0: 7}, admitted={0: 24}" in difference
-    assert diary[-1].admitted == {0: 30}
-    assert sum(step.tokens.get(0, 0) for step in diary[:-1]) == 24
+    assert decision_log[-1].admitted == {0: 30}
+    assert sum(step.tokens.get(0, 0) for step in decision_log[:-1]) == 24

@@ -67,13 +67,13 @@ def _run_step(core, num_iterations=1, ended=()):
 
 def _run_out(core):
     """Step until nothing is left: per step the tokens by request, the preempted, and blocks in use."""
-    diary = []
+    decision_log = []
     while (plan := core.plan(0.0)) is not None:
         preempted = [seq.request_id for seq in plan.preempted]
-        diary.append((plan.tokens_by_request, preempted, core.pool.num_used))
+        decision_log.append((plan.tokens_by_request, preempted, core.pool.num_used))
         core.commit(plan, StepOutcome(), 0.0)
         core.check_integrity()
-    return diary
+    return decision_log
 
 
 def _bytes_held(policy):

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from experiments.conformance.diary import DiaryCore
 from experiments.conformance.draws import draw_routing, draw_worlds
+from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TICK_S, ToyModel
 from experiments.conformance.worlds import Traffic, World
 from policies.admission.deadline_feasible import DeadlineFeasible
@@ -106,7 +106,7 @@ class Cluster(World):
         usual = {"num_users": self.num_users, "think_s": self.think_s, "patience_s": self.patience_s}
         return CountedTraffic(self.asks, **usual, on_end=self.on_end)
 
-    def _pools(self, cores: list[DiaryCore]) -> list[ReplicaPool]:
+    def _pools(self, cores: list[RecordingCore]) -> list[ReplicaPool]:
         if not self.pools:
             return super()._pools(cores)
         return [

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from experiments.conformance.adapting import draw_adapters
-from experiments.conformance.diary import DiaryCore
 from experiments.conformance.draws import draw_batching, draw_routing, draw_worlds
+from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.worlds import Traffic, World, WorldRun
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
@@ -47,9 +47,9 @@ class Service(Cluster):
     max_resends: int = 1
     links: Callable[[], Links] = field(default_factory=lambda: lambda: Links(bytes_per_token=1.0))
 
-    def simulation(self, leap: bool = True) -> tuple[Simulation, list[DiaryCore], Traffic]:
+    def simulation(self, leap: bool = True) -> tuple[Simulation, list[RecordingCore], Traffic]:
         """A run, not begun, with its engines and its source."""
-        cores: list[DiaryCore] = []
+        cores: list[RecordingCore] = []
         source = self._source()
         simulation = Simulation(
             source=source,
@@ -59,7 +59,7 @@ class Service(Cluster):
         )
         return simulation, cores, source
 
-    def _pools(self, cores: list[DiaryCore]) -> list[ReplicaPool]:
+    def _pools(self, cores: list[RecordingCore]) -> list[ReplicaPool]:
         """One for each role that has replicas."""
         batching = {"prefill": self.prefill_batching, "decode": self.decode_batching, "mixed": self.batching}
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "mixed": self.num_mixed}

@@ -2,7 +2,7 @@
 
 Long calls are timed one by one between events, the L2 cache flushed before each. Short ones are recorded in a
 CUDA graph over several sets of inputs, whose replays are timed as a whole: so a launch from Python does not
-count, as it does not in the engine's graphs. On a CPU, wall time: only to rehearse.
+count, as it does not in the engine's graphs. On a CPU, wall time: only for dry runs.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def test_a_catcher_keeps_calls_that_can_be_made_again(served):
 
 
 def test_the_way_of_a_gpu_finds_the_same_operators_call_by_call(served):
-    """Rehearsed on a CPU: the timing falls back to the wall clock, nothing is captured in a graph."""
+    """A dry run on a CPU: the timing falls back to the wall clock, nothing is captured in a graph."""
     points = [
         Point(Step(contexts=(40,) * 4), decode_seqs=4, decode_kv_tokens=40),
         Point(Step(contexts=(80,) * 4), decode_seqs=4, decode_kv_tokens=80),

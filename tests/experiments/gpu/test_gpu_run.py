@@ -1,4 +1,4 @@
-"""The GPU run, rehearsed without one: a part that crashes or hangs leaves the others, and its own rows."""
+"""Dry runs of the GPU measurements: a part that crashes or hangs leaves the others, and its own rows."""
 
 # ruff: noqa: E402  what is imported below needs torch and triton
 
@@ -41,7 +41,7 @@ from experiments.gpu.parts import PARTS, in_order, limit_s, named
 from experiments.gpu.record import Record, UnavailableError, read
 from experiments.gpu.speed_cases import Target, shares
 from experiments.gpu.table import MOST_LINES, table_of
-from experiments.gpu.tile_search import REHEARSED, SEARCHES, replaced
+from experiments.gpu.tile_search import DRY_RUN, SEARCHES, replaced
 from experiments.gpu.validating import SUITES, case_runs_of, sum_up, worst_of
 from experiments.validate.engine.engine_run import settings_of
 from experiments.validate.engine.executor_cache import Built, with_room
@@ -279,7 +279,7 @@ def test_limits_take_the_fastest_way_of_each_kind(tmp_path):
     assert (limits.copy_bytes_per_s, limits.fp8_flops_per_s, limits.int8_flops_per_s) == (4.0, 6.0, None)
 
 
-@pytest.mark.parametrize("search", [*SEARCHES, *REHEARSED], ids=lambda search: search.name)
+@pytest.mark.parametrize("search", [*SEARCHES, *DRY_RUN], ids=lambda search: search.name)
 def test_every_search_names_a_case_and_all_fields_of_its_table(search):
     assert search.make().name == search.case
     table = importlib.import_module(f"kernels.{search.module}").TILES
@@ -418,7 +418,7 @@ def test_what_cannot_run_is_refused_with_what_can(tmp_path):
 def test_without_a_gpu_it_says_so(tmp_path):
     done = run_program("limits", "--out", str(tmp_path))
     assert done.returncode == 2
-    assert "--device cpu --quick rehearses" in done.stderr
+    assert "--device cpu --quick makes a dry run" in done.stderr
 
 
 @pytest.mark.slow
@@ -500,7 +500,7 @@ def test_short_calls_are_timed_in_a_graph_of_many(monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_part_can_be_rehearsed(tmp_path):
+def test_every_part_has_a_dry_run(tmp_path):
     long = ("--limit-s", "1500")  # beside other tests, and interpreted
     done = run_program(*PARTS, "--device", "cpu", "--quick", "--out", str(tmp_path), *long, limit_s=1800)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -49,16 +49,16 @@ def test_leap_equals_step(make_core, make_request, lengths, budget, num_blocks):
         )
         for request_id, (prompt, answer) in enumerate(lengths):
             core.add(make_request(request_id, prompt), stop_after=answer)
-        diary = []
+        decision_log = []
         while (plan := core.plan(0.0)) is not None:
             num_iterations = plan.horizon if leap else 1
             assert plan.num_tokens <= budget
-            diary += [plan.tokens_by_request] * num_iterations
+            decision_log += [plan.tokens_by_request] * num_iterations
             core.commit(plan, StepOutcome(num_iterations), 0.0)
             core.check_integrity()
         left = {seq.request_id for seq in core.waiting}
         assert left == {i for i, (prompt, _) in enumerate(lengths) if prompt == 4}, "none of these has KV"
-        return diary
+        return decision_log
 
     assert run_core(leap=True) == run_core(leap=False)
 

@@ -48,7 +48,7 @@ sizes = st.tuples(st.sampled_from([1, 4, 7]), st.integers(13, 20))
 def run_core(core, make_request, asked, leap):
     """One iteration a second; (tokens by request, admitted, preempted) of each. Ends when all have."""
     coming = sorted((arrival, i, prompt, answer) for i, (prompt, answer, arrival) in enumerate(asked))
-    diary, now = [], 0
+    decision_log, now = [], 0
     while coming or core.num_unfinished:
         while coming and coming[0][0] <= now:
             arrival, request_id, prompt, answer = coming.pop(0)
@@ -60,7 +60,7 @@ def run_core(core, make_request, asked, leap):
         num_iterations = plan.horizon if leap else 1
         if coming:
             num_iterations = min(num_iterations, int(coming[0][0] - now) or 1)
-        diary.append(
+        decision_log.append(
             (
                 plan.tokens_by_request,
                 [seq.request_id for seq in plan.admitted],
@@ -68,12 +68,12 @@ def run_core(core, make_request, asked, leap):
                 plan.num_decodes,
             )
         )
-        diary += [(plan.tokens_by_request, [], [], plan.num_decodes)] * (num_iterations - 1)
+        decision_log += [(plan.tokens_by_request, [], [], plan.num_decodes)] * (num_iterations - 1)
         core.commit(plan, StepOutcome(num_iterations), float(now + num_iterations))
         core.check_integrity()
         now += num_iterations
-        assert len(diary) < 20_000, "somebody starves"
-    return diary
+        assert len(decision_log) < 20_000, "somebody starves"
+    return decision_log
 
 
 def make(name, make_core, size):
@@ -128,8 +128,8 @@ def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, n
 @pytest.mark.parametrize("name", ["inflight", "inflight, whole", "one_at_a_time"])
 @given(asked=requests, size=sizes)
 def test_who_reserves_or_runs_alone_is_never_preempted(make_core, make_request, name, asked, size):
-    diary = run_core(make(name, make_core, size), make_request, asked, leap=True)
-    assert not any(preempted for _, _, preempted, _ in diary)
+    decision_log = run_core(make(name, make_core, size), make_request, asked, leap=True)
+    assert not any(preempted for _, _, preempted, _ in decision_log)
 
 
 class Asked:

@@ -27,7 +27,7 @@ def test_a_short_prompt_passes_a_second_long_one(make_core, make_request, run_ou
 
 
 def test_one_partial_prefill_is_plain_chunked_prefill(make_core, make_request, run_out):
-    diaries = []
+    decision_logs = []
     for policy in (
         PartialPrefills(max_num_batched_tokens=6, max_num_partial_prefills=1, long_prefill_token_threshold=2),
         Chunked(max_num_batched_tokens=6),
@@ -35,8 +35,8 @@ def test_one_partial_prefill_is_plain_chunked_prefill(make_core, make_request, r
         core = make_core(batching=policy, num_blocks=5)
         for request_id, prompt, answer in [(A, 5, 6), (B, 6, 4), (C, 3, 3)]:
             core.add(make_request(request_id, prompt), stop_after=answer)
-        diaries.append(run_out(core))
-    assert diaries[0] == diaries[1]
+        decision_logs.append(run_out(core))
+    assert decision_logs[0] == decision_logs[1]
 
 
 @pytest.mark.parametrize(

@@ -49,22 +49,22 @@ def test_leap_equals_step_with_a_worker_that_takes_sequences_over(
         core = make_core(batching=PrefillOnly(max_num_batched_tokens=budget), num_blocks=num_blocks)
         for request_id, (prompt, answer) in enumerate(prompts):
             core.add(make_request(request_id, prompt), stop_after=answer)
-        diary = []
+        decision_log = []
         while core.num_unfinished:
             plan = core.plan(0.0)
             if plan is None:
                 taken = next(iter(core.paused))
-                diary.append(taken)
+                decision_log.append(taken)
                 core.abort(taken)
                 continue
             num_iterations = plan.horizon if leap else 1
             assert plan.num_tokens <= budget
             assert not plan.num_decodes
             assert not plan.preempted
-            diary += [plan.tokens_by_request] * num_iterations
+            decision_log += [plan.tokens_by_request] * num_iterations
             core.commit(plan, StepOutcome(num_iterations), 0.0)
             core.check_integrity()
-        return diary
+        return decision_log
 
     assert run_core(leap=True) == run_core(leap=False)
 

@@ -50,14 +50,14 @@ def run(core, num_iterations=1):
 
 def live(core):
     """Step to the end: (context that decodes attend to, blocks in use) of every iteration with decodes."""
-    diary = []
+    decision_log = []
     while core.num_unfinished:
         plan = core.plan(0.0)
         if plan.num_decodes:
-            diary.append((plan.num_decode_context_tokens, core.pool.num_used))
+            decision_log.append((plan.num_decode_context_tokens, core.pool.num_used))
         core.commit(plan, StepOutcome(), 0.0)
         core.check_integrity()
-    return diary
+    return decision_log
 
 
 def test_a_window_fills_and_then_stands_still():

@@ -144,8 +144,8 @@ def test_after_a_preemption_the_answer_so_far_is_computed_again_the_prompt_is_no
     core = make_core(presume_cached=True, num_blocks=4)
     core.add(make_request(0, 5), stop_after=5)
     core.add(make_request(1, 5), stop_after=5)
-    diary = run_out(core)
-    assert diary[0] == ({0: 1, 1: 1}, [], 4)
-    assert [tokens for tokens, preempted, _ in diary if preempted] == [{0: 1}]
-    assert diary[-1][0] == {1: 5}
+    decision_log = run_out(core)
+    assert decision_log[0] == ({0: 1, 1: 1}, [], 4)
+    assert [tokens for tokens, preempted, _ in decision_log if preempted] == [{0: 1}]
+    assert decision_log[-1][0] == {1: 5}
     assert core.pool.num_free == 4

@@ -22,7 +22,7 @@ from sim.engine.signals import Signals
 
 TICK_S = 0.125
 
-DIARY = []
+READINGS = []
 """What `Spy` has read: (now, replica, reading)."""
 
 
@@ -38,7 +38,7 @@ class Spy:
         self.turn = (self.turn + 1) % len(replicas)
         for index, replica in enumerate(replicas):
             if self.reads_all or index == self.turn:
-                DIARY.append((now, index, self.reading(request, replica)))
+                READINGS.append((now, index, self.reading(request, replica)))
         return self.turn
 
     def reading(self, request, replica):
@@ -51,10 +51,10 @@ class Spy:
 
 def run_world(world, **given):
     """The log of readings and the records of a run."""
-    DIARY.clear()
+    READINGS.clear()
     leap = given.pop("leap", True)
     records = replace(world, routing=Spy(**given)).simulate(leap=leap).records
-    return list(DIARY), records
+    return list(READINGS), records
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""An engine that keeps a diary of what it decides, and checks that no block goes astray."""
+"""An EngineCore that records its decisions and checks after every plan that no KV block is leaked."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 
 MAX_PLANS = 20_000
-"""After which a run is taken for one that never ends: these worlds take hundreds, or thousands."""
+"""Limit of plans per run, above which it is taken as endless: these worlds need hundreds or thousands."""
 
 
 class Decision(NamedTuple):
-    """A committed plan: what it was when it was made, and for how many iterations it was run."""
+    """A committed plan as it was when planned, and the number of iterations that it was run for."""
 
     iteration: int
     start_s: float
@@ -27,16 +27,16 @@ class Decision(NamedTuple):
     num_iterations: int
 
 
-class DiaryCore(EngineCore):
-    """Writes every committed plan down, and checks after every plan and commit that no block went astray."""
+class RecordingCore(EngineCore):
+    """Records every committed plan and checks the block tables after every plan and commit."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.decisions: list[Decision] = []
         self.arrival_s: dict[int, float] = {}
-        """By request id, of those that came here."""
+        """Arrival times by request id, of the requests that entered this engine."""
         self.first_admitted: list[int] = []
-        """Request ids, in the order in which they first got a slot."""
+        """Request ids in the order of their first admission."""
         self._has_had_slot: set[Sequence] = set()
         self._num_plans = 0
 
@@ -69,7 +69,7 @@ class DiaryCore(EngineCore):
         return progress
 
     def _note_admitted(self) -> None:
-        """Write down which sequences have got a slot for the first time since the last plan."""
+        """Records the sequences that were admitted for the first time since the last plan."""
         new = [seq for seq in self.unfinished if seq.admission and seq not in self._has_had_slot]
         for seq in sorted(new, key=lambda seq: seq.admission):
             self._has_had_slot.add(seq)
@@ -78,7 +78,7 @@ class DiaryCore(EngineCore):
     def _check_block_ids(self, plan: StepPlan) -> None:
         tokens = plan.tokens_by_request
         owners: Counter[int] = Counter()
-        num_unasked = 0  # blocks of branches that are computed again
+        num_unasked = 0  # blocks of branches that are recomputed
         for seq in self.running.values():
             if tokens_in_own_name(seq) is not None:
                 owners.update({number for table in self.branched.block_ids(seq) for number in table})
@@ -89,10 +89,10 @@ class DiaryCore(EngineCore):
             assert len(ids) == self.pool.blocks_held(seq, num_tokens)
             owners.update(ids)
         assert set(owners) <= set(range(1, self.pool.num_blocks + 1))
-        shares = type(self.pool).num_cached is not BlockPool.num_cached  # it finds what others computed
+        shares = type(self.pool).num_cached is not BlockPool.num_cached  # a prefix cache shares blocks
         assert shares or all(count == 1 for count in owners.values()), "a block is owned twice"
         num_unasked += 0 if self.residents is None else self.residents.num_blocks
         assert len(owners) == self.pool.num_used - num_unasked, "a block is leaked"
         for source, target in self.branched.copies(plan):
-            assert source in owners, "a copy of a block that nobody owns"
-            assert target in owners, "a copy into a block that nobody owns"
+            assert source in owners, "copies from a block without owner"
+            assert target in owners, "copies into a block without owner"
