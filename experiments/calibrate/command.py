@@ -159,7 +159,7 @@ def remarks(tables: Mapping[str, Measured], calibration: Calibration) -> list[st
     notes = [f"{count} figures fitted to {calibration.measured_on}, errors in percent of the measured time."]
     missing = [OPERATORS[name].title for name in OPERATORS if name not in tables]
     if missing:
-        notes.append(f"No rows of this device, defaults kept: {', '.join(missing)}.")
+        notes.append(f"No rows for this device, defaults are kept: {', '.join(missing)}.")
     return notes + [
         f"{OPERATORS[name].title}: {t.caveat}; left out." for name, t in tables.items() if t.caveat
     ]

@@ -79,7 +79,9 @@ class Callbacks:
             figure = roofline_figure(answer)
         except ValueError as error:
             return drawn(None, str(error)), limit_sentence(answer)
-        return drawn(figure, "This latency level cannot explain its iterations."), limit_sentence(answer)
+        return drawn(figure, "This latency model cannot show what limits its iterations."), limit_sentence(
+            answer
+        )
 
     def grow(self, client: str, shown: Any) -> tuple[Any, Any, Any, Any]:
         """(curve, its note, its version, poll is off), with the points that have come.
@@ -95,8 +97,8 @@ class Callbacks:
             return no_update, no_update, no_update, curve.is_done
         note = curve.problem
         if not curve.is_done:
-            note = "more rates are being simulated ..."
-        figure = drawn(curve_figure(curve), "These requests have no rate that could be varied.")
+            note = "simulating more rates ..."
+        figure = drawn(curve_figure(curve), "These requests have no rate to vary.")
         return figure, note, curve.version, False
 
 

@@ -28,10 +28,10 @@ TRIED_PORTS = 100
 """Behind a taken one, to propose a free one."""
 
 DESCRIPTION = """\
-A local page that simulates 2,000 requests while model, GPU, replicas, engine, rate, lengths and SLO are
-turned. Its address holds what was turned and brings it back; it shows the same on the command line.
+Serves a local page that simulates 2,000 requests whenever the model, GPU, replicas, engine, rate, lengths or
+SLO are changed. The address of the page contains all changes; the page also shows the equivalent command.
 
-Overrides are those of `windtunnel simulate` (see its --help), under all that the page does."""
+Overrides are those of `windtunnel simulate` (see its --help); they apply to all simulations of the page."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ def _problem(port: int) -> str | None:
             probe.bind((HOST, port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            return "another program listens there" if taken else str(error.strerror)
+            return "another program uses this port" if taken else str(error.strerror)
     return None
 
 
@@ -103,6 +103,6 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--port", type=int, default=PORT, help=f"on {HOST}, {PORT} unless given")
+    parser.add_argument("--port", type=int, default=PORT, help=f"port on {HOST}; default: {PORT}")
     parser.add_argument("--config-dir", type=Path, help="a folder with your own configs")
     return parser

@@ -193,14 +193,14 @@ def _numbers(cfg: Mapping[str, Any]) -> list[Control]:
     """The others; those of a synthetic workload by their own unit, else as multiples of what it has."""
     value_of = dict(leaves(cfg))
     traffic = [
-        (("workload.arrivals.rate_per_s", "requests/s", 1.0), ("load", "traffic, times", 0.5)),
+        (("workload.arrivals.rate_per_s", "requests/s", 1.0), ("load", "traffic, factor", 0.5)),
         (
             ("workload.lengths.prompt_tokens.mean", "prompt tokens", 128.0),
-            ("prompt_scale", "prompts, times", 0.5),
+            ("prompt_scale", "prompt length, factor", 0.5),
         ),
         (
-            ("workload.lengths.output_tokens.mean", "answer tokens", 32.0),
-            ("output_scale", "answers, times", 0.5),
+            ("workload.lengths.output_tokens.mean", "output tokens", 32.0),
+            ("output_scale", "output length, factor", 0.5),
         ),
     ]
     found = [

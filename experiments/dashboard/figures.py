@@ -43,7 +43,7 @@ def curve_figure(curve: Curve) -> go.Figure | None:
     points = sorted(curve.points.values())
     rates = [answer.rate_per_s * point.load for point in points]
     sizes = [13 if point.load == 1 else 7 for point in points]
-    drawing = make_subplots(1, 2, subplot_titles=["% within the SLO", "$ per million output tokens"])
+    drawing = make_subplots(1, 2, subplot_titles=["SLO attainment, %", "$ per million output tokens"])
     shares = [None if point.share is None else 100 * point.share for point in points]
     costs = [point.usd_per_million_output_tokens for point in points]
     for column, (values, colour) in enumerate(((shares, BLUE), (costs, ORANGE)), start=1):
@@ -88,7 +88,7 @@ def limit_sentence(answer: Answer) -> str:
     """Where the requests' time goes."""
     shares = [(name, share) for name, share in time_shares(answer.result).items() if share >= 0.05]
     shares_text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
-    return f"Where the requests' time goes: {shares_text}." if shares_text else ""
+    return f"Shares of the requests' time: {shares_text}." if shares_text else ""
 
 
 def caveats(answer: Answer) -> list[str]:
@@ -100,9 +100,9 @@ def caveats(answer: Answer) -> list[str]:
     if found is None:
         return lines
     return [
-        f"Overloaded: since {numbers.seconds(found.since_s)}, {found.arrivals_per_s:.3g} requests/s came and "
-        f"{found.ends_per_s:.3g} ended; {found.outstanding:,} were under way at "
+        f"Overloaded: since {numbers.seconds(found.since_s)}, {found.arrivals_per_s:.3g} requests/s arrived "
+        f"and {found.ends_per_s:.3g} finished; {found.outstanding:,} were outstanding at "
         f"{numbers.seconds(found.at_s)}. "
-        "The backlog grows for as long as the traffic lasts: latencies say how long that was.",
+        "The backlog grows as long as the traffic lasts, so latencies depend on the length of the run.",
         *lines,
     ]

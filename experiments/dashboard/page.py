@@ -92,7 +92,7 @@ def layout(board: Board) -> html.Div:
                                     html.Section([html.H2("Latency"), _graph("latency")]),
                                     html.Section(
                                         [
-                                            html.H2("Against the rate"),
+                                            html.H2("SLO attainment and cost over the request rate"),
                                             _graph("curve"),
                                             html.Div(id="curve-note", className="soft"),
                                         ]
@@ -107,7 +107,7 @@ def layout(board: Board) -> html.Div:
                                 ],
                                 id="results",
                             ),
-                            html.Section([html.H2("The same on the command line"), html.Code(id="command")]),
+                            html.Section([html.H2("Equivalent command"), html.Code(id="command")]),
                         ]
                     ),
                 ]

@@ -115,6 +115,6 @@ def _print(summary: dict[str, Any], console: Console) -> None:
         f"output {numbers.number(rates['output_tokens_per_s'])} tok/s, input "
         f"{numbers.number(rates['input_tokens_per_s'])} tok/s, "
         f"{numbers.number(rates['requests_per_s'])} requests/s in {numbers.seconds(summary['simulated_s'])}; "
-        f"requests left {' and '.join(late)} after their time",
+        f"requests were sent {' and '.join(late)} late",
         highlight=False,
     )

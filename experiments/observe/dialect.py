@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 OPTIONS: dict[str, str] = {
-    "return_token_ids": "answers are quoted by text, or made up, in later turns",
-    "continuous_usage_stats": "tokens in a chunk are worked out from its text",
-    "min_tokens": "answers may be shorter than the workload says",
-    "ignore_eos": "answers may be shorter than the workload says",
+    "return_token_ids": "later turns quote outputs by text, or invent them",
+    "continuous_usage_stats": "the tokens of a chunk are estimated from its text",
+    "min_tokens": "outputs may be shorter than in the workload",
+    "ignore_eos": "outputs may be shorter than in the workload",
     "seed": "",
-    "temperature": "the server's own sampling is used",
-    "stream_options": "the server does not count tokens",
+    "temperature": "the server's default sampling is used",
+    "stream_options": "the server does not report token counts",
 }
 """What is asked for beyond the API's core, and what its absence means; given up in this order."""
 

@@ -57,20 +57,20 @@ def client_notes(summary: dict[str, Any]) -> list[str]:
     client, tokens, failed, requests = (summary[k] for k in ("client", "tokens", "failed", "requests"))
     found = []
     if summary["stopped"] == "interrupted":
-        found.append(f"Interrupted after {summary['simulated_s']:.1f} s: a part of the run.")
+        found.append(f"Interrupted after {summary['simulated_s']:.1f} s; the figures are of this part.")
     elif summary["stopped"] and summary["stopped"] != "until_s":
         found.append(
-            f"Given up after {summary['simulated_s']:.1f} s: {summary['stopped']}; the rest was not sent."
+            f"Stopped after {summary['simulated_s']:.1f} s: {summary['stopped']}; the rest was not sent."
         )
     if failed["count"]:
         kinds = "; ".join(f"{count:,} x {error}" for error, count in failed["by_error"].items())
         found.append(f"{failed['count']:,} of {requests['arrived']:,} requests failed: {kinds}.")
     if requests["rejected"]:
         kinds = "; ".join(f"{count:,} x {error}" for error, count in failed["refusals"].items())
-        found.append(f"{requests['rejected']:,} of {requests['arrived']:,} requests were refused: {kinds}.")
+        found.append(f"{requests['rejected']:,} of {requests['arrived']:,} requests were rejected: {kinds}.")
     others = requests["aborted"] - failed["count"]
     if others:
-        found.append(f"{others:,} of {requests['arrived']:,} requests were given up by their client.")
+        found.append(f"{others:,} of {requests['arrived']:,} requests were aborted by their client.")
     if requests["unfinished"]:
         found.append(
             f"{requests['unfinished']:,} of {requests['arrived']:,} requests were unfinished at the end."
@@ -78,33 +78,32 @@ def client_notes(summary: dict[str, Any]) -> list[str]:
     lag_ms, stall_ms = (1e3 * (client[name]["p99_s"] or 0) for name in ("lag", "stall"))
     if (client["late_share"] or 0) > LATE_SHARE:
         found.append(
-            f"{100 * client['late_share']:.1f} % of the requests left more than {client['late_ms']:g} ms "
-            f"after their time (p99 {lag_ms:.1f} ms): the client was the bottleneck; lower the load, or run "
-            "it on a machine of its own."
+            f"{100 * client['late_share']:.1f} % of the requests were sent more than "
+            f"{client['late_ms']:g} ms late (p99 {lag_ms:.1f} ms): the client was the bottleneck; lower the "
+            "load, or run the client on a separate machine."
         )
     if stall_ms > STALL_MS:
         found.append(
-            f"The client was busy with other things for {stall_ms:.1f} ms (p99): its times are late by up to "
-            "as much."
+            f"The client stalled for {stall_ms:.1f} ms (p99): measured times may be late by as much."
         )
     if tokens["mean_per_chunk"] and tokens["several_share"] > 0:
         found.append(
             f"{100 * tokens['several_share']:.1f} % of the chunks held several tokens (mean "
-            f"{tokens['mean_per_chunk']:.2f}, at most {tokens['max_per_chunk']}); those came at one time, "
-            "and the gaps of 0 s between them are in ITL."
+            f"{tokens['mean_per_chunk']:.2f}, at most {tokens['max_per_chunk']}); ITL "
+            "includes the gaps of 0 s between them."
         )
     if tokens["spread_requests"]:
         found.append(
-            f"Of {tokens['spread_requests']:,} answers the server said only how many tokens they had in all: "
-            "they were spread evenly over the chunks."
+            f"For {tokens['spread_requests']:,} outputs the server reported only the total number of tokens: "
+            "they are spread evenly over the chunks."
         )
     if tokens["off_prompts"]:
         found.append(
-            f"{tokens['off_prompts']:,} prompts were another length on the server than in the workload (mean "
-            f"{100 * tokens['mean_off_share']:+.1f} %)."
+            f"{tokens['off_prompts']:,} prompts had a different length on the server than in the workload "
+            f"(mean {100 * tokens['mean_off_share']:+.1f} %)."
         )
     if tokens["off_outputs"]:
-        found.append(f"{tokens['off_outputs']:,} answers had another length than was asked for.")
+        found.append(f"{tokens['off_outputs']:,} outputs had a different length than requested.")
     return found
 
 
@@ -114,7 +113,7 @@ def workload_notes(notes: WorkloadNotes) -> list[str]:
     if notes.num_clipped:
         found.append(f"{notes.num_clipped:,} requests were clipped to the model's context.")
     if notes.num_conversations_cut:
-        found.append(f"{notes.num_conversations_cut:,} conversations ended early: the context was full.")
+        found.append(f"{notes.num_conversations_cut:,} conversations ended early, as the context was full.")
     return found
 
 

@@ -67,6 +67,6 @@ def _write_page(
     counts = summary["requests"]
     introduction = (
         f"{counts['finished']:,} of {counts['arrived']:,} requests finished in "
-        f"{summary['simulated_s']:.1f} s. Times are the client's, from sending."
+        f"{summary['simulated_s']:.1f} s. Times are measured at the client from the time of sending."
     )
     write_page(file, f"Observed: {summary['endpoint']['model']} at {config['url']}", introduction, sections)

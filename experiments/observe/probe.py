@@ -84,12 +84,14 @@ class _Asker:
             reply = await self._ask(prompts.write(_question(FEW)))
             if not reply.error:
                 if (low, end) != settings.token_ids:
-                    self.notes.append(f"A small vocabulary: token ids from {low} to {end - 1} were sent.")
+                    self.notes.append(
+                        f"The server has a small vocabulary: token ids from {low} to {end - 1} were sent."
+                    )
                 return prompts
         if settings.prompts == "token_ids":
             assert reply is not None
             raise ConfigError(
-                f"prompts=token_ids: not taken by the server: {reply.error}; choose prompts=auto or text"
+                f"prompts=token_ids: not accepted by the server: {reply.error}; choose prompts=auto or text"
             )
         return None
 
@@ -101,17 +103,18 @@ class _Asker:
             reply = await self._ask(words.write(_question(num_words)))
             if reply.error:
                 raise ConfigError(
-                    f"url={self._settings.url}: the server refuses a plain question: {reply.error}"
+                    f"url={self._settings.url}: the server refuses a plain request: {reply.error}"
                 )
             if reply.prompt_tokens is not None:
                 counted.append((num_words, reply.prompt_tokens))
         if len(counted) < 2:
-            self.notes.append("The server does not count prompt tokens: a word was taken for one token.")
+            self.notes.append("The server does not report prompt tokens: one token per word was assumed.")
             return TextPrompts(seed=self._settings.seed, length=TextLength())
         length = text_length(*counted)
         self.notes.append(
-            f"Prompts are words, {length.tokens_per_word:.3g} tokens each and {length.overhead_tokens:.0f} "
-            "around them, as the server counts; lengths are met to about a word."
+            f"Prompts are words of {length.tokens_per_word:.3g} tokens each plus "
+            f"{length.overhead_tokens:.0f} tokens of overhead, as counted by the server; lengths are "
+            "accurate to about one word."
         )
         return TextPrompts(seed=self._settings.seed, length=length)
 
@@ -121,11 +124,13 @@ class _Asker:
         found = []
         if refused:
             meaning = "; ".join(dict.fromkeys(OPTIONS[name] for name in refused if OPTIONS[name]))
-            found.append(f"The server does not take {', '.join(refused)}{f': {meaning}' if meaning else ''}.")
+            found.append(
+                f"The server does not support {', '.join(refused)}{f': {meaning}' if meaning else ''}."
+            )
         if self._settings.exact_output and self._num_answered != NUM_TOKENS:
             found.append(
-                f"Asked for {NUM_TOKENS} tokens, the server gave {self._num_answered}: answers have lengths "
-                "of their own."
+                f"The server returned {self._num_answered} of {NUM_TOKENS} requested tokens: output lengths "
+                "are not exact."
             )
         return found
 

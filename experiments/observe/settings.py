@@ -80,7 +80,7 @@ class ObserveSettings:
         answers = getattr(getattr(self.workload, "branching", None), "width", 1)
         if answers > 1:
             raise ValueError(
-                f"workload.branching.width={answers}: one answer a request is observed; set it to 1"
+                f"workload.branching.width={answers}: observe supports one output per request; set it to 1"
             )
 
     @property

@@ -138,7 +138,7 @@ def _too_few(problem: Problem, models: Sequence[str]) -> list[str]:
             for hosting, pool in zip(own, pools, strict=True)
         ):
             least = min(hosting.num_gpus for hosting in own)
-            problems.append(f"{name}: needs {least} GPUs of a kind, in one node; there are fewer")
+            problems.append(f"{name}: needs {least} equal GPUs in one node; there are fewer")
     return problems
 
 

@@ -103,7 +103,7 @@ def report(settings: SparesSettings, console: Console) -> None:
     """The table, and how many are enough."""
     k, up_share = settings.needed, settings.up_share
     low, high = f"{settings.confidence:.0%} from", "to"
-    rows = [["replicas", f"{k} or more are up", "in theory", low, high, "not so, min a year"]]
+    rows = [["replicas", f"{k} or more are up", "in theory", low, high, "fewer up, min/year"]]
     enough: int | None = None
     for n in range(k, k + settings.most_spares + 1):
         found = simulated_at_least_up(
@@ -126,10 +126,12 @@ def report(settings: SparesSettings, console: Console) -> None:
     console.print(plain_table(rows))
     if enough is None:
         most = k + settings.most_spares
-        verdict = f"not even {most} are up often enough for {settings.wanted_share:.6g} of the time"
+        verdict = f"even {most} replicas are not enough for {settings.wanted_share:.6g} of the time"
     else:
-        verdict = f"{enough} are enough for {settings.wanted_share:.6g} of the time: {enough - k} to spare"
-    basis = "in theory" if up_share is not None else f"at the lower end of {settings.replications:,} runs"
+        spares = "spare" if enough - k == 1 else "spares"
+        verdict = f"{enough} replicas ({enough - k} {spares}) are enough"
+        verdict += f" for {settings.wanted_share:.6g} of the time"
+    basis = "in theory" if up_share is not None else f"by the lower bound of {settings.replications:,} runs"
     console.print(f"{verdict}, {basis}", highlight=False)
     if settings.recovery.way == "kv":
         n = k + settings.most_spares if enough is None else enough
@@ -139,7 +141,7 @@ def report(settings: SparesSettings, console: Console) -> None:
 def _kv_copies_left(settings: SparesSettings, n: int) -> str:
     """How often the KV of a replica that crashes is left with another one."""
     if n == 1:
-        return "KV replicated among 1: no other replica can hold a copy"
+        return "KV replication with 1 replica: no other replica can hold a copy"
     found = simulated_kv_copies_left(
         settings.failures,
         n,
@@ -149,9 +151,9 @@ def _kv_copies_left(settings: SparesSettings, n: int) -> str:
         confidence=settings.confidence,
     )
     if found is None:
-        return f"KV replicated among {n}: none of them crashed"
+        return f"KV replication with {n} replicas: none of them crashed"
     return (
-        f"KV replicated among {n}: a copy was left at {found.share:.3%} of "
+        f"KV replication with {n} replicas: a copy survived in {found.share:.3%} of "
         f"{found.num_replications:,} crashes "
         f"({settings.confidence:.0%} from {found.low:.3%} to {found.high:.3%})"
     )

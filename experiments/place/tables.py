@@ -32,7 +32,7 @@ def print_plan(placed: Placed, console: Console) -> None:
     used = sum(plan.gpus.values())
     there = sum(pool.count for pool in problem.pools)
     console.print(
-        f"value {plan.value:,.1f}, {used} of {there} GPUs, ${plan.usd_per_hour:.2f} an hour"
+        f"value {plan.value:,.1f}, {used} of {there} GPUs, ${plan.usd_per_hour:.2f}/hour"
         f"{', every demand met' if plan.met else ''}",
         highlight=False,
     )

@@ -22,16 +22,16 @@ USAGE = f"""\
 usage: windtunnel report run=DIR [report.format=html,png,svg]
        windtunnel report sweep=DIR [metric=KEY,...] [report.x=AXIS] [report.y=AXIS] [report.colour=AXIS] ...
 
-Draw a run, or a sweep, from what it has left in its folder. Nothing is simulated.
+Draws the report of a run or a sweep from the files in its folder, without simulating again.
 
-  run=DIR            of windtunnel simulate (with output.tables=true) or a run of a sweep (sweep.tables=true)
-  sweep=DIR          of windtunnel sweep, finished or not
-  metric=KEY,...     figures of summary.json, a drawing each: ttft.p99_s, cost.usd, ...
-  report.x=AXIS      along lines and maps; without it the numeric axis with the most values
-  report.colour=AXIS a line for each of its values
-  report.facet=A,B   a panel for each combination of their values; without it all other axes
-  report.y=AXIS      the other axis of maps
-  report.format=F,.. of {", ".join(FORMATS)}; pictures go to DIR/figures"""
+  run=DIR            folder of a run of windtunnel simulate (output.tables=true) or sweep (sweep.tables=true)
+  sweep=DIR          folder of windtunnel sweep, finished or not
+  metric=KEY,...     metrics of summary.json to plot: ttft.p99_s, cost.usd, ...
+  report.x=AXIS      axis along lines and heat maps; default: the numeric axis with the most values
+  report.colour=AXIS axis with one line per value
+  report.facet=A,B   axes with one panel per combination of values; default: all other axes
+  report.y=AXIS      the other axis of heat maps
+  report.format=F,.. some of {", ".join(FORMATS)}; images are written to DIR/figures"""
 OF_A_SWEEP = ("report.metrics", "report.x", "report.y", "report.colour", "report.facet")
 SETTINGS = ("run", "sweep", "metric", "report.format", *OF_A_SWEEP)
 
@@ -50,7 +50,9 @@ def main(arguments: Sequence[str]) -> None:
     else:
         folder = SweepFolder.open(Path(given["sweep"]), "sweep")
         if not any(row["status"] == "done" for row in folder.rows.values()):
-            raise ConfigError(f"sweep={given['sweep']}: no run of it is done; windtunnel sweep resume=...")
+            raise ConfigError(
+                f"sweep={given['sweep']}: none of its runs has finished; run windtunnel sweep resume=..."
+            )
         grid = of_folder(folder, settings)
         print_found(grid, console)
         written = write(grid, folder, settings)
@@ -70,7 +72,7 @@ def _parsed(arguments: Sequence[str]) -> dict[str, str]:
     for key in given:
         if "run" in given and key in OF_A_SWEEP:
             name = "metric" if key == "report.metrics" else key
-            raise ConfigError(f"{name}={given[key]}: is for a sweep; a run has its own figures")
+            raise ConfigError(f"{name}={given[key]}: is for sweeps only")
     return given
 
 

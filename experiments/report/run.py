@@ -59,7 +59,7 @@ def redraw(folder: Path, settings: ReportSettings) -> list[Path]:
 
 def _check(folder: Path) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; name the one that windtunnel simulate printed last")
+        raise ConfigError(f"run={folder}: no such folder; use the folder that windtunnel simulate printed")
     if (folder / "sweep.json").exists():
         raise ConfigError(f"run={folder}: is a sweep: sweep={folder} draws it")
     missing = [name for name in NEEDED if not (folder / name).is_file()]

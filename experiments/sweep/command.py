@@ -17,16 +17,16 @@ from sim.settings.hydra_errors import explained
 
 APPLICATION = Application(
     name="sweep",
-    summary="Every combination of several values of settings, one run each; resume=DIR goes on with one.",
+    summary="Run every combination of several values of settings; resume=DIR continues a sweep.",
     module="experiments.sweep.command",
     config_name="sweep",
 )
 
 FLAGS = """\
-  key=a,b,c          one run for each combination of such values; also range(0,10,2), glob(*)
-  resume=DIR         run what an earlier sweep lacks, the same points; beside it launcher, sweep, report only
+  key=a,b,c          values to combine, one run per combination; also range(0,10,2), glob(*)
+  resume=DIR         run the missing points of an earlier sweep; only launcher, sweep and report may be set
   --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
-  -h, --help         this page, for the choices given beside it"""
+  -h, --help         print this page, for the choices given on the command line"""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str]) -> None:
     options = parser_of(APPLICATION).parse_intermixed_args(arguments)
     resume, overrides = _resume_of(options.overrides)
     if options.multirun:
-        raise ConfigError("--multirun: a sweep takes several values without it")
+        raise ConfigError("--multirun: not needed, a sweep always takes several values")
     if options.cfg or options.info or options.resolve:
-        raise ConfigError("--cfg, --info, --resolve: are for a single run; windtunnel simulate --cfg job")
+        raise ConfigError("--cfg, --info, --resolve: are for single runs; use windtunnel simulate --cfg job")
     source = APPLICATION.source(options.config_dir)
     if options.help:
         _help(source, overrides)

@@ -55,7 +55,7 @@ class SweepFolder:
         """Raises ConfigError for a folder that has a sweep already, or cannot be written."""
         if (path / SWEEP).exists():
             raise ConfigError(
-                f"{path}: has a sweep already; go on with resume={path}, or choose another folder"
+                f"{path}: contains a sweep; continue it with resume={path}, or choose another folder"
             )
         folder = cls(path=path, plan=plan, about={"kind": KIND, **about, **plan.to_json()})
         try:
@@ -72,13 +72,13 @@ class SweepFolder:
         Raises ConfigError for a folder that is no sweep.
         """
         if not path.is_dir():
-            raise ConfigError(
-                f"{named}={path}: no such folder; name the one that windtunnel sweep printed last"
-            )
+            raise ConfigError(f"{named}={path}: no such folder; use the folder that windtunnel sweep printed")
         try:
             about = json.loads((path / SWEEP).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{named}={path}: is no sweep: it has no {SWEEP}; {_others(path)}") from None
+            raise ConfigError(
+                f"{named}={path}: is not a sweep folder: it has no {SWEEP}; {_others(path)}"
+            ) from None
         except ValueError as error:
             raise ConfigError(f"{path / SWEEP}: cannot be read: {error}") from error
         if not isinstance(about, dict) or about.get("kind") != KIND:
@@ -214,4 +214,4 @@ def _others(path: Path) -> str:
         return f"there is one in it: {inner[0]}"
     if (path / SUMMARY).exists():
         return "that is the folder of a single run"
-    return "name the folder that windtunnel sweep printed last"
+    return "use the folder that windtunnel sweep printed"

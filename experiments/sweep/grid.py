@@ -102,11 +102,11 @@ def grid_of(
     num_panels = math.prod(len(axis.values) for axis in facets)
     if num_panels > MAX_PANELS:
         found.append(
-            f"{MAX_PANELS} of {num_panels} panels are drawn; the table has all. Choose x and colour, so that "
-            "the longest axes are not among the panels."
+            f"{MAX_PANELS} of {num_panels} panels are drawn; the table is complete. Set report.x and "
+            "report.colour to the longest axes."
         )
     if not axes:
-        found.append("No axis but the seed to draw: the table has the mean over all seeds.")
+        found.append("Nothing to draw, as the seed is the only axis: the table has the mean over all seeds.")
     if len(seeds) < 2:
         found.append("One seed has no interval: no difference can be separated from noise. Add seed=0,1,2.")
     return Grid(
@@ -128,9 +128,9 @@ def check_places(keys: Sequence[str], settings: ReportSettings) -> None:
     asked = [(name, getattr(settings, name)) for name in ("x", "y", "colour")]
     for name, key in (*asked, *(("facet", key) for key in settings.facet or ())):
         if key is not None and key not in axes:
-            note = "seeds make the intervals; " if key == SEED else ""
-            known = suggest(key, axes) if axes else "it has none but the seed"
-            raise ConfigError(f"report.{name}={key}: no axis of this sweep; {note}{known}")
+            note = "seeds are used for the intervals; " if key == SEED else ""
+            known = suggest(key, axes) if axes else "its only axis is the seed"
+            raise ConfigError(f"report.{name}={key}: is not an axis of this sweep; {note}{known}")
 
 
 def panel_title(chosen: Mapping[str, Any]) -> str:
@@ -149,7 +149,9 @@ def _metrics(done: pd.DataFrame, keys: Sequence[str], asked: Sequence[str] | Non
     for name in asked or ():
         if name not in known:
             same = [one for one in known if one.startswith(f"{name.partition('.')[0]}.")] or known
-            raise ConfigError(f"metric={name}: no figure of these runs; {suggest(name, same, also=known)}")
+            raise ConfigError(
+                f"metric={name}: these runs have no such metric; {suggest(name, same, also=known)}"
+            )
     found = asked or [name for name in USUAL if name in known and done[name].notna().any()]
     return tuple(Metric(key=name, better="higher") for name in found)
 

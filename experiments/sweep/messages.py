@@ -15,7 +15,7 @@ def print_resumed(folder: SweepFolder, already: int, missing: int, console: Cons
     if len(folder.about["code"]) > 1:
         console.print(
             Text(
-                "  The code or a config has changed since: runs.parquet says which made a run (code).",
+                "  The code or a config has changed since; see the column code of runs.parquet.",
                 style="yellow",
             )
         )
@@ -40,7 +40,7 @@ def print_done(folder: SweepFolder, num_new: int, seconds: float, console: Conso
 def print_remaining(count: int, folder: str, console: Console) -> None:
     """Prints the command that goes on with the missing runs."""
     console.print(
-        f"{count:,} runs are left: windtunnel sweep resume={folder}",
+        f"{count:,} runs are left; to continue: windtunnel sweep resume={folder}",
         style="yellow",
         soft_wrap=True,
         highlight=False,

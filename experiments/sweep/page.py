@@ -79,8 +79,8 @@ def print_found(grid: Grid, console: Console) -> None:
 
 def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) -> None:
     seeds = f"{grid.num_seeds} seeds, bands are {LEVEL}s of the mean" if grid.num_seeds > 1 else "one seed"
-    axes = ", ".join(f"{axis.key} ({len(axis.values)})" for axis in grid.axes) or "none but the seed"
-    sections = {"What to know": listed(grid.caveats)} if grid.caveats else {}
+    axes = ", ".join(f"{axis.key} ({len(axis.values)})" for axis in grid.axes) or "the seed only"
+    sections = {"Notes": listed(grid.caveats)} if grid.caveats else {}
     for metric in grid.metrics:
         of_metric = [
             figures[f"{kind} {metric.key}"] for kind in ("lines", "map") if f"{kind} {metric.key}" in figures
@@ -96,9 +96,9 @@ def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) 
     failures = [row for row in folder.rows.values() if row["status"] != DONE]
     if failures:
         failure_rows = [[str(row["run"]), row["status"], row["error"]] for row in failures[:PAGE_ROWS]]
-        sections["Runs without a result"] = table([["run", "status", "why"], *failure_rows])
+        sections["Failed and invalid runs"] = table([["run", "status", "why"], *failure_rows])
     about = {key: folder.about[key] for key in ("begun", "code", "overrides")}
-    sections["The sweep"] = folded("how it was asked for", OmegaConf.to_yaml(OmegaConf.create(about)))
+    sections["The sweep"] = folded("Settings of the sweep", OmegaConf.to_yaml(OmegaConf.create(about)))
     write_page(
         folder.path / PAGE,
         "Sweep",
@@ -110,12 +110,14 @@ def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) 
 def _caveats(folder: SweepFolder) -> list[str]:
     left = folder.plan.num_points - len(folder.rows)
     found = [f"{left:,} of {folder.plan.num_points:,} runs are not done yet."] if left else []
-    for status, what in ((FAILED, "failed"), (REFUSED, "cannot be run with their settings")):
+    for status, what in ((FAILED, "failed"), (REFUSED, "have invalid settings")):
         if count := folder.num_of(status):
-            found.append(f"{count:,} of {folder.plan.num_points:,} runs {what}: they are in no figure.")
+            found.append(f"{count:,} of {folder.plan.num_points:,} runs {what} and are not shown.")
     codes = {row["code"] for row in folder.rows.values() if row["status"] == DONE and row["code"]}
     if len(codes) > 1:
-        found.append(f"The runs were made by {len(codes)} versions of the code or the configs: column code.")
+        found.append(
+            f"The runs come from {len(codes)} versions of the code or the configs; see the column code."
+        )
     return found
 
 

@@ -99,7 +99,7 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
         raise ConfigError("a sweep has a list of values for each setting: write a,b,c or range(1,9,2)")
     for of_one in settled:
         if len(of_one) > 1:
-            raise ConfigError(f"{_name(of_one)}: must have one value, as the whole sweep has it once")
+            raise ConfigError(f"{_name(of_one)}: must have one value, as it applies to the whole sweep")
     empty = next((o for o, found in zip(own, alternatives, strict=True) if not found), None)
     if empty is not None:
         raise ConfigError(f"{empty}: no value; a glob names choices of a group: glob(*)")
@@ -132,7 +132,7 @@ def _check_axis(overrides: Sequence[str], names: Sequence[str]) -> None:
     first = Override.parse(overrides[0])
     if first.root == "output":
         raise ConfigError(
-            f"{first.name}: no setting of a sweep; sweep.tables=true writes the tables of every run"
+            f"{first.name}: is not a setting of a sweep; sweep.tables=true writes the tables of every run"
         )
     if names.count(first.name) > 1:
         raise ConfigError(f"{first.name}: is given twice; it can have several values or one")

@@ -59,7 +59,7 @@ def resumed(
     for override in overrides:
         if not is_of_the_sweep(override):
             raise ConfigError(
-                f"{override}: a sweep that goes on has the same points; allowed beside resume: "
+                f"{override}: a resumed sweep has the same points; allowed with resume: "
                 f"{', '.join(key for key in OF_THE_SWEEP if key != 'hydra')}"
             )
     folder = SweepFolder.open(path, "resume")

@@ -142,7 +142,7 @@ def _frame_in_folder(file: Path) -> pd.DataFrame:
 def _kind(frame: pd.DataFrame) -> str | None:
     """Returns the format of a table by its columns; None if it is unknown."""
     if set(frame) >= OWN_COLUMNS:
-        return "a profile of our own form"
+        return "a profile in windtunnel format"
     return "Vidur" if set(vidur_columns(columns_of(frame))) & set(VIDUR_OPERATORS) else None
 
 

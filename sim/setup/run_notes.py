@@ -22,8 +22,8 @@ def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> It
     yield from _limits(pool, model, slo)
     if pool.caching.changes_outputs:
         yield (
-            f"caching={type(pool.caching).__name__}: drops KV that the model would attend to, so answers "
-            "change; no figure here says how much worse they are."
+            f"caching={type(pool.caching).__name__}: drops KV that the model would attend to, so outputs "
+            "change; their quality is not simulated."
         )
 
 
@@ -34,7 +34,7 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
         if term in limits_s and limits_s[term] < least_s:
             yield (
                 f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
-                f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
+                f"as a single short request alone takes {least_s * 1e3:.3g} ms"
             )
     limit = pool.engine.max_num_seqs
     for name in ("batch_size", "n_parallel"):
@@ -47,14 +47,14 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
     kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
     if isinstance(pool.scheduling, LongestPrefix) and not kv_pool.finds_kv:
         yield (
-            f"scheduling=LongestPrefix, caching={type(pool.caching).__name__}: nothing of a prompt is "
-            "ever found there, so the order is that of arrival; prefix, tiered and radix find prefixes."
+            f"scheduling=LongestPrefix, caching={type(pool.caching).__name__}: it never "
+            "finds prefixes, so the order is that of arrival; choose caching=prefix, tiered or radix."
         )
     num_tokens = kv_pool.max_tokens_per_seq
     if num_tokens < pool.max_model_len:
         yield (
-            f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "
-            f"{pool.max_model_len:,}: longer prompts are rejected, longer answers end there."
+            f"The KV cache holds at most {num_tokens:,} tokens per sequence, less than the context of "
+            f"{pool.max_model_len:,}: longer prompts are rejected, longer outputs are cut off."
         )
 
 
@@ -75,4 +75,5 @@ def workload_notes(notes: WorkloadNotes) -> Iterator[str]:
         was = "request was" if notes.num_clipped == 1 else "requests were"
         yield f"{notes.num_clipped:,} {was} truncated to the model's context length."
     if notes.num_conversations_cut:
-        yield f"{notes.num_conversations_cut:,} conversations ended early: the context was full."
+        noun = "conversation" if notes.num_conversations_cut == 1 else "conversations"
+        yield f"{notes.num_conversations_cut:,} {noun} ended early, as the context was full."

@@ -24,11 +24,11 @@ from sim.settings.errors import ConfigError, suggest
 USAGE = f"""\
 usage: windtunnel dialects run=DIR [dialect=all] [vllm_bench=false]
 
-The figures of a finished run as other load generators define and call them, side by side.
+Prints the metrics of a finished run by the names and definitions of other load generators, side by side.
 
-  run=DIR           the folder of a run, which windtunnel simulate prints last (with output.tables=true)
-  dialect=NAME      {", ".join(DIALECTS)}: that tool's own words; all: side by side, and why they differ
-  vllm_bench=true   also write {FILE} into the folder, in the layout of vllm bench serve --save-detailed"""
+  run=DIR           folder of a run, as printed by windtunnel simulate (with output.tables=true)
+  dialect=NAME      {", ".join(DIALECTS)}: the names of that tool; all: side by side, with their differences
+  vllm_bench=true   also write {FILE} into the folder, in the format of vllm bench serve --save-detailed"""
 SETTINGS = ("run", "dialect", "vllm_bench")
 TABLES = ("requests", "iterations", "gaps")
 
@@ -62,10 +62,10 @@ def main(arguments: Sequence[str]) -> None:
         for line in DIFFERENCES:
             console.print(Text(f"- {line}"))
     if times is None:
-        console.print(Text("Requests have several answers: gaps are not reported.", style="yellow"))
+        console.print(Text("Requests have several outputs: gaps are not reported.", style="yellow"))
     if asked.vllm_bench:
         if times is None:
-            raise ConfigError(f"vllm_bench=true: {FILE} has one answer a request, that run has several")
+            raise ConfigError(f"vllm_bench=true: {FILE} has one output per request, but this run has several")
         file = asked.folder / FILE
         write_vllm_bench(file, tables["requests"], times, window, slo, _model(asked.folder))
         console.print(str(file), style="dim", soft_wrap=True)
@@ -83,7 +83,7 @@ def parse(arguments: Sequence[str]) -> Asked:
         raise ConfigError(f"vllm_bench={given['vllm_bench']}: must be true or false")
     folder = Path(given["run"]).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; name the one that windtunnel simulate printed last")
+        raise ConfigError(f"run={folder}: no such folder; use the folder that windtunnel simulate printed")
     dialects = tuple(DIALECTS) if name == "all" else (name,)
     return Asked(folder, dialects, given.get("vllm_bench") == "true")
 

@@ -20,7 +20,7 @@ usage: windtunnel explain run=DIR request=ID
 
 The phases of one request: every wait with its reason, what the cache held, preemptions and SLO attainment.
 
-  run=DIR      the folder of a run, which windtunnel simulate prints last (with output.tables=true)
+  run=DIR      folder of a run, as printed by windtunnel simulate (with output.tables=true)
   request=ID   a request_id of its requests.parquet"""
 SETTINGS = ("run", "request")
 

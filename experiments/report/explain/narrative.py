@@ -12,12 +12,12 @@ from sim.report import numbers, wording
 
 DOING = {
     "waiting": "waiting",
-    "preempted": "waiting to come back",
+    "preempted": "waiting to be resumed",
     "loading": "KV being loaded",
     "prefill": "prefill",
     "decode": "decoding",
     "paused": "paused by the policy",
-    "in vain": "work that was lost",
+    "in vain": "lost work",
 }
 
 
@@ -36,7 +36,7 @@ def heading(story: RequestStory) -> str:
     reason = f" ({request['reason']})" if request.get("reason") else ""
     where = f" on replica {request['replica']}" if status != "rejected" else ""
     if request.get("prefill_replica", -1) >= 0:
-        where = f", its prompt on replica {request['prefill_replica']}, its answer{where}"
+        where = f", prefill on replica {request['prefill_replica']}, decode{where}"
     return (
         f"Request {request['request_id']}{where}: {status}{reason}. {request['prompt_tokens']:,} prompt "
         f"tokens, {request['output_tokens']:,} output tokens, arrived at {request['arrival_s']:.6g} s."
@@ -58,7 +58,7 @@ def lines(story: RequestStory) -> list[Line]:
                 lasted_s = phase.end_s - phase.start_s
                 found.append(Line(phase.start_s - arrival_s, lasted_s, _phase(phase, story)))
     if story.request["status"] == "unfinished":
-        found.append(Line(story.end_s - arrival_s, math.nan, "the run was over"))
+        found.append(Line(story.end_s - arrival_s, math.nan, "the run ended"))
     return found
 
 
@@ -70,12 +70,12 @@ def verdicts(story: RequestStory) -> Iterator[str]:
         limit = f"limit {numbers.milliseconds(limit_s)} ms"
         if math.isnan(took_s):
             one_token = story.request["status"] == "finished" and term == "tpot"
-            verdict = "kept, an answer of one token has none" if one_token else "missed, there is none"
+            verdict = "met, as an output of one token has none" if one_token else "missed, as it has none"
             yield f"{label}: {verdict} ({limit})"
             continue
         kept = took_s <= limit_s
         by = numbers.milliseconds(abs(limit_s - took_s))
-        verdict = f"kept with {by} ms to spare" if kept else f"missed by {by} ms"
+        verdict = f"met with {by} ms to spare" if kept else f"missed by {by} ms"
         most = _dominant(story, term)
         yield f"{label}: {numbers.milliseconds(took_s)} ms, {verdict} ({limit}); {most}"
 
@@ -99,7 +99,7 @@ def _dominant(story: RequestStory, term: str) -> str:
     if not spent_s or end_s <= start_s:
         return "no time passed"
     most = max(spent_s, key=lambda label: spent_s[label])
-    return f"{numbers.percent(spent_s[most] / (end_s - start_s))} of it {most}"
+    return f"{numbers.percent(spent_s[most] / (end_s - start_s))} of this time: {most}"
 
 
 def _phase(phase: RequestPhase, story: RequestStory) -> str:
@@ -119,7 +119,7 @@ def _phase(phase: RequestPhase, story: RequestStory) -> str:
         num = int(story.request["prefill_iterations"])
         return f"{text} in {num:,} iteration{'s' if num != 1 else ''}"
     if phase.name == "prefill" and phase.began.event != "admit":
-        return f"{text}, {phase.began.recomputed_tokens:,} tokens of it a second time"
+        return f"{text}, {phase.began.recomputed_tokens:,} of its tokens recomputed"
     return text
 
 
@@ -127,10 +127,10 @@ def _sending(phase: RequestPhase, story: RequestStory) -> str:
     """KV on its way from the replica that computed it; then it waits for the end of an iteration."""
     there_s = [row.time_s for row in story.rows if row.event == "loaded" and row.time_s >= phase.start_s]
     if not there_s or there_s[0] > phase.end_s:
-        return "KV being sent"
+        return "KV transfer"
     sent, waited = numbers.milliseconds(there_s[0] - phase.start_s), phase.end_s - there_s[0]
-    after = f", then iteration under way {numbers.milliseconds(waited)} ms" if waited > 0 else ""
-    return f"KV being sent {sent} ms{after}"
+    after = f", then current iteration {numbers.milliseconds(waited)} ms" if waited > 0 else ""
+    return f"KV transfer {sent} ms{after}"
 
 
 def _event(row: Any, story: RequestStory) -> str:
@@ -138,21 +138,21 @@ def _event(row: Any, story: RequestStory) -> str:
     event, of = row.event, f"{row.of_tokens:,} tokens"
     at = f" on replica {row.replica}" if story.num_replicas > 1 else ""
     if event in ("preempt", "preempt_swap"):
-        kept = "moved to host memory" if event == "preempt_swap" else "given up"
+        kept = "swapped to host memory" if event == "preempt_swap" else "freed"
         if row.by < 0:
-            why = "the policy's wish"
+            why = "decided by the policy"
         elif row.by == row.request_id:
-            why = "no KV memory for its own next tokens"
+            why = "no KV memory for its next tokens"
         else:
-            why = f"KV memory for request {row.by}"
+            why = f"KV memory needed by request {row.by}"
         return f"preempted: {why}; KV of {row.tokens:,} tokens {kept}"
     if event == "load" and not row.tier:
-        return f"got a slot{at}; its adapter is on its way"
+        return f"got a slot{at}; its adapter is being loaded"
     if event == "load" and row.tier == "remote":
         sources = [r.replica for r in story.rows if r.event == "hand_over" and r.time_s <= row.time_s]
-        return f"got a slot{at}; KV of {row.tokens:,} of {of} is sent there from replica {sources[-1]}"
+        return f"got a slot{at}; KV of {row.tokens:,} of {of} is being sent from replica {sources[-1]}"
     if event in ("load", "swap_in"):
-        what = "swapped KV comes back" if event == "swap_in" else "KV found"
+        what = "swapped KV is loaded" if event == "swap_in" else "KV found"
         return f"got a slot{at}; {what}, {row.tokens:,} of {of} from {row.tier}"
     if event == "end":
         status = story.request["status"]
@@ -162,17 +162,17 @@ def _event(row: Any, story: RequestStory) -> str:
         why += at
         if not row.tokens:
             return why
-        fate = "lost" if story.request["lost_tokens"] else "kept, it goes on behind them"
-        return f"{why}; {row.tokens:,} tokens of the answer are {fate}"
+        fate = "lost" if story.request["lost_tokens"] else "kept, and the request resumes after them"
+        return f"{why}; {row.tokens:,} output tokens are {fate}"
     return {
         "arrive": f"arrived with {row.tokens:,} prompt tokens",
         "first_token": "first token",
-        "loaded": "what it waited for is there",
-        "hand_over": f"prompt computed{at}; KV of {row.tokens:,} of {of} is kept until it is handed over",
-        "adopt": f"goes on{at}: KV of {row.tokens:,} of {of} is there",
+        "loaded": "loading has finished",
+        "hand_over": f"prefill finished{at}; KV of {row.tokens:,} of {of} is kept until its transfer",
+        "adopt": f"continues{at}: KV of {row.tokens:,} of {of} has arrived",
         "admit": f"admitted{at}: {row.tokens:,} of {of} found in the cache",
         "resume": f"admitted again{at}: {row.tokens:,} of {of} found in the cache",
-        "resume_swapped": f"goes on{at}: {row.tokens:,} of {of} swapped in",
-        "prefilled": "first token after its preemption",
-        "unserved": "left the queue unserved" if story.request["status"] == "aborted" else "",
+        "resume_swapped": f"continues{at}: {row.tokens:,} of {of} swapped in",
+        "prefilled": "first token after the preemption",
+        "unserved": "left the queue without being served" if story.request["status"] == "aborted" else "",
     }.get(event, "")

@@ -33,7 +33,7 @@ class RequestStory:
 def read_request(folder: Path, request_id: int) -> RequestStory:
     """A request of the run that left `folder`."""
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; name the one that windtunnel simulate printed last")
+        raise ConfigError(f"run={folder}: no such folder; use the folder that windtunnel simulate printed")
     requests = _table(folder, "requests.parquet")
     ids = requests["request_id"]
     if not len(ids):

@@ -24,7 +24,7 @@ def print_survey(found: Survey, console: Console) -> None:
     console.print(_ridges(found))
     console.print(_points(found))
     if not all(_fits(found, point) for point in found.points):
-        console.print(Text("* more than the largest batch below"))
+        console.print(Text("* does not fit: more than the largest batch, given below"))
     for line in memory_lines(found):
         console.print(Text(line))
     console.print()
@@ -53,8 +53,8 @@ def memory_lines(found: Survey) -> list[str]:
     return [
         f"Largest batch at {settings.context:,} tokens of context: {batch.num_seqs:,} sequences ({ends}; "
         f"{memory.num_blocks:,} blocks of {memory.block_size} tokens).",
-        f"Memory of a device: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} KV, "
-        f"{(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} all else; "
+        f"Memory per GPU: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} KV, "
+        f"{(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} other; "
         f"{memory.kv_bytes_per_token / 1024:.4g} KiB of KV per token.",
     ]
 

@@ -46,7 +46,11 @@ def print_matrix(rows: Sequence[Row], console: Console) -> None:
     else:
         table = plain_table(matrix_rows(rows, SHOWN, with_noise=False))
     console.print(table)
-    console.print(f"{text}. Decisions: plans decided alike, of all.", highlight=False, soft_wrap=True)
+    console.print(
+        f"{text}. Decisions: plans that the simulator reproduced, of all plans.",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def matrix_rows(
@@ -59,7 +63,7 @@ def matrix_rows(
     for row in rows:
         errors = {one.metric.name: one for one in row.verdict.fidelity.metrics}
         cells = [_cell(errors.get(name), with_noise) for name in shown]
-        verdict = VERDICTS[row.verdict.fidelity.verdict] if row.verdict.is_equal else "decided otherwise"
+        verdict = VERDICTS[row.verdict.fidelity.verdict] if row.verdict.is_equal else "plans that differ"
         table.append([row.name, _decisions(row.verdict), *cells, verdict])
     return table
 
@@ -115,7 +119,7 @@ def _record(row: Row) -> dict[str, Any]:
     verdict = row.verdict
     parts = () if verdict.decomposition is None else verdict.decomposition.parts
     return {
-        "verdict": (verdict.fidelity.verdict or None) if verdict.is_equal else "decided otherwise",
+        "verdict": (verdict.fidelity.verdict or None) if verdict.is_equal else "plans that differ",
         "decisions": verdict.decisions,
         "plans_equal": verdict.num_equal,
         "plans": verdict.num_steps,

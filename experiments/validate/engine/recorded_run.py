@@ -105,7 +105,7 @@ def _check_config(folder: Path, recording: Recording, given: dict[str, Any]) -> 
         )
     recorded, given = about["config"], deciding(given)
     if config_digest(recorded) != about["config_digest"]:
-        raise ConfigError(f"against={folder}: recording.json: its config is not the one that was recorded")
+        raise ConfigError(f"against={folder}: recording.json: its config is not the recorded one")
     if about["config_digest"] != config_digest(given):
         found = " ".join(config_differences(recorded, given))
         raise ConfigError(

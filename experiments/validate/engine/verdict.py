@@ -62,7 +62,7 @@ class Verdict:
     @property
     def decisions(self) -> str:
         """In words; of the first difference, what led there."""
-        text = f"{self.num_equal:,} of {self.num_steps:,} plans of the engine are decided again"
+        text = f"{self.num_equal:,} of {self.num_steps:,} plans of the engine were reproduced"
         if self.decomposition is not None:
             equal, steps = self.decomposition.num_equal, self.decomposition.num_steps
             text += f", {equal:,} of {steps:,} in the simulator with the recorded times"
@@ -102,7 +102,7 @@ def judge(
     try:
         decomposition = decompose(recordings, scenario, of_records(result.records))
     except ValueError as error:
-        notes.append(f"The error is not taken apart: {error}.")
+        notes.append(f"The error is not broken down: {error}.")
     if len(recordings) == 1:
         notes.append("One run has no noise floor; repeats=2, or against= several recordings, give one.")
     return Verdict(

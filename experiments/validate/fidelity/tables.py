@@ -22,11 +22,11 @@ def verdict_line(fidelity: Fidelity) -> str:
     """One sentence about all thresholds."""
     judged = [one for one in fidelity.metrics if one.verdict]
     if not judged:
-        return "No verdict: no threshold was given for what was measured."
+        return "No verdict: there is no threshold for the measured figures."
     met = sum(one.verdict == "met" for one in judged)
     name = " ".join(("thresholds", fidelity.thresholds.name)).strip()
     text = f"{met} of {len(judged)} figures are within the {name}"
-    for verdict, words in (("noise", "within the real runs' own spread"), ("missed", "outside")):
+    for verdict, words in (("noise", "within the spread of the measured runs"), ("missed", "outside")):
         if found := [one.metric.label for one in judged if one.verdict == verdict]:
             text += f"; {words}: {', '.join(found)}"
     return f"{text}."
@@ -122,8 +122,8 @@ def largest_part(parts: Sequence[Part]) -> str:
         errors = {part.name: part.errors[metric] for part in parts if not math.isnan(part.errors[metric])}
         if errors:
             name = max(errors, key=lambda name: abs(errors[name]))
-            found.append(f"of {metric} it is {name}, {signed_percent(errors[name])}")
-    return f"The largest part of the error: {'; '.join(found)}." if found else ""
+            found.append(f"{metric}: {name}, {signed_percent(errors[name])}")
+    return f"Largest part of the error: {'; '.join(found)}." if found else ""
 
 
 def valued(value: float, unit: str) -> str:

@@ -303,7 +303,7 @@ def test_a_taken_port_is_reported_with_the_next_free_one():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            ConfigError, match=rf"^--port={port}: another program listens there; free: --port \d+"
+            ConfigError, match=rf"^--port={port}: another program uses this port; free: --port \d+"
         ):
             check_port(port)
     check_port(port)

@@ -158,7 +158,7 @@ def test_a_client_that_was_late_says_so():
     assert summary["client"]["stall"]["p99_s"] > 0.03
     notes = client_notes(summary)
     assert any("the client was the bottleneck" in text for text in notes)
-    assert any("The client was busy with other things" in text for text in notes)
+    assert any("The client stalled for" in text for text in notes)
 
 
 async def slow_client() -> Observed:
@@ -192,7 +192,7 @@ def test_an_endpoint_that_dies_leaves_what_came_and_failures():
     assert counts["arrived"] < 60  # the rest was not sent
     notes = client_notes(figures(observed))
     assert any("requests failed" in text for text in notes)
-    assert any("Given up after" in text for text in notes)
+    assert any("Stopped after" in text for text in notes)
 
 
 def test_a_broken_stream_is_a_failure_of_its_request_alone():
@@ -302,7 +302,7 @@ def test_chat_is_sent_words_of_about_the_right_length():
     table = records(observed).requests
     assert set(table["prompt_tokens"]) == {110}
     assert set(table["output_tokens"]) == {5}
-    assert "Prompts are words, 2 tokens each and 10 around them" in observed.probed.notes[0]
+    assert "Prompts are words of 2 tokens each plus 10 tokens of overhead" in observed.probed.notes[0]
 
 
 def test_a_server_without_token_ids_is_sent_words():
@@ -313,7 +313,9 @@ def test_a_server_without_token_ids_is_sent_words():
 
     observed, _ = run(script)
     assert set(records(observed).requests["prompt_tokens"]) == {64}
-    with pytest.raises(ConfigError, match="prompts=token_ids: not taken by the server: prompt: must be text"):
+    with pytest.raises(
+        ConfigError, match="prompts=token_ids: not accepted by the server: prompt: must be text"
+    ):
         run(script, prompts="token_ids")
 
 
@@ -323,7 +325,7 @@ def test_a_small_vocabulary_is_found():
 
     observed, server = run(script)
     assert max(max(served.body["prompt"]) for served in server.served[-20:]) < 400
-    assert "A small vocabulary: token ids from 100 to 399 were sent." in observed.probed.notes
+    assert "The server has a small vocabulary: token ids from 100 to 399 were sent." in observed.probed.notes
 
 
 def test_options_that_a_server_refuses_are_not_sent_to_it():
@@ -334,7 +336,7 @@ def test_options_that_a_server_refuses_are_not_sent_to_it():
     observed, server = run(script)
     assert not {"ignore_eos", "min_tokens"} & server.served[-1].body.keys()
     assert observed.probed.notes == (
-        "The server does not take min_tokens, ignore_eos: answers may be shorter than the workload says.",
+        "The server does not support min_tokens, ignore_eos: outputs may be shorter than in the workload.",
     )
 
 
@@ -517,7 +519,7 @@ def test_nothing_but_refusals_is_reported_by_the_exit_code(command, serve):
     url = serve(lambda body: Script() if next(calls) == 0 else Script(status=429, error="slow down"))
     code, shown, _ = command(f"url={url}", "report=false")
     assert code == 3
-    assert "20 of 20 requests were refused: 20 x 429 slow down." in " ".join(shown.split())
+    assert "20 of 20 requests were rejected: 20 x 429 slow down." in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -531,7 +533,10 @@ def test_nothing_but_refusals_is_reported_by_the_exit_code(command, serve):
             ["url=http://h", "token_ids=[9,9]"],
             "token_ids=[9,9]: must be two numbers >= 0, the second",
         ),
-        (["url=http://h", "workload.branching.width=2"], "workload.branching.width=2: one answer a request"),
+        (
+            ["url=http://h", "workload.branching.width=2"],
+            "workload.branching.width=2: observe supports one output",
+        ),
         (["url=http://h", "until_s=-1"], "until_s=-1: must be finite and > 0"),
         (["url=http://127.0.0.1:9"], "url=http://127.0.0.1:9: no connection"),
         (["url={url}/wrong"], "/wrong/v1/models is answered with 404; OpenAI-compatible servers list"),
@@ -540,7 +545,7 @@ def test_nothing_but_refusals_is_reported_by_the_exit_code(command, serve):
         (["url={locked}"], "the server asks for a key (401); export OPENAI_API_KEY=..., or name another"),
         (["url={two}"], "served_model_name: must be given, the server has several; allowed: a, b"),
         (["url={broken}"], "a question of 4 tokens is answered with 500: no engine"),
-        (["url={mute}"], "the server refuses a plain question: none of your questions"),
+        (["url={mute}"], "the server refuses a plain request: none of your questions"),
     ],
 )
 def test_rejects_what_cannot_be_observed_in_one_line(command, serve, arguments, message):

@@ -205,7 +205,9 @@ def test_every_request_gets_its_tokens_and_its_times(vllm):
     assert set(table["finish_reason"]) == {"length"}
     assert 0 < table["tpot_s"].median() < table["ttft_s"].median() < table["e2e_s"].median() < 10
     assert observed.probed.max_model_len == CONTEXT
-    assert observed.probed.notes == ("A small vocabulary: token ids from 100 to 399 were sent.",)
+    assert observed.probed.notes == (
+        "The server has a small vocabulary: token ids from 100 to 399 were sent.",
+    )
 
 
 def test_later_turns_hit_the_prefix_cache_with_the_quoted_answers(vllm):
@@ -363,7 +365,7 @@ def test_a_server_that_is_killed_leaves_a_part_that_can_be_validated(vllm, tmp_p
     assert "the rest was not sent" in shown
     notes = " ".join(found["notes"])
     assert "5 connections in a row were lost" in notes
-    assert "Given up after" in (tmp_path / "validated" / "report.html").read_text()
+    assert "Stopped after" in (tmp_path / "validated" / "report.html").read_text()
     real = {one["name"]: one["real"] for one in found["metrics"]}
     answered = table[table["status"] == "finished"]
     span_s = answered["last_token_s"].max() - answered["arrival_s"].min()

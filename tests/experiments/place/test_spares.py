@@ -18,7 +18,7 @@ def test_one_spare_is_enough_where_theory_says_so(capsys):
     theory = [float(share) for share in re.findall(r"(\d+\.\d{4})%", out)]
     a = 36000 / 36300
     assert theory == pytest.approx([100 * a**8, 100 * (a**9 + 9 * a**8 * (1 - a)), 99.9934], abs=1e-3)
-    assert "10 are enough for 0.999 of the time: 2 to spare, in theory" in out
+    assert "10 replicas (2 spares) are enough for 0.999 of the time, in theory" in out
 
 
 def test_the_interval_holds_the_theory(capsys):
@@ -34,13 +34,13 @@ def test_spares_in_one_rack_do_not_help(capsys):
     out = spares(capsys, "failures=rack", "replications=1000")
     counted = {line.split("%")[0].split()[-1] for line in out.splitlines() if re.match(r"8( \+ \d)? ", line)}
     assert len(counted) == 1, "a spare changes nothing"
-    assert "not even 11 are up often enough" in out
+    assert "even 11 replicas are not enough" in out
 
 
 @pytest.mark.parametrize(("failures", "share"), [("random_crashes", "100.000%"), ("rack", "0.000%")])
 def test_replicated_kv_is_left_unless_all_crash_together(capsys, failures, share):
     out = spares(capsys, f"failures={failures}", "recovery=kv", "replications=20", "most_spares=1")
-    assert f"a copy was left at {share} of" in out
+    assert f"a copy survived in {share} of" in out
     assert "replicated" not in spares(capsys, f"failures={failures}", "replications=20", "recovery=tokens")
 
 

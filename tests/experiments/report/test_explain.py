@@ -55,7 +55,7 @@ def test_an_undisturbed_life(pressed, explain):
     assert "admitted: 0 of 512 tokens found in the cache" in text
     assert "prefill in 1 iteration\n" in text.replace(" \n", "\n").replace("  ", "")
     assert "first token" in text
-    assert "ms to spare (limit 50.0 ms); 100.0 % of it decoding" in text
+    assert "ms to spare (limit 50.0 ms); 100.0 % of this time: decoding" in text
 
 
 def test_a_preemption_says_why_and_for_whom(pressed, explain):
@@ -64,12 +64,12 @@ def test_a_preemption_says_why_and_for_whom(pressed, explain):
     events = pd.read_parquet(folder / "events.parquet")
     lost = events[(events["request_id"] == request_id) & (events["event"] == "preempt")].iloc[0]
     text = explain(folder, request_id)
-    by = "no KV memory for its own next tokens" if lost["by"] == request_id else f"request {lost['by']}"
+    by = "no KV memory for its next tokens" if lost["by"] == request_id else f"request {lost['by']}"
     assert by in text
-    assert f"KV of {lost['tokens']:,} tokens given up" in text
-    assert "waiting to come back: no KV memory" in text
-    assert "first token after its preemption" in text
-    assert "tokens of it a second time" in text
+    assert f"KV of {lost['tokens']:,} tokens freed" in text
+    assert "waiting to be resumed: no KV memory" in text
+    assert "first token after the preemption" in text
+    assert "of its tokens recomputed" in text
 
 
 def test_a_missed_term_says_by_how_much_and_what_dominated(pressed, explain):
@@ -78,7 +78,7 @@ def test_a_missed_term_says_by_how_much_and_what_dominated(pressed, explain):
     ttft_ms = late["ttft_s"].iloc[0] * 1e3
     text = explain(folder, late.index[0])
     assert f"ms, missed by {ttft_ms - 30:,.0f} ms (limit 30.0 ms);" in text
-    assert "% of it waiting (no KV memory)" in text
+    assert "% of this time: waiting (no KV memory)" in text
 
 
 def test_a_disaggregated_life_tells_both_replicas_and_the_hand_over_between(tmp_path, explain):
@@ -94,14 +94,14 @@ def test_a_disaggregated_life_tells_both_replicas_and_the_hand_over_between(tmp_
     text = " ".join(explain(tmp_path, request_id).split())
     source, target = mine["prefill_replica"], mine["replica"]
     in_order = [
-        f"Request {request_id}, its prompt on replica {source}, its answer on replica {target}: finished",
+        f"Request {request_id}, prefill on replica {source}, decode on replica {target}: finished",
         f"admitted on replica {source}: 0 of 512 tokens",
         "prefill in 1 iteration",
-        f"prompt computed on replica {source}; KV of 512 of 513 tokens is kept until it is handed over",
+        f"prefill finished on replica {source}; KV of 512 of 513 tokens is kept until its transfer",
         f"waiting for replica {target}: ",
-        f"got a slot on replica {target}; KV of 512 of 513 tokens is sent there from replica {source}",
-        f"KV being sent {sent_ms:.3g} ms, then iteration under way {waited_ms:.3g} ms",
-        f"goes on on replica {target}: KV of 512 of 513 tokens is there",
+        f"got a slot on replica {target}; KV of 512 of 513 tokens is being sent from replica {source}",
+        f"KV transfer {sent_ms:.3g} ms, then current iteration {waited_ms:.3g} ms",
+        f"continues on replica {target}: KV of 512 of 513 tokens has arrived",
         "decoding",
     ]
     places = [text.find(line) for line in in_order]
@@ -117,12 +117,12 @@ def test_rejected_aborted_and_unfinished_requests_have_a_story(tmp_path, explain
     )
     by_status = requests.reset_index().groupby("status")["request_id"].first()
     assert {"rejected", "unfinished", "finished", "aborted"} <= set(by_status.index)
-    assert "the run was over" in explain(tmp_path, by_status["unfinished"])
+    assert "the run ended" in explain(tmp_path, by_status["unfinished"])
     assert "rejected: prompt of" in explain(tmp_path, by_status["rejected"])
-    assert "TTFT: missed, there is none (limit" in explain(tmp_path, by_status["rejected"])
+    assert "TTFT: missed, as it has none (limit" in explain(tmp_path, by_status["rejected"])
     unserved = requests[(requests["status"] == "aborted") & requests["scheduled_s"].isna()]
     text = explain(tmp_path, unserved.index[0])
-    assert "left the queue unserved" in text
+    assert "left the queue without being served" in text
     assert "no KV memory" in text
 
 

@@ -54,7 +54,7 @@ def test_axes_find_their_places():
     many = {"engine": ["a", "b"], "load": [1, 2, 4], "replicas": [2, 1], "seed": [0, 1]}
     assert places(grid(**many)) == {"x": "load", "y": "engine", "colour": "engine", "facets": ["replicas"]}
     assert places(grid(seed=[0, 1])) == {"x": None, "y": None, "colour": None, "facets": []}
-    assert any("No axis but the seed" in caveat for caveat in grid(seed=[0, 1]).caveats)
+    assert any("the seed is the only axis" in caveat for caveat in grid(seed=[0, 1]).caveats)
     assert places(grid(engine=["a", "b"])) == {"x": "engine", "y": None, "colour": None, "facets": []}
     asked = ReportSettings(metrics=(TTFT,), x="replicas", colour="load", facet=("engine",), y="engine")
     assert places(grid(asked, **many)) == {
@@ -75,10 +75,16 @@ def test_axes_find_their_places():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"x": "lode"}, "^report.x=lode: no axis of this sweep; nearest: load"),
-        ({"colour": "seed"}, "^report.colour=seed: no axis of this sweep; seeds make the intervals"),
-        ({"facet": ("engin",)}, "^report.facet=engin: no axis of this sweep; nearest: engine"),
-        ({"metrics": ("ttft.p98_s",)}, r"^metric=ttft.p98_s: no figure of these runs; nearest: ttft.p99_s"),
+        ({"x": "lode"}, "^report.x=lode: is not an axis of this sweep; nearest: load"),
+        (
+            {"colour": "seed"},
+            "^report.colour=seed: is not an axis of this sweep; seeds are used for the intervals",
+        ),
+        ({"facet": ("engin",)}, "^report.facet=engin: is not an axis of this sweep; nearest: engine"),
+        (
+            {"metrics": ("ttft.p98_s",)},
+            r"^metric=ttft.p98_s: these runs have no such metric; nearest: ttft.p99_s",
+        ),
     ],
 )
 def test_what_the_sweep_does_not_have_is_reported(settings, message):
@@ -240,14 +246,14 @@ def test_a_sweep_is_drawn_as_asked(folders, monkeypatch, capsys):
         (["run=a", "sweep=b"], "one of run=DIR and sweep=DIR must be given"),
         (["run=nowhere"], "run=nowhere: no such folder"),
         (["sweep=nowhere"], "sweep=nowhere: no such folder"),
-        (["run=RUN", "metric=ttft.p99_s"], "metric=ttft.p99_s: is for a sweep"),
+        (["run=RUN", "metric=ttft.p99_s"], "metric=ttft.p99_s: is for sweeps"),
         (["run=SWEEP"], "is a sweep: sweep="),
         (["sweep=RUN"], "that is the folder of a single run"),
         (
             ["run=SWEEP/0"],
             "has no requests.parquet, iterations.parquet, gaps.parquet, itl.parquet, records.json; ",
         ),
-        (["sweep=SWEEP", "report.x=lode"], "report.x=lode: no axis of this sweep"),
+        (["sweep=SWEEP", "report.x=lode"], "report.x=lode: is not an axis of this sweep"),
         (["sweep=SWEEP", "report.format=html,pdf"], "report.format=pdf: no such format"),
     ],
 )
@@ -262,7 +268,7 @@ def test_a_sweep_without_a_run_is_not_drawn(tmp_path, capsys):
     about = {"kind": "windtunnel sweep", "begun": "", "code": [], "overrides": [], **plan.to_json()}
     (tmp_path / "sweep.json").write_text(json.dumps(about))
     assert main(["report", f"sweep={tmp_path}"]) == 2
-    assert "no run of it is done" in capsys.readouterr().err
+    assert "none of its runs has finished" in capsys.readouterr().err
 
 
 def test_pictures_say_what_they_need(monkeypatch, tmp_path):

@@ -153,7 +153,7 @@ def test_a_point_has_the_settings_that_hydra_would_give_it(overrides):
         (["replicas=interval(1,2)"], "^a sweep has a list of values"),
         (["seed=1,2", "launcher=local,ray"], "^launcher: must have one value"),
         (["seed=1,2", "sweep.tables=true,false"], "^sweep.tables: must have one value"),
-        (["output.tables=true,false"], "^output.tables: no setting of a sweep; sweep.tables=true"),
+        (["output.tables=true,false"], "^output.tables: is not a setting of a sweep; sweep.tables=true"),
         (["seed=range(0,1000)", "load=range(1,1000)"], "^999,000 runs: must be <= 100,000"),
         (["batching=glob(nothing*)", "seed=1,2"], "no value; a glob names choices"),
     ],
@@ -170,11 +170,17 @@ def test_what_is_no_sweep_is_refused(overrides, message):
         (["replikas=1,2"], "replikas: no such group or setting; nearest: replicas"),
         (["batching=chunked,chunkd"], "batching=chunkd: no such choice; nearest: chunked"),
         (["seed=1,2", "launcher.jobs=0"], "launcher.jobs=0: must be >= 1"),
-        (["seed=1,2", "report.x=load"], "report.x=load: no axis of this sweep; it has none but the seed"),
-        (["load=1,2", "report.facet=[lode]"], "report.facet=lode: no axis of this sweep; nearest: load"),
+        (
+            ["seed=1,2", "report.x=load"],
+            "report.x=load: is not an axis of this sweep; its only axis is the seed",
+        ),
+        (
+            ["load=1,2", "report.facet=[lode]"],
+            "report.facet=lode: is not an axis of this sweep; nearest: load",
+        ),
         (["seed=1,2", "report.format=[pdf]"], "report.format=pdf: no such format"),
-        (["seed=1,2", "--multirun"], "--multirun: a sweep takes several values without it"),
-        (["seed=1,2", "--cfg", "job"], "--cfg, --info, --resolve: are for a single run"),
+        (["seed=1,2", "--multirun"], "--multirun: not needed, a sweep always takes several values"),
+        (["seed=1,2", "--cfg", "job"], "--cfg, --info, --resolve: are for single runs"),
     ],
 )
 def test_mistakes_are_reported_before_anything_runs(overrides, message, capsys):
@@ -253,12 +259,12 @@ def test_resume_runs_what_is_missing_and_nothing_else(capsys, monkeypatch):
     ("arguments", "message"),
     [
         (["resume=nowhere"], "resume=nowhere: no such folder"),
-        (["resume=empty"], "resume=empty: is no sweep: it has no sweep.json"),
+        (["resume=empty"], "resume=empty: is not a sweep folder: it has no sweep.json"),
         (["resume=run"], "that is the folder of a single run"),
         (["resume=other"], "was not written by windtunnel sweep"),
         (["resume=broken"], "cannot be read"),
         (["resume="], "must name one folder"),
-        (["resume=done", "replicas=2"], "replicas=2: a sweep that goes on has the same points"),
+        (["resume=done", "replicas=2"], "replicas=2: a resumed sweep has the same points"),
     ],
 )
 def test_resume_refuses_what_is_no_sweep(arguments, message, capsys):
@@ -277,7 +283,7 @@ def test_resume_refuses_what_is_no_sweep(arguments, message, capsys):
 def test_a_new_sweep_does_not_overwrite_another(tmp_path):
     plan = plan_of(["seed=0,1"], SOURCE)
     SweepFolder.create(tmp_path, plan, {})
-    with pytest.raises(ConfigError, match="has a sweep already; go on with resume="):
+    with pytest.raises(ConfigError, match="contains a sweep; continue it with resume="):
         SweepFolder.create(tmp_path, plan, {})
 
 
@@ -341,7 +347,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(capsys, monkeypatch):
         RunTask, "run", _noted(finished, RunTask.run, then=lambda: signal.raise_signal(signal.SIGINT), at=1)
     )
     assert sweep(*SMALL, "seed=range(0,4)", "launcher.jobs=1", "hydra.run.dir=out") == 130
-    assert "2 runs are left: windtunnel sweep resume=out" in capsys.readouterr().out
+    assert "2 runs are left; to continue: windtunnel sweep resume=out" in capsys.readouterr().out
     assert runs_of()["run"].tolist() == [0, 1]
 
 
@@ -448,7 +454,7 @@ def test_what_cannot_be_drawn_leaves_the_runs_and_says_how_to_draw_them(capsys):
     assert sweep(*SMALL, *own) == 2
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1] == "out"
-    assert "metric=foo.bar: no figure of these runs" in printed.err
+    assert "metric=foo.bar: these runs have no such metric" in printed.err
     assert "windtunnel report sweep=out" in printed.err
     assert runs_of()["status"].tolist() == ["done"] * 2
 

@@ -324,9 +324,7 @@ def test_the_largest_part_is_named():
         Part(name="host", errors={"TTFT": -0.05, "TPOT": 0.01}),
         Part(name="compute", errors={"TTFT": 0.03, "TPOT": 0.02}),
     ]
-    assert largest_part(parts) == (
-        "The largest part of the error: of TTFT it is host, -5.0 %; of TPOT it is compute, +2.0 %."
-    )
+    assert largest_part(parts) == ("Largest part of the error: TTFT: host, -5.0 %; TPOT: compute, +2.0 %.")
     assert part_rows(parts)[-1] == ["together", "-2.0 %", "+3.0 %"]
     assert largest_part([]) == ""
 

@@ -155,7 +155,7 @@ def test_notes_say_that_a_batch_larger_than_the_slots_is_cut(batching, name):
 @pytest.mark.parametrize("caching", ["paged", "contiguous", "streaming_llm", "snapkv"])
 def test_notes_say_that_a_cache_never_finds_what_longest_prefix_asks_for(caching):
     settings = [f"caching={caching}", "engine.max_model_len=2048", "engine.num_kv_blocks=2000"]
-    note = "nothing of a prompt is ever found there, so the order is that of arrival"
+    note = "it never finds prefixes, so the order is that of arrival"
     assert note in notes("scheduling=longest_prefix", *settings)
     assert note not in notes("scheduling=fcfs", *settings)
 

@@ -87,7 +87,7 @@ def test_a_recording_is_decided_again_and_its_error_taken_apart(recorded, tmp_pa
     said, record = capsys.readouterr().out, found(tmp_path)
     num = len(steps)
     assert said.startswith(
-        f"{num} of {num} plans of the engine are decided again, {num} of {num} in the simulator with the "
+        f"{num} of {num} plans of the engine were reproduced, {num} of {num} in the simulator with the "
         "recorded times.\n"
     )
     assert [part["name"] for part in record["decomposition"]] == [
@@ -107,7 +107,7 @@ def test_a_recording_is_decided_again_and_its_error_taken_apart(recorded, tmp_pa
         *("measured_requests_0.parquet", "measured_iterations_0.parquet"),
     }
     page = (tmp_path / "report.html").read_text()
-    for text in ("Where the error comes from", "Distributions", "The first 200 iterations", "decided again"):
+    for text in ("Where the error comes from", "Distributions", "The first 200 iterations", "reproduced"):
         assert text in page
 
 
@@ -164,7 +164,7 @@ def test_an_edited_config_is_refused(copy, tmp_path, capsys):
     about["engine"]["config"]["engine"]["max_num_seqs"] = 5
     file.write_text(json.dumps(about))
     error = refusal(capsys, tmp_path / "out", copy, "engine.max_num_seqs=5")
-    assert "recording.json: its config is not the one that was recorded" in error
+    assert "recording.json: its config is not the recorded one" in error
 
 
 def test_of_a_recording_that_was_cut_short_the_complete_beginning_is_used(copy, tmp_path, capsys):
@@ -175,7 +175,7 @@ def test_of_a_recording_that_was_cut_short_the_complete_beginning_is_used(copy, 
     assert 0 < num_steps < json.loads((copy / "recording.json").read_text())["num_steps"]
     assert validate(tmp_path / "out", copy, page=True) == 0
     said = capsys.readouterr().out
-    assert f"{num_steps} of {num_steps} plans of the engine are decided again, {num_steps} of" in said
+    assert f"{num_steps} of {num_steps} plans of the engine were reproduced, {num_steps} of" in said
     note = f"The recording of run 0 was cut short: {num_steps} steps of it are used."
     assert note in said
     assert note in found(tmp_path / "out")["notes"]
