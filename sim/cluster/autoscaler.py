@@ -16,8 +16,8 @@ class Autoscaler:
     """Of one pool; it is a `policies.scaling.PoolView`.
 
     counts: of its pool. busy_times: of all replicas, by index. cold_start_s: from the order of a replica
-    until it takes requests; it is paid for from the order on.
-    on_start is told of every replica that was ordered. goes_on: whether the run does.
+    until it takes requests; it is paid for from the order on. on_start is told of every replica that was
+    ordered. requests_remain: whether requests are under way or to come.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Autoscaler:
         counts: PoolCount,
         busy_times: Mapping[int, BusyTime],
         on_start: Callable[[Member], None],
-        goes_on: Callable[[], bool],
+        requests_remain: Callable[[], bool],
     ) -> None:
         self._policy = policy
         self._pool_index = pool_index
@@ -41,7 +41,7 @@ class Autoscaler:
         self._counts = counts
         self._busy_times = busy_times
         self._on_start = on_start
-        self._goes_on = goes_on
+        self._requests_remain = requests_remain
         self._num_askings = 0
         self._busy_s: dict[int, float] = {}  # by replica: until it was last asked
         self._called: Member | None = None  # ordered last because a request had come
@@ -126,7 +126,7 @@ class Autoscaler:
         self._clock.at(self._num_askings * self._policy.interval_s, Phase.control, self._ask)
 
     def _ask(self, event: int) -> None:
-        if not self._goes_on():
+        if not self._requests_remain():
             return
         now = self._clock.now
         wanted = self._policy.target(self, now)

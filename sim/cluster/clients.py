@@ -53,12 +53,12 @@ class Clients(GatewayAttachment):
         self._gateway.fail(attempt, "timed out")
         return True
 
-    def comes_again(self, attempt: RequestAttempt, retry_after_s: float | None) -> bool:
+    def will_retry(self, attempt: RequestAttempt, retry_after_s: float | None) -> bool:
         request_id, number = attempt.arrival.request.request_id, attempt.number
         again_s = self._retries.next_at(request_id, number, self._clock.now, retry_after_s)
         if again_s is None:
             return False
-        self._clock.at(again_s, Phase.arrive, partial(self._ask_again, attempt, number))
+        self._clock.at(again_s, Phase.arrive, partial(self._retry, attempt, number))
         return True
 
     def _is_under_way(self, attempt: RequestAttempt) -> bool:
@@ -68,9 +68,9 @@ class Clients(GatewayAttachment):
         """Whether the request is under way in the attempt of that number."""
         return attempt.number == number and self._is_under_way(attempt)
 
-    def _ask_again(self, attempt: RequestAttempt, number: int, event: int) -> None:
+    def _retry(self, attempt: RequestAttempt, number: int, event: int) -> None:
         if self._is_at(attempt, number):
-            attempt.come_again()
+            attempt.begin_retry()
             self._requests.tries[attempt.arrival.request.request_id] += 1
             self._gateway.ask(attempt)
 

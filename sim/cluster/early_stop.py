@@ -31,7 +31,7 @@ MIN_INTERVAL_S = 0.05
 class OverloadStop:
     """Stops a run's clock once its service is overloaded; `found` then has the evidence.
 
-    goes_on: whether requests are under way or to come.
+    requests_remain: whether requests are under way or to come.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class OverloadStop:
         clock: Clock,
         requests: RequestLog,
         num_ended: Callable[[], int],
-        goes_on: Callable[[], bool],
+        requests_remain: Callable[[], bool],
     ) -> None:
         self.found: Overload | None = None
         self._clock = clock
         self._requests = requests
         self._num_ended = num_ended
-        self._goes_on = goes_on
+        self._requests_remain = requests_remain
         self._counts = [Count(0.0, 0, 0)]
         self._expect()
 
@@ -55,7 +55,7 @@ class OverloadStop:
         self._clock.at(at_s, Phase.control, self._check)
 
     def _check(self, event: int) -> None:
-        if not self._goes_on():
+        if not self._requests_remain():
             return
         self._counts.append(Count(self._clock.now, sum(self._requests.has_arrived), self._num_ended()))
         growing = backlog_growth(self._counts)
@@ -73,8 +73,8 @@ class OverloadStop:
 class MissedSloStop:
     """Stops a run's clock once its SLO is out of reach; `found` then has the evidence.
 
-    num_requests: of the whole run, the last of which arrives at last_arrival_s, in seconds. goes_on: whether
-    requests are under way or to come.
+    num_requests: of the whole run, the last of which arrives at last_arrival_s, in seconds. requests_remain:
+    whether requests are under way or to come.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MissedSloStop:
         last_arrival_s: float,
         clock: Clock,
         requests: RequestLog,
-        goes_on: Callable[[], bool],
+        requests_remain: Callable[[], bool],
     ) -> None:
         self.found: MissedSlo | None = None
         self._slo = slo
@@ -94,7 +94,7 @@ class MissedSloStop:
         self._interval_s = max(last_arrival_s / NUM_COUNTS, MIN_INTERVAL_S)
         self._clock = clock
         self._requests = requests
-        self._goes_on = goes_on
+        self._requests_remain = requests_remain
         self._num_counts = 0
         self._expect()
 
@@ -103,7 +103,7 @@ class MissedSloStop:
         self._clock.at(self._num_counts * self._interval_s, Phase.control, self._check)
 
     def _check(self, event: int) -> None:
-        if not self._goes_on():
+        if not self._requests_remain():
             return
         missed = num_missed(self._requests, self._slo, self._clock.now)
         if missed > self._allowed:

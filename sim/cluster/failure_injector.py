@@ -21,8 +21,8 @@ _FATAL = (FailureKind.crash, FailureKind.host_out_of_memory)
 class FailureInjector:
     """Injects the failures of a run.
 
-    on_lost is called with the id of every request that a crash has lost. goes_on: whether requests are
-    under way or to come.
+    on_lost is called with the id of every request that a crash has lost. requests_remain: whether requests
+    are under way or to come.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class FailureInjector:
         fleet: Fleet,
         seed: int,
         on_lost: Callable[[int], None],
-        goes_on: Callable[[], bool],
+        requests_remain: Callable[[], bool],
     ) -> None:
         self._failures = failures
         self._clock = clock
         self._fleet = fleet
         self._seed = seed
         self._on_lost = on_lost
-        self._goes_on = goes_on
+        self._requests_remain = requests_remain
         self.happened: list[Failure] = []
         self._under_way: dict[int, list[Failure]] = {}  # by replica
         self._pools: dict[str, list[int]] = {pool.name: [] for pool in fleet.pools}
@@ -64,7 +64,7 @@ class FailureInjector:
             self._clock.at(failure.at_s, Phase.control, partial(self._begin, member, failure, failures))
 
     def _begin(self, member: Member, failure: Failure, more: Iterator[Failure], event: int) -> None:
-        if not self._goes_on() or member.state is State.gone:
+        if not self._requests_remain() or member.state is State.gone:
             return  # nor do later ones: the clock would never stop
         if failure.kind not in _FATAL or member.state is not State.starting:
             self.happened.append(failure)

@@ -1,13 +1,13 @@
 """The gateway between clients and replicas: admits or refuses requests and sends them to replicas.
 
-    client --arrive--> admission --let in--> routing --> replica --answer--> client
-              ^            |                    ^           |
-              |         refused                 +--- resend | its replica crashed
-              +-- retry, later ----------------- timed out --+
+    client --arrive--> admission --admit--> routing --> replica --answer--> client
+              ^            |                   ^           |
+              |         refused                +--- resend | its replica crashed
+              +-- retry, later --------------- timed out --+
 
-A request that finds no replica is held if one is on its way, and asks to be let in when it is there; else it
-is refused. Clients see one answer, however many replicas began it, and its record counts from when the
-request came first.
+A request that finds no replica is held if one is starting, and dispatched when it is there; else it is
+refused. A client sees one answer, however many replicas began it, and the request's record counts from the
+first arrival.
 
 This module has the path of a request to a replica and back. All other parts of the picture join by `attach`:
 see `sim.cluster.gateway_attachment`.
@@ -32,7 +32,7 @@ from sim.records.requests import RequestLog
 from sim.workload.base import Arrival
 
 UNSERVABLE = "can never be served"
-"""What failures of requests are counted as whose own reasons are full of numbers."""
+"""The reason by which requests are counted that no replica can serve; their full reasons differ."""
 
 
 class Gateway:
@@ -57,39 +57,39 @@ class Gateway:
         self._clock = clock
         self._requests = requests
         self._on_end = on_end
-        self._tell = GatewayListeners()
+        self._listeners = GatewayListeners()
 
     def attach(self, attachment: GatewayAttachment) -> None:
-        """Let an attachment know what happens here, behind those that were attached before."""
-        self._tell.add(attachment)
+        """Attach a listener to the events of the gateway; it is called after those attached before."""
+        self._listeners.add(attachment)
 
-    # Requests come ...
+    # Requests arrive ...
 
     def arrive(self, arrival: Arrival) -> None:
-        """A request comes for the first time: open its record, and ask for it to be let in."""
+        """A request arrives for the first time: open its record, and submit it to admission and routing."""
         request, requests = arrival.request, self._requests
         request_id = request.request_id
         requests.arrive(request)
         requests.tries[request_id] = 1
         attempt = self.attempts[request_id] = RequestAttempt(arrival, self._clock.now)
         self.ask(attempt)
-        for tell in self._tell.arrived:
-            tell(attempt)
+        for notify in self._listeners.arrived:
+            notify(attempt)
 
     def ask(self, attempt: RequestAttempt) -> None:
-        """A client sends its request, perhaps again."""
-        for tell in self._tell.asks:
-            tell(attempt)
-        self.go_on(attempt)
+        """A client sends its request, for the first time or as a retry."""
+        for notify in self._listeners.asks:
+            notify(attempt)
+        self.dispatch(attempt)
 
-    def go_on(self, attempt: RequestAttempt) -> None:
-        """Let a request in, if it is not yet, and send it to the replica that the router chooses."""
-        now, request, tell = self._clock.now, attempt.arrival.request, self._tell
+    def dispatch(self, attempt: RequestAttempt) -> None:
+        """Admit a request, unless that is done, and send it to the replica that the router chooses."""
+        now, request, listeners = self._clock.now, attempt.arrival.request, self._listeners
         candidates = self.fleet.serving_model[request.model]
         if not candidates:
             self._wait_for_replica(attempt)
             return
-        for candidates_of in tell.candidates:
+        for candidates_of in listeners.candidates:
             left = candidates_of(attempt, candidates, now)
             if left is None:
                 return
@@ -97,20 +97,20 @@ class Gateway:
         policy, choose, _, attempt.on_routed_end = self._routers[request.model]
         attempt.replica = replica = chosen(policy, choose(request, candidates, now), candidates)
         self._requests.send(request.request_id, replica.index)
-        if now > attempt.came_s:
+        if now > attempt.first_arrival_s:
             self._note_held(attempt, now)
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
         try:
-            for sends in tell.sends:
+            for sends in listeners.sends:
                 if sends(attempt, replica, request):
                     return
             replica.submit(request, attempt.stop_after)
         except RejectedError as error:
-            self.take_back(attempt)
+            self.release(attempt)
             self.fail(attempt, str(error), inf)
 
     def _wait_for_replica(self, attempt: RequestAttempt) -> None:
-        """No replica serves a request: hold it until one does, if one is on its way."""
+        """Hold a request that no replica can serve now until one can, if one is starting; else it fails."""
         request = attempt.arrival.request
         if self.fleet.calls_for(request.model):
             self._held[request.request_id] = attempt
@@ -118,90 +118,90 @@ class Gateway:
             self.fail(attempt, "no replica takes requests")
 
     def fleet_changed(self) -> None:
-        """A replica takes requests from now on, or one that was on its way will not come."""
-        for tell in self._tell.fleet_changed:
-            tell()
+        """A replica takes requests from now on, or one that was starting will not come."""
+        for notify in self._listeners.fleet_changed:
+            notify()
         held, self._held = self._held, {}
         for attempt in held.values():
-            self.go_on(attempt)
+            self.dispatch(attempt)
 
-    # ... and go.
+    # ... and end.
 
     def end(self, seq: Sequence) -> None:
-        """A replica is done with a request."""
+        """A replica has finished or dropped a request."""
         attempt = self.attempts[seq.request_id]
         replica = attempt.replica
         assert replica is not None
-        self.take_back(attempt)
-        for is_no_answer in self._tell.ends:
+        self.release(attempt)
+        for is_no_answer in self._listeners.ends:
             if is_no_answer(attempt, replica, seq):
                 return
         self._ended(attempt)
 
-    def take_back(self, attempt: RequestAttempt) -> None:
-        """A replica has a request no more."""
+    def release(self, attempt: RequestAttempt) -> None:
+        """Note that the replica of a request does not have it any more."""
         attempt.replica, attempt.held_since_s = None, self._clock.now
         if attempt.on_routed_end is not None:
-            self.tell_router(attempt)
+            self.notify_router(attempt)
 
-    def tell_router(self, attempt: RequestAttempt) -> None:
-        """The replica that it chose is done with a request."""
+    def notify_router(self, attempt: RequestAttempt) -> None:
+        """Tell the router that a request has ended on the replica that it chose."""
         if attempt.on_routed_end is not None:
             attempt.on_routed_end(attempt.arrival.request, self._clock.now)
             attempt.on_routed_end = None
 
     def fail(self, attempt: RequestAttempt, reason: str, retry_after_s: float | None = None) -> None:
-        """An attempt has failed: its client sends the request again, or it is over.
+        """Fail an attempt: its client retries, or the request is rejected.
 
         retry_after_s: as in `policies.admission.Refusal`.
         """
         request, now = attempt.arrival.request, self._clock.now
-        for tell in self._tell.failing:
-            tell(attempt)
-        for tell_left in self._tell.left:
-            tell_left(attempt, now)
+        for notify in self._listeners.failing:
+            notify(attempt)
+        for notify_left in self._listeners.left:
+            notify_left(attempt, now)
         self._note_held(attempt, now)
         self._requests.fail(UNSERVABLE if retry_after_s == inf else reason)
-        for comes_again in self._tell.comes_again:
-            if comes_again(attempt, retry_after_s):
+        for will_retry in self._listeners.will_retry:
+            if will_retry(attempt, retry_after_s):
                 return
         del self.attempts[request.request_id]
         self._requests.reject(request.request_id, reason, now)
         self._on_end(request)
 
     def abort(self, replica: Replica, attempt: RequestAttempt) -> None:
-        """Tell a replica to drop a request; it may take an iteration until it has."""
+        """Tell a replica to abort a request; this may take until the end of an iteration."""
         request_id = attempt.arrival.request.request_id
-        for tell in self._tell.aborts:
-            tell(request_id)
+        for notify in self._listeners.aborts:
+            notify(request_id)
         replica.abort(request_id)
 
     def forget_held(self, attempt: RequestAttempt) -> bool:
-        """Let a request wait for a replica no more; whether it did."""
+        """Stop holding a request; returns whether it was held."""
         return self._held.pop(attempt.arrival.request.request_id, None) is not None
 
     def abandon(self, attempt: RequestAttempt) -> None:
-        """A request is given up that no replica has."""
+        """A client gives up a request that no replica has."""
         self._note_held(attempt, self._clock.now)
         self._requests.abandon(attempt.arrival.request.request_id, self._clock.now)
         self._ended(attempt)
 
     def stop(self, end_s: float) -> None:
-        """The run is over: note for how long those were held that no replica has."""
+        """The run is over: record the time for which requests without a replica were held."""
         for attempt in self.attempts.values():
             if attempt.replica is None:
                 self._note_held(attempt, end_s)
 
     def _ended(self, attempt: RequestAttempt) -> None:
-        """A request is answered, or was given up."""
+        """A request is finished, or was given up."""
         request = attempt.arrival.request
         del self.attempts[request.request_id]
-        for tell in self._tell.left:
-            tell(attempt, self._clock.now)
+        for notify in self._listeners.left:
+            notify(attempt, self._clock.now)
         self._on_end(request)
 
     def _note_held(self, attempt: RequestAttempt, now: float) -> None:
-        """No replica has had a request until now."""
+        """Record the time since which no replica has had a request."""
         if now > attempt.held_since_s:
             self._requests.hold(attempt.arrival.request.request_id, now - attempt.held_since_s)
             attempt.held_since_s = now

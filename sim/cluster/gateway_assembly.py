@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from policies.admission.none import AdmitAll
 from policies.core.request import Request
-from sim.cluster.admitting import Admitting
+from sim.cluster.admission_control import AdmissionControl
 from sim.cluster.clients import Clients
 from sim.cluster.first_tokens import FirstTokens
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway
-from sim.cluster.lengths import Lengths
+from sim.cluster.length_predictions import LengthPredictions
 from sim.cluster.pool_counts import PoolCounts
 from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.resends import Resends
@@ -50,8 +50,10 @@ class GatewayAssembly:
         self._patience_s = patience_s
         attempts: dict[int, RequestAttempt] = {}
         predictor = cluster.prediction
-        self._lengths = None if predictor is None else Lengths(predictor, attempts, requests)
-        routers = Routers(cluster.routing, self._lengths)
+        self._length_predictions = (
+            None if predictor is None else LengthPredictions(predictor, attempts, requests)
+        )
+        routers = Routers(cluster.routing, self._length_predictions)
         self.gateway = Gateway(routers, clock=clock, requests=requests, attempts=attempts, on_end=on_end)
         self.first_tokens = FirstTokens(
             routers,
@@ -81,7 +83,7 @@ class GatewayAssembly:
             self.gateway,
             self.resends,
             first_tokens=self.first_tokens,
-            lengths=self._lengths,
+            length_predictions=self._length_predictions,
             requests=self._requests,
         )
         every_tokens = cluster.recovery.every_tokens
@@ -109,10 +111,10 @@ class GatewayAssembly:
         kv_transfers, retries = self.resends.kv_transfers, cluster.retries
         if scales or kv_transfers is not None:
             gateway.attach(self.pool_counts)
-        if self._lengths is not None:
-            gateway.attach(self._lengths)
+        if self._length_predictions is not None:
+            gateway.attach(self._length_predictions)
         if type(cluster.admission) is not AdmitAll:
-            gateway.attach(Admitting(cluster.admission, gateway))
+            gateway.attach(AdmissionControl(cluster.admission, gateway))
         if cluster.failures.events:
             gateway.attach(self.resends)
         if kv_transfers is not None:

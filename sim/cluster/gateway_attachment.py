@@ -1,7 +1,7 @@
 """Attachments of the gateway: they are called on the events of requests there, and may decide about them.
 
-A run attaches what it has: clients without patience, an admission policy, prefill pools, crashes. A gateway
-without any of these chooses a replica for every request, and does nothing else.
+A run attaches the parts that it needs: clients that time out, an admission policy, prefill pools, crashes. A
+gateway without attachments only routes every request to a replica.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ class GatewayAttachment:
     """The events of a gateway. A method that a subclass does not override is never called."""
 
     def asks(self, attempt: RequestAttempt) -> None:
-        """A client is about to send its request, perhaps again."""
+        """A client is about to send its request, for the first time or as a retry."""
 
     def arrived(self, attempt: RequestAttempt) -> None:
-        """A request has come for the first time: it is under way now, or is over already."""
+        """A request has arrived for the first time: it is under way now, or has ended already."""
 
     def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
-        """Of the replicas that serve a request, those that the router may choose from.
+        """The replicas that the router may choose from, of those that serve a request.
 
-        None: the attachment has not let the request in, and has told the gateway that it failed.
+        None: the attachment has refused the request, and has failed it at the gateway.
         """
         return serving
 
     def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
-        """The router has chosen a replica; whether the attachment has given it the request itself.
+        """The router has chosen a replica; returns whether the attachment has submitted the request itself.
 
         Raises RejectedError for a request that could not be served from there.
         """
         return False
 
     def ends(self, attempt: RequestAttempt, replica: Replica, seq: Sequence) -> bool:
-        """A replica is done with a request; whether that was no answer, and the attachment deals with it."""
+        """A replica has ended a request; returns whether it was no answer, and the attachment handles it."""
         return False
 
     def failing(self, attempt: RequestAttempt) -> None:
         """An attempt of a client is about to fail."""
 
-    def comes_again(self, attempt: RequestAttempt, retry_after_s: float | None) -> bool:
-        """An attempt has failed; whether its client will send the request again."""
+    def will_retry(self, attempt: RequestAttempt, retry_after_s: float | None) -> bool:
+        """An attempt has failed; returns whether its client will retry."""
         return False
 
     def aborts(self, request_id: int) -> None:
-        """A replica is about to be told to drop a request."""
+        """A replica is about to be told to abort a request."""
 
     def left(self, attempt: RequestAttempt, now: float) -> None:
-        """An attempt is over, whether it was answered or not."""
+        """An attempt is over, answered or not."""
 
     def fleet_changed(self) -> None:
-        """A replica takes requests from now on, or one that was on its way will not come."""
+        """A replica takes requests from now on, or one that was starting will not come."""
 
 
 class GatewayListeners:
@@ -70,13 +70,13 @@ class GatewayListeners:
         self.sends: tuple[Callable[[RequestAttempt, Replica, Request], bool], ...] = ()
         self.ends: tuple[Callable[[RequestAttempt, Replica, Sequence], bool], ...] = ()
         self.failing: tuple[Callable[[RequestAttempt], None], ...] = ()
-        self.comes_again: tuple[Callable[[RequestAttempt, float | None], bool], ...] = ()
+        self.will_retry: tuple[Callable[[RequestAttempt, float | None], bool], ...] = ()
         self.aborts: tuple[Callable[[int], None], ...] = ()
         self.left: tuple[Callable[[RequestAttempt, float], None], ...] = ()
         self.fleet_changed: tuple[Callable[[], None], ...] = ()
 
     def add(self, attachment: GatewayAttachment) -> None:
-        """Call an attachment, behind those that were added before."""
+        """Add an attachment; it is called after those added before."""
         for event, called in list(vars(self).items()):
             if getattr(type(attachment), event) is not getattr(GatewayAttachment, event):
                 setattr(self, event, (*called, getattr(attachment, event)))

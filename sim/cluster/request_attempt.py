@@ -24,9 +24,9 @@ class RequestAttempt:
     """Tells the router that the request has ended on the chosen replica; None if the router does not ask."""
     num_resends = 0
     """Times that the gateway has sent the request again in this attempt, after crashes."""
-    goes_on = False
+    is_resumed = False
     """Whether the request continues behind the tokens that a crashed replica has produced."""
-    is_let_in = False
+    is_admitted = False
     """Whether the admission policy has admitted this attempt."""
     has_token = False
     """Whether this attempt has its first token, from any replica; set only where a policy or client asks."""
@@ -37,14 +37,14 @@ class RequestAttempt:
         self.arrival = arrival
         self.stop_after: StopAfter = arrival.sample_tokens or arrival.num_output_tokens
         """Output tokens after which the request ends; policies do not see it."""
-        self.came_s = self.held_since_s = now
+        self.first_arrival_s = self.held_since_s = now
         """Time of the first attempt in seconds, and the time since which no replica has had the request."""
 
-    def come_again(self) -> None:
+    def begin_retry(self) -> None:
         """Begin the next attempt: the client sends the request once more."""
         self.number += 1
         self.num_resends = 0
-        self.has_token = self.is_timed_out = self.goes_on = False
+        self.has_token = self.is_timed_out = self.is_resumed = False
 
     @property
     def has_left(self) -> bool:

@@ -48,20 +48,20 @@ class Resends(GatewayAttachment):
         attempt = self._gateway.attempts[request_id]
         request, transfers = attempt.arrival.request, self.kv_transfers
         if attempt.has_left or transfers is None or not transfers.lost(request):
-            self.begin_again(request_id)
+            self.restart(request_id)
 
-    def begin_again(self, request_id: int, *, is_resend: bool = True) -> None:
+    def restart(self, request_id: int, *, is_resend: bool = True) -> None:
         """No replica has a request any more: it goes on behind the tokens that went out, or from scratch.
 
         is_resend: the cause is a crash of its replica, not of the one that holds a copy of its KV.
         """
         attempt = self._gateway.attempts[request_id]
-        self._gateway.take_back(attempt)
+        self._gateway.release(attempt)
         self._requests.forget_kv_transfer(request_id)
         is_sent = not attempt.has_left and (not is_resend or attempt.num_resends < self._max_resends)
         several = attempt.arrival.request.branching is not None
-        attempt.goes_on = is_sent and self._recovery.keeps_tokens and not several
-        if not attempt.goes_on:
+        attempt.is_resumed = is_sent and self._recovery.keeps_tokens and not several
+        if not attempt.is_resumed:
             self._requests.lose(request_id, in_crash=True)
         if attempt.is_given_up:
             self._gateway.abandon(attempt)
@@ -70,12 +70,12 @@ class Resends(GatewayAttachment):
         elif is_sent:
             attempt.num_resends += is_resend
             self._requests.num_resends += is_resend
-            self._gateway.go_on(attempt)
+            self._gateway.dispatch(attempt)
         else:
             self._gateway.fail(attempt, "its replica crashed")
 
     def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
-        migrant = self._migrant(attempt, replica, request) if attempt.goes_on else None
+        migrant = self._migrant(attempt, replica, request) if attempt.is_resumed else None
         if migrant is None:
             return False
         if isnan(self._requests.first_token_s[request.request_id]):
@@ -90,8 +90,8 @@ class Resends(GatewayAttachment):
         return True
 
     def failing(self, attempt: RequestAttempt) -> None:
-        if attempt.goes_on:
-            self._begin_from_scratch(attempt)
+        if attempt.is_resumed:
+            self._restart_from_scratch(attempt)
 
     def left(self, attempt: RequestAttempt, now: float) -> None:
         request_id = attempt.arrival.request.request_id
@@ -115,14 +115,14 @@ class Resends(GatewayAttachment):
             if self.kv_transfers is not None:
                 self.kv_transfers.check(replica, request, num_known)
         except RejectedError:
-            self._begin_from_scratch(attempt)
+            self._restart_from_scratch(attempt)
             return None
         return Migrant(request, num_known, num_computed)
 
-    def _begin_from_scratch(self, attempt: RequestAttempt) -> None:
+    def _restart_from_scratch(self, attempt: RequestAttempt) -> None:
         """Nothing is kept of a request that was to go on."""
         request_id = attempt.arrival.request.request_id
-        attempt.goes_on = False
+        attempt.is_resumed = False
         self._requests.lose(request_id, in_crash=True)
         if self.kv_replication is not None:
             self.kv_replication.ended(request_id)

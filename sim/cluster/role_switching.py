@@ -18,11 +18,13 @@ from sim.engine.replica import Replica
 class RoleSwitching:
     """Asks a policy at its interval, for as long as the run goes on."""
 
-    def __init__(self, *, roles: Roles, fleet: Fleet, clock: Clock, goes_on: Callable[[], bool]) -> None:
+    def __init__(
+        self, *, roles: Roles, fleet: Fleet, clock: Clock, requests_remain: Callable[[], bool]
+    ) -> None:
         self._roles = roles
         self._fleet = fleet
         self._clock = clock
-        self._goes_on = goes_on
+        self._requests_remain = requests_remain
         self._changing: dict[int, int] = {}  # by replica: the pool that its devices will come to
         self._pools = {pool.role: index for index, pool in enumerate(fleet.pools) if pool.role != "mixed"}
         fleet.on_gone = self._on_gone
@@ -34,7 +36,7 @@ class RoleSwitching:
             self._clock.at(self._clock.now + interval_s, Phase.control, self._look)
 
     def _look(self, event: int) -> None:
-        if not self._goes_on():
+        if not self._requests_remain():
             return
         members = [
             member

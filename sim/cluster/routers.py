@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from policies.core.request import Request
 from policies.routing import ReplicaView, Routing
-from sim.cluster.lengths import Lengths
+from sim.cluster.length_predictions import LengthPredictions
 
 
 class Hooks(NamedTuple):
@@ -39,10 +39,10 @@ class Routers(dict[str | None, Router]):
     lengths: tells a policy that needs it how long answers are expected to be.
     """
 
-    def __init__(self, routing: Routing, lengths: Lengths | None) -> None:
+    def __init__(self, routing: Routing, length_predictions: LengthPredictions | None) -> None:
         super().__init__()
         self._routing = routing
-        self._lengths = lengths
+        self._length_predictions = length_predictions
 
     @property
     def see_first_tokens(self) -> bool:
@@ -53,7 +53,7 @@ class Routers(dict[str | None, Router]):
         policy = self._routing if model is None else deepcopy(self._routing)
         choose = policy.choose
         if getattr(policy, "needs_predictor", False):
-            assert self._lengths is not None
-            choose = partial(self._lengths.choose, policy)
+            assert self._length_predictions is not None
+            choose = partial(self._length_predictions.choose, policy)
         router = self[model] = Router(policy, choose, *Hooks.of(policy))
         return router

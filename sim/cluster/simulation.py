@@ -23,7 +23,7 @@ from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.busy_time import BusyTime
 from sim.engine.cache_view import CacheView
 from sim.engine.clock import ARRIVE, Clock
-from sim.engine.collector import collector_paused
+from sim.engine.gc_pause import gc_paused
 from sim.engine.interrupt import ctrl_c_noted
 from sim.engine.plan_listener import PlanListener
 from sim.engine.replica import Replica
@@ -104,14 +104,19 @@ class Simulation:
         )
         assembly.join(self.fleet)
         if assembly.resends.kv_transfers is not None:
-            RoleSwitching(roles=cluster.roles, fleet=self.fleet, clock=self._clock, goes_on=self._goes_on)
+            RoleSwitching(
+                roles=cluster.roles,
+                fleet=self.fleet,
+                clock=self._clock,
+                requests_remain=self._requests_remain,
+            )
         self._failure_injector = FailureInjector(
             cluster.failures,
             clock=self._clock,
             fleet=self.fleet,
             seed=cluster.seed,
             on_lost=self._assembly.resends.lost,
-            goes_on=self._goes_on,
+            requests_remain=self._requests_remain,
         )
         self._overload_stop = self._make_overload_stop() if sim.stop_overloaded else None
         self._missed_slo_stop: MissedSloStop | None = None
@@ -177,7 +182,7 @@ class Simulation:
             clock=self._clock,
             requests=self._requests,
             num_ended=lambda: self.num_ended,
-            goes_on=self._goes_on,
+            requests_remain=self._requests_remain,
         )
 
     def _make_missed_slo_stop(self, slo: Slo) -> MissedSloStop | None:
@@ -191,7 +196,7 @@ class Simulation:
             last_arrival_s=last_s,
             clock=self._clock,
             requests=self._requests,
-            goes_on=self._goes_on,
+            requests_remain=self._requests_remain,
         )
 
     def _start_autoscalers(self, pools: Sequence[ReplicaPool]) -> None:
@@ -206,7 +211,7 @@ class Simulation:
                     counts=self._assembly.pool_counts.of_pool[index],
                     busy_times=self._busy_times,
                     on_start=self._failure_injector.joins,
-                    goes_on=self._goes_on,
+                    requests_remain=self._requests_remain,
                 )
 
     @property
@@ -214,7 +219,7 @@ class Simulation:
         """All that there ever were, by index."""
         return self.fleet.replicas
 
-    def _goes_on(self) -> bool:
+    def _requests_remain(self) -> bool:
         """Whether requests are under way or to come."""
         return self._num_ahead > 0
 
@@ -225,7 +230,7 @@ class Simulation:
         """
         clock = self._clock
         self._expect_next()
-        with ctrl_c_noted() as interrupt, collector_paused():
+        with ctrl_c_noted() as interrupt, gc_paused():
             while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                 if report:
                     report(clock.now, self.num_ended)

@@ -11,7 +11,7 @@ from sim.cluster.first_tokens import FirstTokens
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.lengths import Lengths
+from sim.cluster.length_predictions import LengthPredictions
 from sim.cluster.pool_counts import PoolCounts
 from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.resends import Resends
@@ -29,14 +29,14 @@ class TransferGateway:
         resends: Resends,
         *,
         first_tokens: FirstTokens,
-        lengths: Lengths | None,
+        length_predictions: LengthPredictions | None,
         requests: RequestLog,
     ) -> None:
         self.pool_counts: PoolCounts  # set where the fleet is made, which is given the transfers
-        self.begin_again = resends.begin_again
+        self.restart = resends.restart
         self.first_token = first_tokens.tell
         self._gateway = gateway
-        self._lengths = lengths
+        self._length_predictions = length_predictions
         self._requests = requests
 
     @property
@@ -54,8 +54,8 @@ class TransferGateway:
 
     def tell_length(self, routing: Routing, request: Request) -> None:
         """Tell a router how long an answer is expected to be."""
-        assert self._lengths is not None
-        self._lengths.tell(routing, request)
+        assert self._length_predictions is not None
+        self._length_predictions.tell(routing, request)
 
     def moved(self, request: Request, replica: Replica) -> None:
         """A request goes on in another replica."""
@@ -73,13 +73,13 @@ class TransferGateway:
         """
         attempt = self._gateway.attempts.get(request.request_id)
         if attempt is not None and self.num_sends(request.request_id) == num_sends:
-            self._gateway.tell_router(attempt)  # else it was told when that was over
+            self._gateway.notify_router(attempt)  # else it was told when that was over
         self.pool_counts.ended(replica, True)
 
     def refuse(self, request: Request, reason: str) -> None:
         """An attempt has failed because the decode replica cannot go on with it."""
         attempt = self._gateway.attempts[request.request_id]
-        self._gateway.take_back(attempt)
+        self._gateway.release(attempt)
         self._gateway.fail(attempt, reason, inf)
 
 

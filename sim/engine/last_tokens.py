@@ -11,7 +11,7 @@ from itertools import chain
 from policies.core.engine import EngineCore
 from policies.core.plan import StepPlan
 from policies.core.sequence import DECODING, ENDED, PAUSED, Sequence
-from sim.engine.parents import chosen
+from sim.engine.branch_parents import chosen
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
 

@@ -24,8 +24,8 @@ from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
 from sim.engine.copies import Copies
 from sim.engine.intake import Enter, Intake, Pending
+from sim.engine.iteration_times import ends_s
 from sim.engine.load_counts import LoadCounts
-from sim.engine.prices import ends_s
 from sim.engine.recorder import Recorder
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
@@ -65,11 +65,11 @@ class Replica(LoadCounts):
         self._num_crashes = 0  # `later` drops what was scheduled before a crash
         self._aborts: dict[int, Callable[[], None] | None] = {}  # at the next boundary, and what follows
         self._departures: dict[int, Callable[[Sequence], None]] = {}  # the same of those that go on elsewhere
-        self._tell = Listeners()
+        self._listeners = Listeners()
 
     def attach(self, attachment: Attachment) -> None:
-        """Let an attachment know what happens here, behind those that were attached before."""
-        self._tell.add(attachment)
+        """Attach a listener to the events of the replica; it is called after those attached before."""
+        self._listeners.add(attachment)
 
     # The main loop.
 
@@ -95,8 +95,8 @@ class Replica(LoadCounts):
         step = self.step
         assert step is not None
         self.step = self._timer = None
-        for tell in self._tell.ending:
-            tell(step, self._clock.now)
+        for notify in self._listeners.ending:
+            notify(step, self._clock.now)
         outcome = self.recorder.ran(step)
         intake, end_s = self.intake, step.end_s
         if intake.next_s < end_s:
@@ -120,15 +120,15 @@ class Replica(LoadCounts):
         plan = core.plan(now)
         transfers = self._take_transfers()
         delay_s = self.copies.begin(transfers, now) if transfers else 0.0
-        for tell in self._tell.planned:
-            tell(plan, now)
+        for notify in self._listeners.planned:
+            notify(plan, now)
         self.recorder.planned(plan, transfers, now)
         if plan is None:
             self._rest(now)
         else:
             self._run(plan, now, delay_s)
-        for tell_started in self._tell.started:
-            tell_started(self.step, now)
+        for notify_started in self._listeners.started:
+            notify_started(self.step, now)
 
     def _run(self, plan: StepPlan, now: float, delay_s: float) -> None:
         """Set out with a plan: when its iterations end, and at which of these ends the next plan is due."""
@@ -183,8 +183,8 @@ class Replica(LoadCounts):
 
     def intervene(self) -> None:
         """Something is about to come from outside: let those know that have to act before."""
-        for tell in self._tell.intervening:
-            tell()
+        for notify in self._listeners.intervening:
+            notify()
 
     def later(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
         """Do something then, unless the engine crashes before."""
@@ -218,8 +218,8 @@ class Replica(LoadCounts):
         """Let a request reach the engine at known_s, by enter(what); sent_s: see `Pending`."""
         self.num_outstanding += 1
         self.num_outstanding_tokens += request.prompt.num_tokens
-        for tell in self._tell.sent:
-            tell(request)
+        for notify in self._listeners.sent:
+            notify(request)
         intake, step = self.intake, self.step
         is_next = known_s < intake.next_s
         intake.add(known_s, request, enter, what, sent_s)
@@ -235,8 +235,8 @@ class Replica(LoadCounts):
         """Give a pending request to the engine."""
         seq = entry.enter(entry.what)
         self.recorder.events.enter(seq, entry.sent_s)
-        for tell in self._tell.entered:
-            tell(seq)
+        for notify in self._listeners.entered:
+            notify(seq)
 
     def _load(self, request_id: int, done_s: float) -> None:
         """KV that a sequence waits for will be here."""
@@ -257,12 +257,12 @@ class Replica(LoadCounts):
         """A prefill has produced a token: the sequence goes on here, unless another replica decodes it."""
         if self._queued:
             self.num_queued_tokens -= self._queued.pop(seq.request_id, 0)
-        for transfers_on in self._tell.transfers_prefilled:
+        for transfers_on in self._listeners.transfers_prefilled:
             if transfers_on(seq, now):
                 return
         self.recorder.prefilled(seq, now)
-        for tell in self._tell.prefilled:
-            tell(seq, now)
+        for notify in self._listeners.prefilled:
+            notify(seq, now)
 
     def abort(self, request_id: int, then: Callable[[], None] | None = None) -> None:
         """Give a request up: now if no iteration is under way, else at the next iteration boundary.
@@ -326,8 +326,8 @@ class Replica(LoadCounts):
     def _leave(self, seq: Sequence) -> None:
         """A request is outstanding no more."""
         self._uncount(seq)
-        for tell in self._tell.left:
-            tell(seq)
+        for notify in self._listeners.left:
+            notify(seq)
 
     # Failures, and the end of the run.
 
@@ -359,8 +359,8 @@ class Replica(LoadCounts):
         self._departures.clear()
         self._uncount_all()
         self.copies.links = self.pool.links()
-        for tell in self._tell.crashed:
-            tell(now)
+        for notify in self._listeners.crashed:
+            notify(now)
         return sorted([*(seq.request_id for seq in lost), *(entry.request.request_id for entry in pending)])
 
     def stop(self, now: float) -> None:

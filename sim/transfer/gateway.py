@@ -74,6 +74,6 @@ class GatewayForTransfers(Protocol):
         """An attempt has failed because the decode replica cannot go on with it."""
         ...
 
-    def begin_again(self, request_id: int, *, is_resend: bool = True) -> None:
+    def restart(self, request_id: int, *, is_resend: bool = True) -> None:
         """No replica has a request any more: it goes on behind the tokens that went out, or from scratch."""
         ...

@@ -157,7 +157,7 @@ class KvReplication:
             restore = self._restores.get(request_id)
             if restore is not None:
                 self._cancel(request_id)
-                go_on = partial(self._gateway.begin_again, request_id, is_resend=False)
+                go_on = partial(self._gateway.restart, request_id, is_resend=False)
                 restore.target.abort(request_id, go_on)
 
     def _on_there(self, kv_copy: _KvCopy, flow: Flow, new: Mapping[int, int]) -> None:

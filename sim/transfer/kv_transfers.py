@@ -212,7 +212,7 @@ class KvTransfers:
         self._held.pop(request_id, None)
         if target is None:
             return False
-        target.abort(request_id, partial(self._gateway.begin_again, request_id))
+        target.abort(request_id, partial(self._gateway.restart, request_id))
         return True
 
     def ready(self) -> None:

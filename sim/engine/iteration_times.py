@@ -1,4 +1,4 @@
-"""When the iterations of a plan end, as the hardware model prices them."""
+"""End times of the iterations of a plan, from the hardware model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ends_s(
     start_s: float,
     slowdown: float = 1.0,
 ) -> list[float]:
-    """When each of the plan's iterations ends: added up one after the other, as stepping does.
+    """The end time of each iteration of a plan, in seconds, added up one after the other as stepping does.
 
     shape: of the first iteration, if the plan has prompt chunks. slowdown: iterations take so many times as
     long. Up to the first iteration that the model cannot price: the leap may be cut before it. Raises

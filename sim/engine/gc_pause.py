@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, out of the way while a simulation runs."""
+"""Pauses Python's cyclic garbage collector while a simulation runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No collection of cycles inside.
 
     What a run makes it keeps, or drops without cycles. The collector would look through all of it again and

@@ -1,4 +1,4 @@
-"""An admission policy at the gateway: it is asked before a replica is chosen, and told of what it let in."""
+"""Admission control at the gateway: asks the policy before routing, and reports ends of requests to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sim.cluster.routers import Hooks
 from sim.engine.replica import Replica
 
 
-class Admitting(GatewayAttachment):
-    """Asks the policy about each attempt of a client once, and tells it when that is over."""
+class AdmissionControl(GatewayAttachment):
+    """Asks the admission policy about each attempt once, and reports the end of those it admitted."""
 
     def __init__(self, admission: Admission, gateway: Gateway) -> None:
         self._admission = admission
@@ -19,16 +19,16 @@ class Admitting(GatewayAttachment):
         self._on_end = Hooks.of(admission).end
 
     def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
-        if attempt.is_let_in:
+        if attempt.is_admitted:
             return serving
         refusal = self._admission.refusal(attempt.arrival.request, serving, now)
         if refusal is not None:
             self._gateway.fail(attempt, refusal.reason, refusal.retry_after_s)
             return None
-        attempt.is_let_in = True
+        attempt.is_admitted = True
         return serving
 
     def left(self, attempt: RequestAttempt, now: float) -> None:
-        if attempt.is_let_in and self._on_end is not None:
+        if attempt.is_admitted and self._on_end is not None:
             self._on_end(attempt.arrival.request, now)
-        attempt.is_let_in = False
+        attempt.is_admitted = False

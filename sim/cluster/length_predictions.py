@@ -1,4 +1,4 @@
-"""How long answers are expected to be, told to routers that ask for it."""
+"""Predicted output lengths, for routers that need them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.cluster.request_attempt import RequestAttempt
 from sim.records.requests import FINISHED, RequestLog
 
 
-class Lengths(GatewayAttachment):
+class LengthPredictions(GatewayAttachment):
     """Predictions for the requests under way, from a predictor that learns from those that are answered.
 
     attempts: those under way, by request id.

@@ -1,4 +1,4 @@
-"""Which branches of a beam or tree search go on: drawn, since only a model's scores could tell.
+"""The parents of the branches of a beam or tree search, drawn at random as no model computes scores.
 
 Each new branch continues one of the old ones, all equally likely, independently of each other. A real beam
 search is less even: the best hypotheses have more children, so its branches share more.
@@ -27,7 +27,7 @@ def draw_parents(seed: int, request_id: int, num_tokens: int, width: int) -> tup
 
 
 def chosen(seed: int, seq: Sequence) -> tuple[int, ...] | None:
-    """The choice that falls due when the branches of a sequence get their next token; None: none does."""
+    """The parents of the branches of a sequence at its next token; None: the branches continue unchanged."""
     branching = seq.request.branching
     if branching is None or branching.every is None:
         return None
