@@ -15,5 +15,5 @@ class AdmitAll:
     """Admits every request; reads nothing."""
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Always None."""
+        """Returns None for every request: it is admitted."""
         return None

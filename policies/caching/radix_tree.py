@@ -6,12 +6,12 @@ ids is a tuple of runs of one token each. Work is O(runs), not O(tokens).
 
 Matches and inserts end at multiples of `page_size` tokens, as does every edge (`radix_node` draws one).
 
-What it assumes: equal ids mean equal tokens. Memory pressure: `evict` takes whole leaves that nobody has
-locked, in the order of an eviction policy, and may free more than was asked for. Horizon: a match can only
-get longer by inserts and shorter by evictions; neither happens while the running batch repeats a step.
+Assumes that equal ids mean equal tokens. Memory pressure: `evict` takes whole unlocked leaves, in the order
+of an eviction policy, and may free more than was asked for. Horizon: a match can only get longer by inserts
+and shorter by evictions; neither happens while the running batch repeats a step.
 
 Stamps, splits and hit counts follow SGLang's RadixCache, so that both evict the same leaves; see the comments
-where that shows.
+where that matters.
 """
 
 from __future__ import annotations

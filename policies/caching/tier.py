@@ -39,7 +39,7 @@ class Tier:
         return end
 
     def missing(self, place: int, first: int, end: int) -> list[tuple[int, int]]:
-        """Those of a place's blocks first to end - 1 that it does not have, as ranges."""
+        """The ranges of a place's blocks first to end - 1 that it does not have."""
         missing = []
         for one, other in self._at.get(place, ()):
             if first < min(one, end):

@@ -106,7 +106,7 @@ class TieredPool(PrefixPool):
         self._min_load_tokens = min_load_tokens
         self._found_below: dict[int, list[tuple[str, int, int, int]]] = {}  # request id -> tier, piece
         self._promised: dict[int, tuple[int, list[Piece]]] = {}
-        """By request id: an iteration, and what was put into the first tier that this iteration computes."""
+        """By request id: an iteration, and the pieces that it puts into the first tier and computes."""
         self._ledger: TierLedger | None = None
 
     def take(self, num_blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""How the KV of a sequence grows while it decodes."""
+"""The growth of a sequence's KV while it decodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Growth(NamedTuple):
-    """How the KV of a decoding sequence grows, until it has computed `until` tokens.
+    """Growth of the KV of a decoding sequence, until it has computed `until` tokens.
 
     takes_blocks: it needs another block every block_size tokens; otherwise it has its room already.
     widens: it attends to one more token every iteration; otherwise it has reached a window.

@@ -1,4 +1,4 @@
-"""How far a request can get in an engine: the known tokens at which it ends, and what can never be served."""
+"""Limits of a request in an engine: the known tokens at which it ends, and what can never be served."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ The first is what the caller knows; the last is an upper bound that policies may
 
 
 class Limits:
-    """What an engine's slots, context length and empty KV memory allow one request."""
+    """The limits that an engine's slots, context length and empty KV memory set for one request."""
 
     def __init__(self, pool: BlockPool, max_num_seqs: int, max_model_len: int) -> None:
         self._pool = pool

@@ -109,7 +109,7 @@ class Chunk(NamedTuple):
 
 
 class AdapterUse(NamedTuple):
-    """What one iteration computes with LoRA adapters; ranks are those to which the kernels pad them."""
+    """The LoRA computation of one iteration; ranks are those to which the kernels pad them."""
 
     num_adapters: int  # distinct adapters
     num_tokens: int  # tokens that use an adapter
@@ -118,7 +118,7 @@ class AdapterUse(NamedTuple):
 
 
 class StepPlan:
-    """What one iteration computes, and for how many iterations the policies would decide the same.
+    """The computation of one iteration, and for how many iterations the policies would decide the same.
 
     A plan is valid until it is committed: `decodes` and what derives from it read the engine's live state.
     """
@@ -224,7 +224,7 @@ class StepPlan:
 
 
 class StepOutcome(NamedTuple):
-    """What the executor did with a plan.
+    """The result of running a plan.
 
     iterations: how often it was run, 1 to plan.horizon. ended: sequences that ended with the last iteration
     for reasons the core cannot know, such as an end-of-sequence token. parents: for sequences with branches

@@ -85,7 +85,7 @@ class StepBuilder:
         self._until_s = min(self._until_s, until_s)
 
     def wait_until(self, time_s: float) -> None:
-        """If this step computes nothing: asks the policies again at time_s, or at the next outside event.
+        """Asks the policies again at time_s, or at the next outside event, if this step computes nothing.
 
         inf: only at an outside event. A step that computes nothing without this call is an error while
         requests are unfinished.

@@ -24,7 +24,7 @@ class Slot:
 
 
 class Fleet:
-    """All GPUs of a problem, in the order of its pools; empty at first."""
+    """The GPUs of a problem, in the order of its pools; empty at first."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -58,7 +58,7 @@ class Fleet:
             self._groups.append(slots)
 
     def take(self, hosting: Hosting, slots: list[Slot]) -> None:
-        """Undoes `put`."""
+        """Removes a replica from its GPUs; the reverse of `put`."""
         for slot in slots:
             slot.hostings.remove(hosting)
         if len(slots) > 1:

@@ -10,7 +10,7 @@ from policies.roles import ReplicaLoad, Switch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed:
-    """Fixed roles."""
+    """The policy that never changes a role."""
 
     @property
     def interval_s(self) -> float | None:
@@ -18,5 +18,5 @@ class Fixed:
         return None
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
-        """Always None."""
+        """Returns None: no replica changes its role."""
         return None

@@ -1,4 +1,4 @@
-"""How a waiting sequence displaces running ones, for policies with preemptive order.
+"""Displacement of running sequences by a waiting one, for policies with preemptive order.
 
 A step that preempts admits no sequence: the waiting one is admitted in the next step.
 Horizon: free blocks and the blocks of the victims only shrink together while a plan repeats. So the answer

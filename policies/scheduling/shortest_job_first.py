@@ -37,7 +37,7 @@ class ShortestJobFirst(Scheduling):
 
     @property
     def starvation_bound_s(self) -> float | None:
-        """max_wait_s."""
+        """The bound is max_wait_s."""
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:

@@ -115,7 +115,7 @@ class StepChannel:
         self._first = torch.zeros(first_words, dtype=torch.int32)
 
     def send(self, step_words: torch.Tensor) -> None:
-        """On rank 0: sends a step, int32 [words] on the CPU; does nothing if there is one rank."""
+        """Sends a step, int32 [words] on the CPU, from rank 0; does nothing if there is one rank."""
         if self._group.world_size == 1:
             return
         size, room = len(step_words), len(self._first) - 1
@@ -126,12 +126,12 @@ class StepChannel:
             self._group.broadcast(step_words[room:].contiguous())
 
     def stop(self) -> None:
-        """On rank 0: says that there are no more steps."""
+        """Tells the other ranks, from rank 0, that there are no more steps."""
         self._first[0] = STOP
         self._group.broadcast(self._first)
 
     def receive(self) -> torch.Tensor | None:
-        """On other ranks: waits for the next step; None: there are no more."""
+        """Waits for the next step on another rank; None: there are no more."""
         self._group.broadcast(self._first)
         size, room = int(self._first[0]), len(self._first) - 1
         if size == STOP:
@@ -145,6 +145,6 @@ class StepChannel:
 
 
 def follow(channel: StepChannel, run: Callable[[torch.Tensor], object]) -> None:
-    """On ranks above 0: runs each step as it comes, until rank 0 stops."""
+    """Runs each step of rank 0 as it comes, on ranks above 0, until rank 0 stops."""
     while (step_words := channel.receive()) is not None:
         run(step_words)

@@ -48,7 +48,7 @@ def _q4_k(blocks: Bytes) -> Floats:
 
 
 def _q5_k(blocks: Bytes) -> Floats:
-    """As Q4_K, with 32 bytes of fifth bits before the nibbles.
+    """Layout of Q4_K with 32 bytes of fifth bits before the nibbles.
 
     Bit j of byte l belongs to weight l of run j.
     """

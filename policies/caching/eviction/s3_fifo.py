@@ -1,19 +1,20 @@
-"""S3-FIFO: a small queue that most content leaves soon, and a main one with further chances (Yang et al.,
-SOSP 2023). All queues are first in, first out.
+"""S3-FIFO: a small queue that most content leaves soon, and a main queue with further chances.
 
-    new content ---> small ---> evicted, its name remembered
+After Yang et al., SOSP 2023. All queues are first in, first out.
+
+    new content ---> small ---> evicted, its id remembered
                        | used twice or more                      \\ comes back while it is remembered
                        v                                          v
-                     main  ---> evicted, if not used; else it joins main again, one use poorer
+                     main  ---> evicted, if not used; else it joins main again, with one use less
 
 Uses are counted up to 3, in 2 bits, from the time at which an entry joined small or came to main from there.
 The paper's pseudo-code goes on to evict from the small queue when a promotion has just pushed an entry out of
-a full main queue; here the eviction ends with the first entry that went.
+a full main queue; here the eviction ends with the first evicted entry.
 
-What it assumes: most content is used once, and what is used again is so soon. In a radix tree a use is a
-request that passes through; a node that nobody may evict keeps its place in its queue, and the front half of
-one that is split joins its queue anew, at the time at which it becomes a leaf, with as many uses as it has
-had since it was made, up to 3.
+Assumes that most content is used once, and that content which is used again is used soon. In a radix tree a
+use is a request that passes through. A locked node keeps its place in its queue. The front half of a node
+that is split joins its queue anew, at the time at which it becomes a leaf, with as many uses as it has had
+since it was made, up to 3.
 Memory pressure: the small queue gives while it holds its share or more, else the main queue.
 """
 
