@@ -63,7 +63,7 @@ def never_means_never(world: World) -> None:
 
 
 def keeps_its_word(world: World) -> None:
-    """One like it that comes retry_after_s later, all others having gone and nobody come, is let in."""
+    """An equal request that arrives retry_after_s later at an idle service is admitted."""
     gateway = ToyGateway(world, deepcopy(world.admission))
     for arrival in Traffic(world.asks).arrivals():
         refusal = gateway.ask(arrival.request, arrival.num_output_tokens, arrival.at_s)

@@ -50,7 +50,7 @@ from experiments.conformance.promises import (
     unasked_equals_asked,
 )
 from experiments.conformance.words import in_words
-from policies.batching import DecodesUnasked
+from policies.batching import DecodesUnasked, supports_mixed_role
 from sim.settings.build import build
 
 NUM_WORLDS = 100
@@ -164,7 +164,7 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
     if family == "adapters":
         return [Claim(name, promise, draw_adapter_worlds(policy)) for name, promise in promises.items()]
     worlds = draw_worlds_with(family, policy, fixed)
-    if not getattr(policy, "serves_alone", True):
+    if not supports_mixed_role(policy):
         del promises[everybody_ends.__name__]
     if family == "batching" and not isinstance(policy, DecodesUnasked):
         del promises[unasked_equals_asked.__name__]

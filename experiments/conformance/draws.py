@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.conformance.toys import TICK_S, UNEVEN_S, ToyModel
 from experiments.conformance.worlds import Ask, World
+from policies.batching import supports_mixed_role
 from policies.batching.chunked import Chunked
 from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import InFlight
@@ -347,8 +348,8 @@ def draw_worlds_with(
     """Strategy: any world in which a policy serves, until all requests have ended.
 
     Settings of it that matter to every policy of its family are varied, but for those named in `fixed`.
-    others_in_order: the other policies take requests in the order of their arrival. A policy that does not
-    serve alone gets a run with an end.
+    others_in_order: the other policies take requests in the order of their arrival. A policy of one
+    role (see `supports_mixed_role`) gets a run with an end.
     """
     world = draw(draw_worlds())
     tick_s = world.model.tick_s
@@ -356,7 +357,7 @@ def draw_worlds_with(
     for name, values in VARIED.get(family, {}).items():
         mine = draw(draw_varied(mine, name, values, fixed))
     changes: dict[str, Any] = {family: mine, "until_s": None}
-    if not getattr(policy, "serves_alone", True):
+    if not supports_mixed_role(policy):
         changes["until_s"] = draw(st.integers(1, 300)) * tick_s / 2
     if family == "routing":
         changes["num_replicas"] = draw(st.integers(2, 4))

@@ -32,7 +32,7 @@ def same_again(world: World) -> None:
 
 
 def everybody_ends(world: World) -> None:
-    """Of a finite number of requests each one ends: nobody waits, stands still or is preempted for ever."""
+    """Of a finite number of requests each one ends: no request waits, stalls or is preempted for ever."""
     _assert_all_ended(world.simulate())
 
 

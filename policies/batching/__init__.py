@@ -54,3 +54,12 @@ def declares_itself(batching: DecodesUnasked) -> bool:
         if any(callable(value) and not name.startswith("__") for name, value in vars(each).items()):
             return False
     return "max_unasked_decodes" in getattr(batching, "__dict__", {})
+
+
+def supports_mixed_role(policy: object) -> bool:
+    """Whether a policy can serve requests from arrival to end in a pool of role mixed, without another pool.
+
+    A policy of one role declares `supports_mixed_role = False`; its old name `serves_alone` is read for one
+    version.
+    """
+    return bool(getattr(policy, "supports_mixed_role", getattr(policy, "serves_alone", True)))

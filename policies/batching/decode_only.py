@@ -23,7 +23,7 @@ from policies.core.view import StepView
 class DecodeOnly:
     """Decodes sequences; computes prompts only if their KV was lost here."""
 
-    serves_alone: ClassVar[bool] = False
+    supports_mixed_role: ClassVar[bool] = False
     """Whether it can serve a request from its arrival to its end without another engine."""
 
     max_num_batched_tokens: int = 8192

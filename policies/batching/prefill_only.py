@@ -24,7 +24,7 @@ from policies.core.view import StepView
 class PrefillOnly:
     """Computes whole prompts; a sequence that has its first token is paused."""
 
-    serves_alone: ClassVar[bool] = False
+    supports_mixed_role: ClassVar[bool] = False
     """Whether it can serve a request from its arrival to its end without another engine."""
 
     max_num_batched_tokens: int = 8192

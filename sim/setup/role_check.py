@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from policies.batching import supports_mixed_role
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
 from policies.roles import Roles
@@ -45,10 +46,10 @@ def _check_batching(where: str, pool: PoolSettings) -> None:
                 f"the other; choose one that does both, such as batching=chunked, or give its pool "
                 f"role={role} instead of {pool.role}"
             )
-    if pool.role == "mixed" and not getattr(pool.batching, "serves_alone", True):
+    if pool.role == "mixed" and not supports_mixed_role(pool.batching):
         raise ValueError(
-            f"{where}batching={type(pool.batching).__name__}, {where}role=mixed: it does not serve alone; "
-            "choose one that does, such as batching=chunked"
+            f"{where}batching={type(pool.batching).__name__}, {where}role=mixed: does not support this role; "
+            "choose another policy, such as batching=chunked"
         )
 
 

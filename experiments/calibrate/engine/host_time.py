@@ -42,7 +42,7 @@ class HostTime(NamedTuple):
 def measure_host(max_num_seqs: int, block_size: int, served: Served | None = None) -> HostTime:
     """Thread time of steps in which all decode: plan, pack, read, commit.
 
-    served: whose executor works in between, and has other block tables afterwards; None: nobody's.
+    served: whose executor works in between, and has other block tables afterwards; None: no engine.
     """
     largest = max_num_seqs if served is not None else max(max_num_seqs, LEAST_BATCH)
     by_batch = {count: _step_s(count, block_size, served) for count in upto(BATCHES, largest)}

@@ -58,7 +58,7 @@ def measure(
     seed: int,
     progress: Progress,
 ) -> tuple[list[Sections], list[Total], float]:
-    """On a CPU, by thread time: the operators of points, and steps as a whole with nobody watching.
+    """On a CPU, by thread time: the operators of points, and whole steps without a watch.
 
     The last of the answer: what the step of reference takes.
     """

@@ -113,9 +113,9 @@ def _choice(group: str, target: Any) -> str:
 
 def _run_differences(row: dict[str, Any], scenario: Scenario) -> Iterator[str]:
     """Raises nothing for a model or GPU that has no preset: then it cannot be compared."""
-    nobody = pd.DataFrame({name: [] for name in ("arrival_s", "input_tokens", "output_tokens")})
+    no_requests = pd.DataFrame({name: [] for name in ("arrival_s", "input_tokens", "output_tokens")})
     try:
-        recorded = scenario_of({**row, "requests": nobody}, scenario.latency)
+        recorded = scenario_of({**row, "requests": no_requests}, scenario.latency)
         for group, name in (("model", row["model"]), ("hardware", row["gpu"])):
             if getattr(recorded, group).name != getattr(scenario, group).name:
                 yield f"{group}={preset(group, name)}"

@@ -34,7 +34,7 @@ def read_lines(path: Path) -> Prefix:
 
 
 def complete_lines(prefix: Prefix) -> list[str]:
-    """The lines that have their end: of the last one of a cut file, nobody knows how long it was."""
+    """Keeps the complete lines: the last line of a truncated file may be cut."""
     return [line for line in prefix.lines if line.endswith("\n")]
 
 

@@ -23,7 +23,7 @@ from policies.caching.pool import BlockPool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MyPolicy(FixedSlots):
-    """Slots as in vLLM; of adapters that nobody uses the smallest makes room: it is back the soonest."""
+    """Slots as in vLLM; the smallest unused adapter is evicted first, as it is reloaded the soonest."""
 
     # Settings are the fields, with their defaults; those of slots are FixedSlots'. What a policy remembers is
     # kept by its residents: each engine has its own.
@@ -57,7 +57,7 @@ class MyPolicyResidents(SlotResidents):
         super().__init__(registry, num_slots=num_slots, **slots)
 
     def _victim(self, keep: str | None = None) -> str | None:
-        """Who makes room: nobody uses it, and, if there is such a one, nobody waits for it."""
+        """Chooses the adapter to evict: an unused one, if possible one that no request waits for."""
         idle = [name for name in self._idle if name != keep]  # the least recently used first
         unwanted = [name for name in idle if name not in self._waiting] or idle
         candidates = unwanted[: max(1, len(unwanted) - self._num_spared)]

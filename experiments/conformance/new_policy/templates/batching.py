@@ -44,5 +44,5 @@ class MyPolicy:
             step.prefill(seq, step.tokens_left)
         for seq in view.waiting:
             if not step.admit(seq, step.tokens_left):
-                break  # nobody overtakes who finds no room
+                break  # no request overtakes one that finds no room
         step.repeat()  # leave it out where it does not hold: the run is then only slower

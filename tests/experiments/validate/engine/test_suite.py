@@ -13,6 +13,7 @@ from experiments.calibrate.engine.served import architecture_of
 from experiments.validate.engine.engine_run import settings_of
 from experiments.validate.engine.suite import MEASURED_GROUPS, cases_of, model_of
 from experiments.validate.fidelity.settings import Suite, split
+from policies.batching import supports_mixed_role
 from realengine.settings import EngineSettings
 from sim.settings.build import build
 from sim.settings.compose import Composition, ConfigSource
@@ -181,7 +182,7 @@ def policies():
 
 def why_not(group, policy):
     """What a policy says of itself if the engine does not run it alone; else nothing."""
-    if not getattr(policy, "serves_alone", True):
+    if not supports_mixed_role(policy):
         return "half of an engine"
     try:
         EngineSettings(**{group: policy})

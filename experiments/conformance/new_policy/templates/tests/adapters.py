@@ -17,7 +17,7 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
 
 
 def test_the_smaller_adapter_makes_room() -> None:
-    """Two slots: large, small, then third, which comes when nobody uses them; large again at the end.
+    """Two slots: large, small, then third, which arrives when neither is in use; large again at the end.
 
     Who went was small, though large was used longer ago: three loads, and large waits for nothing. Where the
     adapter used last is spared, large goes: a fourth load, of 8 bytes at 64 bytes/s.
