@@ -82,7 +82,7 @@ class CalibrateSettings:
                 check_output_file(name, value)
         if Path(self.out).exists() and not is_calibration(Path(self.out)):
             raise ValueError(
-                f"out={self.out}: there is such a file, and it is no calibration; "
+                f"out={self.out}: exists and is not a calibration file; "
                 "name another, say configs/calibration/my_gpu.yaml"
             )
         if self.compute_capability is not None:

@@ -111,7 +111,8 @@ def workload_notes(notes: WorkloadNotes) -> list[str]:
     """What the traffic is not."""
     found = [f"{count:,} skipped: {reason}." for reason, count in notes.skipped.items()]
     if notes.num_clipped:
-        found.append(f"{notes.num_clipped:,} requests were clipped to the model's context.")
+        was = "request was" if notes.num_clipped == 1 else "requests were"
+        found.append(f"{notes.num_clipped:,} {was} truncated to the model's context length.")
     if notes.num_conversations_cut:
         found.append(f"{notes.num_conversations_cut:,} conversations ended early, as the context was full.")
     return found

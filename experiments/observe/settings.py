@@ -59,7 +59,7 @@ class ObserveSettings:
             raise ValueError(f"url={self.url}: must be an address such as http://localhost:8000")
         if parts.username or parts.password:
             raise ValueError(
-                "url: must hold no password, for it is written to config.yaml; put the key into the "
+                "url: must not contain a password, as it is written to config.yaml; put the key in the "
                 f"environment variable {self.api_key_env}"
             )
         low, end = self.token_ids

@@ -59,7 +59,7 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
     answers = getattr(scenario.workload, "branching", None)
     if output.vllm_bench and isinstance(answers, Answers) and answers.width > 1:
         raise ConfigError(
-            f"output.vllm_bench=true, workload.branching.width={answers.width}: that layout has one answer a "
-            "request; set workload.branching.width=1 or leave output.vllm_bench out"
+            f"output.vllm_bench=true, workload.branching.width={answers.width}: this format has one output "
+            "per request; set workload.branching.width=1 or leave output.vllm_bench out"
         )
     return SimulateJob(cfg=cfg, scenario=scenario, source=source, output=output)

@@ -42,7 +42,7 @@ class Admission(Protocol):
 def check_retry_after(retry_after_s: float | None) -> None:
     """Raises ValueError unless retry_after_s is None or finite and >= 0."""
     if retry_after_s is not None and not 0 <= retry_after_s < inf:
-        raise ValueError(f"retry_after_s={retry_after_s}: must be finite and >= 0 s; null to tell nothing")
+        raise ValueError(f"retry_after_s={retry_after_s}: must be finite and >= 0 s; null: not sent")
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

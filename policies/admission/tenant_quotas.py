@@ -59,7 +59,7 @@ class TenantQuotas:
         for name in ("max_outstanding", "max_outstanding_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be >= 1, or nothing is ever let in")
+                raise ValueError(f"{name}={value}: must be >= 1, or no request is ever admitted")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < inf:
                 raise ValueError(f"tenant_weights={{{tenant}: {weight}}}: must be finite and > 0")

@@ -41,7 +41,7 @@ class TokenBucket:
         if not 0 < self.rate_per_s < inf:
             raise ValueError(f"rate_per_s={self.rate_per_s}: must be finite and > 0 a second")
         if not 1 <= self.burst < inf:
-            raise ValueError(f"burst={self.burst}: must be finite and >= 1, or nothing is ever let in")
+            raise ValueError(f"burst={self.burst}: must be finite and >= 1, or no request is ever admitted")
         check_choice("count", self.count, ("requests", "tokens"))
         check_choice("per", self.per, ("service", "tenant"))
 

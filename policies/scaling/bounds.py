@@ -22,7 +22,7 @@ class Bounded:
         if self.min_replicas < 0:
             raise ValueError(f"min_replicas={self.min_replicas}: must be >= 0")
         if self.max_replicas < 1:
-            raise ValueError(f"max_replicas={self.max_replicas}: must be >= 1; somebody has to serve")
+            raise ValueError(f"max_replicas={self.max_replicas}: must be >= 1")
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas={self.min_replicas}: must be <= max_replicas={self.max_replicas}; "

@@ -187,7 +187,7 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     for one in parsed:
         is_mapping = not one.prefix and (one.value or "").lstrip().startswith("{")
         if is_mapping and f"{key}.".startswith(f"{one.name}."):
-            return f"{key}: not there yet; what is new in a mapping is added with '++{one.text}'"
+            return f"{key}: not in the mapping yet; add new entries with '++{one.text}'"
     if key in GROUP_OF:
         value = next((one.value for one in parsed if one.name == key), None)
         return _chosen_elsewhere(key, value or "", GROUP_OF[key], source)

@@ -65,8 +65,8 @@ def check_kv(pools: Mapping[str, PoolSettings]) -> None:
             )
         if pool.caching.changes_outputs:
             raise ValueError(
-                f"{where}caching={type(pool.caching).__name__}: keeps a part of the KV only, so nobody "
-                "can go on with it; choose caching=paged, prefix or radix"
+                f"{where}caching={type(pool.caching).__name__}: keeps a part of the KV only, so no "
+                "other replica can continue with it; choose caching=paged, prefix or radix"
             )
 
 

@@ -87,9 +87,7 @@ class Scenario(PoolSettings, ClusterSettings):
     def _check_stop_missed(self) -> None:
         """Raise ValueError where the requests that miss cannot be counted as the summary counts them."""
         if self.slo is None:
-            raise ValueError(
-                "sim.stop_missed=true, slo=none: nothing can be missed; choose one, say slo=chat"
-            )
+            raise ValueError("sim.stop_missed=true, slo=none: needs an SLO; choose one, such as slo=chat")
         for name in ("warmup_s", "cooldown_s"):
             if getattr(self.metrics, name):
                 raise ValueError(
@@ -142,7 +140,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 if self.served_adapters:
                     raise ValueError(
                         f"{where}adapters=none: the workload's requests name {len(self.served_adapters)} "
-                        "LoRA adapters; choose how they are served, such as adapters=fixed_slots"
+                        "LoRA adapters; choose how to serve them, such as adapters=fixed_slots"
                     )
                 continue
             kv_pool = pool.caching.pool(pool.kv_memory(1, FutureUses(())))

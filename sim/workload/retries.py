@@ -69,7 +69,7 @@ class Retries:
         if self.jitter not in JITTERS:
             raise ValueError(f"jitter={self.jitter}: must be one of {', '.join(JITTERS)}")
         if self.retry_budget is not None and self.retry_burst < 1:
-            raise ValueError(f"retry_burst={self.retry_burst}: must be >= 1, or nothing is ever sent again")
+            raise ValueError(f"retry_burst={self.retry_burst}: must be >= 1, or no request is ever retried")
         if self.timeout_until not in ("answer", "first_token"):
             raise ValueError(f"timeout_until={self.timeout_until}: must be one of answer, first_token")
         self._balance = self.retry_burst

@@ -100,7 +100,7 @@ def _check_config(folder: Path, recording: Recording, given: dict[str, Any]) -> 
     about = recording.engine
     if "config" not in about:
         raise ConfigError(
-            f"against={folder}: recording.json says of no config; compare it yourself, and add "
+            f"against={folder}: recording.json does not name its config; compare it yourself and add "
             "check_config=false"
         )
     recorded, given = about["config"], deciding(given)
@@ -119,6 +119,6 @@ def _check_repetitions(settings: ValidateSettings, recordings: Sequence[Recordin
     for folder, other in zip(settings.files[1:], recordings[1:], strict=True):
         if not np.array_equal(first, other.requests[columns].to_numpy()):
             raise ConfigError(
-                f"against: {folder} is no repetition of {settings.files[0]}: its requests have other "
+                f"against: {folder} is not a repetition of {settings.files[0]}: its requests have other "
                 "lengths; validate against each alone"
             )

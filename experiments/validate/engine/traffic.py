@@ -74,5 +74,5 @@ def at_load(scenario: Scenario, load: float) -> Scenario:
         )
     shortest_s = float(records.requests["last_token_s"].max())
     if math.isnan(shortest_s):
-        raise ValueError(f"load={load:g}: the simulated engine answers none of the requests")
+        raise ValueError(f"load={load:g}: the simulated engine finishes none of the requests")
     return replace(scenario, workload=replace(paced, stretch=shortest_s / load / own_s))

@@ -18,7 +18,7 @@ from experiments.validate.fidelity.figures import GANTT_ITERATIONS, MAX_REALS, d
 from sim.report.plain_page import drawn, listed, write_page
 
 EXPLAINED = (
-    "Error: simulated over measured, less 1. Noise floor: how far the measured runs are apart, (largest − "
+    "Error: simulated / measured − 1. Noise floor: how far the measured runs are apart, (largest − "
     "smallest) / mean; it takes at least two. Verdict: the error's size against what is allowed; “within "
     "noise” is outside of it, but no further than the measured runs are apart. Further down, apart: the mean "
     "absolute difference of two curves."

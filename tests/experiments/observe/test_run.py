@@ -527,7 +527,7 @@ def test_nothing_but_refusals_is_reported_by_the_exit_code(command, serve):
     [
         (["url=localhost:8000"], "url=localhost:8000: must be an address such as http://localhost:8000"),
         ([], "url: must be given, for example url=http://localhost:8000"),
-        (["url=http://me:secret@host"], "url: must hold no password"),
+        (["url=http://me:secret@host"], "url: must not contain a password"),
         (["url=http://h", "api=chat", "prompts=token_ids"], "messages are text; choose prompts=text or auto"),
         (
             ["url=http://h", "token_ids=[9,9]"],

@@ -139,7 +139,7 @@ def test_a_layout_for_one_answer_refuses_several(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["simulate", *SMALL, "output.vllm_bench=true", "workload.branching.width=2"]) == 2
     assert (
-        "output.vllm_bench=true, workload.branching.width=2: that layout has one" in capsys.readouterr().err
+        "output.vllm_bench=true, workload.branching.width=2: this format has one" in capsys.readouterr().err
     )
 
 

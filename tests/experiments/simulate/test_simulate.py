@@ -227,7 +227,7 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
         (["pools=two_gpus", "+pools.small.replcas=2"], "pools.small.replcas: .* nearest: replicas"),
         (["pools=two_gpus", "pools.small.hardware=l40"], "pools.small.hardware=l40: .* nearest: l40s"),
         (["pools=two_gpus", "pools.small=3"], "pools.small=3: must be a mapping of settings"),
-        (["pools={a:{replicas:2}}"], r"pools.a: not there yet; .* '\+\+pools={a:{replicas:2}}'"),
+        (["pools={a:{replicas:2}}"], r"pools.a: not in the mapping yet; .* '\+\+pools={a:{replicas:2}}'"),
         (["workload=callers", "workload.tenants={a: 1}"], r"'\+\+workload.tenants={a: 1}'"),
         (["failures=crash", "failures.events.0.at_s=-5"], r"failures.events\[0\].at_s=-5: .* begins at 0"),
         (

@@ -93,7 +93,7 @@ def test_an_early_stop_is_reported():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["slo=none"], "^sim.stop_missed=true, slo=none: nothing can be missed"),
+        (["slo=none"], "^sim.stop_missed=true, slo=none: needs an SLO"),
         (["metrics.warmup_s=5"], "^sim.stop_missed=true, metrics.warmup_s=5: must be 0"),
         (["metrics.cooldown_s=2"], "^sim.stop_missed=true, metrics.cooldown_s=2: must be 0"),
     ],

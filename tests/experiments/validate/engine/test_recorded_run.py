@@ -132,7 +132,7 @@ def test_two_runs_give_a_noise_floor(recorded, tmp_path, capsys):
 
 def test_runs_of_other_traffic_are_no_repetitions(recorded, tmp_path, capsys):
     error = refusal(capsys, tmp_path, f"[{recorded / '0'},{recorded / '2'}]")
-    assert f"{recorded / '2'} is no repetition of {recorded / '0'}" in error
+    assert f"{recorded / '2'} is not a repetition of {recorded / '0'}" in error
 
 
 def test_other_settings_are_refused_with_what_to_add(recorded, tmp_path, capsys):
@@ -227,5 +227,5 @@ def test_a_recording_without_a_config_can_be_used_unchecked(copy, tmp_path, caps
     about = {name: value for name, value in recording.engine.items() if not name.startswith("config")}
     replace(recording, engine=about).save(copy)
     error = refusal(capsys, tmp_path / "out", copy)
-    assert "recording.json says of no config; compare it yourself, and add check_config=false" in error
+    assert "recording.json does not name its config; compare it yourself and add check_config=false" in error
     assert validate(tmp_path / "out", copy, "check_config=false") == 0

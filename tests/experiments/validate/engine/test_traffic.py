@@ -143,7 +143,7 @@ def test_what_leaves_no_time_between_requests_cannot_be_paced(arrivals):
 def test_what_is_never_answered_gives_no_load():
     """Prompts of 60 tokens do not fit into two blocks of 16."""
     workload = equal_requests(Poisson(rate_per_s=2.0), num_prompt_tokens=60)
-    with pytest.raises(ValueError, match="load=1: the simulated engine answers none of the requests"):
+    with pytest.raises(ValueError, match="load=1: the simulated engine finishes none of the requests"):
         at_load(scenario_of(workload=workload, num_kv_blocks=2), 1.0)
 
 
