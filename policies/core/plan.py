@@ -63,12 +63,12 @@ class Transfer(NamedTuple):
         disk -> nowhere    ()                          (the same)
 
     All transfers of one `take_transfers` come before the step of its plan and take effect in their order:
-    first contents that are dropped, then reads of the GPU, then writes to it, then contents that were kept
-    only for these writes. So all reads of the GPU may be made before all writes. A copy leaves its source in
-    place: contents stay until a transfer to "nowhere", those of a swapped-out sequence until it is loaded
-    again or aborted. No tier then holds more than its size, except for what the writes of the same list still
-    read. A load may take longer than the step; the load of a sequence that was aborted meanwhile has to be
-    over before the next step, which may use its blocks.
+    first contents that are dropped, then reads of the GPU, then writes to it, then drops of contents that
+    were kept only for these writes. So all reads of the GPU may be made before all writes. A copy leaves its
+    source in place: contents stay until a transfer to "nowhere", those of a swapped-out sequence until it
+    is loaded again or aborted. No tier then holds more than its size, except for what the writes of the same
+    list still read. A load may take longer than the step; the load of a sequence that was aborted meanwhile
+    has to be over before the next step, which may use its blocks.
     """
 
     seq: Sequence | None
@@ -82,8 +82,8 @@ class Transfer(NamedTuple):
 class AdapterLoad(NamedTuple):
     """A LoRA adapter to be loaded to the GPU; it is usable from `EngineCore.adapter_loaded` on.
 
-    The load need not wait for steps that use the adapter which the slot held before: the step before which it
-    was asked for and all later ones do not use it. It may be overwritten in the order of the device's work.
+    The step before which it was asked for, and all later ones, do not use the adapter that the slot held.
+    So that adapter may be overwritten in the order of the device's work.
     """
 
     name: str
