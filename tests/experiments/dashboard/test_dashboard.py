@@ -225,7 +225,7 @@ def test_figures_show_the_answer(answer):
     assert {"decode, by batch size", "prefill, by batch size"} <= {
         t.name for t in roofline_figure(answer).data
     }
-    assert limit_sentence(answer).startswith("Where the requests' time goes: ")
+    assert limit_sentence(answer).startswith("Shares of the requests' time: ")
     assert not any("Overloaded" in text for text in caveats(answer))
 
 

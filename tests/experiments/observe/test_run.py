@@ -250,7 +250,7 @@ def test_a_client_without_patience_aborts():
     assert {reply.num_tokens for reply in replies} == {1}
     assert not any(reply.has_failed for reply in replies)
     assert all(reply.ended_s - reply.sent_s >= 0.1 for reply in replies)
-    assert any("given up by their client" in text for text in client_notes(figures(observed)))
+    assert any("aborted by their client" in text for text in client_notes(figures(observed)))
 
 
 def test_until_s_leaves_the_rest_unfinished():
