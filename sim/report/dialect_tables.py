@@ -20,11 +20,11 @@ LATENCIES = {
 FIGURES = {
     "answered": "answered",
     "failed": "failed",
-    "duration_s": "over, s",
+    "duration_s": "duration, s",
     "requests_per_s": "requests/s",
     "output_tokens_per_s": "output tok/s",
     "goodput_per_s": "goodput/s",
-    "good_share": "good share",
+    "good_share": "SLO attainment",
     "valid": "valid",
 }
 STATISTICS = ("mean", *(f"p{q}" for q in PERCENTILES))

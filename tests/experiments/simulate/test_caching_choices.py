@@ -23,14 +23,14 @@ def run(*overrides):
 @pytest.mark.parametrize("caching", ["streaming_llm", "h2o", "snapkv"])
 def test_a_cache_that_changes_answers_says_so(caching):
     notes = run(f"caching={caching}")["notes"]
-    assert any("answers change" in note for note in notes)
+    assert any("outputs change" in note for note in notes)
 
 
 @pytest.mark.parametrize("caching", ["paged", "contiguous", "contiguous_pow2", "buddy"])
 def test_other_caches_do_not(caching):
     summary = run(f"caching={caching}", "engine.max_model_len=2048")
     assert summary["requests"]["finished"] == 20
-    assert not any("answers change" in note for note in summary["notes"])
+    assert not any("outputs change" in note for note in summary["notes"])
     shares = [summary["kv"][f"{use}_share"] for use in ("filled", "reserved", "internal", "external", "free")]
     assert sum(shares) == pytest.approx(1)
 

@@ -303,7 +303,7 @@ def test_a_prompt_beyond_the_kv_cache_is_rejected_and_the_run_goes_on(tmp_path):
         "aborted": 0,
         "unfinished": 0,
     }
-    assert any("holds 1,600 tokens" in note for note in result.summary["notes"])
+    assert any("holds at most 1,600 tokens" in note for note in result.summary["notes"])
 
 
 def test_a_latency_below_the_hardware_is_called_out_of_reach():

@@ -219,7 +219,7 @@ def test_tables_name_each_figure_as_its_tool_does():
     assert by_label["per token after the first"] == ["TPOT", "TPOT", "ITL", "ITL", "Output Token"]
     assert by_label["answered"] == ["3"] * 5
     assert by_label["failed"] == ["1"] * 5
-    assert by_label["good share"] == ["50.0 %", "–", "50.0 %", "25.0 %", "–"]
+    assert by_label["SLO attainment"] == ["50.0 %", "–", "50.0 %", "25.0 %", "–"]
     assert by_label["valid"] == ["–", "–", "–", "–", "no"]
     assert by_label["output tok/s"] == ["–", "1.50", "1.80", "1.64", "1.50"]
     assert {len(row) for row in rows} == {6}
