@@ -47,6 +47,8 @@ class Resends(GatewayAttachment):
         """A crash has lost a request: the service sends it again, or its client has to."""
         attempt = self._gateway.attempts[request_id]
         request, transfers = attempt.arrival.request, self.kv_transfers
+        if attempt.has_left and attempt.replica is not None and attempt.replica.holds(request_id):
+            return  # Its KV was on the way from the replica that crashed: the one that it went to aborts it.
         if attempt.has_left or transfers is None or not transfers.lost(request):
             self.restart(request_id)
 

@@ -377,6 +377,10 @@ class Replica(LoadCounts):
                 step.cut(num_ended)
                 self._finish_step()
 
+    def holds(self, request_id: int) -> bool:
+        """Whether a request is in the engine, or on its way there."""
+        return self.core.find(request_id) is not None or request_id in self.intake
+
     def has_adapter(self, name: str) -> bool:
         """Whether an adapter is on its GPU, or on its way there."""
         return self.core.residents is not None and self.core.residents.is_resident(name)

@@ -265,6 +265,18 @@ def test_a_prefill_replica_that_crashes_during_the_copy_costs_the_prompt(ask):
     assert (row.prefill_replica, row.attempts, row.lost_tokens) == (1, 2, 1)
 
 
+def test_a_request_that_has_timed_out_ends_once_if_its_prefill_replica_crashes_during_the_copy(ask):
+    """The second request times out at 3.6, in the middle of a step of replica 1; replica 0 crashes at 3.8."""
+    records = run_world(
+        ask(0, 1, 30),
+        ask(1.0 * TICK_S, 8, 3),
+        kv_transfer=KvTransferSettings(transfer="at_end", first_token_at="decode"),
+        retries=Retries(timeout_s=2.6 * TICK_S, timeout_until="first_token", max_attempts=1),
+        failures=Failures(events=(crash(3.8, 0),)),
+    )
+    assert records.requests.status.tolist() == ["finished", "rejected"]
+
+
 def test_a_lost_link_stalls_the_copy(ask):
     """4 of 8 tokens are copied by tick 2; the link is back at 5: there at 6."""
     down = Scripted(kind=FailureKind.link_down, at_s=2 * TICK_S, duration_s=3 * TICK_S, replicas=(1,))
