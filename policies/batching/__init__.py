@@ -51,7 +51,8 @@ def declares_itself(batching: DecodesUnasked) -> bool:
     for each in type(batching).__mro__:
         if "max_unasked_decodes" in vars(each):
             return True
-        if any(callable(value) and not name.startswith("__") for name, value in vars(each).items()):
+        own = vars(each)
+        if "fill" in own or any(callable(own[name]) for name in own if not name.startswith("__")):
             return False
     return "max_unasked_decodes" in getattr(batching, "__dict__", {})
 

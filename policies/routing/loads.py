@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routing import ReplicaView
+from policies.routing import COUNTS, ReplicaView
 
 
 class Counted(Protocol):
@@ -21,7 +21,14 @@ class Counted(Protocol):
 
 
 def counts_of(replicas: Sequence[ReplicaView], name: str) -> NDArray[np.int64]:
-    """num_outstanding or num_outstanding_tokens, as `name` says, of all replicas [num_replicas]."""
+    """num_outstanding or num_outstanding_tokens, as `name` says, of all replicas [num_replicas].
+
+    The array is read-only and holds at this instant only. Raises ValueError for another name.
+    """
+    if name not in COUNTS.values():
+        raise ValueError(f"counts_of: name={name}: must be one of {', '.join(COUNTS.values())}")
     if hasattr(replicas, "counts"):
         return cast(Counted, replicas).counts(name)
-    return np.fromiter(map(attrgetter(name), replicas), np.int64, len(replicas))
+    counts = np.fromiter(map(attrgetter(name), replicas), np.int64, len(replicas))
+    counts.flags.writeable = False
+    return counts

@@ -60,7 +60,9 @@ class CountedReplicas(list[Replica]):
         column = self._loads.columns.get(name)
         if column is None:
             column = self._loads.column(name)
-        return column[self._indices] if self._num_first is None else column[: self._num_first]
+        counts = column[self._indices] if self._num_first is None else column[: self._num_first]
+        counts.flags.writeable = False  # they are the fleet's own
+        return counts
 
 
 class LoadWatch(Attachment):

@@ -24,7 +24,7 @@ class PoolCount:
 
 
 class PoolCounts(GatewayAttachment):
-    """Attached where pools grow and shrink. slo: None where no policy asks how many answers met it."""
+    """Attached where pools are scaled or hand KV over. slo: None if no policy reads num_met."""
 
     def __init__(self, fleet: Fleet, slo: Slo | None, requests: RequestLog, clock: Clock) -> None:
         self.of_pool = [PoolCount() for _ in fleet.pools]

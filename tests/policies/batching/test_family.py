@@ -1,5 +1,7 @@
 """What every batching policy for an engine on its own keeps to, whatever the requests."""
 
+from functools import partialmethod
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -195,7 +197,16 @@ class Overriding(Chunked):
         Chunked.fill(self, view, step, now)
 
 
-@pytest.mark.parametrize("policy", [Wrapping(Chunked()), Overriding()], ids=["wrapper", "subclass"])
+class Generated(Overriding):
+    """The same with a `fill` that is no plain function."""
+
+    __slots__ = ()
+    fill = partialmethod(Overriding.fill)
+
+
+@pytest.mark.parametrize(
+    "policy", [Wrapping(Chunked()), Overriding(), Generated()], ids=["wrapper", "subclass", "partialmethod"]
+)
 def test_a_declaration_does_not_hold_for_a_fill_that_it_was_not_made_for(make_core, make_request, policy):
     core = make_core(batching=policy)
     core.add(make_request(0), 8)

@@ -22,6 +22,9 @@ class CheckedLeast:
         for name in COUNTS.values():
             counts = counts_of(replicas, name)
             assert counts.tolist() == [getattr(replica, name) for replica in replicas]
+            assert not counts.flags.writeable
+        with pytest.raises(ValueError, match="name=num_queued_tokens: must be one of num_outstanding, "):
+            counts_of(replicas, "num_queued_tokens")
         return int(counts.argmin())
 
 
