@@ -169,7 +169,7 @@ def test_the_report_draws_every_table(written):
     page = (written / "mine.html").read_text()
     assert page.count('class="plotly-graph-div"') == 3
     assert "Calibration of H100 SXM" in page
-    assert "defaults kept: Multi-head latent attention, Mixture of experts, Collectives" in page
+    assert "defaults are kept: Multi-head latent attention, Mixture of experts, Collectives" in page
 
 
 def test_only_groups_that_are_not_kept_back_are_fitted(ops, h100):

@@ -191,7 +191,7 @@ def test_help_shows_the_experiments_own_settings(capsys):
     page = capsys.readouterr().out
     assert "gqa_mqa_mla*" in page
     assert "experiment.baseline=mha" in page
-    assert re.search(r"jobs=null +processes; null: one per core", page)
+    assert re.search(r"jobs=null +number of processes; null: one per core", page)
 
 
 # A whole comparison
