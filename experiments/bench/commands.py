@@ -47,7 +47,7 @@ TURNED: dict[str, dict[str, float | str]] = {
     "an answer of the dashboard, 2,000 requests": {"workload.arrivals.rate_per_s": 7.0},
     "the same for an engine not asked for before": {"engine": "sglang"},
 }
-"""What is turned, beginning with the defaults."""
+"""The settings that are changed before each timed answer, starting from the defaults."""
 
 
 class Took(NamedTuple):

@@ -101,7 +101,7 @@ class Fleet:
         self.decoding_all: list[Replica] = []
         self._there: list[list[Member]] = [[] for _ in pools]  # by pool, all but those that have gone
         self.serving_model = ServingModel()
-        """Of `serving`, those that serve a model."""
+        """The replicas of `serving` that serve a model, by the model's name."""
         self.on_gone: Callable[[Member], None] | None = None
         self._loads = Loads()
         self._context = context

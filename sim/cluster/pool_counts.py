@@ -14,7 +14,7 @@ from sim.records.requests import RequestLog
 
 
 class PoolCount:
-    """What a pool was sent, of the whole run."""
+    """Counts of the requests that a pool was sent, since the run began."""
 
     __slots__ = ("num_ended", "num_met", "num_sent", "num_sent_tokens")
 

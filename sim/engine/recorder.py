@@ -30,7 +30,7 @@ class Recorder:
         self.iterations = IterationLog(replica, core.pool.block_size, core.residents is not None)
         self.events = EventLog(frontend_s)
         self.lost_engines: list[EngineRecord] = []
-        """Those that crashed."""
+        """Records of the engines that this replica has lost in crashes, in order."""
         self._frontend_s = frontend_s
         self._tokens = LastTokens(core, requests, seed)
         self._follow(core)

@@ -168,7 +168,7 @@ class IterationLog:
             self._blocks_due += decodes.blocks_due_by_phase
 
     def _add_queue(self, plan: StepPlan, core: EngineCore) -> None:
-        """The plan leaves somebody waiting, or has preempted somebody."""
+        """Log the queue of a plan that leaves requests waiting or has preempted some."""
         num_waiting = core.num_waiting if plan.chunks or plan.waits_for is not None else 0
         self._queues += _PACK_QUEUE(num_waiting, len(plan.preempted), plan.waits_for is Cause.memory)
 
@@ -269,7 +269,7 @@ class IterationLog:
     def _fill_queues(
         self, columns: dict[str, NDArray[Any]], rows: NDArray[np.void], num: NDArray[np.int64]
     ) -> None:
-        """Enter what the rows say that have a queue, or preempted somebody."""
+        """Fill the columns of the queue for the rows that left requests waiting or preempted some."""
         queues = self._buffers.take(self._queues, QUEUE_ROW)
         is_queued = rows["more"] & QUEUED > 0
         for name in QUEUE_ROW.names or ():
