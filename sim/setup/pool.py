@@ -10,6 +10,7 @@ from hwmodels.devices.cold_start import ColdStart
 from hwmodels.devices.storage import Storage
 from hwmodels.iterations.memory import GIB
 from policies.adapters.registry import Adapter, Registry
+from policies.batching import max_unasked_of
 from policies.caching.eviction.future import FutureUses
 from policies.core.engine import EngineCore
 from policies.prediction import LengthPredictor
@@ -41,6 +42,7 @@ class PoolSettings(Deployment):
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas={self.replicas}: must be >= 1")
+        max_unasked_of(self.batching)  # a declaration that is no number is refused before the run
         scaling = self.scaling
         if scaling is not None and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
             raise ValueError(
