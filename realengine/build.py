@@ -75,7 +75,7 @@ def assemble(
     core = EngineCore(
         batching=settings.batching,
         scheduling=settings.scheduling,
-        pool=pool,
+        block_pool=pool,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=max_model_len,
         predictor=settings.predictor,

@@ -65,7 +65,7 @@ class Engine:
         self.observer: Observer | None = None
         """Called for each event of the engine, if set."""
         self._answer_of: dict[Sequence, Answer] = {}
-        self._names = ContentNames(core.pool.block_size)
+        self._names = ContentNames(core.block_pool.block_size)
         self._next_id = 0
         self.pause_s = 0.0
         """Time in seconds after a step in which there is nothing to do, unless an outside event comes."""
@@ -115,7 +115,7 @@ class Engine:
             self._watch(answer)
             self._check_tokens(answer.prompt_tokens)
             self._check_logprobs(params)
-            if params.n > 1 and not self.core.pool.shares_branches:
+            if params.n > 1 and not self.core.block_pool.shares_branches:
                 raise ValueError(f"n={params.n}: caching.shares_branches=false is for simulation only")
             answer.segments = self._names.name(answer.prompt_tokens, lora)
             answer.answer_id = self._names.new_id()

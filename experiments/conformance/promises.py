@@ -42,7 +42,7 @@ def no_leaked_blocks(world: World) -> None:
     for core in run.cores:
         if core.num_unfinished:
             continue
-        num_used = core.pool.num_used - (0 if core.residents is None else core.residents.num_blocks)
+        num_used = core.block_pool.num_used - (0 if core.residents is None else core.residents.num_blocks)
         assert num_used == 0, f"all have ended, and {num_used} blocks are still in use"
         assert len(core.free_slots) == core.max_num_seqs, "all have ended, and a slot is still taken"
         num_swapped = world.num_swap_blocks - core.num_free_swap_blocks

@@ -86,13 +86,13 @@ class RecordingCore(EngineCore):
             num_unasked += seq.num_apart
             num_tokens = seq.num_held + tokens.get(seq.request_id, 0)
             ids = self.block_ids(seq, num_tokens)
-            assert len(ids) == self.pool.blocks_held(seq, num_tokens)
+            assert len(ids) == self.block_pool.blocks_held(seq, num_tokens)
             owners.update(ids)
-        assert set(owners) <= set(range(1, self.pool.num_blocks + 1))
-        shares = type(self.pool).num_cached is not BlockPool.num_cached  # a prefix cache shares blocks
+        assert set(owners) <= set(range(1, self.block_pool.num_blocks + 1))
+        shares = type(self.block_pool).num_cached is not BlockPool.num_cached  # a prefix cache shares blocks
         assert shares or all(count == 1 for count in owners.values()), "a block is owned twice"
         num_unasked += 0 if self.residents is None else self.residents.num_blocks
-        assert len(owners) == self.pool.num_used - num_unasked, "a block is leaked"
+        assert len(owners) == self.block_pool.num_used - num_unasked, "a block is leaked"
         for source, target in self.branched.copies(plan):
             assert source in owners, "copies from a block without owner"
             assert target in owners, "copies into a block without owner"

@@ -198,7 +198,7 @@ class World:
             "predictor": self.prediction,
             "num_swap_blocks": self.num_swap_blocks,
         }
-        core = RecordingCore(pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
+        core = RecordingCore(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
         cores.append(core)
         return core
 

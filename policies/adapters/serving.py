@@ -28,7 +28,7 @@ class AdapterState(EngineState):
     @property
     def num_free_blocks(self) -> int:
         """Number of free KV blocks, with those of unused adapters."""
-        return self.pool.num_free + self._residents.num_idle_blocks()
+        return self.block_pool.num_free + self._residents.num_idle_blocks()
 
     @property
     def is_awaiting(self) -> bool:
@@ -64,9 +64,9 @@ class AdapterState(EngineState):
 
     def make_room(self, num_blocks: int) -> bool:
         """Whether num_blocks are free, after unused adapters were evicted."""
-        if self.pool.num_free >= num_blocks:
+        if self.block_pool.num_free >= num_blocks:
             return True
-        return self._residents.give_way(lambda: self.pool.num_free >= num_blocks)
+        return self._residents.give_way(lambda: self.block_pool.num_free >= num_blocks)
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
         """Adds the adapter computation to a plan; if adapters changed, the plan holds for one iteration."""
@@ -93,7 +93,7 @@ class AdapterState(EngineState):
     def start(self, seq: Sequence, num_cached: int, lacks_adapter: bool = False) -> None:
         """Moves a waiting sequence to running; loads its adapter if necessary, evicting others."""
         residents = self._residents
-        fits = partial(self.pool.can_admit, seq, num_cached, not self.running)
+        fits = partial(self.block_pool.can_admit, seq, num_cached, not self.running)
         residents.give_way(fits, keep=seq.request.adapter)
         lacks_adapter = residents.must_wait(seq)
         super().start(seq, num_cached, lacks_adapter)

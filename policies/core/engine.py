@@ -55,7 +55,7 @@ class EngineCore(Intake):
             self._check_at_rest("plan")
         if not now >= self._now:
             self._refuse_past(now)
-        pool = self.pool
+        pool = self.block_pool
         self._now = pool.now = now
         if pool.expires_s <= now:
             pool.expire()
@@ -102,7 +102,7 @@ class EngineCore(Intake):
         num_decodes = decodes.size
         if num_decodes != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
             return None
-        pool = self.pool
+        pool = self.block_pool
         num_blocks = decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
         if num_blocks > pool.num_free or decodes.at_limit or self._lost or self._arrived:
             return None
@@ -142,7 +142,7 @@ class EngineCore(Intake):
             raise ValueError(f"commit of {num_iterations} iterations: {num_reserved} were reserved")
         if not now >= self._now:
             self._refuse_past(now)
-        pool = self.pool
+        pool = self.block_pool
         self._now = pool.now = now
         self._in_flight = None
         for on_commit in self._on_commit:
@@ -181,7 +181,7 @@ class EngineCore(Intake):
     def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
         """Takes the KV blocks of all iterations but the first."""
         if plan.num_decodes:
-            self.pool.take(self.decodes.blocks_due_after(1, num_repeats))
+            self.block_pool.take(self.decodes.blocks_due_after(1, num_repeats))
         if plan.chunks:
             self._grow_chunks(plan.chunks, num_repeats)
 
@@ -197,7 +197,7 @@ class EngineCore(Intake):
         for seq, _, num_tokens, _ in plan.chunks:
             seq.stored_computed = num_computed = seq.stored_computed + num_tokens * outcome.iterations
             if notes_chunks:
-                self.pool.computed(seq, num_computed)
+                self.block_pool.computed(seq, num_computed)
             if num_computed < seq.stored_known:
                 continue
             prefilled.append(seq)
@@ -244,7 +244,7 @@ class EngineCore(Intake):
             raise ValueError("reserve: a plan with prompt chunks or branches is run once; do not reserve")
         if self._num_reserved:
             raise ValueError(f"reserve: done already, for {self._num_reserved} iterations of this plan")
-        self.pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
+        self.block_pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
         self._num_reserved = num_iterations
 
     def take_transfers(self) -> list[Transfer]:
@@ -306,11 +306,11 @@ class EngineCore(Intake):
 
         While the sequence decodes with branches: of the prompt's full blocks only; see `BranchSet.block_ids`.
         """
-        return self.pool.block_ids(seq, num_tokens)
+        return self.block_pool.block_ids(seq, num_tokens)
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
         """Number of blocks that num_repeats more iterations of a plan need; its first one has its blocks."""
-        return blocks_of_repeats(plan, num_repeats, self.decodes, self.pool)
+        return blocks_of_repeats(plan, num_repeats, self.decodes, self.block_pool)
 
     def _grow_chunks(self, chunks: SequenceOf[Chunk], num_repeats: int) -> None:
         """Grows several prompts in turns, as single steps would.
@@ -322,7 +322,7 @@ class EngineCore(Intake):
         for turn in range(num_turns):
             for chunk in chunks:
                 first = chunk.num_cached + (1 + turn * per_turn) * chunk.num_tokens
-                self.pool.grow(chunk.seq, first, first + per_turn * chunk.num_tokens)
+                self.block_pool.grow(chunk.seq, first, first + per_turn * chunk.num_tokens)
 
     @staticmethod
     def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:

@@ -43,7 +43,7 @@ class Intake:
         *,
         batching: Batching,
         scheduling: Scheduling,
-        pool: BlockPool,
+        block_pool: BlockPool,
         max_num_seqs: int,
         max_model_len: int,
         predictor: LengthPredictor | None = None,
@@ -57,7 +57,7 @@ class Intake:
             raise ValueError(f"{name} needs predicted output lengths: choose a predictor")
         self.batching, self.scheduling, self.predictor = deepcopy((batching, scheduling, predictor))
         self._needs_truth = self.predictor is not None and self.predictor.needs_truth
-        self.pool = pool
+        self.block_pool = block_pool
         self.residents = residents
         self.max_model_len = max_model_len
         self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks)
@@ -101,7 +101,7 @@ class Intake:
         scheduling = self.scheduling
         make = EngineState if self.residents is None else partial(AdapterState, self.residents)
         return make(
-            self.pool,
+            self.block_pool,
             scheduling.queue(),
             scheduling.rank,
             scheduling.chunk_rank if overrides(scheduling, "chunk_rank") else None,
@@ -283,22 +283,22 @@ class Intake:
             self._state.finish(self.running[request_id], FinishReason.migrated)
         return migrant
 
-    def hand_over(self, request_id: int) -> Migrant | None:
+    def begin_kv_transfer(self, request_id: int) -> Migrant | None:
         """Exports a sequence that keeps slot and blocks, in state leaving, until its KV has been copied.
 
         Only for a sequence that decodes or is paused. `abort(request_id, FinishReason.migrated)` ends it here
-        when the copy is complete; `stay` lets it decode on here.
+        when the copy is complete; `cancel_kv_transfer` lets it decode on here.
         """
-        self._check_at_rest("hand_over")
+        self._check_at_rest("begin_kv_transfer")
         migrant = None if request_id in self.prefilling else self._state.migrant(request_id)
         if migrant is not None:
-            self.running_set.hand_over(self.running[request_id])
+            self.running_set.begin_kv_transfer(self.running[request_id])
         return migrant
 
-    def stay(self, request_id: int) -> None:
+    def cancel_kv_transfer(self, request_id: int) -> None:
         """Lets a sequence that was to leave decode on here. Raises KeyError if it is not leaving."""
-        self._check_at_rest("stay")
-        self.running_set.stay(self.leaving[request_id])
+        self._check_at_rest("cancel_kv_transfer")
+        self.running_set.cancel_kv_transfer(self.leaving[request_id])
 
     def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
         """Raises RejectedError if a sequence of num_known known tokens cannot continue here."""

@@ -2,7 +2,7 @@
 
     seat -> loading -> arrive ---> decoding <- pause, resume -> paused
       |                  |             ^
-      +-> prefilling <---+             +-- hand_over -> leaving
+      +-> prefilling <---+             +-- begin_kv_transfer -> leaving
             +-- begin_decoding, fork --+
                                                   from any set: leave, then release
 
@@ -145,7 +145,7 @@ class RunningSet:
         else:
             self.branched.resume(seq, seq.branches)
 
-    def hand_over(self, seq: Sequence) -> None:
+    def begin_kv_transfer(self, seq: Sequence) -> None:
         """Stops a sequence that decodes or is paused until its KV has been copied by another engine."""
         if seq.state is PAUSED:
             del self.paused[seq.request_id]
@@ -154,7 +154,7 @@ class RunningSet:
         seq.state = LEAVING
         self.leaving[seq.request_id] = seq
 
-    def stay(self, seq: Sequence) -> None:
+    def cancel_kv_transfer(self, seq: Sequence) -> None:
         """Lets a sequence that was to leave decode on here."""
         del self.leaving[seq.request_id]
         self._join(seq)

@@ -35,7 +35,7 @@ class EngineState:
 
     def __init__(
         self,
-        pool: BlockPool,
+        block_pool: BlockPool,
         waiting: WaitingQueue,
         rank: Rank,
         chunk_rank: Rank | None,
@@ -46,28 +46,28 @@ class EngineState:
         num_swap_blocks: int,
         names_blocks: bool,
     ) -> None:
-        self.pool = pool
+        self.block_pool = block_pool
         self.waiting = waiting
         self.rank = rank
         self.chunk_rank = chunk_rank
         self.swaps = swaps
         self.max_num_seqs = max_num_seqs
-        self.limits = Limits(pool, max_num_seqs, max_model_len)
+        self.limits = Limits(block_pool, max_num_seqs, max_model_len)
         self.sequences: dict[int, Sequence] = {}
         """Waiting and running sequences by request id, in the order in which they were added."""
         self.on_end: list[Callable[[Sequence], None]] = []
         """Callbacks that are called with every sequence that has ended."""
         self.num_preemptions = 0
-        self.running_set = RunningSet(pool, max_num_seqs)
+        self.running_set = RunningSet(block_pool, max_num_seqs)
         self.running = self.running_set.running  # its parts that every step reads
         self.prefilling = self.running_set.prefilling
         self.loading = self.running_set.loading
         self.decodes = self.running_set.decodes
         self.branched = self.running_set.branched
         self.free_slots = self.running_set.free_slots
-        self.transfers = Transfers(pool, self.branched, num_swap_blocks, names_blocks)
-        self._loads_kv = type(pool).num_loadable is not BlockPool.num_loadable
-        self.notes_chunks = type(pool).computed is not BlockPool.computed
+        self.transfers = Transfers(block_pool, self.branched, num_swap_blocks, names_blocks)
+        self._loads_kv = type(block_pool).num_loadable is not BlockPool.num_loadable
+        self.notes_chunks = type(block_pool).computed is not BlockPool.computed
         """Whether the pool must be told which chunks were computed."""
 
     # Queries.
@@ -80,7 +80,7 @@ class EngineState:
     @property
     def num_free_blocks(self) -> int:
         """KV blocks that are not in use."""
-        return self.pool.num_free
+        return self.block_pool.num_free
 
     @property
     def is_awaiting(self) -> bool:
@@ -106,7 +106,7 @@ class EngineState:
         num_cached: its tokens that a cache holds. is_squeezed: the step has preempted other sequences
         already.
         """
-        if is_squeezed or not self.pool.can_admit(seq, num_cached, not self.running):
+        if is_squeezed or not self.block_pool.can_admit(seq, num_cached, not self.running):
             return Cause.memory
         return None
 
@@ -130,7 +130,7 @@ class EngineState:
 
     def make_room(self, num_blocks: int) -> bool:
         """Whether num_blocks are free, after memory that may be reclaimed for sequences was freed."""
-        return self.pool.num_free >= num_blocks
+        return self.block_pool.num_free >= num_blocks
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
         """Adds to a plan what is computed besides its decode set and chunks. decoded.

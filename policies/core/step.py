@@ -35,7 +35,7 @@ class StepBuilder:
         self.is_open = False
         """Whether a step is being made."""
         self._state = state
-        self._pool = state.pool
+        self._pool = state.block_pool
         self._decodes = state.decodes
         self._clear()
 

@@ -82,17 +82,19 @@ class StepView:
     def num_blocks_held(self, seq: SequenceView) -> int:
         """Number of KV blocks that a running sequence owns, shared ones included."""
         assert isinstance(seq, Sequence)
-        return self._state.pool.blocks_held(seq, self._state.running_set.num_pooled(seq)) + seq.num_apart
+        return (
+            self._state.block_pool.blocks_held(seq, self._state.running_set.num_pooled(seq)) + seq.num_apart
+        )
 
     def num_blocks_to_admit(self, seq: SequenceView) -> int:
         """Number of KV blocks that a waiting sequence would hold when all its known tokens are computed."""
         assert isinstance(seq, Sequence)
-        return self._state.pool.blocks_to_admit(seq)
+        return self._state.block_pool.blocks_to_admit(seq)
 
     def num_blocks_missing(self, seq: SequenceView) -> int:
         """Number of KV blocks that a prefill under way does not yet hold for its known tokens."""
         assert isinstance(seq, Sequence)
-        return self._state.pool.blocks_to_grow(seq, seq.num_computed, seq.num_known)
+        return self._state.block_pool.blocks_to_grow(seq, seq.num_computed, seq.num_known)
 
     def has_room(self, seq: SequenceView) -> bool:
         """Whether a waiting sequence would find a slot and memory now, budget and policies aside."""
@@ -105,24 +107,24 @@ class StepView:
     @property
     def num_blocks(self) -> int:
         """Total number of KV blocks."""
-        return self._state.pool.num_blocks
+        return self._state.block_pool.num_blocks
 
     @property
     def block_size(self) -> int:
         """Tokens per KV block."""
-        return self._state.pool.block_size
+        return self._state.block_pool.block_size
 
     @property
     def num_iterations(self) -> int:
         """Number of iterations that the engine has run."""
-        return self._state.pool.num_iterations
+        return self._state.block_pool.num_iterations
 
     def needs_block(self, seq: SequenceView) -> bool:
         """Whether the next token of a decoding sequence takes a KV block that it does not hold yet."""
         assert isinstance(seq, Sequence)
         if seq.branches is not None:
             return seq.branches.blocks_to_append() > 0
-        return seq.growth.takes_blocks and seq.num_held % self._state.pool.block_size == 0
+        return seq.growth.takes_blocks and seq.num_held % self._state.block_pool.block_size == 0
 
     def num_found(self, seq: SequenceView) -> int:
         """Tokens of a waiting sequence that need not be computed: a cache or another tier has their KV."""

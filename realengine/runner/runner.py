@@ -69,7 +69,7 @@ class Runner:
         self._graphs = graphs
         self._adapters = adapters
         self._seed = seed
-        self._block_size = core.pool.block_size
+        self._block_size = core.block_pool.block_size
         max_blocks = -(-core.max_model_len // self._block_size)
         self._padding = Padding(core.max_num_seqs, max_blocks)
         num_rows = core.max_num_seqs + 1

@@ -237,7 +237,7 @@ class Fleet:
         pools = []
         for index, pool in enumerate(self.pools):
             own = next((m.replica for m in self.members if m.pool_index == index), None)
-            kv = pool.core().pool if own is None else own.core.pool
+            kv = pool.core().block_pool if own is None else own.core.block_pool
             bytes_per_token = pool.links().bytes_per_token
             pools.append(PoolRecord(kv.num_blocks, kv.block_size, bytes_per_token, pool.name))
         return tuple(pools), tuple(_record(member, end_s) for member in self.members)

@@ -21,7 +21,7 @@ class CacheView(Attachment, NoCacheView):
     def num_cached(self, request: Request) -> int:
         """Tokens of a prompt that the cache has."""
         self.intervening()
-        return self._replica.core.pool.peek(request)
+        return self._replica.core.block_pool.peek(request)
 
     def intervening(self) -> None:
         """Cut a leap behind the iterations that have ended, if they have changed what the cache holds.
@@ -35,6 +35,6 @@ class CacheView(Attachment, NoCacheView):
         num_ended = min(bisect_left(step.ends_s, self._clock.now), step.num_iterations - 1)
         if not num_ended:
             return
-        if not step.plan.chunks and core.blocks_of_repeats(step.plan, num_ended) <= core.pool.num_blank:
+        if not step.plan.chunks and core.blocks_of_repeats(step.plan, num_ended) <= core.block_pool.num_blank:
             return  # nothing was evicted
         replica.split(num_ended)

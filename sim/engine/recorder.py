@@ -27,7 +27,7 @@ class Recorder:
     ) -> None:
         self.replica = replica
         self.requests = requests
-        self.iterations = IterationLog(replica, core.pool.block_size, core.residents is not None)
+        self.iterations = IterationLog(replica, core.block_pool.block_size, core.residents is not None)
         self.events = EventLog(frontend_s)
         self.lost_engines: list[EngineRecord] = []
         """Records of the engines that this replica has lost in crashes, in order."""

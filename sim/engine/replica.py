@@ -48,7 +48,7 @@ class Replica(LoadCounts):
         self.price_usd_per_hour = pool.price_usd_per_hour
         self.core = core = pool.core()
         self._take_transfers = core.transfers.take
-        LoadCounts.__init__(self, core.pool.block_size, core.pool.num_blocks)
+        LoadCounts.__init__(self, core.block_pool.block_size, core.block_pool.num_blocks)
         self.recorder = Recorder(index, core, context.requests, pool.frontend_s, context.seed)
         self.copies = Copies(pool.links(), self._load)
         self.intake = Intake(pool.plans_ahead, self._enter)
@@ -348,7 +348,7 @@ class Replica(LoadCounts):
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
         pending, before = self.intake.entries(), self.core
         self.core = self.pool.core()
-        self.core.num_iterations = self.core.pool.num_iterations = before.num_iterations
+        self.core.num_iterations = self.core.block_pool.num_iterations = before.num_iterations
         self._take_transfers = self.core.transfers.take
         self.recorder.crashed(lost, pending, self.core, now)
         self._num_crashes += 1

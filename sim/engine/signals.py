@@ -94,7 +94,7 @@ class Signals(Attachment, Readings):
         self._refresh(now)
         core = self._replica.core
         self._step = step
-        counts = (len(core.running), core.num_waiting, core.pool.num_used)
+        counts = (len(core.running), core.num_waiting, core.block_pool.num_used)
         self._counts = Counts(*counts, self._num_entered, self._num_entered_tokens)
 
     def ending(self, step: RunningStep, now: float) -> None:

@@ -132,7 +132,7 @@ class IterationLog:
     def add(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """Enter iterations that are about to be committed; the core is as the plan has left it."""
         plan, num_iterations, ends_s = step.plan, step.num_iterations, step.ends_s
-        decodes, pool = core.decodes, core.pool
+        decodes, pool = core.decodes, core.block_pool
         if num_iterations != len(ends_s):
             ends_s = ends_s[:num_iterations]
         self._ends_s += _PACK_TIMES[num_iterations](*ends_s)

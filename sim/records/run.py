@@ -54,7 +54,7 @@ class EngineRecord(NamedTuple):
     @classmethod
     def of(cls, core: EngineCore, end_s: float) -> EngineRecord:
         """The figures of an engine that ended at end_s, in seconds."""
-        pool, residents = core.pool, core.residents
+        pool, residents = core.block_pool, core.residents
         unfilled = None if pool.unfilled is None else np.array(pool.unfilled, np.int64).reshape(-1, 3)
         counts = None if residents is None else residents.counts
         return cls(pool.pinned_token_s_until(end_s), pool.num_evicted, unfilled, counts)

@@ -137,7 +137,7 @@ class PoolSettings(Deployment):
         return EngineCore(
             batching=self.batching,
             scheduling=self.scheduling,
-            pool=kv_pool,
+            block_pool=kv_pool,
             max_num_seqs=self.engine.max_num_seqs,
             max_model_len=self.max_model_len,
             predictor=self.prediction,

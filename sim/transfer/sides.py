@@ -54,8 +54,8 @@ class PrefillSide(Attachment):
         if seq.state is not SequenceState.decoding:  # it has ended with its first token
             return False
         replica = self._replica
-        migrant = replica.core.hand_over(seq.request_id)
-        assert migrant is not None, f"{seq!r} cannot be handed over"
+        migrant = replica.core.begin_kv_transfer(seq.request_id)
+        assert migrant is not None, f"{seq!r} cannot be transferred"
         replica.recorder.events.hand_over(seq, now)
         self._kv_transfers.begin(replica, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
         return True

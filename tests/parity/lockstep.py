@@ -100,7 +100,7 @@ class OurEngine:
         self.core = EngineCore(
             batching=Chunked(**batching),
             scheduling=Priority() if settings.is_priority else Fcfs(),
-            pool=caching(block_size=settings.block_size, watermark=settings.watermark).pool(
+            block_pool=caching(block_size=settings.block_size, watermark=settings.watermark).pool(
                 KvMemory(settings.num_blocks, max_model_len=settings.max_model_len)
             ),
             max_num_seqs=settings.max_num_seqs,
@@ -142,7 +142,7 @@ class OurEngine:
         admitted = {seq.request_id for seq in plan.admitted}
         cached = {c.seq.request_id: c.num_cached for c in plan.chunks if c.seq.request_id in admitted}
         preempted = sorted(seq.request_id for seq in plan.preempted)
-        tokens, num_free_planned = plan.tokens_by_request, core.pool.num_free
+        tokens, num_free_planned = plan.tokens_by_request, core.block_pool.num_free
         num_iterations = min(plan.horizon, max_iterations)
         stopped = []
         for seq in [*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.completes)]:
@@ -159,7 +159,7 @@ class OurEngine:
         finished = {seq.request_id: seq.finish_reason.name for seq in ended}
         steps = [Step(tokens, {}, [], None, None, {}) for _ in range(num_iterations)]
         steps[0] = steps[0]._replace(admitted=cached, preempted=preempted, num_free_planned=num_free_planned)
-        steps[-1] = steps[-1]._replace(num_free_after=core.pool.num_free, finished=finished)
+        steps[-1] = steps[-1]._replace(num_free_after=core.block_pool.num_free, finished=finished)
         return steps
 
 

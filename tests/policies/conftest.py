@@ -44,7 +44,7 @@ def _make_core(
     return EngineCore(
         batching=batching or Chunked(),
         scheduling=scheduling or Fcfs(),
-        pool=Paged(block_size=block_size, watermark=watermark, presume_cached=presume_cached).pool(
+        block_pool=Paged(block_size=block_size, watermark=watermark, presume_cached=presume_cached).pool(
             KvMemory(num_blocks)
         ),
         max_num_seqs=max_num_seqs,
@@ -70,7 +70,7 @@ def _run_out(core):
     decision_log = []
     while (plan := core.plan(0.0)) is not None:
         preempted = [seq.request_id for seq in plan.preempted]
-        decision_log.append((plan.tokens_by_request, preempted, core.pool.num_used))
+        decision_log.append((plan.tokens_by_request, preempted, core.block_pool.num_used))
         core.commit(plan, StepOutcome(), 0.0)
         core.check_integrity()
     return decision_log

@@ -62,7 +62,7 @@ def _step_s(num_seqs: int, block_size: int, served: Served | None) -> float:
     core = EngineCore(
         batching=settings.batching,
         scheduling=settings.scheduling,
-        pool=settings.caching.pool(
+        block_pool=settings.caching.pool(
             KvMemory(num_seqs * blocks_each, bytes_per_token=1, max_model_len=max_model_len)
         ),
         max_num_seqs=padding.slot,

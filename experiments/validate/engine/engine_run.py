@@ -160,8 +160,8 @@ def run_on_engine(
     kept = deciding(config)
     recording.engine |= {
         "device": torch.cuda.get_device_name(executor.device) if executor.device.type == "cuda" else "cpu",
-        "num_kv_blocks": engine.core.pool.num_blocks,
-        "block_size": engine.core.pool.block_size,
+        "num_kv_blocks": engine.core.block_pool.num_blocks,
+        "block_size": engine.core.block_pool.block_size,
         "overlapped": bool(settings.overlap),
         "config": kept,
         "config_digest": config_digest(kept),

@@ -155,7 +155,7 @@ class Recorder:
             in_words(plan),
             len(core.running),
             core.num_waiting,
-            core.pool.num_used,
+            core.block_pool.num_used,
             core.num_tokens_held,
             len(plan.preempted),
             *(int(number) for number in shape_of(plan, 0)[:-1]),

@@ -99,5 +99,5 @@ def _state(core: EngineCore, events: Iterable[Event]) -> str:
     running = ", ".join(map(repr, core.running.values()))
     return (
         f"events before: {events_text}. Running: {running}. {core.num_waiting} waiting, "
-        f"{core.pool.num_free} of {core.pool.num_blocks} blocks free"
+        f"{core.block_pool.num_free} of {core.block_pool.num_blocks} blocks free"
     )

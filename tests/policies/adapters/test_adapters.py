@@ -39,7 +39,7 @@ class Machine:
         self.core = EngineCore(
             batching=Chunked(),
             scheduling=Fcfs(),
-            pool=pool,
+            block_pool=pool,
             max_num_seqs=max_num_seqs,
             max_model_len=400,
             residents=serving.residents(registry or registry_of(), pool),
@@ -260,9 +260,9 @@ def test_an_adapter_takes_blocks_of_kv_memory_by_its_rank():
     machine.step()
     machine.step()
     assert machine.residents.num_blocks == 3
-    assert machine.core.pool.num_used == 3 + 1
+    assert machine.core.block_pool.num_used == 3 + 1
     machine.run()
-    assert machine.core.pool.num_used == 3  # nobody uses it, and it stays
+    assert machine.core.block_pool.num_used == 3  # nobody uses it, and it stays
 
 
 def test_an_idle_adapter_gives_way_to_the_kv_of_a_prompt_and_of_an_answer():
@@ -274,7 +274,7 @@ def test_an_idle_adapter_gives_way_to_the_kv_of_a_prompt_and_of_an_answer():
         machine.ask(None, num_prompt, num_output)
         machine.run()
         assert machine.residents.counts.num_evicted == 1
-        assert machine.residents.num_blocks == machine.core.pool.num_used == 0
+        assert machine.residents.num_blocks == machine.core.block_pool.num_used == 0
 
 
 def test_an_adapter_in_use_makes_sequences_go_not_itself():
@@ -341,7 +341,7 @@ def test_no_block_is_leaked_and_everybody_ends(asks, num_blocks, block_size, cac
         )
     assert not machine.core.num_unfinished
     machine.come()
-    pool = machine.core.pool
+    pool = machine.core.block_pool
     assert pool.num_used == machine.residents.num_blocks
     machine.residents.give_way(lambda: False)
     assert pool.num_used == machine.residents.num_blocks == 0

@@ -24,7 +24,7 @@ def test_a_sequence_stands_still_from_its_first_token_on(make_core, make_request
     assert core.wake_s == inf, "nothing but an event from outside helps"
     assert core.find(A).state is SequenceState.paused
     assert core.find(A).num_output_tokens == 1
-    assert core.pool.num_used == 2
+    assert core.block_pool.num_used == 2
     core.abort(A)
     assert run_step(core)[0] == {C: 13}
 

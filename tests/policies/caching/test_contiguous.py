@@ -41,7 +41,7 @@ def make_engine(num_blocks=64, *, guess=8, max_model_len=32, max_num_seqs=8, num
     return EngineCore(
         batching=Chunked(),
         scheduling=Fcfs(preemption_mode="swap" if num_swap_blocks else "recompute"),
-        pool=Contiguous(**caching).pool(KvMemory(num_blocks, max_model_len=max_model_len)),
+        block_pool=Contiguous(**caching).pool(KvMemory(num_blocks, max_model_len=max_model_len)),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         predictor=Guess(guess),
@@ -83,20 +83,20 @@ def test_what_is_reserved(caching, num_blocks):
     core = make_engine(guess=7, **caching)
     seq = add(core, 0, 5, 3, max_tokens=11)
     step(core)
-    assert core.pool.num_used == num_blocks
+    assert core.block_pool.num_used == num_blocks
     ids = core.block_ids(seq, 6)
     assert ids == list(range(ids[0], ids[0] + num_blocks)), "a region is one piece"
     step(core)
     step(core)
     assert core.num_unfinished == 0
-    assert core.pool.num_free == 64
+    assert core.block_pool.num_free == 64
 
 
 def test_a_prediction_beyond_what_the_client_allows_reserves_no_more():
     core = make_engine(guess=100, reserve="predicted")
     add(core, 0, 5, 3, max_tokens=11)
     step(core)
-    assert core.pool.num_used == 16
+    assert core.block_pool.num_used == 16
 
 
 def test_a_region_doubles_in_place_at_its_end():
@@ -106,7 +106,7 @@ def test_a_region_doubles_in_place_at_its_end():
     used = []
     while core.num_unfinished:
         step(core)
-        used.append((seq.num_output_tokens, core.pool.num_used))
+        used.append((seq.num_output_tokens, core.block_pool.num_used))
     assert used[:6] == [(1, 8), (2, 8), (3, 8), (4, 8), (5, 8), (6, 16)]
     assert seq.num_preemptions == 0
 
@@ -126,17 +126,17 @@ def side_by_side(moves):
 def test_a_sequence_that_may_move_is_copied_to_a_longer_region():
     core, first = side_by_side(moves=True)
     assert not step(core).preempted
-    assert core.pool.num_moved_tokens == 8
+    assert core.block_pool.num_moved_tokens == 8
     assert core.block_ids(first, 9) == list(range(17, 33)), "behind the other's region"
 
 
 def test_one_that_may_not_is_preempted_and_gets_twice_as_much_at_its_return():
     core, first = side_by_side(moves=False)
     assert [seq.request_id for seq in step(core).preempted] == [0]
-    assert core.pool.num_used == 8
+    assert core.block_pool.num_used == 8
     assert [seq.request_id for seq in step(core).admitted] == [0]
     assert len(core.block_ids(first, 9)) == 16
-    assert core.pool.num_moved_tokens == 0
+    assert core.block_pool.num_moved_tokens == 0
 
 
 def test_free_places_in_pieces_are_counted_as_fragments():
@@ -149,12 +149,12 @@ def test_free_places_in_pieces_are_counted_as_fragments():
     for _ in range(3):
         plan = step(core)
         assert not plan.admitted
-    assert core.pool.num_free == 16
+    assert core.block_pool.num_free == 16
     assert plan.waits_for is Cause.memory
-    assert core.pool.num_fragmented == 1, "an admission, however often it is asked for"
+    assert core.block_pool.num_fragmented == 1, "an admission, however often it is asked for"
     while waiting.num_computed == 0:
         step(core)
-    assert core.pool.num_fragmented == 1
+    assert core.block_pool.num_fragmented == 1
 
 
 def test_too_few_places_are_no_fragments():
@@ -162,8 +162,8 @@ def test_too_few_places_are_no_fragments():
     add(core, 0, 1, 9, max_tokens=14)
     add(core, 1, 1, 9, max_tokens=14)
     step(core)
-    assert core.pool.num_free == 5
-    assert core.pool.num_fragmented == 0
+    assert core.block_pool.num_free == 5
+    assert core.block_pool.num_fragmented == 0
 
 
 def test_what_was_never_filled_is_written_down():
@@ -172,7 +172,7 @@ def test_what_was_never_filled_is_written_down():
     add(core, 0, 1, 3, max_tokens=9)
     for _ in range(3):
         step(core)
-    assert list(core.pool.unfilled) == [0, 3, 7]
+    assert list(core.block_pool.unfilled) == [0, 3, 7]
 
 
 def test_what_is_filled_to_the_end_of_a_doubled_region_counts_from_the_doubling():
@@ -181,13 +181,13 @@ def test_what_is_filled_to_the_end_of_a_doubled_region_counts_from_the_doubling(
     add(core, 0, 4, 12)
     while core.num_unfinished:
         step(core)
-    assert list(core.pool.unfilled) == [5, 12, 1]
+    assert list(core.block_pool.unfilled) == [5, 12, 1]
 
 
 def test_a_sequence_may_be_as_long_as_the_longest_region():
     """13 blocks of 2 are 8 + 4 + 1 to a buddy allocator: 16 tokens."""
     core = make_engine(13, allocator="buddy", block_size=2)
-    assert core.pool.max_tokens_per_seq == 16
+    assert core.block_pool.max_tokens_per_seq == 16
     with pytest.raises(RejectedError, match="the KV cache holds 16 of one sequence"):
         add(core, 0, 17, 1)
     seq = add(core, 1, 10, 30)
@@ -232,7 +232,7 @@ def test_random_traffic_leaks_nothing_and_all_is_served(seed, allocator, reserve
             break
         step(core)
     assert core.num_unfinished == 0
-    assert core.pool.num_free == core.pool.num_blocks
+    assert core.block_pool.num_free == core.block_pool.num_blocks
     assert core.num_free_swap_blocks == num_swap_blocks
     assert all(seq.finish_reason is not None for seq in seqs)
 

@@ -25,7 +25,7 @@ def make_engine(caching, num_blocks=64, batching=None, num_swap_blocks=0):
     return EngineCore(
         batching=batching or Chunked(),
         scheduling=Fcfs(preemption_mode="swap" if num_swap_blocks else "recompute"),
-        pool=caching.pool(KvMemory(num_blocks)),
+        block_pool=caching.pool(KvMemory(num_blocks)),
         max_num_seqs=8,
         max_model_len=1000,
         num_swap_blocks=num_swap_blocks,
@@ -54,7 +54,7 @@ def live(core):
     while core.num_unfinished:
         plan = core.plan(0.0)
         if plan.num_decodes:
-            decision_log.append((plan.num_decode_context_tokens, core.pool.num_used))
+            decision_log.append((plan.num_decode_context_tokens, core.block_pool.num_used))
         core.commit(plan, StepOutcome(), 0.0)
         core.check_integrity()
     return decision_log
@@ -65,7 +65,7 @@ def test_a_window_fills_and_then_stands_still():
     core = make_engine(WINDOW)
     add(core, 0, 5, 8)
     assert live(core) == [(6, 2), (7, 2), (8, 2), (8, 2), (8, 2), (8, 2), (8, 2)]
-    assert core.pool.num_free == 64
+    assert core.block_pool.num_free == 64
 
 
 def test_a_long_prompt_is_cut_to_the_window_when_it_is_computed():
@@ -75,10 +75,10 @@ def test_a_long_prompt_is_cut_to_the_window_when_it_is_computed():
     used = []
     for _ in range(2):
         plan = core.plan(0.0)
-        used.append(core.pool.num_used)
+        used.append(core.block_pool.num_used)
         core.commit(plan, StepOutcome(), 0.0)
     assert used == [4, 8]
-    assert (core.pool.num_used, seq.num_held, seq.num_computed) == (2, 8, 30)
+    assert (core.block_pool.num_used, seq.num_held, seq.num_computed) == (2, 8, 30)
     assert live(core) == [(8, 2)] * 3
 
 
@@ -183,7 +183,7 @@ def test_an_idle_or_paused_sequence_holds_its_window():
     for request_id in range(3):
         add(core, request_id, 5 + request_id, 12)
     live(core)
-    assert core.pool.num_free == 64
+    assert core.block_pool.num_free == 64
 
 
 @given(
@@ -214,7 +214,7 @@ def test_random_traffic_leaks_nothing_and_holds_no_more_than_allowed(seed, block
                 assert seq.num_held <= limit
     while core.num_unfinished:
         run(core)
-    assert core.pool.num_free == core.pool.num_blocks
+    assert core.block_pool.num_free == core.block_pool.num_blocks
     assert core.num_free_swap_blocks == num_swap_blocks
 
 

@@ -103,7 +103,7 @@ def test_only_what_is_not_cached_is_computed_but_all_blocks_are_taken(make_core,
     plan = core.plan(0.0)
     (chunk,) = plan.chunks
     assert (chunk.num_cached, chunk.num_tokens, chunk.completes) == (8, 2, True)
-    assert (plan.tokens_by_request, core.pool.num_used) == ({0: 2}, 3)
+    assert (plan.tokens_by_request, core.block_pool.num_used) == ({0: 2}, 3)
     core.commit(plan, StepOutcome(), 0.0)
     assert core.num_tokens_held == 10
     assert run_step(core)[0] == {0: 1}
@@ -115,7 +115,7 @@ def test_sequences_do_not_share_the_blocks_that_are_presumed(make_core, make_req
     for request_id in range(3):
         core.add(make_request(request_id, 9))
     assert run_step(core)[0] == {0: 1, 1: 1, 2: 1}
-    assert core.pool.num_used == 3 * 3
+    assert core.block_pool.num_used == 3 * 3
 
 
 def test_a_budget_counts_computed_tokens_only(make_core, make_request, run_step):
@@ -148,4 +148,4 @@ def test_after_a_preemption_the_answer_so_far_is_computed_again_the_prompt_is_no
     assert decision_log[0] == ({0: 1, 1: 1}, [], 4)
     assert [tokens for tokens, preempted, _ in decision_log if preempted] == [{0: 1}]
     assert decision_log[-1][0] == {1: 5}
-    assert core.pool.num_free == 4
+    assert core.block_pool.num_free == 4

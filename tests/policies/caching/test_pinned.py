@@ -16,7 +16,7 @@ def make_engine(max_pinned_share=0.5, num_blocks=16):
     return EngineCore(
         batching=Chunked(),
         scheduling=Fcfs(),
-        pool=caching.pool(KvMemory(num_blocks)),
+        block_pool=caching.pool(KvMemory(num_blocks)),
         max_num_seqs=8,
         max_model_len=4096,
     )
@@ -39,7 +39,7 @@ def test_a_pinned_prefix_outlives_what_evicts_everything_else():
     core = make_engine()
     serve(core, 0, 0.0, (7, 16), num_pinned=16)
     serve(core, 1, 1.0, (8, 12))
-    assert core.pool.num_pinned == 4
+    assert core.block_pool.num_pinned == 4
     for request_id in range(2, 5):
         serve(core, request_id, 1.0 + request_id, (100 + request_id, 28))
     assert serve(core, 6, 7.0, (8, 12)) == 0
@@ -51,24 +51,24 @@ def test_a_pin_ends_some_time_after_its_last_use_and_is_paid_for_until_then():
     core = make_engine()
     serve(core, 0, 0.0, (7, 16), num_pinned=16)
     serve(core, 1, 5.0, (7, 16), num_pinned=16)
-    assert core.pool.expires_s == 16.0
-    assert core.pool.pinned_token_s_until(12.0) == 16 * 11
+    assert core.block_pool.expires_s == 16.0
+    assert core.block_pool.pinned_token_s_until(12.0) == 16 * 11
     serve(core, 2, 16.0, (9, 4))
-    assert core.pool.num_pinned == 0
-    assert core.pool.pinned_token_s_until(99.0) == 16 * 15
+    assert core.block_pool.num_pinned == 0
+    assert core.block_pool.pinned_token_s_until(99.0) == 16 * 15
 
 
 def test_what_does_not_fit_the_share_is_not_pinned():
     core = make_engine(max_pinned_share=0.2)
     serve(core, 0, 0.0, (7, 16), num_pinned=16)  # 4 blocks, 3 may be
-    assert core.pool.num_pinned == 0
+    assert core.block_pool.num_pinned == 0
     serve(core, 1, 1.0, (8, 16), num_pinned=9)  # two full blocks
-    assert core.pool.num_pinned == 2
+    assert core.block_pool.num_pinned == 2
 
 
 def test_sequences_may_not_count_on_the_share_of_the_pinned():
     core = make_engine(max_pinned_share=0.5)
-    assert core.pool.max_tokens_per_seq == 32
+    assert core.block_pool.max_tokens_per_seq == 32
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_pins_end_in_the_order_of_their_last_use():
     serve(core, 0, 0.0, (7, 16), num_pinned=16)
     serve(core, 1, 1.0, (8, 8), num_pinned=8)
     serve(core, 2, 3.0, (7, 16), num_pinned=16)
-    assert (core.pool.num_pinned, core.pool.expires_s) == (4 + 2, 12.0)
+    assert (core.block_pool.num_pinned, core.block_pool.expires_s) == (4 + 2, 12.0)
     serve(core, 3, 12.0, (9, 4))
-    assert (core.pool.num_pinned, core.pool.expires_s) == (4, 14.0)
-    assert core.pool.pinned_token_s_until(14.0) == 8 * 10 + 16 * 13
+    assert (core.block_pool.num_pinned, core.block_pool.expires_s) == (4, 14.0)
+    assert core.block_pool.pinned_token_s_until(14.0) == 8 * 10 + 16 * 13
 
 
 def test_a_share_that_a_pin_gives_back_can_be_pinned_again():
     core = make_engine(max_pinned_share=0.25)
     serve(core, 0, 0.0, (7, 16), num_pinned=16)
     serve(core, 1, 1.0, (8, 16), num_pinned=16)
-    assert core.pool.num_pinned == 4, "no room for the second"
+    assert core.block_pool.num_pinned == 4, "no room for the second"
     serve(core, 2, 11.0, (8, 16), num_pinned=16)
-    assert (core.pool.num_pinned, core.pool.expires_s) == (4, 22.0)
+    assert (core.block_pool.num_pinned, core.block_pool.expires_s) == (4, 22.0)

@@ -191,7 +191,7 @@ def make_engine(num_blocks=20, budget=64):
     return EngineCore(
         batching=Chunked(max_num_batched_tokens=budget),
         scheduling=Fcfs(),
-        pool=PrefixCaching(block_size=BLOCK_SIZE).pool(KvMemory(num_blocks)),
+        block_pool=PrefixCaching(block_size=BLOCK_SIZE).pool(KvMemory(num_blocks)),
         max_num_seqs=8,
         max_model_len=4096,
     )
@@ -229,7 +229,7 @@ def test_a_prompt_in_which_no_block_ends_is_served_with_several_answers():
     core = make_engine()
     core.add(Request(0, 0.0, Prompt(3), branching=Branching(2)))
     assert core.plan(0.0).tokens_by_request == {0: 3}
-    assert core.pool.num_used == 1
+    assert core.block_pool.num_used == 1
 
 
 def test_equal_prompts_of_one_step_share_their_blocks():
@@ -240,7 +240,7 @@ def test_equal_prompts_of_one_step_share_their_blocks():
     core.add(Request(1, 0.0, prompt))
     plan = core.plan(0.0)
     assert plan.tokens_by_request == {0: 13, 1: 1}
-    assert core.pool.num_used == 4 + 1
+    assert core.block_pool.num_used == 4 + 1
 
 
 def test_of_a_prompt_in_pieces_the_last_piece_goes_first():
@@ -249,7 +249,7 @@ def test_of_a_prompt_in_pieces_the_last_piece_goes_first():
     serve(core, Request(0, 0.0, Prompt(32, pieces)), 1)
     serve(core, Request(1, 0.0, Prompt(20)), 1)  # five blocks: two unused ones, three of the eight
     probe = Sequence(Request(9, 0.0, Prompt(33, pieces)), core.decodes, 99, FinishReason.stop, 99)
-    assert core.pool.num_cached(probe) == 20
+    assert core.block_pool.num_cached(probe) == 20
 
 
 def test_a_tail_is_evicted_before_its_head_and_the_oldest_first():
@@ -257,14 +257,14 @@ def test_a_tail_is_evicted_before_its_head_and_the_oldest_first():
     core = make_engine(num_blocks=10)
     for request_id in (0, 1):
         serve(core, Request(request_id, 0.0, Prompt(16, (Segment(request_id, 16),))), 1)
-    assert core.pool.num_evicted == 0
+    assert core.block_pool.num_evicted == 0
     serve(core, Request(2, 0.0, Prompt(20)), 1)
-    assert core.pool.num_evicted == 3
+    assert core.block_pool.num_evicted == 3
     probes = {
         n: Sequence(Request(9, 0.0, Prompt(17, (Segment(n, 16),))), core.decodes, 99, FinishReason.stop, 99)
         for n in (0, 1)
     }
-    assert {n: core.pool.num_cached(probe) for n, probe in probes.items()} == {0: 4, 1: 16}
+    assert {n: core.block_pool.num_cached(probe) for n, probe in probes.items()} == {0: 4, 1: 16}
 
 
 @given(asks=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=30))
@@ -275,9 +275,9 @@ def test_what_a_cache_finds_does_not_depend_on_the_places_it_has_forgotten(asks)
     for request_id, (text, num_pieces) in enumerate(asks):
         pieces = tuple(Segment(10 * text + content, tokens) for content, tokens in pieces_given[:num_pieces])
         request = Request(request_id, 0.0, Prompt(sum(n for _, n in pieces), pieces))
-        forgetful.pool._places.forget(forgetful.pool._used_places())
+        forgetful.block_pool._places.forget(forgetful.block_pool._used_places())
         assert serve(forgetful, request, 3) == serve(mindful, request, 3)
-    forgetful.pool._places.forget(forgetful.pool._used_places())
-    assert len(forgetful.pool._places._chains) <= 20 + 3 * len(
+    forgetful.block_pool._places.forget(forgetful.block_pool._used_places())
+    assert len(forgetful.block_pool._places._chains) <= 20 + 3 * len(
         pieces_given
     )  # a place a block, those new, their way

@@ -29,7 +29,7 @@ def make_engine(num_blocks=8, host_blocks=8, disk_blocks=0, write="back", min_lo
     return EngineCore(
         batching=Chunked(),
         scheduling=Fcfs(),
-        pool=caching.pool(KvMemory(num_blocks, BYTES_PER_TOKEN)),
+        block_pool=caching.pool(KvMemory(num_blocks, BYTES_PER_TOKEN)),
         max_num_seqs=8,
         max_model_len=4096,
     )
@@ -105,7 +105,7 @@ def test_a_sequence_waits_for_both_its_transfers():
     serve(core, 0, 0)
     for request_id in range(1, 5):
         serve(core, request_id, request_id)
-    core.pool._tiers[0].put(core.pool._places.path(Request(9, 0.0, prompt(0)))[0][0], 0, 2)
+    core.block_pool._tiers[0].put(core.block_pool._places.path(Request(9, 0.0, prompt(0)))[0][0], 0, 2)
     seq = core.add(Request(9, 0.0, prompt(0)), stop_after=2)
     assert core.plan(0.0) is None
     loads = [t for t in core.take_transfers() if t.seq is seq]
@@ -135,7 +135,7 @@ def test_an_abort_while_loading_leaves_no_content_that_never_came():
     core.check_integrity()
     core.loaded(3)  # too late: nobody waits
     seq = core.add(Request(4, 0.0, prompt(0)), stop_after=1)
-    assert core.pool.num_cached(seq) == 0
+    assert core.block_pool.num_cached(seq) == 0
 
 
 def test_a_tier_keeps_what_was_used_last_and_drops_the_end_of_a_piece_first():
@@ -220,7 +220,7 @@ def test_what_is_found_below_are_the_blocks_that_follow_without_a_gap(stored, ru
     core = make_engine(100, host_blocks=100, disk_blocks=100, min_load_tokens=least)
     segments = tuple(Segment(number, num_tokens) for number, num_tokens in enumerate(runs))
     seq = core.add(Request(0, 0.0, Prompt(sum(runs), segments)), stop_after=1)
-    pool = core.pool
+    pool = core.block_pool
     path = pool._new_held(seq).path
     for tier, (stretch, first, count) in stored:
         if tier < 2 and path:
@@ -255,7 +255,7 @@ def test_what_is_quiet_is_taken_without_a_copy(content_ids, host_blocks, disk_bl
         core = make_engine(10, host_blocks, disk_blocks, write)
         for request_id, content_id in enumerate(content_ids[:num_served]):
             serve(core, request_id, content_id)
-        pool = core.pool
+        pool = core.block_pool
         assert 0 <= pool.num_quiet <= pool.num_free
         pool.take(pool.num_quiet)
         assert pool.stores == []
@@ -266,12 +266,15 @@ def test_content_that_is_below_already_is_quiet():
     core = make_engine(num_blocks=9, host_blocks=100)
     serve(core, 0, 0)
     serve(core, 1, 1)
-    assert (core.pool.num_blank, core.pool.num_quiet) == (1, 1)  # A and B are nowhere else
+    assert (core.block_pool.num_blank, core.block_pool.num_quiet) == (1, 1)  # A and B are nowhere else
     serve(core, 2, 2)
-    assert (core.pool.num_blank, core.pool.num_quiet) == (1, 1)  # A went down; B and C are nowhere else
+    assert (core.block_pool.num_blank, core.block_pool.num_quiet) == (
+        1,
+        1,
+    )  # A went down; B and C are nowhere else
     serve(core, 3, 0)  # B goes down, A comes back
     serve(core, 4, 2)  # found: C is used after A, and A is next
-    assert (core.pool.num_blank, core.pool.num_quiet) == (1, 5)
+    assert (core.block_pool.num_blank, core.block_pool.num_quiet) == (1, 5)
 
 
 def test_decodes_that_evict_what_is_below_already_leap():

@@ -84,7 +84,7 @@ def test_an_answer_ends_at_its_true_length_or_at_the_nearest_limit(
     core = make_core(**settings)
     seq = core.add(make_request(0, 4, max_tokens=max_tokens), stop_after=true_length)
     assert answer_of(core, seq, run_step) == ends_with
-    assert core.pool.num_free == core.pool.num_blocks
+    assert core.block_pool.num_free == core.block_pool.num_blocks
 
 
 def test_the_world_may_end_a_sequence(make_core, make_request, run_step):
@@ -120,7 +120,7 @@ def test_aborts_reach_every_state(make_core, make_request, run_step):
         assert (seq.state, seq.finish_reason) == (SequenceState.ended, FinishReason.aborted)
         core.check_integrity()
     assert decoding.num_output_tokens == 1
-    assert core.pool.num_free == 8
+    assert core.block_pool.num_free == 8
     assert core.plan(0.0) is None
 
 

@@ -27,12 +27,18 @@ def test_three_samples_of_six_tokens_in_blocks_of_four(make_core, make_request):
     seq = add(core, make_request, stop_after=5)
     used = []
     while (plan := core.plan(0.0)) is not None:
-        used.append((plan.tokens_by_request[0], core.pool.num_used, plan.num_copied_tokens, plan.horizon))
+        used.append(
+            (plan.tokens_by_request[0], core.block_pool.num_used, plan.num_copied_tokens, plan.horizon)
+        )
         core.commit(plan, StepOutcome(), 0.0)
         core.check_integrity()
     assert used == [(6, 2, 0, 1), (3, 4, 4, 1), (3, 4, 0, 1), (3, 7, 0, 1), (3, 7, 0, 1)]
     assert (seq.num_output_tokens, seq.num_emitted_tokens, seq.finish_reason) == (5, 15, FinishReason.stop)
-    assert (core.pool.num_used, core.pool.num_apart, sorted(core.free_slots)) == (0, 0, list(range(8)))
+    assert (core.block_pool.num_used, core.block_pool.num_apart, sorted(core.free_slots)) == (
+        0,
+        0,
+        list(range(8)),
+    )
 
 
 def test_samples_end_one_by_one_and_free_what_only_they_held(make_core, make_request, run_step):
@@ -41,7 +47,7 @@ def test_samples_end_one_by_one_and_free_what_only_they_held(make_core, make_req
     run_step(core)
     assert (seq.width, len(core.free_slots)) == (2, 6)
     assert run_step(core)[0] == {0: 2}
-    assert (seq.width, len(core.free_slots), core.pool.num_used) == (1, 7, 2)
+    assert (seq.width, len(core.free_slots), core.block_pool.num_used) == (1, 7, 2)
     run_step(core)
     _, (_, finished) = run_step(core)
     assert finished == [seq]
@@ -85,9 +91,9 @@ def test_the_world_chooses_who_goes_on(make_core, make_request, run_step):
     add(core, make_request, num_prompt_tokens=4, width=2, every=1, stop_after=9)
     run_step(core)
     plan = core.plan(0.0)
-    assert core.pool.num_used == 3
+    assert core.block_pool.num_used == 3
     core.commit(plan, StepOutcome(parents={0: (0, 0)}), 0.0)
-    assert core.pool.num_used == 2
+    assert core.block_pool.num_used == 2
     plan = core.plan(0.0)
     with pytest.raises(ValueError, match=r"parents=\(0, 2\).*must name branches below 2"):
         core.commit(plan, StepOutcome(parents={0: (0, 2)}), 0.0)
@@ -124,12 +130,12 @@ def test_branches_are_preempted_as_one_and_come_back(make_core, make_request, ru
         assert plan.tokens_by_request == {0: 19}
         core.commit(plan, StepOutcome(), 0.0)
         assert (seq.num_output_tokens, seq.num_emitted_tokens) == (4, 12)
-        assert core.pool.num_used == 1 + 2 * 3
+        assert core.block_pool.num_used == 1 + 2 * 3
     core.check_integrity()
     while core.num_unfinished:
         run_step(core)
     assert seq.num_emitted_tokens == 27
-    assert (core.pool.num_used, core.pool.num_apart, core.num_free_swap_blocks) == (0, 0, 100)
+    assert (core.block_pool.num_used, core.block_pool.num_apart, core.num_free_swap_blocks) == (0, 0, 100)
 
 
 def test_alone_in_a_small_cache_they_end_where_it_is_full(make_core, make_request, run_out):
@@ -169,6 +175,8 @@ def test_what_can_never_be_served_is_rejected(make_core, make_request):
         add(make_core(), make_request, stop_after=(1, 2))
     core = make_core()
     pool = Contiguous(block_size=4).pool(KvMemory(100, 1.0, max_model_len=64))
-    core = EngineCore(batching=core.batching, scheduling=Fcfs(), pool=pool, max_num_seqs=8, max_model_len=64)
+    core = EngineCore(
+        batching=core.batching, scheduling=Fcfs(), block_pool=pool, max_num_seqs=8, max_model_len=64
+    )
     with pytest.raises(RejectedError, match="cannot share KV between them"):
         add(core, make_request)

@@ -98,8 +98,8 @@ def check_block_ids(core, plan):
     for seq in core.running.values():
         owners.update(core.block_ids(seq, seq.num_computed + tokens.get(seq.request_id, 0)))
     assert all(count == 1 for count in owners.values()), "a block is owned twice"
-    assert set(owners) <= set(range(1, core.pool.num_blocks + 1))
-    assert len(owners) == core.pool.num_used, "a block is leaked"
+    assert set(owners) <= set(range(1, core.block_pool.num_blocks + 1))
+    assert len(owners) == core.block_pool.num_used, "a block is leaked"
 
 
 @given(st.integers(0, 2**32), st.booleans())
@@ -188,4 +188,4 @@ def test_a_plan_may_be_left_after_any_iteration_of_its_horizon(make_core, make_r
                 for core in (leaping, stepping)
             ]
             assert shown[0] == shown[1]
-            assert leaping.pool.num_free == stepping.pool.num_free
+            assert leaping.block_pool.num_free == stepping.block_pool.num_free

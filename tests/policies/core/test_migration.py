@@ -29,7 +29,7 @@ def test_a_migrant_brings_its_kv_and_decodes_on(make_core, make_request):
     assert [step(one) for _ in range(3)] == [{5: 10}, {5: 1}, {5: 1}]
     migrant = one.export(5)
     assert migrant == Migrant(seq.request, 13, 12)
-    assert (seq.finish_reason, one.pool.num_free, one.num_unfinished) == (FinishReason.migrated, 100, 0)
+    assert (seq.finish_reason, one.block_pool.num_free, one.num_unfinished) == (FinishReason.migrated, 100, 0)
     arrived = other.adopt(migrant, stop_after=7)
     assert other.plan(0.0) is None
     assert other.take_transfers() == [Transfer(arrived, "remote", "gpu", 12)]
@@ -37,7 +37,7 @@ def test_a_migrant_brings_its_kv_and_decodes_on(make_core, make_request):
     other.loaded(5)
     assert [step(other) for _ in range(5)] == [{5: 1}] * 4 + [{}]
     assert (arrived.finish_reason, arrived.num_output_tokens) == (FinishReason.stop, 7)
-    assert other.pool.num_free == 100
+    assert other.block_pool.num_free == 100
 
 
 def test_a_prefill_migrates_with_what_it_has(make_core, make_request):
@@ -83,36 +83,40 @@ def test_rejects_a_migrant_that_does_not_fit(make_core):
         make_core(num_blocks=2).adopt(Migrant(Request(0, 0.0, Prompt(6)), 9, 8))
 
 
-def hand_over(core, request_id=5, num_prompt_tokens=10, stop_after=7):
-    """A sequence that has its first token and is to leave."""
+def begin_kv_transfer(core, request_id=5, num_prompt_tokens=10, stop_after=7):
+    """Returns a sequence that has its first token and its `Migrant`, with the transfer begun."""
     seq = core.add(Request(request_id, 0.0, Prompt(num_prompt_tokens)), stop_after)
     step(core)
-    return seq, core.hand_over(request_id)
+    return seq, core.begin_kv_transfer(request_id)
 
 
-def test_who_is_handed_over_keeps_slot_and_blocks_and_stands_still(make_core):
+def test_a_sequence_under_kv_transfer_keeps_slot_and_blocks_and_stands_still(make_core):
     core = make_core()
-    seq, migrant = hand_over(core)
+    seq, migrant = begin_kv_transfer(core)
     assert migrant == Migrant(seq.request, 11, 10)
-    assert (seq.state, core.pool.num_used, len(core.running)) == (SequenceState.leaving, 3, 1)
+    assert (seq.state, core.block_pool.num_used, len(core.running)) == (SequenceState.leaving, 3, 1)
     assert core.num_tokens_held == 10
     assert core.plan(1.0) is None  # and this is no standstill
     core.abort(5, FinishReason.migrated)
     core.check_integrity()
-    assert (seq.finish_reason, core.pool.num_free, core.num_unfinished) == (FinishReason.migrated, 100, 0)
+    assert (seq.finish_reason, core.block_pool.num_free, core.num_unfinished) == (
+        FinishReason.migrated,
+        100,
+        0,
+    )
 
 
-def test_a_paused_sequence_can_be_handed_over(make_core, make_request):
+def test_a_paused_sequence_can_be_transferred(make_core, make_request):
     core = make_core()
     seq = core.add(make_request(0, 10), stop_after=7)
     step(core)
     core.running_set.pause(seq)
-    assert core.hand_over(0).num_known == 11
+    assert core.begin_kv_transfer(0).num_known == 11
     core.check_integrity()
 
 
 @pytest.mark.parametrize("state", ["unknown", "waiting", "prefilling", "leaving", "branched"])
-def test_nobody_to_hand_over(make_core, make_request, state):
+def test_a_sequence_without_kv_to_copy_is_not_transferred(make_core, make_request, state):
     core = make_core(batching=(lambda view, step: _chunk(view, step, 4)) if state == "prefilling" else None)
     if state == "branched":
         core.add(make_request(0, 8, branching=Branching(2)), stop_after=4)
@@ -121,24 +125,24 @@ def test_nobody_to_hand_over(make_core, make_request, state):
     if state not in ("unknown", "waiting"):
         step(core)
     if state == "leaving":
-        core.hand_over(0)
-    assert core.hand_over(0) is None
+        core.begin_kv_transfer(0)
+    assert core.begin_kv_transfer(0) is None
 
 
-def test_who_stays_decodes_on(make_core):
+def test_a_sequence_decodes_on_when_its_kv_transfer_is_cancelled(make_core):
     core = make_core()
-    seq, _ = hand_over(core)
-    core.stay(5)
+    seq, _ = begin_kv_transfer(core)
+    core.cancel_kv_transfer(5)
     assert [step(core) for _ in range(7)] == [{5: 1}] * 6 + [{}]
-    assert (seq.finish_reason, core.pool.num_free) == (FinishReason.stop, 100)
+    assert (seq.finish_reason, core.block_pool.num_free) == (FinishReason.stop, 100)
     with pytest.raises(KeyError):
-        core.stay(5)
+        core.cancel_kv_transfer(5)
 
 
 def test_memory_pressure_spares_who_is_leaving(make_core, make_request):
     """6 blocks: 3 leave, the other 3 are full with the 12th token, and who needs a 4th preempts itself."""
     core = make_core(num_blocks=6)
-    hand_over(core, num_prompt_tokens=12)
+    begin_kv_transfer(core, num_prompt_tokens=12)
     seq = core.add(make_request(6, 11), stop_after=9)
     tokens = [step(core) for _ in range(4)]
     assert tokens == [{6: 11}, {6: 1}, {}, {}]
@@ -152,7 +156,7 @@ def make_caching(make_core, num_blocks=100):
     return EngineCore(
         batching=core.batching,
         scheduling=core.scheduling,
-        pool=PrefixCaching(block_size=4).pool(KvMemory(num_blocks)),
+        block_pool=PrefixCaching(block_size=4).pool(KvMemory(num_blocks)),
         max_num_seqs=8,
         max_model_len=4096,
     )
@@ -178,7 +182,7 @@ def test_kv_that_the_other_engine_caches_is_not_asked_for(make_core, num_tokens,
     step(other)
     one.add(text_request(5, num_tokens, num_same), stop_after=4)
     step(one)
-    arrived = other.adopt(one.hand_over(5), stop_after=4)
+    arrived = other.adopt(one.begin_kv_transfer(5), stop_after=4)
     plan = other.plan(0.0)
     assert [transfer.num_tokens for transfer in other.take_transfers()] == [num_asked_for] * (
         num_asked_for > 0
@@ -192,7 +196,7 @@ def test_kv_that_the_other_engine_caches_is_not_asked_for(make_core, num_tokens,
         other.commit(plan, StepOutcome(), 0.0)
     assert arrived.num_found == num_tokens
     assert [step(other) for _ in range(3)] == [{5: 1}] * 2 + [{}]
-    assert (arrived.num_output_tokens, other.pool.num_free) == (4, 100)
+    assert (arrived.num_output_tokens, other.block_pool.num_free) == (4, 100)
     other.add(text_request(6, num_tokens, num_same), stop_after=2)
     assert step(other) == {
         6: num_tokens - min(num_same, num_tokens - 1) // 4 * 4
@@ -204,7 +208,7 @@ def test_only_the_blocks_that_are_missing_are_named():
         EngineCore(
             batching=Chunked(),
             scheduling=Fcfs(),
-            pool=PrefixCaching(block_size=4).pool(KvMemory(50)),
+            block_pool=PrefixCaching(block_size=4).pool(KvMemory(50)),
             max_num_seqs=8,
             max_model_len=100,
             names_blocks=True,
@@ -214,7 +218,7 @@ def test_only_the_blocks_that_are_missing_are_named():
     for core, request in ((other, text_request(0, 20, 8)), (one, text_request(5, 15, 8))):
         core.add(request, stop_after=9)
         step(core)
-    migrant = one.hand_over(5)
+    migrant = one.begin_kv_transfer(5)
     arrived = other.adopt(migrant, stop_after=9)
     other.commit(other.plan(0.0), StepOutcome(), 0.0)
     (transfer,) = other.take_transfers()

@@ -27,7 +27,7 @@ def make_engine(caching, num_blocks=20, script=None, **settings):
     return EngineCore(
         batching=batching,
         scheduling=Fcfs(preemption_mode="swap"),
-        pool=caching.pool(KvMemory(num_blocks, 1.0)),
+        block_pool=caching.pool(KvMemory(num_blocks, 1.0)),
         max_num_seqs=8,
         max_model_len=60,
         names_blocks=True,
@@ -78,8 +78,8 @@ def test_a_swap_names_the_blocks_that_are_filled_and_not_those_that_were_planned
     contents = ((-1, 0), (-1, 1))
     wishes.append(seq)
     assert run_step(core) == [Transfer(None, "gpu", "host", 6, tuple(ids), contents)]
-    core.pool.take(2)  # somebody else gets its blocks
-    core.pool.draw(2)
+    core.block_pool.take(2)  # somebody else gets its blocks
+    core.block_pool.draw(2)
     (load,) = run_step(core)
     assert load == Transfer(seq, "host", "gpu", 6, load.blocks, contents)
     assert load.blocks == tuple(core.block_ids(seq, 6)[:2])
@@ -128,8 +128,8 @@ def test_a_migrant_names_its_blocks_here_and_there():
     ids = tuple(one.block_ids(one.find(5), 7))
     migrant = one.export(5)
     assert migrant.blocks == ids
-    other.pool.take(3)
-    other.pool.draw(3)
+    other.block_pool.take(3)
+    other.block_pool.draw(3)
     arrived = other.adopt(migrant, stop_after=20)
     assert other.plan(0.0) is None
     assert other.take_transfers() == [Transfer(arrived, "remote", "gpu", 7, (4, 5), ((-6, 0), (-6, 1)))]
@@ -145,7 +145,7 @@ def test_what_is_written_through_is_copied_when_it_has_been_computed():
     core = make_engine(Tiered(block_size=BLOCK_SIZE, host_gib=32 / GIB, write="through", min_load_tokens=1))
     core.add(Request(0, 0.0, text(7)), stop_after=3)
     assert run_step(core) == []
-    place = core.pool._places.path(Request(1, 0.0, text(7)))[0][0]
+    place = core.block_pool._places.path(Request(1, 0.0, text(7)))[0][0]
     contents = tuple((place, block) for block in range(4))
     assert run_step(core) == [Transfer(None, "gpu", "host", 16, (1, 2, 3, 4), contents)]
 
@@ -243,14 +243,14 @@ def test_reserved_blocks_are_there_before_the_iterations_are_run():
     run_step(core)
     plan = core.plan(0.0)
     core.reserve(plan, 10)
-    assert core.pool.num_used == 4
+    assert core.block_pool.num_used == 4
     assert core.block_ids(seq, seq.num_known + 9) == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="reserve: done already, for 10 iterations"):
         core.reserve(plan, 10)
     with pytest.raises(ValueError, match="commit of 9 iterations: 10 were reserved"):
         core.commit(plan, StepOutcome(9), 0.0)
     core.commit(plan, StepOutcome(10), 0.0)
-    assert (core.pool.num_used, seq.num_computed) == (4, 15)
+    assert (core.block_pool.num_used, seq.num_computed) == (4, 15)
     assert core.plan(0.0) is not None
 
 

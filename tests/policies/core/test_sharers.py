@@ -53,7 +53,7 @@ def make_engine(cache, script, num_blocks=40, mode="recompute", **options):
     return EngineCore(
         batching=Scripted(script),
         scheduling=Fcfs(preemption_mode=mode),
-        pool=CACHES[cache].pool(KvMemory(num_blocks, 1.0)),
+        block_pool=CACHES[cache].pool(KvMemory(num_blocks, 1.0)),
         max_num_seqs=8,
         max_model_len=80,
         num_swap_blocks=20,
@@ -98,7 +98,7 @@ def test_who_has_found_what_a_preempted_sequence_was_to_compute_goes_with_it(cac
     plan = core.plan(0.0)
     assert plan.tokens_by_request == {2: 9}
     assert [seq.request_id for seq in plan.preempted] == [3, 1, 0]
-    assert (plan.admitted, core.pool.num_free) == ([core.find(2)], 37)
+    assert (plan.admitted, core.block_pool.num_free) == ([core.find(2)], 37)
     assert (one.state, one.displaced_by, one.num_preemptions) == (SequenceState.waiting, None, 1)
     commit(core, plan)
     plan = core.plan(0.0)
@@ -123,7 +123,7 @@ def test_a_sharer_may_go_alone_and_its_victims_may_be_named_in_any_order(cache):
     add(core, 0, (7, 16))
     add(core, 1, (7, 16))
     plan = core.plan(0.0)
-    assert (plan.tokens_by_request, core.pool.num_free) == ({0: 17}, 35)
+    assert (plan.tokens_by_request, core.block_pool.num_free) == ({0: 17}, 35)
     commit(core, plan)
     core = make_engine(cache, admit_all_then(0, 1, 0))
     add(core, 0, (7, 16))
@@ -200,14 +200,16 @@ def test_what_a_sequence_has_found_and_not_used_is_not_pinned():
     add(core, 1, (7, 16), num_pinned=16)
     add(core, 2, (9, 8))
     commit(core, core.plan(0.0))
-    assert core.pool.num_pinned == 0
+    assert core.block_pool.num_pinned == 0
 
 
 def below(core, *segments):
     """Put the last of some texts into host memory, and not those before it."""
     tokens = sum(n for _, n in segments)
-    path = core.pool._places.path(Request(99, 0.0, Prompt(tokens, tuple(Segment(*s) for s in segments))))
-    core.pool._tiers[0].put(path[len(segments) - 1][0], 0, segments[-1][1] // BLOCK_SIZE)
+    path = core.block_pool._places.path(
+        Request(99, 0.0, Prompt(tokens, tuple(Segment(*s) for s in segments)))
+    )
+    core.block_pool._tiers[0].put(path[len(segments) - 1][0], 0, segments[-1][1] // BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("names_blocks", [False, True])
@@ -222,7 +224,7 @@ def test_who_loads_what_comes_behind_that_goes_too_and_loads_nothing(branching, 
     plan = core.plan(0.0)
     assert [seq.request_id for seq in plan.preempted] == [1, 0]
     assert (one.state, core.loading, len(core.free_slots)) == (SequenceState.waiting, {}, 7)
-    assert (core.pool.num_free, [t for t in core.take_transfers() if t.target == "gpu"]) == (37, [])
+    assert (core.block_pool.num_free, [t for t in core.take_transfers() if t.target == "gpu"]) == (37, [])
     commit(core, plan)
     core.loaded(1)  # nobody waits
     if names_blocks:
@@ -252,7 +254,7 @@ def test_of_a_plan_that_is_given_up_nobody_keeps_what_it_was_to_compute(cache):
         (request_id, FinishReason.aborted) for request_id in range(4)
     ]
     core.check_integrity()
-    assert (core.pool.num_free, core.num_unfinished) == (40, 0)
+    assert (core.block_pool.num_free, core.num_unfinished) == (40, 0)
     again = add(core, 4, (7, 16))
     commit(core, core.plan(0.0))
     assert again.num_found == 0
@@ -313,7 +315,7 @@ def test_whoever_is_preempted_after_an_admission_everybody_computes_on_kv_that_i
         return EngineCore(
             batching=Fickle(seed, swaps=num_swap_blocks > 0),
             scheduling=Fcfs(),
-            pool=caching.pool(KvMemory(num_blocks, 1.0)),
+            block_pool=caching.pool(KvMemory(num_blocks, 1.0)),
             max_num_seqs=8,
             max_model_len=80,
             num_swap_blocks=num_swap_blocks,

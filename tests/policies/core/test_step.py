@@ -116,7 +116,7 @@ def test_preempting_gives_the_tokens_of_this_step_back(begun):
     core = begun(script)
     with pytest.raises(InterruptedError):
         core.plan(0.0)
-    assert core.pool.num_free == core.pool.num_blocks
+    assert core.block_pool.num_free == core.block_pool.num_blocks
     core.check_integrity()
 
 

@@ -126,8 +126,11 @@ class Machine:
 
     def __init__(self, core, num_host_blocks=0, num_disk_blocks=0, num_swap_blocks=0):
         self.core = core
-        self.gpu = np.full((core.pool.num_blocks + 1, BLOCK_SIZE), POISON)
-        self.tiers = {"host": Host(num_host_blocks, core.pool.num_blocks), "disk": Host(num_disk_blocks, 99)}
+        self.gpu = np.full((core.block_pool.num_blocks + 1, BLOCK_SIZE), POISON)
+        self.tiers = {
+            "host": Host(num_host_blocks, core.block_pool.num_blocks),
+            "disk": Host(num_disk_blocks, 99),
+        }
         self.swapped = Host(num_swap_blocks)
         self.labels = Labels()
         self.branches = {}  # request id -> the labels of each branch
@@ -141,7 +144,7 @@ class Machine:
             assert len(set(contents)) == len(contents) > 0
             assert len(blocks) == (len(contents) if "gpu" in (source, target) else 0)
             assert len(contents) == -(-num_tokens // BLOCK_SIZE) or seq is None or seq.request.branching
-            assert all(0 < block <= self.core.pool.num_blocks for block in blocks)
+            assert all(0 < block <= self.core.block_pool.num_blocks for block in blocks)
             memory = self._memory(source, contents) if source != "gpu" else None
             if target == "nowhere":
                 for content in contents:
@@ -341,7 +344,7 @@ def run_core(make, requests, seed, *, num_steps=120, num_swap_blocks=0, tiers=(0
             machine.branch(seq, drawn[seq][1], is_again=seq in was_branched and seq in chunked)
         core.check_integrity()
         machine.check_those_at_rest()
-        assert core.pool.num_free == plain.pool.num_free
+        assert core.block_pool.num_free == plain.block_pool.num_free
         assert core.num_free_swap_blocks == plain.num_free_swap_blocks
         now += rng.choice([0.0, 1.0])
     return machine
@@ -412,7 +415,7 @@ def maker(rng, caching, num_blocks, num_swap_blocks=0):
         return EngineCore(
             batching=batching(),
             scheduling=scheduling(),
-            pool=caching.pool(KvMemory(num_blocks, 1.0)),
+            block_pool=caching.pool(KvMemory(num_blocks, 1.0)),
             max_num_seqs=max_num_seqs,
             max_model_len=60,
             num_swap_blocks=num_swap_blocks,

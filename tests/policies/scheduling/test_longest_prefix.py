@@ -15,7 +15,7 @@ def make_engine(**settings):
     return EngineCore(
         batching=Chunked(max_num_batched_tokens=64),
         scheduling=LongestPrefix(**settings),
-        pool=Radix().pool(KvMemory(200)),
+        block_pool=Radix().pool(KvMemory(200)),
         max_num_seqs=1,
         max_model_len=500,
     )

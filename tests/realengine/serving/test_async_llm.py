@@ -111,7 +111,7 @@ def run_until_failure(scenario, **settings):
 
 def assert_nothing_left(llm):
     core = llm.engine.core
-    assert (llm.engine.num_unfinished, core.num_unfinished, core.pool.num_used) == (0, 0, 0)
+    assert (llm.engine.num_unfinished, core.num_unfinished, core.block_pool.num_used) == (0, 0, 0)
     assert len(core.free_slots) == core.max_num_seqs
     core.check_integrity()
 

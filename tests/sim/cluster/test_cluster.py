@@ -42,7 +42,7 @@ def assert_nothing_is_lost(world):
         assert requests.request_id.tolist() == list(range(len(world.asks)))
         assert counts["unfinished"] == 0
         for replica in run.fleet.replicas:
-            assert (replica.core.pool.num_used, replica.core.num_unfinished) == (0, 0)
+            assert (replica.core.block_pool.num_used, replica.core.num_unfinished) == (0, 0)
             left = replica.num_outstanding, replica.num_outstanding_tokens, replica.num_queued_tokens
             assert left == (0, 0, 0)
         for remembered in outstanding_of(run.admission):

@@ -310,7 +310,7 @@ def assert_all_adds_up(world, same_records):
                 assert row.output_tokens == asked.num_output_tokens * row.samples
     for replica in leapt.fleet.replicas if world.until_s is None else ():
         left = replica.num_outstanding, replica.num_outstanding_tokens, replica.num_queued_tokens
-        assert (*left, replica.core.pool.num_used) == (0, 0, 0, 0)
+        assert (*left, replica.core.block_pool.num_used) == (0, 0, 0, 0)
 
 
 @given(data=st.data())

@@ -44,7 +44,7 @@ def test_no_request_and_no_token_is_lost(data, worlds):
     if world.until_s is None:
         assert requests.request_id.tolist() == list(range(len(world.asks)))
         assert counts["unfinished"] == 0
-        assert all(core.pool.num_used == 0 and core.num_unfinished == 0 for core in run.cores)
+        assert all(core.block_pool.num_used == 0 and core.num_unfinished == 0 for core in run.cores)
     assert_tokens_are_conserved(records)
 
 

@@ -40,7 +40,7 @@ def make_replica(toy_model):
             return EngineCore(
                 batching=Chunked(),
                 scheduling=Fcfs(),
-                pool=Paged(block_size=4).pool(KvMemory(100)),
+                block_pool=Paged(block_size=4).pool(KvMemory(100)),
                 max_num_seqs=2,
                 max_model_len=100,
             )

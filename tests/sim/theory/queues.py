@@ -174,7 +174,7 @@ def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Wa
         return EngineCore(
             batching=server.batching,
             scheduling=Fcfs(),
-            pool=Paged().pool(KvMemory(MANY)),
+            block_pool=Paged().pool(KvMemory(MANY)),
             max_num_seqs=server.num_slots,
             max_model_len=MANY,
         )

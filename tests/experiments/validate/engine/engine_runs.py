@@ -114,7 +114,7 @@ def run_engine(
     start_s = Drive(engine, source, PromptTokens(model.architecture.vocab_size)).run()
     about = {
         "start_s": start_s,
-        "num_kv_blocks": engine.core.pool.num_blocks,
-        "block_size": engine.core.pool.block_size,
+        "num_kv_blocks": engine.core.block_pool.num_blocks,
+        "block_size": engine.core.block_pool.block_size,
     }
     return recorder.recording(about)

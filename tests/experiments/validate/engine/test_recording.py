@@ -52,11 +52,11 @@ WORLDS = {
 def fresh_core(llm, world):
     """As the engine's was when it began."""
     used = llm.engine.core
-    memory = KvMemory(used.pool.num_blocks, TOKEN_BYTES, max_model_len=128)
+    memory = KvMemory(used.block_pool.num_blocks, TOKEN_BYTES, max_model_len=128)
     return EngineCore(
         batching=world.get("batching", Chunked()),
         scheduling=world.get("scheduling", Fcfs()),
-        pool=world.get("caching", PrefixCaching()).pool(memory),
+        block_pool=world.get("caching", PrefixCaching()).pool(memory),
         max_num_seqs=used.max_num_seqs,
         max_model_len=128,
         num_swap_blocks=used.num_free_swap_blocks,
