@@ -1,4 +1,4 @@
-"""The simulated world: clock, replicas, workloads, records and metrics. `from sim import simulate`."""
+"""The simulator: clock, replicas, workloads, records and metrics. `from sim import simulate`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ _HOMES = {"simulate": "sim.api", "Result": "sim.api", "ConfigError": "sim.settin
 
 
 def __getattr__(name: str) -> Any:
-    """What a notebook needs, imported when asked for: most of this package does without Hydra and plotly."""
+    """Imports the public names on first use, as most of this package needs neither Hydra nor plotly."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""`from sim import simulate`: a run from Python, with the settings of `windtunnel simulate`."""
+"""The Python interface: `from sim import simulate` takes the settings of `windtunnel simulate`."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 TIMELINE_REQUESTS = 10_000
-"""As `output.timeline_requests` of `windtunnel simulate`."""
+"""Requests that timeline.json holds; the default of `output.timeline_requests` of `windtunnel simulate`."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
-"""Texts that Hydra takes without quotes as they are."""
+"""Matches the texts that Hydra's command line reads as they are, without quotes."""
 
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 
@@ -64,15 +64,16 @@ def simulate(
 
     overrides: settings as on the command line, `"workload.num_requests=500"`.
     model, hardware, workload, and any other group as a keyword: the name of a choice (`windtunnel list`), a
-    mapping of settings below it, or an object in its place, such as a policy of your own; None as a keyword
-    of another group is its choice `none`, where it has one (`slo=None`). Two underscores
-    stand for the dot of a setting: `workload__num_requests=500`, `seed=3`, `engine__max_num_seqs=64`.
-    policy: an engine's name (`vllm`), whose policies are taken; a mapping of policy groups to choices or
-    objects (`{"batching": "static", "caching": "radix"}`); or a batching policy.
-    config_dir: a folder with more choices, as `--config-dir`.
+    mapping of settings below it, or an object that replaces it, such as a policy of your own. None selects
+    the choice `none` of a group that has one (`slo=None`); for model, hardware and workload it means the
+    default. Two underscores stand for the dot of a setting: `workload__num_requests=500`,
+    `engine__max_num_seqs=64`.
+    policy: the name of an engine (`vllm`), which selects the policies of that engine; a mapping of policy
+    groups to choices or objects (`{"batching": "static", "caching": "radix"}`); or a batching policy.
+    config_dir: a folder with further choices, as `--config-dir`.
 
-    Raises ConfigError for every mistake in the settings, before anything runs. Not to be called from several
-    threads at once, as Hydra composes one config at a time in a process.
+    Raises ConfigError for every mistake in the settings, before the simulation starts. Must not be called
+    from several threads at once, because Hydra composes one config at a time per process.
     """
     named = {"model": model, "hardware": hardware, "workload": workload}
     given = {name: value for name, value in named.items() if value is not None}
@@ -95,22 +96,22 @@ def simulate(
     for text in (*texts, *objects):
         if Override.parse(text).root == "output":
             raise ConfigError(
-                f"{text}: simulate() writes nothing; result.write(folder) does, "
+                f"{text}: simulate() does not write files; call result.write(folder), for example "
                 "result.write(folder, timeline=True, vllm_bench=True)"
             )
     return simulate_config(ConfigSource(config_name="simulate", dirs=dirs), texts, objects)
 
 
 def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) -> Result:
-    """Simulates one config. objects: replacements for the nodes of root keys. Raises ConfigError."""
+    """Simulates one config. objects: root key -> the object that replaces its node. Raises ConfigError."""
     cfg = composed(source, overrides)
     for key, value in objects.items():
         if key not in cfg:
-            raise ConfigError(f"{key}={type(value).__name__}: an object can stand for a root key only")
+            raise ConfigError(f"{key}={type(value).__name__}: an object can only replace a key at the root")
         if cfg.pools and key in PoolSettings.__dataclass_fields__:
             raise ConfigError(
-                f"{key}={type(value).__name__}: every pool has its own; write a choice for it and name that "
-                "in `pools`, or leave out pools"
+                f"{key}={type(value).__name__}: each pool has its own {key}; write a config file for the "
+                "object and name it in `pools`, or leave out `pools`"
             )
     result = run(*build_run(cfg, objects))
     config: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -123,12 +124,12 @@ def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came out of a run, as tables and figures; in a notebook it shows its headline."""
+    """The result of a run as tables and plots; a notebook shows its headline figures."""
 
     run: RunResult
-    """Its records, for what is not here."""
+    """The records of the run, for everything that this class does not offer."""
     config: dict[str, Any]
-    """The resolved configuration; objects are replaced by their class's name."""
+    """The resolved configuration; an object is represented by the name of its class."""
     command: str | None
     """The same run on the command line; None where objects were given."""
 
@@ -139,36 +140,37 @@ class Result:
 
     @property
     def requests(self) -> pd.DataFrame:
-        """One row a request: its times, TTFT, TPOT, E2E, whether the SLO was met."""
+        """One row per request: its times, TTFT, TPOT, E2E and whether it met the SLO."""
         return self.run.requests
 
     @property
     def iterations(self) -> pd.DataFrame:
-        """One row an iteration of a replica: when, how long, what was in the batch."""
+        """One row per iteration of a replica: its start, its duration and the contents of its batch."""
         return self.run.records.iterations
 
     @property
     def replicas(self) -> pd.DataFrame:
-        """One row a replica."""
+        """One row per replica."""
         return self.run.replicas
 
     @property
     def events(self) -> pd.DataFrame:
-        """One row an event: see `sim.records.event_table.events_table`."""
+        """One row per event: see `sim.records.event_table.events_table`."""
         return events_table(self.run.records)
 
     @property
     def latencies(self) -> pd.DataFrame:
-        """Statistics in columns (`p50_s`), one row a latency: TTFT, TPOT, ITL, E2E, queue."""
+        """One row per latency (TTFT, TPOT, ITL, E2E, queue), one column per statistic (`p50_s`)."""
         rows = {name.upper() if name != "queue" else name: self.summary[name] for name in LATENCIES}
         return pd.DataFrame.from_dict(rows, orient="index")
 
     @property
     def dialects(self) -> pd.DataFrame:
-        """The run by the definitions of other tools: a row a figure and dialect, `name` as the tool calls it.
+        """The run by the definitions of other tools: one row per figure and tool; `name` is the tool's term.
 
-        Of latencies mean_s, p50_s, p90_s, p99_s; of all else value; NaN where a tool has none. Side by side:
-        `result.dialects["value"].unstack()`. Requests with several answers have no gaps.
+        Latencies have the columns mean_s, p50_s, p90_s and p99_s, other figures the column value; NaN where
+        the tool does not report the figure. `result.dialects["value"].unstack()` shows the tools side by
+        side. Gaps between tokens are missing if requests have several samples.
         """
         records = self.run.records
         times = known_token_times(records.requests, records.iterations, records.own_gaps)
@@ -176,41 +178,46 @@ class Result:
         return dialect_frame({**self.summary, "dialects": dialects})
 
     def plot_latencies(self) -> go.Figure:
-        """CDFs of TTFT, TPOT, ITL and E2E with the SLO's limits."""
+        """Plots the CDFs of TTFT, TPOT, ITL and E2E with the limits of the SLO."""
         return latency_cdfs(self.run.records, self._measured, self._window, self.run.slo).figure()
 
     def plot_ttft(self) -> go.Figure:
-        """TTFT against the prompt's length."""
+        """Plots TTFT against the length of the prompt."""
         return ttft_by_prompt_length(self._measured, self.run.slo).figure()
 
     def plot_slo(self) -> go.Figure:
-        """The share within the SLO: of all, by time of arrival, by prompt length.
+        """Plots the share of requests within the SLO: overall, by arrival time and by prompt length.
 
-        Raises ValueError without an SLO.
+        Raises ValueError without an SLO or without measured requests.
         """
-        if self.run.slo is None or self._measured.empty:
-            raise ValueError("slo: none was given, or nothing was measured; choose one, such as slo='chat'")
+        if self.run.slo is None:
+            raise ValueError("slo=none: SLO attainment needs an SLO; choose one, for example slo='chat'")
+        if self._measured.empty:
+            raise ValueError("no request arrived in the measured time: there is nothing to draw")
         return slo_attainment(self._measured, self._window, self.run.slo).figure()
 
     def plot_timeline(self) -> go.Figure:
-        """Requests, KV blocks, batches and token rates over time. Raises ValueError for a run of no time."""
+        """Plots requests, KV blocks, batches and token rates over time.
+
+        Raises ValueError for a run with a duration of 0 s.
+        """
         chart = timeline(self.run.records, self._window)
         if chart is None:
-            raise ValueError("the run took no time: there is nothing to draw")
+            raise ValueError("the run has a duration of 0 s: there is nothing to draw")
         return chart.figure()
 
     def plot_time_by_kind(self) -> go.Figure:
-        """The replicas' time by kind of iteration and by what the hardware model says it went to."""
+        """Plots the time of the replicas by kind of iteration and by component of the hardware model."""
         return time_by_kind(self.run.records, self._window, self._inside_s, self.run.models).figure()
 
     def plot_iterations(self) -> go.Figure:
-        """How long iterations took, against the tokens in their batch."""
+        """Plots the duration of iterations against the number of tokens in their batch."""
         return iteration_times(self.run.records, self._inside_s).figure()
 
     def plot_replicas(self) -> go.Figure:
-        """Replicas that served, started and were down over time.
+        """Plots the numbers of replicas that serve, start and are down, over time.
 
-        Raises ValueError if all served all the time.
+        Raises ValueError if all replicas served all the time.
         """
         chart = replicas_over_time(self.run.records)
         if chart is None:
@@ -218,10 +225,10 @@ class Result:
         return chart.figure()
 
     def write(self, folder: str | Path, *, vllm_bench: bool = False, timeline: bool = False) -> None:
-        """All that `windtunnel simulate` writes: summary.json, config.yaml, the tables, report.html.
+        """Writes what `windtunnel simulate` writes: summary.json, config.yaml, the tables and report.html.
 
-        vllm_bench: also vllm_bench.json, in the layout of `vllm bench serve`; raises ValueError where
-        requests have several answers. timeline: also timeline.json, of the first 10,000 requests.
+        vllm_bench: also write vllm_bench.json, in the layout of `vllm bench serve`; raises ValueError if
+        requests have several samples. timeline: also write timeline.json with the first 10,000 requests.
         """
         notes = write_result(
             Path(folder),
@@ -243,7 +250,7 @@ class Result:
         return "\n".join([wording.verdict(self.summary), *evidence.caveats(self.summary)])
 
     def _repr_html_(self) -> str:
-        """The headline, for a notebook."""
+        """Returns the headline figures as HTML, for a notebook."""
         caveats = "".join(f"<p>{html.escape(text)}</p>" for text in evidence.caveats(self.summary))
         verdict = html.escape(wording.verdict(self.summary))
         return f"<p><b>{verdict}</b></p>{caveats}{headline_html(self.summary)}"
@@ -271,10 +278,10 @@ def _of_policy(policy: Any) -> dict[str, Any]:
 
 
 def _check_engine(policy: Any, groups: Mapping[str, list[str]]) -> None:
-    """Raise ConfigError for a batching policy's name where an engine's stands."""
+    """Raises ConfigError if `policy` is the name of a batching policy, where an engine's name is expected."""
     if isinstance(policy, str) and policy not in groups["engine"] and policy in groups["batching"]:
         raise ConfigError(
-            f"policy={policy}: no engine has that name, a batching policy has: "
+            f"policy={policy}: must be the name of an engine; for the batching policy write "
             f"policy={{'batching': '{policy}'}}"
         )
 
@@ -292,7 +299,7 @@ def _override(key: str, value: Any) -> str:
 
 
 def _text(value: Any) -> Iterator[str]:
-    """A value as Hydra's command line reads it back."""
+    """Yields the pieces of the text that Hydra's command line reads as `value`."""
     if value is None or isinstance(value, bool):
         yield {None: "null", True: "true", False: "false"}[value]
     elif isinstance(value, Integral):
@@ -306,7 +313,7 @@ def _text(value: Any) -> Iterator[str]:
     elif _BARE.fullmatch(str(value)) and str(value).lower() not in ("null", "true", "false", "nan", "inf"):
         yield str(value)
     else:
-        # Backslashes are doubled only where a quote follows: elsewhere Hydra takes them as they are.
+        # Hydra unescapes a backslash only before a quote, so only those are doubled.
         yield (
             "'"
             + _BEFORE_QUOTE.sub(lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))

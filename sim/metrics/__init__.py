@@ -1,1 +1,1 @@
-"""Metric definitions, the summary of a run, and what plots of it draw."""
+"""Metric definitions, the summary of a run, and the data series of its plots."""

@@ -1,4 +1,4 @@
-"""What a run's LoRA adapters did: hits, loads, evictions, and how many share a batch."""
+"""Computes the use of LoRA adapters in a run: hits, loads, evictions, and adapters per batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sim.records.run import RunRecords
 
 
 def adapter_use(records: RunRecords) -> dict[str, Any] | None:
-    """Of all replicas and the whole run; None where no adapters are served.
+    """Computes the figures over all replicas and the whole run; returns None if no adapters are served.
 
-    hit_share: of sequences that got a slot, those whose adapter was there. batch_adapters: different ones in
-    an iteration, mean over iterations that had any.
+    hit_share: share of the started sequences whose adapter was already loaded. batch_adapters: number of
+    different adapters in an iteration, mean over the iterations with at least one.
     """
     by_replica = list(records.adapters)
     if not by_replica:

@@ -1,7 +1,7 @@
-"""The same figures for each class of requests apart: by priority, and by tenant.
+"""Computes the figures of a run for each class of requests: by priority and by tenant.
 
-One class is what the whole summary is about already. ITL and output tokens a second are missing: gaps between
-tokens are recorded by when they ended, not by whose they were.
+If all requests are of one class, the summary of the run already describes it. ITL and output tokens/s are
+missing here because the records of gaps between tokens do not name the request.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from sim.metrics.slo import Slo, goodput
 from sim.metrics.window import Window
 
 MAX_CLASSES = 20
-"""Of each kind; those with the most requests. A service may have more tenants than a summary has lines."""
+"""Classes that are reported for each kind: those with the most requests. A service may have many tenants."""
 COUNTS = ("arrived", "finished", "rejected", "aborted", "unfinished")
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
 
 
 def figures_by_class(table: pd.DataFrame, window: Window, slo: Slo | None) -> dict[str, Any]:
-    """by_priority and by_tenant, each class -> its figures; nothing where there is one class only.
+    """Returns by_priority and by_tenant, each a dictionary from a class to its figures.
 
-    table: `request_metrics` of the whole run. Counts by status are of the whole run, as in the summary;
-    latencies, shares and preemptions are of the requests that arrived in the window, rates of what happened
-    there. Priorities go from the smallest, which is served first, tenants from the one with most requests.
+    A kind is left out if all requests are of one class. table: `request_metrics` of the whole run. Counts by
+    status cover the whole run, as in the summary; latencies, shares and preemptions cover the requests that
+    arrived in the window, rates the events in the window. Priorities are sorted from the smallest, which is
+    served first, tenants by their number of requests, largest first.
 
-    Priority 0 has 3 requests, priority 7 one: by_priority is {"0": ..., "7": ...}.
+    Example: with 3 requests of priority 0 and one of priority 7, by_priority is {"0": ..., "7": ...}.
     """
     found = {}
     for kind in ("priority", "tenant"):
@@ -45,7 +46,7 @@ def figures_by_class(table: pd.DataFrame, window: Window, slo: Slo | None) -> di
 
 
 def _figures(table: pd.DataFrame, window: Window, slo: Slo | None) -> dict[str, Any]:
-    """Of one class. Rates are per second of the window; NaN if it is empty."""
+    """Computes the figures of one class. Rates are per second of the window; NaN if the window is empty."""
     measured = table[window.holds(_times(table, "arrival_s"))]
     status = table["status"].to_numpy()
     finished_inside = window.holds(_times(table, "finished_s")) & (status == "finished")

@@ -1,29 +1,29 @@
-"""The same run by the definitions of other tools: what their words mean, worked out from each token's time.
+"""Computes the figures of a run by the definitions of other benchmark tools, from the time of each token.
 
-What each counts, and how (n: output tokens; first, last: when these tokens came; sent: the arrival):
+Definitions (n: output tokens; first, last: times of these tokens; sent: arrival; q: percentile as a share):
 
     tool        answered requests   percentiles      seconds that rates are over
     ours        finished            interpolated     the measured time
     vllm_bench  succeeded           interpolated     start of the benchmark to the last answer
-    guidellm    successful          a value that was measured, at most so many below it; weighted
-                                                     first request sent to the last answer
-    aiperf      valid               interpolated     first valid request sent to its last answer
+    guidellm    successful          measured value   first request sent to the last answer
+                                    (weighted)
+    aiperf      valid               interpolated     first valid request sent to the last answer
     mlperf      all, or no result   sorted[n q]      start to the end of the query issued last
 
-    per token   without the first: (last - first) / (n - 1)    with it: (last - sent) / n
+    per token   without the first: (last - first) / (n - 1)    with the first: (last - sent) / n
     ours        TPOT, n > 1                                    -
     vllm_bench  TPOT, n > 1                                    -
     guidellm    ITL, weighted by n - 1                         TPOT, weighted by n
     aiperf      ITL, n > 1                                     -
     mlperf      TPOT, n > 1                                    -
 
-    every gap   ours and vllm_bench: ITL, of all together; aiperf: ICL; guidellm, mlperf: not reported
+    every gap   ours and vllm_bench: ITL over all requests; aiperf: ICL; guidellm, mlperf: not reported
 
-Ours counts first tokens of requests that were never finished, and gaps, by when they came; the others count
-answered requests, whole. Sources, read in November 2026: vllm/benchmarks/serve.py (calculate_metrics);
-guidellm schemas/base/request_stats.py, statistics.py and schemas/benchmark/goodput.py; aiperf
-docs/metrics_reference.md and metrics/types; mlcommons/inference loadgen/results.cc and logging.cc (Server
-scenario with use_token_latencies).
+Ours counts every first token and every gap in the measured time, those of unfinished requests included; the
+other tools count answered requests only. Sources, read in November 2026: vllm/benchmarks/serve.py
+(calculate_metrics); guidellm schemas/base/request_stats.py, statistics.py and schemas/benchmark/goodput.py;
+aiperf docs/metrics_reference.md and metrics/types; mlcommons/inference loadgen/results.cc and logging.cc
+(Server scenario with use_token_latencies).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PERCENTILES = (50, 90, 99)
 
 
 class Latency(NamedTuple):
-    """What a tool calls it, and its figures in seconds; NaN where there are none."""
+    """A latency by the tool's name for it, and its figures in seconds; NaN where there are none."""
 
     name: str
     mean_s: float
@@ -55,7 +55,7 @@ class Latency(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """A figure of a whole run, by the name that the tool gives it."""
+    """A figure of a whole run by the tool's name for it."""
 
     name: str
     value: float
@@ -63,18 +63,21 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InDialect:
-    """A run in one tool's words. Keys are ours: two tools under one key mean the same thing."""
+    """The figures of a run by the definitions of one tool.
+
+    The keys of the mappings are ours: under one key all tools have the same quantity.
+    """
 
     tool: str
     counts: Mapping[str, Rate]
-    """answered, failed."""
+    """Keys: answered, failed."""
     latencies: Mapping[str, Latency]
-    """ttft, per_token, per_token_with_first, gap, e2e."""
+    """Keys: ttft, per_token, per_token_with_first, gap, e2e."""
     rates: Mapping[str, Rate]
-    """duration_s, requests_per_s, output_tokens_per_s, goodput_per_s, good_share, valid."""
+    """Keys: duration_s, requests_per_s, output_tokens_per_s, goodput_per_s, good_share, valid."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain; NaN stays."""
+        """Returns the figures as plain dictionaries; NaN is kept."""
         figures: dict[str, Latency | Rate] = {**self.counts, **self.latencies, **self.rates}
         return {"tool": self.tool, **{key: figure._asdict() for key, figure in figures.items()}}
 
@@ -83,7 +86,10 @@ Percentile = Callable[[Values, "Values | None", float], float]
 
 
 def latency(name: str, values: Values, percentile: Percentile, weights: Values | None = None) -> Latency:
-    """NaN values are left out; weights: how much each counts."""
+    """Computes the mean and the percentiles of the values; NaN values are left out.
+
+    weights: one per value.
+    """
     known = ~np.isnan(values)
     if weights is not None:
         known &= weights > 0
@@ -96,7 +102,7 @@ def latency(name: str, values: Values, percentile: Percentile, weights: Values |
 
 
 def vllm_bench(served: Served, slo: Slo | None) -> InDialect:
-    """`vllm bench serve`."""
+    """Computes the figures of `vllm bench serve`."""
     done, duration_s = served.done, _last_end_s(served) - served.window.start_s
     good = served.within(slo, one_token=True) if slo else None
     return InDialect(
@@ -123,12 +129,15 @@ def vllm_bench(served: Served, slo: Slo | None) -> InDialect:
 
 
 def guidellm(served: Served, slo: Slo | None) -> InDialect:
-    """guidellm; its goodput leaves out answers of one token where the SLO has a TPOT: they have none."""
+    """Computes the figures of guidellm.
+
+    If the SLO has a TPOT limit, its goodput leaves out answers of one token, which have no TPOT.
+    """
     done, tokens = served.done, served.longest_tokens.astype(np.float64)
     start_s = float(served.sent_s.min()) if len(served.sent_s) else served.window.start_s
     duration_s = _last_end_s(served) - start_s
     several = tokens > 1
-    # Tokens are spread evenly from the first to the last of an answer; the rate is over all of these spans.
+    # guidellm assumes evenly spaced tokens in an answer; its rate is over the time that all answers span.
     first_s, last_s = served.first_s[done], served.last_s[done]
     token_span_s = float(last_s.max() - first_s.min()) if len(first_s) else 0.0
     rates = {
@@ -162,7 +171,10 @@ def guidellm(served: Served, slo: Slo | None) -> InDialect:
 
 
 def aiperf(served: Served, slo: Slo | None) -> InDialect:
-    """NVIDIA AIPerf; an answer of one token is not good where the SLO has a TPOT, as it has none."""
+    """Computes the figures of NVIDIA AIPerf.
+
+    If the SLO has a TPOT limit, an answer of one token, which has no TPOT, is not good.
+    """
     done = served.done
     start_s = float(served.sent_s[done].min()) if done.any() else served.window.start_s
     duration_s = _last_end_s(served) - start_s
@@ -194,9 +206,10 @@ def aiperf(served: Served, slo: Slo | None) -> InDialect:
 
 
 def mlperf(served: Served, slo: Slo | None) -> InDialect:
-    """MLPerf LoadGen's Server scenario: p99 of TTFT and of TPOT within their limits make a run valid.
+    """Computes the figures of the Server scenario of MLPerf LoadGen.
 
-    It waits for every query, so of failed ones it knows nothing. A rate of n queries has n - 1 gaps.
+    A run is valid if p99 of TTFT and p99 of TPOT are within their limits. LoadGen waits for every query, so
+    it has no figures for failed ones. It counts n - 1 queries in the rate of n queries.
     """
     done = served.done
     num = int(done.sum())
@@ -232,10 +245,10 @@ def mlperf(served: Served, slo: Slo | None) -> InDialect:
 
 
 def ours(summary: Mapping[str, Any]) -> InDialect:
-    """Of a summary: `sim.metrics.summary`."""
+    """Returns the figures by our own definitions, from a summary (`sim.metrics.summary`)."""
     names = {"ttft": "ttft", "tpot": "per_token", "itl": "gap", "e2e": "e2e"}
     trimmed, requests, goodput = (summary[key] for key in ("trimmed", "requests", "goodput"))
-    answered = summary["e2e"]["count"]  # of those that arrived in the measured time
+    answered = summary["e2e"]["count"]  # requests that arrived in the measured time and finished
     rates = {
         "duration_s": Rate("measured time (s)", trimmed["end_s"] - trimmed["start_s"]),
         "requests_per_s": Rate("requests/s", _known(summary["throughput"]["requests_per_s"])),
@@ -267,7 +280,10 @@ def ours(summary: Mapping[str, Any]) -> InDialect:
 def in_dialects(
     names: Iterable[str], requests: pd.DataFrame, times: TokenTimes | None, window: Window, slo: Slo | None
 ) -> dict[str, dict[str, Any]]:
-    """By the name in `DIALECTS`, as `to_json`; requests and their times: of the whole run."""
+    """Returns the figures by tool, each as `InDialect.to_json`. names: keys of `DIALECTS`.
+
+    requests, times: of the whole run; without times there are no gaps.
+    """
     served = Served.of(requests, window, times)
     return {name: DIALECTS[name](served, slo).to_json() for name in names}
 
@@ -278,22 +294,25 @@ DIALECTS: Mapping[str, Callable[[Served, Slo | None], InDialect]] = {
     "aiperf": aiperf,
     "mlperf": mlperf,
 }
-"""Of other tools, by the name that settings give them."""
+"""The other tools, by their names in the settings."""
 
 DIFFERENCES = (
-    "Failed requests: ours counts their first tokens and gaps, and all arrivals in the SLO's share; others "
-    "count answered ones (AIPerf's good share: all). MLPerf has no result where one fails.",
-    "Per token after the first: guidellm calls it ITL and weighs an answer by its tokens; AIPerf calls it "
-    "Inter Token Latency, the others TPOT. guidellm's TPOT has the first token in it.",
-    "Every gap: ITL of ours and vLLM, of all answers together; AIPerf's Inter Chunk Latency.",
-    "Percentiles: guidellm and MLPerf take a value that was measured, the others interpolate.",
-    "Rates are over the measured time (ours), the start to the last answer (vLLM), from the first request on "
-    "(guidellm, AIPerf: the first that was answered), to the end of the last query (MLPerf, n - 1 queries); "
-    "guidellm's tokens/s from the first token to the last.",
-    "Answers of one token have no TPOT: ours and vLLM let the SLO's term pass, AIPerf does not, guidellm "
-    "leaves them out.",
+    "Failed requests: ours counts their first tokens and gaps, and counts them in SLO attainment; the other "
+    "tools count answered requests only (AIPerf's GoodRequestFraction: all). MLPerf gives no result if a "
+    "request fails.",
+    "Time per token after the first: guidellm calls it ITL and weights each answer by its tokens; AIPerf "
+    "calls it Inter Token Latency, the others TPOT. guidellm's TPOT includes the first token.",
+    "Gaps between tokens: ours and vLLM call them ITL, over all requests; AIPerf calls them Inter Chunk "
+    "Latency.",
+    "Percentiles: guidellm and MLPerf report a measured value, the others interpolate between two.",
+    "Rates: ours are per second of the measured time; vLLM's of the time from the start to the last answer; "
+    "guidellm's and AIPerf's of the time from the first request (AIPerf: the first answered request) to the "
+    "last answer; MLPerf's of the time to the end of the last query, for n - 1 queries. guidellm's tokens/s "
+    "are per second from the first token to the last.",
+    "Answers of one token have no TPOT: with a TPOT limit in the SLO, ours and vLLM count them as good, "
+    "AIPerf does not, guidellm leaves them out.",
 )
-"""Why the tools' figures of one run differ."""
+"""Reasons why the figures of the tools differ for one run."""
 
 
 def _known(value: float | None) -> float:
@@ -305,7 +324,7 @@ def _good(name: str, good: NDArray[np.bool_] | None, duration_s: float) -> dict[
 
 
 def _last_end_s(served: Served) -> float:
-    """Of the answers."""
+    """Returns the time of the last token of all answered requests, or the window's start if there is none."""
     return float(served.last_s[served.done].max()) if served.done.any() else served.window.start_s
 
 

@@ -1,6 +1,6 @@
-"""Figures of a fleet: failures, retries, scaling, and the share of each pool.
+"""Computes the figures of a fleet: failures, retries, scaling, and the use of each pool.
 
-Of the whole run, whatever was trimmed, but for the figures of pools.
+Except for the figures of pools they cover the whole run, even if the measured window is shorter.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sim.metrics.window import Window
 from sim.records.run import ReplicaRecord, RunRecords
 
 STATES = ("wanted", "starting", "serving", "draining", "down")
-"""What replicas are counted by; wanted: all but those that drain."""
+"""States of replicas; wanted: all except draining ones."""
 
 
 def down_s_by_replica(records: RunRecords) -> list[float]:
-    """Seconds after crashes in which each replica, though paid for, did not serve."""
+    """Computes, for each replica, the seconds after crashes in which it was paid for but did not serve."""
     return [sum(up_s - down_s for down_s, up_s in replica.down) for replica in records.replicas]
 
 
 def failure_use(records: RunRecords) -> dict[str, Any]:
-    """Crashes, and what they cost: replicas' seconds, tokens computed for nothing, requests sent again.
+    """Computes the failures and their cost: replica-seconds, lost tokens, requests sent again.
 
-    by_kind: of all failures, how many there were, and for how long. lost_tokens: of answers that began again;
-    resumed: those that went on where they were. recomputed, restored, mirrored: KV, see `RecoveryRecord`.
+    by_kind: number and replica-seconds of each kind of failure. lost_tokens: output tokens of answers that
+    started again; resumed: answers that continued. recomputed, restored, mirrored: KV, see `RecoveryRecord`.
     """
     recovery = records.recovery
     down_s, paid_s = sum(down_s_by_replica(records)), sum(r.end_s - r.start_s for r in records.replicas)
@@ -54,10 +54,10 @@ def failure_use(records: RunRecords) -> dict[str, Any]:
 
 
 def retry_use(records: RunRecords) -> dict[str, Any]:
-    """How often clients sent their requests, how often in vain and why, and why they were rejected at last.
+    """Computes the attempts of clients, and the failed ones by reason.
 
-    An attempt that failed was refused, timed out, or lost its replica; its client may have come again.
-    lost_tokens: those that came for clients who had left.
+    An attempt fails if it is refused, times out or loses its replica; the client may send it again.
+    lost_tokens: output tokens that were produced after their client had timed out.
     """
     requests = records.requests
     arrived, tries = len(requests), requests.get("tries")
@@ -73,7 +73,10 @@ def retry_use(records: RunRecords) -> dict[str, Any]:
 
 
 def scaling_use(records: RunRecords, num_devices: Sequence[int]) -> dict[str, Any]:
-    """Replicas that were paid for, how many came and went, hours of their devices; num_devices: by pool."""
+    """Computes mean and maximum replicas, starts, drains and device-hours.
+
+    num_devices: per replica, by pool.
+    """
     replicas, end_s = records.replicas, records.end_s
     paid_s = [replica.end_s - replica.start_s for replica in replicas]
     device_s = sum(num_devices[r.pool] * seconds for r, seconds in zip(replicas, paid_s, strict=True))
@@ -90,7 +93,7 @@ def scaling_use(records: RunRecords, num_devices: Sequence[int]) -> dict[str, An
 
 
 def replicas_over_time(records: RunRecords) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
-    """Times at which something changes, from 0 on, and by state how many replicas there are from each on."""
+    """Returns the times of state changes, from 0 s, and for each state the replicas from then on."""
     spans = [(name, span) for replica in records.replicas for name, span in _spans(replica)]
     times = np.unique([0.0, *(time_s for _, span in spans for time_s in span)])
     changes = {name: np.zeros(len(times), np.int64) for name in STATES}
@@ -102,7 +105,7 @@ def replicas_over_time(records: RunRecords) -> tuple[NDArray[np.float64], dict[s
 
 
 def _spans(replica: ReplicaRecord) -> list[tuple[str, tuple[float, float]]]:
-    """The states of a replica, and from when until when it is in them."""
+    """Returns the states of a replica, each with its start and end in seconds."""
     until_s = replica.end_s if replica.drain_s is None else replica.drain_s
     spans = [("wanted", (replica.start_s, until_s)), ("draining", (until_s, replica.end_s))]
     if replica.ready_s is None:
@@ -123,11 +126,12 @@ def pool_figures(
     pools: Sequence[PoolHardware],
     works: Sequence[Work],
 ) -> dict[str, Any]:
-    """Of each pool by name: requests that it had last, use, rent, its pipeline; nothing of a single pool.
+    """Computes the figures of each pool by name: requests, utilisation, cost, pipeline.
 
-    Of a request whose prompt another pool has computed, both have had it.
+    Returns an empty dictionary if there is one pool only. A request counts for the pool that served it last
+    and, if another pool computed its prompt, also for that one.
 
-    Two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
+    Example: two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
     """
     if len(records.pools) < 2:
         return {}

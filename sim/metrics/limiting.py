@@ -1,12 +1,12 @@
-"""What limits a service: where the time of its requests goes, by resource.
+"""Computes the resources that limit a service: the time of its requests by resource.
 
-A request either waits, for a cause that is recorded, or its iteration runs, and then each operator is bound
-by compute, memory bandwidth, the interconnect, launches or the host (`IterationModel.explain`). Means over
-the requests, as shares of the mean time from arrival to end; waiting for the iteration under way counts as
-running. What takes the largest share is what limits: more of anything else would shorten less.
+A request either waits, for a recorded cause, or runs in an iteration, in which each operator is bound by
+compute, memory bandwidth, the interconnect, kernel launches or the host (`IterationModel.explain`). The
+shares are means over the requests, relative to the mean time from arrival to end; waiting for the current
+iteration counts as running. The resource with the largest share is the limiting one.
 
-A mean of 4 s waited for KV blocks, then 4 s of iterations, a third of each compute bound, the rest memory
-bound: KV memory 50 %, memory bandwidth 33 %, compute 17 %.
+Example: requests wait 4 s for KV blocks, then run for 4 s; a third of each iteration is bound by compute, the
+rest by memory: KV memory 50 %, memory bandwidth 33 %, compute 17 %.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sim.records.event_rows import WAITS
 from sim.records.run import RunRecords
 
 SAMPLES = 24
-"""Iterations that are explained, evenly over the busy time."""
+"""Number of iterations that are explained, evenly spaced over the busy time."""
 
 BOUNDS = {
     "compute": "compute",
@@ -43,13 +43,13 @@ WANTED = {
     "adapter": "adapter slots",
     "load": "KV transfers",
 }
-"""What was lacked, by cause of the wait."""
+"""Resource that a waiting request lacks, by cause of the wait."""
 UNKNOWN = "iterations"
-"""Where the hardware model cannot say what they are bound by."""
+"""Stands for the resource where the hardware model does not know what bounds an iteration."""
 
 
 def time_shares(result: RunResult) -> dict[str, float]:
-    """Resource -> share of the requests' time, the largest first; they sum to 1. Empty without requests."""
+    """Computes resource -> share of the requests' time, largest first, with sum 1; empty without requests."""
     trimmed = result.summary["trimmed"]
     window = Window(trimmed["start_s"], trimmed["end_s"])
     table = result.requests[window.holds(result.requests["arrival_s"].to_numpy())]
@@ -71,7 +71,7 @@ def time_shares(result: RunResult) -> dict[str, float]:
 
 
 def _bounds(result: RunResult, window: Window) -> dict[str, float]:
-    """Shares of the busy time by what bounds it; they sum to 1."""
+    """Computes the shares of the busy time by the resource that bounds it; they sum to 1."""
     records = result.records
     rows = _spread(seconds_inside(records.iterations, window))
     shares: dict[str, float] = defaultdict(float)
@@ -86,7 +86,7 @@ def _bounds(result: RunResult, window: Window) -> dict[str, float]:
 
 
 def _spread(inside_s: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Rows of iterations in the middles of `SAMPLES` equal parts of the busy time."""
+    """Returns the rows of the iterations in the middle of each of `SAMPLES` equal parts of the busy time."""
     until_s = np.cumsum(inside_s)
     if not len(until_s) or until_s[-1] <= 0:
         return np.zeros(0, np.int64)

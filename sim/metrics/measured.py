@@ -1,4 +1,4 @@
-"""The part of a run that is measured, and the figures that simulated and observed runs have in common."""
+"""Computes the measured part of a run and the figures that simulated and observed runs share."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from sim.records.run import RunRecords
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A run's requests, and what is left of it without warm-up and cool-down."""
+    """The requests of a run, and the part of it without warm-up and cool-down."""
 
     table: pd.DataFrame
     """`request_metrics` of the whole run."""
     requests: pd.DataFrame
-    """Its rows that arrived in the window."""
+    """The rows of `table` that arrived in the window."""
     window: Window
     warmup_s: float
     cooldown_s: float
     found: FoundWarmUp | None
-    """The warm-up, where it was looked for."""
+    """The warm-up that was determined from the run (warmup_s=auto)."""
     gaps_inside: NDArray[np.int64]
-    """`RunRecords.gap_count`, 0 for a gap that ended outside: cheaper than copying the millions inside."""
+    """`RunRecords.gap_count` with 0 for gaps that end outside the window, which avoids a copy of the gaps."""
 
     def figures(self, records: RunRecords, slo: Slo | None) -> dict[str, Any]:
-        """What was left out, and the latencies of all requests and of each class."""
+        """Computes the trimmed parts, and the latencies of all requests and of each class."""
         latencies = ("ttft", "tpot", "e2e", "queue")
         return {
             "trimmed": {
@@ -53,7 +53,7 @@ class Measured:
 
 
 def measure(records: RunRecords, metrics: MetricsSettings, slo: Slo | None) -> Measured:
-    """The part of a run that the settings ask for."""
+    """Returns the measured part of a run by the settings."""
     table = request_metrics(records.requests, slo)
     found = find_warm_up(table) if metrics.warmup_s == "auto" else None
     warmup_s = metrics.known_warmup_s if found is None else found.warmup_s
@@ -70,7 +70,7 @@ def measure(records: RunRecords, metrics: MetricsSettings, slo: Slo | None) -> M
 
 
 def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
-    """The requests with ttft_s, tpot_s, e2e_s, queue_s (NaN where there is none); given an SLO, slo_met."""
+    """Adds the columns ttft_s, tpot_s, e2e_s, queue_s (NaN if missing) and, with an SLO, slo_met."""
     arrival_s, first_s, last_s = (
         _times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
     )

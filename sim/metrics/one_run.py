@@ -1,7 +1,8 @@
-"""What one run alone says of its own figures: its warm-up, found, and intervals, see `sim.metrics.steady`.
+"""Determines the warm-up of a run and confidence intervals of its figures from this run alone.
 
-The warm-up is looked for in TTFT, which shows the queue, and in TPOT, which shows the batch, of the requests
-in order of arrival. E2E follows from both; alone, the lengths of the answers would drown it.
+The methods are in `sim.metrics.steady`. The warm-up is determined from the series of TTFT, which reflects the
+queue, and of TPOT, which reflects the batch, of the requests in order of arrival. E2E follows from both and
+varies too much with the length of the answers.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from sim.metrics.window import Window
 from sim.records.run import RunRecords
 
 SERIES = ("ttft", "tpot")
-"""In which a warm-up is looked for."""
+"""Latencies from which the warm-up is determined."""
 LATENCIES = ("ttft", "tpot", "e2e")
 SLICES = 320
-"""Of the measured time, each with its rate; batches are made of ten and more."""
+"""Slices of the measured time; the rates of events in each are the series of which batch means are taken."""
 
 
 class FoundWarmUp(NamedTuple):
-    """A warm-up, and how it was found."""
+    """A warm-up that was determined from a run, and the evidence for it."""
 
     warmup_s: float
-    """0 where nothing is cut."""
+    """0 if nothing is cut."""
     evidence: dict[str, Any]
-    """For the summary."""
+    """Section `warmup` of the summary."""
 
 
 def find_warm_up(requests: pd.DataFrame) -> FoundWarmUp:
-    """When the first request arrives that finds the service as it stays; `request_metrics` of a whole run.
+    """Determines the warm-up by MSER-5: it ends with the arrival of the first request in the steady state.
 
-    Nothing is cut where one of the series does not settle.
+    Nothing is cut if one of the series does not settle. requests: `request_metrics` of the whole run.
     """
     in_order = requests.sort_values("arrival_s", kind="stable")
     series = {name: in_order[f"{name}_s"].to_numpy(dtype=np.float64) for name in SERIES}
     found = {name: warm_up(values) for name, values in series.items()}
-    # All answers may be of one token: then there is no TPOT that could settle.
+    # If all answers have one token, there is no TPOT.
     asked = {name: found[name] for name, values in series.items() if not np.isnan(values).all()}
     is_settled = bool(asked) and all(one.is_settled for one in asked.values())
     num_cut = max((one.num_values for one in asked.values()), default=0) if is_settled else 0
@@ -70,9 +71,10 @@ def find_warm_up(requests: pd.DataFrame) -> FoundWarmUp:
 def intervals(
     records: RunRecords, table: pd.DataFrame, measured: pd.DataFrame, window: Window
 ) -> dict[str, Any]:
-    """Of the headline figures, by their keys in the summary: low, high and batches, or why there is none.
+    """Computes the intervals of the headline figures, by their keys in the summary.
 
-    table: `request_metrics` of all requests; measured: those that arrived in the window.
+    Each has low, high and batches, or in `lack` the reason why there is no interval. table: `request_metrics`
+    of all requests; measured: those that arrived in the window.
     """
     measured = measured.sort_values("arrival_s", kind="stable")
     found: dict[str, dict[str, RunInterval]] = {
@@ -102,10 +104,10 @@ _FIGURES: Mapping[str, Figure] = {"mean_s": MEAN, **{f"p{q}_s": percentile(q) fo
 
 
 def _share(met: NDArray[np.float64]) -> RunInterval:
-    """Of none or of all there is a bound on one side only: the rule of three, 3 / n from it.
+    """Computes the interval of a share; a share of 0 or 1 has a one-sided bound at a distance of 3 / n.
 
-    That is 1 - 0.05^(1 / n) for independent requests. Source: Hanley and Lippman-Hand, If nothing goes wrong,
-    is everything all right?, JAMA 249, 1983.
+    This rule of three approximates 1 - 0.05^(1 / n) for n independent requests. Source: Hanley and
+    Lippman-Hand, If nothing goes wrong, is everything all right?, JAMA 249, 1983.
     """
     if not len(met) or 0 < met.mean() < 1:
         return Series(met).interval()
@@ -115,12 +117,15 @@ def _share(met: NDArray[np.float64]) -> RunInterval:
 
 
 def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64] | None], RunInterval]:
-    """What tells the rate of events, each counted `weights` times, and its interval, by `SLICES` of time."""
+    """Returns a function that computes the rate of events and its interval, from `SLICES` slices of time.
+
+    Its arguments are the times of the events and how often each counts (None: once).
+    """
     if window.duration_s <= 0:
         return lambda time_s, weights: Series(np.empty(0)).interval()
 
     def rate(time_s: NDArray[np.float64], weights: NDArray[np.int64] | None) -> RunInterval:
-        # NaN, what never happened, and times outside fall into no slice.
+        # NaN (events that did not happen) and times outside the window fall into no slice.
         counts, _ = np.histogram(time_s, SLICES, (window.start_s, window.end_s), weights=weights)
         return Series(counts * (SLICES / window.duration_s)).interval()
 
@@ -128,7 +133,7 @@ def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64
 
 
 def _output_tokens(records: RunRecords, table: pd.DataFrame) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """When tokens came, and how many: first ones and those that end gaps."""
+    """Returns the times of tokens (first tokens and those that end gaps) and the number at each time."""
     first_s = table["first_token_s"].to_numpy(dtype=np.float64)
     samples = table["samples"].to_numpy() if "samples" in table else np.ones(len(table), np.int64)
     return np.concatenate([first_s, records.gap_end_s]), np.concatenate([samples, records.gap_count])

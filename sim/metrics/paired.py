@@ -1,7 +1,8 @@
-"""Is one arm of an experiment better than another, beyond the noise of the seeds?
+"""Compares two arms of an experiment seed by seed, with confidence intervals.
 
-Both arms run the same seeds and meet the same traffic (common random numbers), so what a draw of the traffic
-does to both cancels within a pair. With x_i, y_i a figure of the two arms at seed i, i = 1..n:
+Both arms run with the same seeds and the same traffic (common random numbers), so effects of the random
+traffic that are common to both cancel within a pair. With x_i, y_i a figure of the two arms at seed i,
+i = 1..n:
 
     d_i = x_i - y_i,  l_i = ln(x_i / y_i);   interval of a mean m: m +- t(n - 1, 0.975) s / sqrt(n)
     ratio = exp(mean of l): the geometric mean of the ratios, its bounds exp of the bounds
@@ -10,7 +11,7 @@ s: sample standard deviation; t: quantile of Student's distribution. Source: Law
 Analysis, 5th edition, 10.2.1 (paired t) and 11.2 (common random numbers).
 x = 30, 42, 57 against y = 10, 14, 19: every ratio is 3, so the ratio is 3.00 exactly, while the
 differences 20, 28, 38 give 28.7 +- 22.4.
-Each interval stands alone: of 20 comparisons of equal arms, one is expected to look different.
+There is no correction for multiple comparisons: of 20 comparisons of equal arms, one is expected to differ.
 """
 
 from __future__ import annotations
@@ -27,64 +28,64 @@ from numpy.typing import ArrayLike, NDArray
 from sim.metrics.quantiles import student_t
 
 CONFIDENCE = 0.95
-"""Of every interval: the share of experiments whose interval holds the true value."""
+"""Confidence level of every interval: the share of experiments whose interval holds the true value."""
 
 SAME_REL = 1e-9
-"""Figures that differ by less, relatively, are the same: what is left is rounding."""
+"""Relative difference up to which two figures are equal: differences below it are rounding errors."""
 
 Better = Literal["higher", "lower"]
 
 
 class Interval(NamedTuple):
-    """A mean and the bounds of its confidence interval; NaN where there is none."""
+    """A mean and the bounds of its confidence interval; the bounds are NaN where there is no interval."""
 
     mean: float
     low: float
     high: float
     num_values: int
-    """Values behind it."""
+    """Number of values that the mean is over."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether every value was the same, so that there is nothing to be uncertain about."""
+        """True if there are several values and all are the same, so that the interval has no width."""
         return self.num_values > 1 and self.high - self.low <= SAME_REL * abs(self.mean)
 
 
 class Outcome(Enum):
-    """Of a comparison, seen from the arm that is compared."""
+    """Outcome of a comparison, from the point of view of the compared arm (not of the baseline)."""
 
     BETTER = "better"
     WORSE = "worse"
     NO_DIFFERENCE = "no difference beyond noise"
     EQUAL = "equal in every seed"
     UNKNOWN = "unknown"
-    """Fewer than two pairs."""
+    """There are fewer than two pairs."""
 
 
 class Held(Enum):
-    """What became of an expectation."""
+    """Result of checking an expectation against an interval."""
 
     HELD = "held"
     MISSED = "missed"
     UNDECIDED = "undecided"
-    """The interval reaches over the bound, or there is none."""
+    """The interval contains the bound, or there is no interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paired:
-    """An arm against another over the seeds in which both have the figure."""
+    """Comparison of an arm with a baseline over the seeds in which both have the figure."""
 
     num_pairs: int
     num_missing: int
-    """Seeds left out because one of the arms does not have the figure."""
+    """Seeds that are left out because one of the arms does not have the figure."""
     difference: Interval
     ratio: Interval | None
-    """None where a value is not positive."""
+    """None if a value is not positive."""
     same: bool
-    """In every pair, to rounding."""
+    """True if both arms are equal in every pair, up to rounding."""
 
     def outcome(self, better: Better) -> Outcome:
-        """By the interval of the ratio, or of the difference where there is no ratio."""
+        """Returns the outcome by the interval of the ratio, or of the difference if there is no ratio."""
         if self.num_pairs < 2:
             return Outcome.UNKNOWN
         if self.same:
@@ -100,9 +101,9 @@ class Paired:
 
 
 def mean_interval(values: ArrayLike) -> Interval:
-    """The mean over seeds and its interval; NaN values are left out, one value has no bounds.
+    """Computes the mean of the values and its interval; NaN values are left out, one value has no interval.
 
-    1, 2, 3, 4, 5: 3 +- 2.776 * 1.581 / sqrt(5) = 1.04 to 4.96.
+    Example: 1, 2, 3, 4, 5 have the interval 3 +- 2.776 * 1.581 / sqrt(5) = 1.04 to 4.96.
     """
     given = np.asarray(values, dtype=np.float64)
     known = given[~np.isnan(given)]
@@ -120,12 +121,12 @@ def mean_interval(values: ArrayLike) -> Interval:
 
 
 def compare_paired(values: Sequence[float], baseline: Sequence[float]) -> Paired:
-    """`values[i]` and `baseline[i]` come from the same seed; NaN: the run does not have the figure.
+    """Compares values with the baseline; `values[i]` and `baseline[i]` come from the same seed.
 
-    Raises ValueError for sequences of different lengths.
+    NaN stands for a run that does not have the figure. Raises ValueError if the lengths differ.
     """
     if len(values) != len(baseline):
-        raise ValueError(f"{len(values)} values against {len(baseline)}: must be pairs")
+        raise ValueError(f"{len(values)} values and {len(baseline)} of the baseline: must be equally many")
     all_x, all_y = np.asarray(values, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     known = ~(np.isnan(all_x) | np.isnan(all_y))
     x, y = all_x[known], all_y[known]
@@ -142,14 +143,14 @@ def compare_paired(values: Sequence[float], baseline: Sequence[float]) -> Paired
 def judge_ratio(
     ratio: Interval | None, *, at_least: float | None = None, at_most: float | None = None
 ) -> Held:
-    """Whether the ratio lies within the bounds, interval and all. Raises ValueError without a bound."""
+    """Decides whether the whole interval of the ratio is within the bounds. Raises ValueError without one."""
     if at_least is None and at_most is None:
         raise ValueError("at_least=None, at_most=None: at least one must be given")
     if ratio is None or math.isnan(ratio.low):
         return Held.UNDECIDED
     lower = -math.inf if at_least is None else at_least
     upper = math.inf if at_most is None else at_most
-    # Rounding must not decide: a ratio of exactly 3 is at least 3.
+    # The slack absorbs rounding errors: a ratio of exactly 3 is at least 3.
     slack = SAME_REL * abs(ratio.mean)
     if lower - slack <= ratio.low and ratio.high <= upper + slack:
         return Held.HELD

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline did with their time: micro-batches, bubbles and why, waits for the host."""
+"""Computes the use of pipeline stages: micro-batches, bubbles by cause, waits for the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 1 << 16
 def pipeline_use_by_pool(
     records: RunRecords, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
 ) -> list[dict[str, Any] | None]:
-    """`pipeline_use` of each pool, models by pool."""
+    """Returns `pipeline_use` of each pool. models: one per pool."""
     return [
         pipeline_use(records.iterations[of_pool], inside_s[of_pool], model)
         for model, of_pool in zip(models, records.rows_by_pool(), strict=True)
@@ -31,11 +31,11 @@ def pipeline_use_by_pool(
 def pipeline_use(
     iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
 ) -> dict[str, Any] | None:
-    """Shares of all stages' time with an iteration under way; None where nothing is cut into stages.
+    """Computes shares of the stages' time during iterations; returns None without pipeline parallelism.
 
-    bubble_share = unequal_stages_share + few_micro_batches_share: a stage has no micro-batch, for another is
-    still busy with the next one, or there are fewer micro-batches than would fill all stages.
-    host_share: all of them wait for the host. The rest is busy_share, sends included, by stage.
+    bubble_share = unequal_stages_share + few_micro_batches_share: a stage is idle because a slower stage
+    still has its next micro-batch, or because there are fewer micro-batches than stages need. host_share: all
+    stages wait for the host. The rest is busy_share (sends included), also by stage.
     """
     if not isinstance(model, Roofline) or model.stages is None:
         return None

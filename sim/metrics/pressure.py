@@ -1,4 +1,4 @@
-"""What a cache found, who was preempted and what that cost, and why requests waited: from a run's events."""
+"""Computes cache hits, preemptions and their cost, and waits of requests by cause, from a run's events."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sim.records.run import RunRecords
 
 
 def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:
-    """Tokens found and looked up, at first admissions and with those after preemptions; copies, evictions.
+    """Computes prefix cache hits, evictions, and copies between tiers.
 
-    A prompt of 100 tokens of which 64 are found, preempted and admitted again with 120 known tokens of which
-    96 are found: hit_share 64 / 100, with_resumptions 160 / 220. KV that was swapped in is neither looked up
-    nor found. found_tokens includes what had to be loaded from another tier; loaded and stored bytes leave
-    out what was swapped. evicted_blocks alone is of the whole run, trimmed or not: pools count evictions
-    without their time.
+    The hits are those of first admissions; with_resumptions includes admissions after preemptions. Example: a
+    prompt of 100 tokens of which 64 are found is preempted and resumes with 120 tokens of which 96 are found:
+    hit_share 64 / 100, with_resumptions 160 / 220. Swapped-in KV is neither looked up nor found.
+    found_tokens includes tokens loaded from another tier; loaded and stored bytes exclude swapping.
+    evicted_blocks always covers the whole run, because pools count evictions without their time.
     """
     events, rows = _rows(records, window)
     first, again = rows(Event.admit), rows(Event.admit, Event.resume)
@@ -45,7 +45,7 @@ def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:
 
 
 def preemption_use(records: RunRecords, window: Window) -> dict[str, Any]:
-    """Preemptions by kind, what was computed again because of them, and what was swapped."""
+    """Computes preemptions by kind, recomputed tokens, and swapped tokens and bytes."""
     events, rows = _rows(records, window)
     tokens = events["tokens"].to_numpy()
     moved_bytes = tokens * records.by_replica("kv_bytes_per_token")[events["replica"].to_numpy()]
@@ -62,10 +62,10 @@ def preemption_use(records: RunRecords, window: Window) -> dict[str, Any]:
 
 
 def waiting_use(measured: pd.DataFrame) -> dict[str, Any]:
-    """Seconds that a request waited, mean over all that arrived and were not rejected, whole and by cause.
+    """Computes the mean seconds of waiting, in total and by cause, over the requests that were not rejected.
 
-    Waits after preemptions and crashes are in it, and so are those of requests that were never served.
-    gateway: no replica had the request.
+    Includes waits after preemptions and crashes, and requests that were never served. Cause gateway: the
+    request was not yet at a replica.
     """
     waited = measured[measured["status"] != "rejected"]
     causes = ("gateway", *WAITS)
@@ -85,7 +85,7 @@ def _hits(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 class _Rows:
-    """Which events are of given kinds, in the window."""
+    """Selects the events of given kinds in the window, as an array of booleans."""
 
     def __init__(self, events: pd.DataFrame, inside: NDArray[np.bool_]) -> None:
         self._event = events["event"].to_numpy()

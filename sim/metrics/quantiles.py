@@ -1,7 +1,7 @@
-"""Quantiles of Student's distribution.
+"""Quantiles of Student's t distribution.
 
-`scipy.special` takes a tenth of a second to import: the quantiles that every run asks for are written here,
-and scipy is imported where a study of several seeds asks for another one.
+Importing `scipy.special` takes a tenth of a second: the quantiles that every run needs are constants here,
+and scipy is imported only for others, such as those of a study of several seeds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ KNOWN = {
     (15, 0.975): 2.131449545559776,
     (11, 0.999): 4.024701037630738,
 }
-"""By degrees of freedom and probability: those of the batches of a run and of an overload's parts."""
+"""Quantiles by degrees of freedom and probability, for batch means and for the detection of overload."""
 
 
 @lru_cache(maxsize=256)
 def student_t(degrees_of_freedom: int, probability: float) -> float:
-    """What a variable with that distribution stays below with that probability."""
+    """Returns the quantile: the value that the variable stays below with the given probability."""
     known = KNOWN.get((degrees_of_freedom, probability))
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""What a simulated run leaves: its records, and the figures computed from them."""
+"""The result of a simulated run: its records and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sim.records.run import RunRecords
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """A run's records, the figures computed from them, and what is needed to draw them."""
+    """The records of a run, the figures computed from them, and the models needed to draw plots."""
 
     records: RunRecords
     requests: pd.DataFrame
     """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met."""
     summary: dict[str, Any]
     models: tuple[IterationModel, ...]
-    """By pool."""
+    """Hardware models, one per pool."""
     slo: Slo | None
 
     @property
     def replicas(self) -> pd.DataFrame:
-        """One row a replica: what it was sent, what it did, and for how long it was busy.
+        """One row per replica: its requests, tokens, iterations and busy time.
 
-        A request that was transferred from a prefill replica counts for both in `requests`, and its prompt
-        for that which computed it; how it ended and its answer, for the other.
+        A request that was transferred from a prefill to a decode replica counts in `requests` for both; its
+        prompt counts for the prefill replica, its status and output for the decode replica.
         """
         iterations = self.records.iterations.groupby("replica")
         requests = self.requests[self.requests["replica"] >= 0].groupby("replica")

@@ -1,7 +1,7 @@
-"""What plots draw: curves over time and distributions, condensed to a few hundred points.
+"""Computes the data series of plots: curves over time and distributions, reduced to a few hundred points.
 
-A million iterations make a 30 MB plot that no browser draws. Means here are exact integrals over time and
-maxima are kept beside them, so that condensing hides no spike.
+A plot of a million iterations would be 30 MB, too much for a browser. The means here are exact integrals over
+time and the maxima are kept as well, so that the reduction hides no spike.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from sim.metrics.definitions import Counts, Times
 def mean_and_max_over_time(
     start_s: Times, duration_s: Times, value: Times, edges_s: Times
 ) -> tuple[Times, Times]:
-    """Mean over time and maximum of a quantity in each bucket between edges_s.
+    """Computes the mean over time and the maximum of a quantity in each bucket between edges_s.
 
-    It has `value[i]` from start_s[i] for duration_s[i] and is 0 in between (idle); intervals are sorted and
-    do not overlap. Both results have one value a bucket.
+    The quantity is `value[i]` from start_s[i] for duration_s[i] seconds and 0 in between (idle); the
+    intervals are sorted and do not overlap. Both results have one value per bucket.
     """
     width_s = np.diff(edges_s)
     if len(start_s) == 0:
         return np.zeros_like(width_s), np.zeros_like(width_s)
     end_s = start_s + duration_s
-    # The integral up to t is a line through these knots; rounding must not make them go backwards.
+    # The integral up to time t is linear between these knots; rounding errors must not put them out of order.
     knots_s = np.maximum.accumulate(np.column_stack((start_s, end_s)).ravel())
     upto_end = np.cumsum(value * duration_s)
     integral = np.column_stack((np.concatenate(([0.0], upto_end[:-1])), upto_end)).ravel()
@@ -38,7 +38,7 @@ def mean_and_max_over_time(
 
 
 def rate_over_time(time_s: Times, count: NDArray[np.int64] | None, edges_s: Times) -> Times:
-    """Events a second in each bucket; count: how many happened at each time, one if not given."""
+    """Computes the events per second in each bucket. count: events at each time; None: one each."""
     happened = ~np.isnan(time_s)
     weights = None if count is None else count[happened]
     events, _ = np.histogram(time_s[happened], bins=edges_s, weights=weights)
@@ -46,10 +46,10 @@ def rate_over_time(time_s: Times, count: NDArray[np.int64] | None, edges_s: Time
 
 
 def cdf_points(values: Times, counts: Counts | None = None, *, max_points: int = 600) -> tuple[Times, Times]:
-    """Points (value, share of values <= it) of the distribution, NaN left out; half of them in the tail.
+    """Computes the points (value, share of values <= it) of the CDF; NaN values are left out.
 
-    Up to max_points values are all drawn; of more, those at evenly spaced shares and, towards 1, at shares
-    whose distance from 1 shrinks geometrically, so that p99.9 is as visible as the median.
+    Up to max_points values all become points. Of more values, half of the points are at evenly spaced shares
+    and half at shares whose distance from 1 shrinks geometrically, so that p99.9 is as visible as the median.
     """
     if counts is None:
         counts = np.ones(values.shape, dtype=np.int64)
@@ -69,7 +69,7 @@ def cdf_points(values: Times, counts: Counts | None = None, *, max_points: int =
 
 
 def thinned(values: Times, *, max_points: int) -> NDArray[np.int64]:
-    """Indices of at most max_points values, ascending: the largest tenth of them, the rest evenly spaced."""
+    """Selects up to max_points indices, ascending: a tenth for the largest values, the rest evenly spaced."""
     if len(values) <= max_points:
         return np.arange(len(values))
     num_largest = max_points // 10
@@ -79,7 +79,10 @@ def thinned(values: Times, *, max_points: int) -> NDArray[np.int64]:
 
 
 def octaves(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Lower ends of the octaves [1, 2), [2, 4), [4, 8)... that occur, and the index of each length's own."""
+    """Groups lengths by octaves [1, 2), [2, 4), [4, 8)...
+
+    Returns the lower ends of the octaves that occur and, for each length, the index of its octave.
+    """
     exponent = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
     occurring, index = np.unique(exponent, return_inverse=True)
     return np.left_shift(np.int64(1), occurring.astype(np.int64)), index

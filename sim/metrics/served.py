@@ -1,7 +1,4 @@
-"""What a load generator sees of a run: of each request, when it was sent and when its tokens came.
-
-And the ways in which tools take percentiles of such times.
-"""
+"""The client's view of a run, as load generators record it, and the percentile definitions of other tools."""
 
 from __future__ import annotations
 
@@ -20,7 +17,10 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """What a load generator sees of requests, in order: times in seconds, NaN for what did not happen."""
+    """Times of requests as a load generator records them, in seconds; NaN for events that did not happen.
+
+    Arrays without a note have one value per request, in the order of arrival.
+    """
 
     window: Window
     sent_s: Values
@@ -28,20 +28,23 @@ class Served:
     last_s: Values
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
-    """Of all answers of a request: what rates count."""
+    """Output tokens of all samples of a request; rates count these."""
     longest_tokens: NDArray[np.int64]
-    """Of the longest of them, which ends last: what times per token are over."""
+    """Output tokens of the longest sample, which ends last; times per token are over these."""
     done: NDArray[np.bool_]
+    """True for finished requests."""
     token_s: Values
-    """When each token came; None where it is unknown."""
+    """Time of each token; empty if the times are unknown."""
     token_row: NDArray[np.int64]
-    """Of each token, its request."""
+    """Index of the request of each token."""
     gap_s: Values
+    """Seconds between two tokens of a request, for each gap."""
     gap_row: NDArray[np.int64]
+    """Index of the request of each gap."""
 
     @classmethod
     def of(cls, requests: pd.DataFrame, window: Window, times: TokenTimes | None) -> Served:
-        """Those that arrived in the window, by arrival. times: of all of them; None: gaps are not known."""
+        """Returns the requests that arrived in the window. times: of all requests; None: gaps are unknown."""
         arrival_s = requests["arrival_s"].to_numpy(np.float64)
         rows = np.flatnonzero(window.holds(arrival_s))
         rows = rows[np.argsort(arrival_s[rows], kind="stable")]
@@ -78,7 +81,7 @@ class Served:
 
     @property
     def per_token_s(self) -> Values:
-        """Without the first; NaN for answers of one token."""
+        """Seconds per output token after the first; NaN for answers of one token."""
         several = self.longest_tokens > 1
         return np.where(
             several, (self.last_s - self.first_s) / np.where(several, self.longest_tokens - 1, 1), np.nan
@@ -89,7 +92,7 @@ class Served:
         return self.gap_s[self.done[self.gap_row]]
 
     def within(self, slo: Slo, *, one_token: bool | None) -> NDArray[np.bool_]:
-        """Answers that keep every term. one_token: what becomes of TPOT for answers without one."""
+        """Returns which requests meet the SLO. one_token: whether answers without a TPOT meet its limit."""
         per_token_s = self.per_token_s
         latencies_s = {"ttft": self.ttft_s, "tpot": per_token_s, "e2e": self.e2e_s}
         held = self.done.copy()
@@ -102,19 +105,19 @@ class Served:
 
 
 def interpolated(values: Values, weights: Values | None, q: float) -> float:
-    """Numpy's, of values that all weigh the same."""
+    """Computes numpy's interpolated percentile of values with equal weights (`weights` is ignored)."""
     return float(np.percentile(values, q))
 
 
 def measured_value(values: Values, weights: Values | None, q: float) -> float:
-    """guidellm's: the first value up to which a share of q of the weight lies; nothing between two values."""
+    """Computes guidellm's percentile: the smallest value at or below which q % of the weight lies."""
     order = np.argsort(values, kind="stable")
     share = np.cumsum((np.ones(len(values)) if weights is None else weights)[order])
-    # Rounding must not push a share of exactly q beyond the value that reaches it.
+    # The tolerance keeps a cumulative share of exactly q, up to rounding errors, on its value.
     at = int(np.searchsorted(share / share[-1], q / 100 - 1e-12, side="left"))
     return float(values[order][min(at, len(values) - 1)])
 
 
 def next_value(values: Values, weights: Values | None, q: float) -> float:
-    """LoadGen's: sorted[floor(n q)], so p50 of 1, 2, 3, 4 is 3."""
+    """Computes LoadGen's percentile, sorted[floor(n q / 100)]: p50 of 1, 2, 3, 4 is 3."""
     return float(np.sort(values)[min(int(len(values) * q / 100 + 1e-9), len(values) - 1)])

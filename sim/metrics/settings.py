@@ -1,4 +1,4 @@
-"""Settings of what is measured of a run."""
+"""Settings of the measurement of a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sim.metrics.dialects import DIALECTS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricsSettings:
-    """Which part of the run is measured."""
+    """Settings of the measurement: the measured part of the run and further definitions of its figures."""
 
     warmup_s: float | Literal["auto"] = 0.0
-    """Simulated seconds at the start that no figure counts; auto: found by MSER-5, see `one_run`."""
+    """Simulated seconds at the start that are not measured; auto: determined by MSER-5, see `one_run`."""
     cooldown_s: float = 0.0
-    """The same at the end."""
+    """Simulated seconds at the end that are not measured."""
     dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"
-    """Tools by whose definitions the figures are reported besides ours: `sim.metrics.dialects`."""
+    """Also reports the figures by the definitions of this tool: see `sim.metrics.dialects`."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):
@@ -29,14 +29,16 @@ class MetricsSettings:
 
     @property
     def dialects(self) -> tuple[str, ...]:
-        """Those of other tools that are asked for."""
+        """Names of the other tools by the definitions of which the figures are reported."""
         return (
             tuple(DIALECTS) if self.dialect == "all" else (self.dialect,) if self.dialect in DIALECTS else ()
         )
 
     @property
     def known_warmup_s(self) -> float:
-        """For what is not simulated. Raises ValueError where it would have to be found."""
+        """Warm-up in seconds, for runs in which it cannot be determined. Raises ValueError for auto."""
         if self.warmup_s == "auto":
-            raise ValueError("warmup_s=auto: is found in simulated runs; here it must be a number of seconds")
+            raise ValueError(
+                "warmup_s=auto: works in simulated runs only; here it must be a number of seconds"
+            )
         return float(self.warmup_s)

@@ -1,4 +1,4 @@
-"""Service level objective: the latencies a request must keep to count as good, and how many must."""
+"""Service level objectives (SLO): latency limits of a request and the share that must meet them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TERMS = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slo:
-    """Limits in milliseconds, None for no limit; a request is good if it finished within all of them.
+    """Latency limits in milliseconds, None for no limit; a request is good if it finishes within all of them.
 
     attainment_target: the share of arrivals that must be good, 0.9 in DistServe (OSDI 2024), 0.99 in MLPerf.
-    name: what reports call it.
+    name: used in reports.
     """
 
     name: str = ""
@@ -33,29 +33,29 @@ class Slo:
     def __post_init__(self) -> None:
         given = [f"{term}_ms" for term in TERMS if getattr(self, f"{term}_ms") is not None]
         if not given:
-            raise ValueError("no term given: set at least one of ttft_ms, tpot_ms, e2e_ms")
+            raise ValueError("no limit given: set at least one of ttft_ms, tpot_ms, e2e_ms")
         for key in given:
             limit_ms = getattr(self, key)
             if not (limit_ms > 0 and math.isfinite(limit_ms)):
-                raise ValueError(f"{key}={limit_ms}: must be a finite number > 0 ms; null for no limit")
+                raise ValueError(f"{key}={limit_ms}: must be a finite number > 0 ms, or null for no limit")
         if not 0 < self.attainment_target <= 1:
             raise ValueError(f"attainment_target={self.attainment_target}: must be in (0, 1], 0.9 for 90 %")
 
     @property
     def limits_s(self) -> dict[str, float]:
-        """The given terms and their limits, in seconds."""
+        """Limits that are set, in seconds, by latency (ttft, tpot, e2e)."""
         limits_ms = {term: getattr(self, f"{term}_ms") for term in TERMS}
         return {term: limit_ms / 1e3 for term, limit_ms in limits_ms.items() if limit_ms is not None}
 
     def met(self, requests: pd.DataFrame) -> NDArray[np.bool_]:
-        """Which requests are good: finished, and every given term holds. Columns as for `terms_met`."""
+        """Returns which requests are good: finished within every limit. Reads the columns of `terms_met`."""
         finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
         for held in self.terms_met(requests).values():
             finished = finished & held
         return finished
 
     def is_met(self, log: RequestLog, request_id: int) -> bool:
-        """Whether one request is good, as soon as it has ended."""
+        """Returns whether one request, which has ended, is good."""
         if log.status[request_id] != Status.finished:
             return False
         ttft_s = log.first_token_s[request_id] - log.arrival_s[request_id]
@@ -66,10 +66,10 @@ class Slo:
         return all(latencies_s[term] <= limit_s for term, limit_s in self.limits_s.items())
 
     def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
-        """For which requests each given term holds; it does not where the latency does not exist (NaN).
+        """Returns, for each limit, which requests meet it; a request without the latency (NaN) does not.
 
         Reads status, output_tokens or longest_tokens, ttft_s, tpot_s, e2e_s of `request_metrics`. A finished
-        answer of one token has no TPOT: that term holds, as in vLLM's goodput.
+        answer of one token has no TPOT and meets its limit, as in vLLM's goodput.
         """
         held = {
             term: requests[f"{term}_s"].to_numpy(dtype=np.float64) <= limit_s
@@ -83,10 +83,11 @@ class Slo:
 
 
 def goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:
-    """Good requests a second, by when they finished; shares are of the arrivals, rejected ones included.
+    """Computes goodput and SLO attainment.
 
-    table: `request_metrics` with slo_met; measured: those of its rows that arrived in the window. NaN, and an
-    attained of None, where there is nothing to count.
+    requests_per_s: good requests that finished in the window, per second. share: good requests among those
+    that arrived in the window, rejected ones included. table: `request_metrics` with slo_met; measured: its
+    rows that arrived in the window. Without arrivals the shares are NaN and attained is None.
     """
     finished_s = table["finished_s"].to_numpy(dtype=np.float64)
     good_inside = table["slo_met"].to_numpy() & window.holds(finished_s)

@@ -1,33 +1,39 @@
-"""Of one long run: where its warm-up ends, and how sure its figures are.
+"""Determines the end of the warm-up of one long run and confidence intervals of its figures.
 
-Warm-up by MSER-5: the values, in order of time, are averaged by fives; of all points d at which the n
-averages Y could be cut, the one is best after which the mean is known best,
+Warm-up by MSER-5: the values, in order of time, are averaged in groups of five. Of all points d at which the
+n averages Y could be cut, the best one minimises the squared standard error of the mean of the rest,
 
     d* = argmin over 0 <= d <= n / 2 of  sum_{i > d} (Y_i - mean_d)^2 / (n - d)^2
 
-and a minimum in the last tenth of these says that the run never settled, or was too short to say so. Source:
-White, Cobb and Spratt, A comparison of five steady-state truncation heuristics for simulation, Winter
-Simulation Conference 2000; half of the data as the bound: Hoad, Robinson and Davies, Automating warm-up
-length estimation, JORS 61, 2010.
+A minimum in the last tenth of these points means that the run did not settle, or is too short to tell.
+Source: White, Cobb and Spratt, A comparison of five steady-state truncation heuristics for simulation, Winter
+Simulation Conference 2000; the limit n / 2: Hoad, Robinson and Davies, Automating warm-up length estimation,
+JORS 61, 2010.
 
-Intervals by batch means: latencies of one run resemble their neighbours, so the usual interval of a mean is
-far too narrow. The run is cut into b batches of equally many values, each long against that memory; with x_j
-the mean of batch j and x that of all of them,
+Intervals by batch means: latencies of consecutive requests are autocorrelated, so the interval for
+independent values would be far too narrow. The run is cut into b batches of equally many values, each long
+compared with the autocorrelation time; with x_j the mean of batch j and x the mean of all,
 
     h = t(b - 1, 0.975) sqrt(sum_j (x_j - x)^2 / (b (b - 1))) sqrt(1 + 2 m / e)
 
-A mean is within +- h. A percentile q has the quantiles at q - h and q + h as its bounds, with x_j the shares
-of values up to it; where q + h is 1 or more, the run is too short. Source: Law, Simulation Modeling and
-Analysis, 5th edition, 9.5.3. e is how many independent values would tell as much: n over the integrated
-autocorrelation time (Geyer, Practical Markov chain Monte Carlo, Statistical Science 7, 1992: initial monotone
-sequence), and m how many there must be, 50 and 3 / (1 - q). The last factor, ours, stands for what so few
-batches miss: rare long busy times. If neighbouring batches still resemble each other (von Neumann's ratio,
-one-sided, 5 %), in their values or in these shares, there are fewer and longer ones; below `MIN_BATCHES`
-there is no interval.
+The interval of a mean is +- h. The interval of a percentile q goes from the quantile q - h to the quantile
+q + h, where x_j is the share of the values of batch j up to the percentile; if q + h >= 1, the run is too
+short. Source: Law, Simulation Modeling and Analysis, 5th edition, 9.5.3. e is the effective sample size: the
+number of values over the integrated autocorrelation time (Geyer, Practical Markov chain Monte Carlo,
+Statistical Science 7, 1992: initial monotone sequence); m is its minimum, 50 and 3 / (1 - q). The last factor
+is our own: it widens the interval because few batches miss rare long busy periods. If neighbouring batches
+are still autocorrelated (von Neumann's ratio, one-sided, 5 %), in their means or in these shares, fewer and
+longer batches are used; below `MIN_BATCHES` there is no interval.
 
-Measured for p99 waits in M/M/1 (2,000, 10,000, 50,000 values; % of runs with an interval, of these % that
-hold it): load 0.5: 1 (83), 84 (97), 97 (97); load 0.8: 0, 0, 45 (92); load 0.9: 0, 0, 0. Means: 98 (96), 99
-(93), 99 (96); 38 (83), 97 (96), 99 (95); 4 (13), 48 (89), 100 (96): do not trust the few of short, busy runs.
+Measured coverage for waits in M/M/1 (runs of 2,000, 10,000, 50,000 values; % of the runs that have an
+interval, in brackets the % of these whose interval holds the true value):
+
+    load   p99                        mean
+    0.5    1 (83), 84 (97), 97 (97)   98 (96), 99 (93), 99 (96)
+    0.8    0, 0, 45 (92)              38 (83), 97 (96), 99 (95)
+    0.9    0, 0, 0                    4 (13), 48 (89), 100 (96)
+
+The few intervals of short runs at high load are therefore not reliable.
 """
 
 from __future__ import annotations
@@ -45,28 +51,28 @@ from sim.metrics.quantiles import student_t
 
 Values = NDArray[np.float64]
 
-GROUP = 5  # values to an average of MSER-5
-MIN_GROUPS = 20  # fewer say nothing about a warm-up
+GROUP = 5  # values per average of MSER-5
+MIN_GROUPS = 20  # fewer averages are not enough to find a warm-up
 BATCHES = (16, 8)
 MIN_BATCHES = BATCHES[-1]
 MIN_PER_BATCH = 10
-MIN_INDEPENDENT = 50  # values' worth that a figure needs at least
-MIN_BEYOND = 3  # of them beyond a percentile
-_MEMORY_GROUPS = 4096  # at most, in which the memory is looked for: a batch has hundreds of them
+MIN_INDEPENDENT = 50  # smallest effective sample size
+MIN_BEYOND = 3  # of the effective sample size, values beyond a percentile
+_MEMORY_GROUPS = 4096  # the autocorrelation is computed from at most so many averages, hundreds per batch
 NORMAL_5_PERCENT = -1.6448536269514729
-"""Quantile of the standard normal distribution at 0.05, the chance to call independent batches dependent."""
+"""Quantile 0.05 of the standard normal distribution; 0.05 is the probability of a false "autocorrelated"."""
 
 
 class WarmUp(NamedTuple):
-    """How many of a run's first values belong to its beginning."""
+    """The warm-up of a series: the number of its first values to cut."""
 
     num_values: int
     is_settled: bool
-    """Whether the rest is long enough to believe it."""
+    """False if the series did not settle, or is too short to tell."""
 
 
 class Lack(Enum):
-    """Why there is no interval."""
+    """Reasons why there is no interval."""
 
     NO_VALUES = "nothing was measured"
     SHORT = "the run is too short"
@@ -74,7 +80,7 @@ class Lack(Enum):
 
 
 class RunInterval(NamedTuple):
-    """A figure of one run and the bounds of its interval; NaN where `lack` says why there is none."""
+    """A figure of one run and the bounds of its interval; NaN without an interval, for the reason `lack`."""
 
     value: float
     low: float
@@ -84,14 +90,14 @@ class RunInterval(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """The mean; or a percentile: the value up to which a share of the values lies."""
+    """The statistic of a series: its mean, or, with share, a percentile (0.99 for p99)."""
 
     share: float | None = None
     min_per_batch: int = MIN_PER_BATCH
     min_independent: float = MIN_INDEPENDENT
 
     def of(self, values: Values) -> float:
-        """values: one or more."""
+        """Computes the statistic of one or more values."""
         return float(values.mean() if self.share is None else np.percentile(values, 100 * self.share))
 
 
@@ -99,15 +105,18 @@ MEAN = Figure()
 
 
 def percentile(q: float) -> Figure:
-    """q from 0 to 100, below 100. A batch must be long enough to have a value beyond it: 100 for p99."""
+    """Returns the percentile q, 0 <= q < 100, as a figure.
+
+    A batch must be long enough to have a value beyond the percentile: 100 values for p99.
+    """
     beyond = round(1 / (1 - q / 100), 6)
     return Figure(q / 100, max(MIN_PER_BATCH, math.ceil(beyond)), max(MIN_INDEPENDENT, MIN_BEYOND * beyond))
 
 
 def warm_up(values: Values) -> WarmUp:
-    """MSER-5 of values in order of time; NaN left out of each average, one without any takes its neighbour's.
+    """Determines the warm-up of values in order of time by MSER-5; NaN values are left out of the averages.
 
-    Values all alike have no warm-up. Too few values (< 100) are never settled.
+    Equal values have no warm-up. A series of less than 100 values is never settled.
     """
     num_groups = len(values) // GROUP
     if num_groups < MIN_GROUPS:
@@ -115,7 +124,7 @@ def warm_up(values: Values) -> WarmUp:
     groups = _averages(values[: num_groups * GROUP].reshape(num_groups, GROUP))
     if not len(groups):
         return WarmUp(0, False)
-    # Sums from the end: of what is left when the first d are cut, around a centre that keeps rounding small.
+    # Sums over what remains when the first d averages are cut; centring keeps rounding errors small.
     centred = groups - groups.mean()
     left = np.arange(num_groups, 0, -1)
     sums, squares = (np.cumsum(part[::-1])[::-1] for part in (centred, centred**2))
@@ -126,14 +135,14 @@ def warm_up(values: Values) -> WarmUp:
 
 
 class Series:
-    """A run's steady values, in order of time, NaN left out; what all figures need of them is found once."""
+    """Values of a run in its steady state, in order of time, without NaN; caches what all intervals need."""
 
     def __init__(self, values: Values) -> None:
         self.known = values[~np.isnan(values)]
         self._independent_batches: dict[int, bool] = {}
 
     def interval(self, figure: Figure = MEAN) -> RunInterval:
-        """A figure and its interval by batches."""
+        """Computes a figure and its interval by batch means."""
         known = self.known
         if not len(known):
             return RunInterval(math.nan, math.nan, math.nan, 0, Lack.NO_VALUES)
@@ -162,7 +171,7 @@ class Series:
             if half_width < min(figure.share, 1 - figure.share):
                 ends = 100 * (figure.share - half_width), 100 * (figure.share + half_width)
                 low, high = (float(bound) for bound in np.percentile(known, ends))
-                # A percentile may be a rounding error away from itself.
+                # Rounding errors could put the percentile just outside its interval.
                 return RunInterval(whole, min(low, whole), max(high, whole), num_batches)
             lack = Lack.SHORT
         return RunInterval(whole, math.nan, math.nan, 0, lack)
@@ -172,7 +181,7 @@ class Series:
         return _memory(self.known)
 
     def _has_independent(self, num_batches: int) -> bool:
-        """Batches of the values themselves."""
+        """Returns whether the batch means of the values are independent."""
         if num_batches not in self._independent_batches:
             means = _batch_means(self.known, num_batches)
             self._independent_batches[num_batches] = _are_independent(means)
@@ -180,16 +189,16 @@ class Series:
 
 
 def _batch_means(values: Values, num_batches: int) -> Values:
-    """Of the last values, as many as fill the batches."""
+    """Computes the means of batches of equal length; the first values are left out if they do not fit."""
     length = len(values) // num_batches
     means: Values = values[len(values) - num_batches * length :].reshape(num_batches, length).mean(axis=1)
     return means
 
 
 def _memory(values: Values) -> float:
-    """Integrated autocorrelation time, in values, at least 1: so many tell no more than an independent one.
+    """Computes the integrated autocorrelation time, in values, at least 1.
 
-    Long series are averaged in groups first: what is shorter than a group is then counted as a group.
+    Long series are averaged in groups first, so that the result is at least about the length of a group.
     """
     length = -(-len(values) // _MEMORY_GROUPS)
     groups = values[len(values) % length :].reshape(-1, length).mean(axis=1)
@@ -205,7 +214,10 @@ def _memory(values: Values) -> float:
 
 
 def _averages(groups: NDArray[np.float64]) -> Values:
-    """Of each row, NaN left out; a row without any value takes the one before it, or after the first ones."""
+    """Computes the mean of each row without NaN; an empty row takes the mean of the nearest row before it.
+
+    Empty rows at the beginning take the first mean. Returns an empty array if all rows are empty.
+    """
     known = ~np.isnan(groups)
     counts = known.sum(axis=1)
     if not counts.any():
@@ -219,9 +231,10 @@ def _averages(groups: NDArray[np.float64]) -> Values:
 
 
 def _are_independent(figures: Values) -> bool:
-    """Von Neumann's ratio, sum (x_i+1 - x_i)^2 / sum (x_i - mean)^2: about 2 where neighbours do not agree.
+    """Tests by von Neumann's ratio whether neighbouring figures are independent.
 
-    It has a variance of 4 (n - 2) / (n^2 - 1) there and is smaller where they do.
+    The ratio is sum (x_i+1 - x_i)^2 / sum (x_i - mean)^2. For independent figures its mean is 2 and its
+    variance 4 (n - 2) / (n^2 - 1); it is smaller for autocorrelated ones.
     """
     n = len(figures)
     spread = float(((figures - figures.mean()) ** 2).sum())

@@ -1,15 +1,17 @@
-"""From the records of a run to its figures: per request, and one nested dictionary for all.
+"""Computes the figures of a run from its records: one nested dictionary, written to `summary.json`.
 
-`summary.json` and `requests.parquet` are what these functions return. Which requests a figure is about:
-- TTFT and queue time: every request that got so far, finished or not; TPOT and E2E: those that finished.
-- rates count what happened inside the window: tokens emitted, requests finished.
-- shares and latencies are about the requests that arrived inside the window.
-- of the whole run, whatever was trimmed: simulated_s, requests (by status), cache.evicted_blocks, adapters,
-  bill_usd. Pools count evictions without their time, and clients pay for the warm-up, too.
-  Failures, retries and scaling are reported for the whole run, too.
-- pipeline: of a single pool; of several each has its own, in by_pool.
-- by_priority and by_tenant: the same for each class apart, where there is more than one.
-- warmup: how it was found, where that was asked. intervals: of this run alone, see `sim.metrics.one_run`.
+The requests and events that a figure covers:
+- TTFT and queue time: every request that reached that point, finished or not; TPOT and E2E: finished
+  requests.
+- rates: events inside the window (tokens emitted, requests finished).
+- shares and latencies: requests that arrived inside the window.
+- the whole run, even if the window is shorter: simulated_s, requests (by status), cache.evicted_blocks (pools
+  count evictions without their time), adapters, bill_usd (clients pay for the warm-up, too), failures,
+  retries and scaling.
+- pipeline: only if there is one pool; with several pools, by_pool has the pipeline of each.
+- by_priority, by_tenant: the figures of each class, if there is more than one.
+- warmup: how the warm-up was determined (warmup_s=auto). intervals: confidence intervals from this run alone,
+  see `sim.metrics.one_run`.
 """
 
 from __future__ import annotations
@@ -63,11 +65,11 @@ def summarise(
     metrics: MetricsSettings = MetricsSettings(),
     part: Measured | None = None,
 ) -> dict[str, Any]:
-    """All figures of a run as plain JSON: seconds, shares from 0 to 1, null where a figure does not exist.
+    """Computes all figures of a run as plain JSON: seconds, shares from 0 to 1, None for a missing figure.
 
-    pools: as in the records. part: what `measure` makes of them, where that is known.
-    Without an SLO there is no goodput, without the power of a device no energy.
-    Raises AssertionError if the records do not add up.
+    pools: hardware of the pools, in the order of the records. part: the result of `measure`, if it is known.
+    Without an SLO there is no goodput, without a power model of the device no energy.
+    Raises AssertionError if the records are inconsistent (`check_conservation`).
     """
     counts = check_conservation(records)
     part = part or measure(records, metrics, slo)
@@ -119,10 +121,11 @@ def summarise(
 
 
 def check_conservation(records: RunRecords) -> dict[str, int]:
-    """The requests by status; raises AssertionError if one is lost, or a token, or an order is impossible.
+    """Counts the requests by status; raises AssertionError if the records are inconsistent.
 
-    arrived = finished + rejected + aborted + unfinished, and every output token, those that were lost in a
-    crash included, is either the first of its request, or of one of its samples, or ends a gap.
+    Checks that arrived = finished + rejected + aborted + unfinished, that every output token, including those
+    lost in a crash, is either the first token of a request (or sample) or ends a gap, and that the times of a
+    request are in order.
     """
     requests = records.requests
     counts = {status: int((requests["status"] == status).sum()) for status in STATUSES}
@@ -142,12 +145,12 @@ def check_conservation(records: RunRecords) -> dict[str, int]:
 
 
 class _Output(NamedTuple):
-    """What came out inside the window."""
+    """Output of the run inside the window."""
 
     requests: int
     output_tokens: int
     input_tokens: int
-    """A prompt counts, whole, when its first token comes: cached and recomputed ones make no difference."""
+    """A whole prompt counts at the time of its first output token, however much was cached or recomputed."""
 
 
 def _output(records: RunRecords, window: Window, num_gaps: int) -> _Output:
@@ -163,7 +166,7 @@ def _output(records: RunRecords, window: Window, num_gaps: int) -> _Output:
 
 
 def _first_tokens(requests: pd.DataFrame, rows: NDArray[np.bool_]) -> int:
-    """First tokens of those requests: one, or one a sample."""
+    """Counts the first tokens of the selected requests: one per sample."""
     return int(requests["samples"].to_numpy()[rows].sum()) if "samples" in requests else int(rows.sum())
 
 
@@ -183,9 +186,9 @@ def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str
 def _cost(
     usd: float, device_hours: float, hours: float, output: _Output, prefill_share: float
 ) -> dict[str, Any]:
-    """Rent of all replicas, idle or not, per hour, token and request; device_hours: what was rented.
+    """Computes the cost of all replicas, idle time included, per hour, token and request.
 
-    usd_per_million_output_tokens puts all of it on the output; `split`: see `hwmodels.cost.split_cost`.
+    usd_per_million_output_tokens assigns the whole cost to the output; `split`: `hwmodels.cost.split_cost`.
     """
     split = split_cost(
         usd=usd,
@@ -209,7 +212,7 @@ def _cost(
 
 
 def _bill_usd(requests: pd.DataFrame, records: RunRecords, tariff: Tariff) -> float:
-    """What the clients of the whole run pay: prompts that got a token, all output, and pinned prefixes."""
+    """Computes the bill of all clients over the whole run: served prompts, all output, pinned prefixes."""
     served = requests[requests["first_token_s"].notna()]
     found = served["cached_tokens"]
     return tariff.bill_usd(
@@ -222,7 +225,7 @@ def _bill_usd(requests: pd.DataFrame, records: RunRecords, tariff: Tariff) -> fl
 
 
 def _energy(joules: EnergyUse, settings: EnergySettings, output: _Output) -> dict[str, float]:
-    """Joules on the boards of all replicas, idle or not; kWh and CO2e of the electricity bought for them."""
+    """Computes the energy of the GPU boards of all replicas, idle time included, and its kWh and CO2e."""
     total = joules.busy_joules + joules.idle_joules
     return {
         "joules": total,
@@ -247,7 +250,7 @@ def _per(part: float, whole: float) -> float:
 
 
 def plain_json(value: Any) -> Any:
-    """The same for JSON, which has neither NaN nor infinity."""
+    """Replaces NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, list):

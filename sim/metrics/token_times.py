@@ -1,12 +1,12 @@
-"""When each token of each request came, from the tables that a run leaves.
+"""Reconstructs the time of each token of each request from the tables of a run.
 
     first token          own gap                    own gap
          |------------------->|----|----|----|----|------------->|----|
        first_token_s       end_s   iterations with decodes    end_s  last_token_s
 
-A request's tokens come at the iterations with decodes of its replica, one behind the other, but for the gaps
-of its own (`RunRecords.own_gaps`): the first one behind its prompt, those over which it was preempted, idle
-or transferred. Of requests with several answers it is not known which answer a token belongs to.
+A request gets a token at the end of each iteration of its replica that has decodes, except in the gaps that
+are recorded for the request itself (`RunRecords.own_gaps`): the one after its first token, and those in which
+it was preempted, idle or transferred. For a request with several samples, the sample of a token is unknown.
 """
 
 from __future__ import annotations
@@ -18,28 +18,31 @@ import pandas as pd
 from numpy.typing import NDArray
 
 SAME_S = 1e-9
-"""Times that differ by less are the same: ends of iterations are sums of a start and a duration."""
+"""Times closer than this are equal: the end of an iteration is a rounded sum of its start and duration."""
 
 
 class TokenTimes(NamedTuple):
-    """Of all requests, one behind the other in the order of their table; num_tokens: of each."""
+    """Times of the tokens of all requests, request after request in the order of the table of requests.
+
+    num_tokens: tokens of each request.
+    """
 
     time_s: NDArray[np.float64]
     num_tokens: NDArray[np.int64]
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """Where each request begins in time_s."""
+        """Index in time_s of the first token of each request."""
         return np.cumsum(self.num_tokens) - self.num_tokens
 
     def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """All gaps between two tokens of a request in seconds, and the row of each one's request."""
+        """Returns all gaps between two tokens of a request, in seconds, and the row of each request."""
         owner = np.repeat(np.arange(len(self.num_tokens)), self.num_tokens)
         same = owner[1:] == owner[:-1]
         return np.diff(self.time_s)[same], owner[1:][same]
 
     def of(self, row: int) -> NDArray[np.float64]:
-        """One request's."""
+        """Returns the times of the tokens of one request."""
         first = int(self.first[row])
         return self.time_s[first : first + int(self.num_tokens[row])]
 
@@ -47,18 +50,21 @@ class TokenTimes(NamedTuple):
 def known_token_times(
     requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame
 ) -> TokenTimes | None:
-    """`token_times`; None where a request has several answers."""
+    """Returns `token_times`, or None if a request has several samples."""
     if "samples" in requests and (requests["samples"] > 1).any():
         return None
     return token_times(requests, iterations, own_gaps)
 
 
 def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame) -> TokenTimes:
-    """The tables of `RunRecords`. Raises ValueError for several answers and for tables that do not fit."""
+    """Computes the times of all tokens from the tables of `RunRecords`.
+
+    Raises ValueError if a request has several samples or if the tables contradict each other.
+    """
     if "samples" in requests and (requests["samples"] > 1).any():
         raise ValueError(
-            "requests have several answers: which of them a token belongs to is not recorded; "
-            "workload.branching.width=1 asks for one"
+            "requests have several samples: the records do not say to which sample a token belongs; "
+            "run with workload.branching.width=1"
         )
     spans = _spans(requests, own_gaps)
     ends_by_replica = _decode_ends(iterations)
@@ -69,7 +75,7 @@ def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.D
         high = np.searchsorted(ends_s, spans.stop_s[mine] + SAME_S, side="right")
         counts[mine] = np.maximum(high - low, 0)
         parts.append((mine, low, ends_s))
-    # Each span: the token at its start, then those of the iterations behind it.
+    # Each span holds the token at its start, then one token for each iteration in it.
     num_by_span = 1 + counts
     first = np.cumsum(num_by_span) - num_by_span
     time_s = np.empty(int(num_by_span.sum()))
@@ -84,15 +90,15 @@ def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.D
     if len(wrong):
         row = int(wrong[0])
         raise ValueError(
-            f"request {requests['request_id'].iloc[row]}: iterations and gaps give {num_tokens[row]} times "
-            f"of tokens, the requests say {counted[row]} output tokens ({len(wrong)} of {len(counted)} "
-            "requests do not fit); the tables are not of one run, or not whole"
+            f"request {requests['request_id'].iloc[row]}: the tables of iterations and gaps give "
+            f"{num_tokens[row]} token times, the table of requests {counted[row]} output tokens "
+            f"({len(wrong)} of {len(counted)} requests differ); the tables are of several runs or incomplete"
         )
     return TokenTimes(time_s, num_tokens)
 
 
 class _Spans(NamedTuple):
-    """Begun by a first token or by the end of an own gap: tokens come at every iteration until stop_s."""
+    """Spans that begin with a first token or the end of an own gap and have a token at each iteration."""
 
     row: NDArray[np.int64]
     replica: NDArray[np.int64]
@@ -101,12 +107,15 @@ class _Spans(NamedTuple):
 
 
 def _spans(requests: pd.DataFrame, own_gaps: pd.DataFrame) -> _Spans:
-    """By row of the request, then by time. A first token is its own span: the next one ends an own gap."""
+    """Returns the spans, sorted by the row of the request, then by time.
+
+    A first token is a span by itself, because the second token always ends an own gap.
+    """
     first_s, last_s = (requests[f"{name}_token_s"].to_numpy(np.float64) for name in ("first", "last"))
     row_of = pd.Series(np.arange(len(requests)), index=requests["request_id"].to_numpy())
     gap_row = row_of.reindex(own_gaps["request_id"].to_numpy()).to_numpy(np.float64)
     end_s = own_gaps["end_s"].to_numpy(np.float64)
-    # What a crash or an impatient client has cost lies before the first token of the attempt that counts.
+    # Gaps of attempts that failed (crash, client timeout) lie before the first token of the last attempt.
     known = ~np.isnan(gap_row)
     at = gap_row[known].astype(np.int64)
     known[known] = (end_s[known] > first_s[at]) & (end_s[known] <= last_s[at])
@@ -125,7 +134,7 @@ def _spans(requests: pd.DataFrame, own_gaps: pd.DataFrame) -> _Spans:
 
 
 def _decode_ends(iterations: pd.DataFrame) -> dict[int, NDArray[np.float64]]:
-    """By replica, when the iterations with decodes ended, in order."""
+    """Returns, for each replica, the sorted end times of its iterations with decodes."""
     decodes = iterations[iterations["decode_seqs"].to_numpy() > 0]
     ends_s = (decodes["start_s"] + decodes["duration_s"]).to_numpy(np.float64)
     replica = decodes["replica"].to_numpy()

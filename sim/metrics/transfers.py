@@ -1,4 +1,4 @@
-"""KV on its way from prefill to decode replicas: how much, how long, and how full the links were."""
+"""Computes the figures of KV transfers from prefill to decode replicas: tokens, bytes, seconds, link use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sim.records.run import RunRecords
 
 
 def transfer_use(records: RunRecords, measured: pd.DataFrame) -> dict[str, Any] | None:
-    """Of the requests measured, with their e2e_s; None where no KV was transferred.
+    """Computes the transfer figures of the measured requests; returns None if no KV was transferred.
 
-    tokens, cached_tokens: of the whole run, transferred, and of these those whose KV the decode replica had
-    already. seconds: from slot and blocks there to the last byte. share_of_e2e: those of finished requests
-    over their E2E. links: bytes over capacity x the whole run, on average over the ports and switches in use,
-    and of the fullest.
+    tokens, cached_tokens: tokens of the sequences transferred in the whole run, and how many of these the
+    decode replica had in its cache. seconds: from the allocation on the decode replica to the last byte.
+    share_of_e2e: transfer seconds of finished requests over their E2E. links: carried bytes over what the
+    link could have carried in the whole run; mean over the ports and switches in use, and of the fullest.
     """
     if "prefill_replica" not in measured or not (records.requests["prefill_replica"] >= 0).any():
         return None
@@ -47,7 +47,7 @@ def transfer_use(records: RunRecords, measured: pd.DataFrame) -> dict[str, Any] 
 
 
 def _cached(records: RunRecords) -> dict[str, int]:
-    """Tokens of transferred sequences, and of these those that were not copied."""
+    """Computes the tokens of transferred sequences and how many of these did not have to be copied."""
     event, tokens = (records.events[name].to_numpy() for name in ("event", "tokens"))
     is_copied = (event == Event.load) & (records.events["tier"].to_numpy() == TIERS.index("remote"))
     num_tokens = int(tokens[event == Event.adopt].sum())

@@ -1,7 +1,8 @@
-"""How well the hardware was used: GPU busy, MFU, MBU, KV blocks, energy, and what the time was spent on.
+"""Computes the utilisation of the hardware: GPU busy, MFU, MBU, KV blocks, energy, and time by component.
 
 MFU = model FLOPs done / (time x peak dense FLOP/s); MBU = (weights + KV bytes read) / (time x peak
-bandwidth); GPU busy = share of time with an iteration running. Time is that of all replicas, idle or not.
+bandwidth); GPU busy = share of the time in which an iteration runs. The time is summed over all replicas and
+includes idle time.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from sim.metrics.window import Window
 from sim.records.run import RunRecords
 
 KINDS = ("decode", "mixed", "prefill")
-"""Kinds of iteration: decodes only, both, prompt chunks only."""
+"""Kinds of iteration: decodes only, decodes and prompt chunks, prompt chunks only."""
 
-_ROWS_AT_ONCE = 1 << 16  # Model answers hold a dozen arrays; in pieces they stay in the cache.
+_ROWS_AT_ONCE = 1 << 16  # The model returns a dozen arrays; batches of rows keep them in the CPU cache.
 
 
 def seconds_inside(iterations: pd.DataFrame, window: Window) -> NDArray[np.float64]:
-    """For each iteration, how much of it lies in the window."""
+    """Computes, for each iteration, its seconds inside the window."""
     return window.overlap_s(_column(iterations, "start_s"), _column(iterations, "duration_s"))
 
 
 def rented_s(records: RunRecords, window: Window) -> NDArray[np.float64]:
-    """Of each pool, seconds of the window for which its replicas were paid, added up over them."""
+    """Computes, for each pool, the paid replica-seconds inside the window."""
     start_s, end_s = (np.array([getattr(r, name) for r in records.replicas]) for name in ("start_s", "end_s"))
     seconds = window.overlap_s(start_s, end_s - start_s)
     by_pool: NDArray[np.float64] = np.zeros(len(records.pools))
@@ -41,18 +42,19 @@ def rented_s(records: RunRecords, window: Window) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolHardware:
-    """What each replica of a pool runs on, as far as figures depend on it."""
+    """The hardware of each replica of a pool, as far as figures depend on it."""
 
     model: IterationModel
     price_usd_per_hour: float = 0.0
-    """Of a replica."""
+    """Price of one replica."""
     power: PowerModel | None = None
-    """Of a device."""
+    """Power model of one device."""
     num_devices: int = 1
+    """Devices per replica."""
 
 
 class Work(NamedTuple):
-    """What a pool did, and what it could have done, inside the window."""
+    """Work of a pool inside the window, and the most that its hardware could have done there."""
 
     flops: float
     moved_bytes: float
@@ -61,13 +63,13 @@ class Work(NamedTuple):
     peak_bytes: float
     replica_s: float
     busy_joules: tuple[float, ...] | None
-    """Of runs of iterations; None unless the power of its devices is known."""
+    """Energy of the iterations, summed over runs of rows; None unless the power of the devices is known."""
 
 
 def work_by_pool(
     records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
 ) -> list[Work]:
-    """An iteration that the window cuts counts by the part of its time inside (inside_s)."""
+    """Computes the work of each pool. An iteration counts by the share of its time inside the window."""
     duration_s = _column(records.iterations, "duration_s")
     part = np.divide(inside_s, duration_s, out=np.zeros_like(inside_s), where=duration_s > 0)
     found = []
@@ -83,7 +85,7 @@ def work_by_pool(
             flops += float(np.dot(np.broadcast_to(done[0], own[rows].shape), own[rows]))
             moved_bytes += float(np.dot(np.broadcast_to(done[1], own[rows].shape), own[rows]))
             if pool.power is not None:
-                # What takes no time takes no energy; 1 s in its place keeps the division by time defined.
+                # An iteration of 0 s uses no energy; 1 s instead keeps the division by time defined.
                 some_s = np.where(own_s[rows] > 0, own_s[rows], 1.0)
                 used = joules_of_work(pool.power, model, *done, some_s, num_devices=pool.num_devices)
                 joules.append(float(np.dot(used, own[rows])))
@@ -95,9 +97,9 @@ def work_by_pool(
 
 
 def hardware_use(works: Sequence[Work]) -> dict[str, float]:
-    """gpu_busy, mfu and mbu, each a share (0 to 1); NaN in an empty window.
+    """Computes gpu_busy, mfu and mbu, each a share (0 to 1); NaN in an empty window.
 
-    Of several pools: their work over what their devices could do together.
+    For several pools: the sum of their work over the sum of what their devices could do.
     """
     flops, moved_bytes, busy_s, peak_flops, peak_bytes, replica_s = (
         sum(part) for part in zip(*(work[:6] for work in works), strict=True)
@@ -111,18 +113,18 @@ def hardware_use(works: Sequence[Work]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnergyUse:
-    """Of the boards of all replicas, inside the window."""
+    """Energy of the GPU boards of all replicas inside the window."""
 
     busy_joules: float
     idle_joules: float
     device_s: float
-    """Seconds that devices were paid for, added up over them."""
+    """Paid device-seconds."""
 
 
 def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUse | None:
-    """Joules by each iteration's utilisation (`hwmodels.iterations.energy`), and of the time between them.
+    """Computes the energy of iterations by their utilisation (`hwmodels.iterations.energy`) and of idle time.
 
-    None unless the power of all devices is known.
+    Returns None unless the power of all devices is known.
     """
     busy = idle = device_s = 0.0
     for pool, work in zip(pools, works, strict=True):
@@ -137,10 +139,10 @@ def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUs
 
 
 def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:
-    """Shares of the KV blocks: mean over time and replicas, peak of any replica, and internal waste.
+    """Computes shares of KV blocks in use: mean over time and replicas, peak of any replica, internal waste.
 
-    An idle replica holds no block. internal_waste_share = reserved token places that hold no token, in the
-    last block of each sequence, over all reserved ones: 10 tokens in 1 block of 16 waste 6 / 16 = 0.375.
+    An idle replica uses no block. internal_waste_share = empty token slots in the last block of each sequence
+    over all token slots in use: 10 tokens in 1 block of 16 waste 6 / 16 = 0.375.
     """
     replica = records.iterations["replica"].to_numpy()
     blocks = _column(records.iterations, "kv_blocks_used")
@@ -159,9 +161,9 @@ def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -
 
 
 def prefill_time_share(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) -> float:
-    """Share of the busy time that prompts took; a mixed iteration's time is split by its tokens.
+    """Computes the share of the busy time spent on prompts; a mixed iteration is split by its tokens.
 
-    30 ms with 90 prompt tokens and 10 decodes, and 10 ms of decodes alone: 27 / 40 = 0.675.
+    Example: 30 ms with 90 prompt tokens and 10 decodes, and 10 ms of decodes alone: 27 / 40 = 0.675.
     """
     prefill = _column(iterations, "prefill_tokens")
     tokens = prefill + _column(iterations, "decode_seqs")
@@ -172,10 +174,10 @@ def prefill_time_share(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) 
 def seconds_by_kind(
     records: RunRecords, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
 ) -> dict[str, dict[str, float]]:
-    """Busy seconds by kind of iteration (`KINDS`) and, within it, by component of the hardware model.
+    """Computes busy seconds by kind of iteration (`KINDS`), and within it by component of the hardware model.
 
-    models: by pool. A model's components are scaled to the recorded duration, so that every kind sums to the
-    time it really took.
+    models: one per pool. The components are scaled to the recorded duration, so that the seconds of a kind
+    sum to its recorded time.
     """
     seconds: dict[str, dict[str, float]] = {name: {} for name in KINDS}
     for model, of_pool in zip(models, records.rows_by_pool(), strict=True):
@@ -194,13 +196,13 @@ def seconds_by_kind(
 
 
 def iteration_kind(iterations: pd.DataFrame) -> NDArray[np.int64]:
-    """For each iteration the index of its kind in `KINDS`."""
+    """Returns, for each iteration, the index of its kind in `KINDS`."""
     prefills, decodes = _column(iterations, "prefill_tokens") > 0, _column(iterations, "decode_seqs") > 0
     return np.where(prefills, np.where(decodes, 1, 2), 0).astype(np.int64)
 
 
 def iteration_shape(iterations: pd.DataFrame) -> IterationShape:
-    """The table's columns as the hardware model wants them, one value an iteration."""
+    """Returns the columns of the table as arguments of the hardware model, one value per iteration."""
     adapters = None
     if "adapter_tokens" in iterations:
         adapters = AdapterBatch(*(_column(iterations, f"adapter_{name}") for name in AdapterBatch._fields))

@@ -1,14 +1,14 @@
-"""What the KV memory is used for, and lost to: shares of token places over time that add up to 1.
+"""Computes the use and the waste of the KV memory: shares of all KV token slots over time, which sum to 1.
 
-    filled     hold a token's KV
-    reserved   empty, held by a sequence that fills them later
-    internal   empty, held, and never filled before they are given back; where room is taken block by block,
-               all that is empty in the last block of each sequence
-    external   free although the first of the waiting finds no room: in pieces too small for it, or too few
-    free       free, and nobody waits for memory
+    filled     slots that hold the KV of a token
+    reserved   empty slots of a sequence that it fills later
+    internal   empty slots of a sequence that it frees without filling them; with block-wise allocation,
+               all empty slots in the last block of each sequence
+    external   free slots while the first waiting request does not fit: too fragmented, or too few
+    free       free slots while no request waits for memory
 
-After Kwon et al., SOSP 2023, section 3.1, where "external" is measured in the same way. Tokens that sequences
-share fill each place once.
+Follows Kwon et al., SOSP 2023, section 3.1, where "external" is measured in the same way. A slot whose token
+several sequences share counts once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sim.records.run import RunRecords
 
 
 def kv_waste(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:
-    """Mean shares over the window and all replicas, and the waste while memory is wanted; NaN if it is empty.
+    """Computes the mean shares over the window and all replicas; NaN if the window is empty.
 
-    inside_s: for each iteration, how much of it lies in the window. Between iterations all is free. What is
-    still held when the run ends counts as reserved.
-    wasted_share = (reserved + internal + external) / (1 - free): of the memory in demand, what holds no KV.
+    inside_s: for each iteration, its seconds inside the window. Between iterations all slots are free. Empty
+    slots of sequences that still run at the end count as reserved.
+    wasted_share = (reserved + internal + external) / (1 - free): share of the memory in demand without KV.
 
-    100 places for 10 s. A region of 60 for 5 s that is filled evenly up to 20, never further; nobody waits.
-    Filled 10 x 5 = 50, reserved 50, internal 40 x 5 = 200 of 1000 place-seconds; wasted 250 / 300.
+    Example: 100 slots for 10 s; a sequence holds 60 for 5 s, fills 20 evenly and no more; no request waits.
+    Filled 10 x 5 = 50, reserved 50, internal 40 x 5 = 200 of 1000 slot-seconds; wasted 250 / 300.
     """
     iterations = records.iterations
     replica = iterations["replica"].to_numpy()
@@ -58,7 +58,7 @@ def kv_waste(records: RunRecords, window: Window, inside_s: NDArray[np.float64])
 def _unfilled_s(
     iterations: pd.DataFrame, unfilled: NDArray[np.int64], inside_s: NDArray[np.float64]
 ) -> float:
-    """Place-seconds of what was held and never filled."""
+    """Computes the slot-seconds of slots that were held and never filled."""
     replica = iterations["replica"].to_numpy()
     place_s = 0.0
     for index in np.unique(unfilled[:, 0]):

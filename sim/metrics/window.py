@@ -1,4 +1,4 @@
-"""The part of a run that is measured: warm-up and cool-down cut off, or all of it."""
+"""The measured part of a run: all of it, or what remains without the warm-up and the cool-down."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Window(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether trimming left nothing. A whole run that takes no time, all at 0 s, is not empty."""
+        """True if trimming left nothing. An untrimmed run of 0 s is not empty."""
         return self.start_s == self.end_s > 0
 
     def holds(self, time_s: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Which moments fall into the window; NaN, for what never happened, does not."""
+        """Returns which times are inside the window; NaN, for events that did not happen, is not."""
         return (time_s >= self.start_s) & (time_s <= self.end_s) & (not self.is_empty)
 
     def overlap_s(self, start_s: NDArray[np.float64], duration_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of each interval that lie inside the window."""
+        """Computes the seconds of each interval that lie inside the window."""
         inside = np.minimum(start_s + duration_s, self.end_s) - np.maximum(start_s, self.start_s)
-        # An interval wholly inside keeps its own duration: (start + duration) - start would round.
+        # An interval wholly inside keeps its duration, as (start + duration) - start would be rounded.
         whole = (start_s >= self.start_s) & (start_s + duration_s <= self.end_s)
         return np.where(whole, duration_s, np.maximum(inside, 0.0))
 
 
 def measured_window(end_s: float, *, warmup_s: float = 0.0, cooldown_s: float = 0.0) -> Window:
-    """The window left of a run from 0 to end_s; empty, at end_s, where trimming takes everything.
+    """Returns what remains of a run from 0 to end_s; if nothing remains, an empty window at end_s.
 
-    Raises ValueError for a warm-up or cool-down below 0 s.
+    Raises ValueError for a warm-up or cool-down that is negative or not finite.
     """
     for key, value in (("warmup_s", warmup_s), ("cooldown_s", cooldown_s)):
         if not (value >= 0 and math.isfinite(value)):

@@ -108,7 +108,7 @@ def test_fewer_than_two_pairs_give_no_verdict(values, baseline):
 
 
 def test_rejects_what_is_not_paired():
-    with pytest.raises(ValueError, match="2 values against 1: must be pairs"):
+    with pytest.raises(ValueError, match="2 values and 1 of the baseline: must be equally many"):
         compare_paired([1, 2], [1])
 
 

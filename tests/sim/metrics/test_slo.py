@@ -62,7 +62,7 @@ def test_terms_are_judged_one_by_one():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "no term given: set at least one of ttft_ms, tpot_ms, e2e_ms"),
+        ({}, "no limit given: set at least one of ttft_ms, tpot_ms, e2e_ms"),
         ({"ttft_ms": 0}, "ttft_ms=0: must be a finite number > 0 ms"),
         ({"tpot_ms": -5.0}, "tpot_ms=-5.0: must be a finite number > 0 ms"),
         ({"e2e_ms": float("inf")}, "e2e_ms=inf: must be a finite number > 0 ms"),
