@@ -1,9 +1,10 @@
-"""Everything that awaits a GPU, in one program: `python -m experiments.gpu_run [part ...]`.
+"""All checks and measurements that need a GPU, in one program: `python -m experiments.gpu_run [part ...]`.
 
-Each part runs in a process of its own with a time limit of its own, and writes its rows as it goes: a hang,
-a CUDA error or a crash of one leaves the others, and what it had measured. A table comes last on stdout.
-Results: OUT/<gpu>/<date>/<part>.json beside environment.json (see docs/gpu_measurements.md). Exit
-status: 0 if all parts that ran passed; a number that is not reached is said, and fails nothing.
+Each part runs in its own process with its own time limit and writes its rows as it measures them, so that a
+hang, a CUDA error or a crash of one part loses neither the other parts nor the rows already measured. A table
+of the results is printed at the end. Results are written to OUT/<gpu>/<date>/<part>.json, beside
+environment.json (see docs/gpu_measurements.md). The exit status is 0 if all parts that ran passed; a target
+figure that is missed is reported, but is not a failure.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from experiments.gpu.table import table_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("results")
-GRACE_S = 6.0  # for a part to end by itself after its limit
-RESERVE_S = 4.0  # of the call, for the table
+GRACE_S = 6.0  # time that a part has to end by itself after its limit
+RESERVE_S = 4.0  # part of the call's time that is kept for the table
 ENVIRONMENT_LIMIT_S = 90.0
 MOST_RESTARTS = 8
-POISONED = 70  # as in experiments.gpu.record, which imports torch
+POISONED = 70  # same value as in experiments.gpu.record, which imports torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """What all parts of one call share."""
+    """Options that all parts of one call share."""
 
     folder: Path
     device: str
@@ -46,7 +47,7 @@ class Call:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the parts, print the table, return the exit status."""
+    """Runs the parts, prints the table and returns the exit status."""
     only = ", ".join(name for name, part in PARTS.items() if part.if_asked)
     parser = argparse.ArgumentParser(
         prog="python -m experiments.gpu_run", description=__doc__.split("\n", 1)[0]
@@ -55,23 +56,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         "parts",
         nargs="*",
         metavar="part",
-        help=f"{', '.join(PARTS)}; or the beginning of some names, as engine; default: all but {only}",
+        help=f"{', '.join(PARTS)}; or a prefix of several names, such as engine; default: all but {only}",
     )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="root of the results; default: %(default)s")
     parser.add_argument(
-        "--limit-s", type=float, default=540.0, help="of the whole call; default: %(default)s"
+        "--out", type=Path, default=RESULTS, help="root folder of the results; default: %(default)s"
     )
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: a dry run of the program")
-    parser.add_argument("--seed", type=int, help="of the random inputs; default: a new one")
-    parser.add_argument("--list", action="store_true", help="say what the parts are, and run nothing")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=540.0,
+        help="time limit of the whole call, in s; default: %(default)s",
+    )
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda", help="device to run on; default: %(default)s"
+    )
+    parser.add_argument("--quick", action="store_true", help="use tiny sizes, as a dry run of the program")
+    parser.add_argument("--seed", type=int, help="seed of the random inputs; default: a new one")
+    parser.add_argument("--list", action="store_true", help="describe the parts and run nothing")
     asked = parser.parse_args(argv)
     end = time.monotonic() + asked.limit_s - RESERVE_S
     for word in asked.parts:
         if not named(word):
-            parser.error(f"no part {word!r}; there are: {', '.join(PARTS)}")
+            parser.error(f"there is no part {word!r}; the parts are {', '.join(PARTS)}")
     if asked.device == "cpu" and not asked.quick:
-        parser.error("--device cpu interprets the kernels, which takes hours at full size: add --quick")
+        parser.error("--device cpu interprets the kernels, which takes hours at full size; add --quick")
     if asked.list:
         for name, part in PARTS.items():
             print(f"{name:18} {part.about}")
@@ -89,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         left_s = end - time.monotonic()
         part_s = limit_s(name, names[place + 1 :], left_s) - GRACE_S
         if part_s < (1.0 if asked.quick else PARTS[name].least_s):
-            _write(call, name, {"status": "skipped", "why": f"{left_s:.0f} s were left of the call"})
+            why = f"only {left_s:.0f} s of the call's time were left"
+            _write(call, name, {"status": "skipped", "why": why})
         else:
             run_part(call, name, part_s)
         print(f"{name}: {_read(call, name)['status']}", flush=True)
@@ -99,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_part(call: Call, name: str, part_s: float) -> None:
-    """Run a part until it ends or its time is up; what it leaves is its file, and its log beside it."""
+    """Runs a part until it ends or its time limit; it leaves its JSON file, and its log beside it."""
     (call.folder / f"{name}.json").unlink(missing_ok=True)
     end = time.monotonic() + part_s
     with (call.folder / f"{name}.log").open("w") as log:
@@ -120,7 +129,10 @@ def run_part(call: Call, name: str, part_s: float) -> None:
 
 
 def _run_process(call: Call, name: str, left_s: float, log: int, *, resume: bool) -> int | None:
-    """One process of a part: its exit status, or None where its time was up. None of its children stays."""
+    """Runs one process of a part. Returns its exit status, or None if it reached its time limit.
+
+    Its child processes are ended with it.
+    """
     process = subprocess.Popen(
         _command(call, name, left_s, resume=resume),
         cwd=ROOT,
@@ -148,20 +160,18 @@ def _command(call: Call, name: str, left_s: float, *, resume: bool) -> list[str]
 
 
 def _variables(device: str) -> dict[str, str]:
-    """The environment of the parts: kernels are interpreted on a CPU and nowhere else."""
+    """Returns the environment variables of the parts; kernels are interpreted on a CPU only."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1" if device == "cpu" else "0"}
 
 
 def _note_death(call: Call, name: str, status: int | None) -> bool:
-    """Write into the row that was begun how its process ended; False: no row was, and nothing can go on."""
+    """Records in the unfinished row how its process ended. Returns whether the part can be resumed."""
     found = _read(call, name)
     row = found.get("now")
     if row is not None:
         how = (
-            "had not ended when the time was up"
-            if status is None
-            else f"ended its process ({_ending(status)})"
+            "had not ended at the time limit" if status is None else f"ended its process ({_ending(status)})"
         )
         found["rows"].append({"name": row, "error": how, "log": _tail(call, name)})
         found["now"] = None
@@ -174,7 +184,7 @@ def _ending(status: int) -> str:
 
 
 def _environment(device: str) -> dict[str, Any] | None:
-    """What `experiments.gpu.environment` prints; None, and why on stderr, where it fails."""
+    """Returns the output of `experiments.gpu.environment`, or None, with the error on stderr, if it fails."""
     command = [sys.executable, "-m", "experiments.gpu.environment", device]
     try:
         done = subprocess.run(
@@ -187,12 +197,15 @@ def _environment(device: str) -> dict[str, Any] | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        print(f"--device={device}: it did not answer within {ENVIRONMENT_LIMIT_S:.0f} s", file=sys.stderr)
+        print(
+            f"--device={device}: the device did not respond within {ENVIRONMENT_LIMIT_S:.0f} s",
+            file=sys.stderr,
+        )
         return None
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
         print(
-            f"--device={device}: not usable; --device cpu --quick makes a dry run without one",
+            f"--device={device}: the device cannot be used; without a GPU, use --device cpu --quick",
             file=sys.stderr,
         )
         return None
@@ -201,7 +214,7 @@ def _environment(device: str) -> dict[str, Any] | None:
 
 
 def _passed(call: Call, name: str) -> bool:
-    """Whether the folder holds a part's result, of the same kind of run."""
+    """Returns whether the folder holds a passed result of the part from the same kind of run."""
     try:
         found = _read(call, name)
     except (OSError, ValueError):
@@ -226,12 +239,12 @@ def _write(call: Call, name: str, content: dict[str, Any]) -> None:
 
 
 def _tail(call: Call, name: str) -> list[str]:
-    """The end of a part's log."""
+    """Returns the last 40 lines of a part's log."""
     return (call.folder / f"{name}.log").read_text(errors="replace").split("\n")[-40:]
 
 
 def _slug(gpu: str) -> str:
-    """NVIDIA H200 -> nvidia-h200."""
+    """Returns the GPU's name in the form of a folder name: NVIDIA H200 -> nvidia-h200."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 

@@ -1,1 +1,1 @@
-"""What every command of the command line shares: parsing, composing, help, the terminal, progress bars."""
+"""Parts that all commands of the command line share: parsing, composing, help, terminal, progress bars."""

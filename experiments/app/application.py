@@ -26,17 +26,24 @@ class Application:
 
     name: str  # of the command
     summary: str
-    module: str  # with prepare(cfg, composition): see `job`
+    module: str  # defines prepare(cfg, composition), see `experiments.app.job`
     config_name: str
     config_dir: Path = CONFIG_DIR
 
     def source(self, user_dir: Path | None) -> ConfigSource:
-        """Raises ConfigError where there is no such folder."""
+        """Returns the root config and the config folders, the user's included.
+
+        Raises ConfigError if `user_dir` is not a folder.
+        """
         return ConfigSource(config_name=self.config_name, dirs=config_dirs(user_dir, self.config_dir))
 
 
 def launch(application: Application, arguments: Sequence[str]) -> None:
-    """Do what the command line says. Raises ConfigError, UnsuccessfulError and KeyboardInterrupt."""
+    """Prints help, shows the config, or runs the command, as the arguments say.
+
+    Raises ConfigError for a wrong setting, UnsuccessfulError for a run without success, and
+    KeyboardInterrupt after Ctrl-C.
+    """
     options = parser_of(application).parse_intermixed_args(arguments)
     _check_flags(options)
     source, overrides = application.source(options.config_dir), with_new_names(options.overrides)
@@ -44,7 +51,7 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
         with explained(source, overrides):
             print_help(application.name, application.summary, source, overrides)
         return
-    # A user's own classes may lie in the current folder; last, so that they cannot shadow anything.
+    # A user's own classes may be in the current folder; it comes last, so that they shadow no other module.
     sys.path.append(os.getcwd())
     is_shown = options.cfg or options.info
     with explained(source, overrides, COMPOSE_ERRORS if is_shown else USER_ERRORS):
@@ -55,7 +62,7 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
 
 
 def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str]) -> None:
-    """Print the config, or what Hydra knows of it."""
+    """Prints the composed config (--cfg) or Hydra's information about it (--info)."""
     hydra = Hydra(task_name=source.config_name, config_loader=source.loader())
     if options.cfg:
         hydra.show_cfg(source.config_name, overrides, options.cfg, None, options.resolve)
@@ -64,7 +71,7 @@ def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str
 
 
 def parser_of(application: Application) -> argparse.ArgumentParser:
-    """The part of Hydra's command line that we stand by."""
+    """Returns the parser of the flags of Hydra that are supported, and of the overrides."""
     parser = argparse.ArgumentParser(
         prog=f"windtunnel {application.name}",
         usage=f"windtunnel {application.name} [group=choice ...] [key=value ...] [--multirun] [--help]",
@@ -88,4 +95,4 @@ def _check_flags(options: argparse.Namespace) -> None:
     if len(asked) > 1:
         raise ConfigError(f"{' '.join(asked)}: only one of them can be given; leave out {asked[0]}")
     if options.resolve and not options.cfg:
-        raise ConfigError("--resolve: fills in what --cfg prints; add --cfg job, or leave it out")
+        raise ConfigError("--resolve: needs --cfg; add --cfg job, or leave out --resolve")

@@ -1,8 +1,8 @@
-"""The console script `windtunnel <command> ...`. Commands are imported when called: start-up is cheap.
+"""The console script `windtunnel <command> ...`. A command is imported only when it is called.
 
-Exit codes: 0 done, 1 a bug (with its traceback), 2 a wrong command or setting (one message), 3 done, but a
-part of a load on a server failed, the engine decided otherwise than the simulator, or no fleet keeps the SLO,
-130 Ctrl-C.
+Exit codes: 0 success; 1 a bug (with its traceback); 2 a wrong command or setting (one message); 3 the command
+ended, but requests to a server failed, the engine's decisions differ from the simulator's, or no fleet meets
+the SLO; 130 Ctrl-C.
 """
 
 import atexit
@@ -21,12 +21,12 @@ from sim.settings.errors import ConfigError, suggest
 
 
 class Command(NamedTuple):
-    """One line of the table below."""
+    """One command of `COMMANDS`."""
 
-    module: str  # with main(arguments), or with prepare(cfg, composition): see `job`
+    module: str  # defines main(arguments), or prepare(cfg, composition): see `experiments.app.job`
     summary: str
     config_name: str | None = None  # its root config, if Hydra composes its settings
-    by_runner: bool = True  # the runner composes and runs it; else main(arguments) composes for itself
+    by_runner: bool = True  # false: main(arguments) composes the settings and runs the command itself
 
 
 COMMANDS = {
@@ -135,15 +135,15 @@ examples
   windtunnel list hardware                                the choices for hardware=
   windtunnel simulate --help                              every group and setting"""
 
-# `configs` is not among them: it is found by path, never imported.
+# `configs` is not listed: it is found by path and never imported.
 OWN_PACKAGES = ("experiments", "hwmodels", "kernels", "policies", "realengine", "sim")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Runs one command and returns the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    # By default Python looks through all modules for cycles while they are imported, and again at the end:
-    # that is a fifth of a short run.
+    # With Python's default thresholds, garbage collection during the imports and at exit takes a fifth of a
+    # short run.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
     try:
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("windtunnel: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `windtunnel list | head`; keep the interpreter from flushing again at exit
+    except BrokenPipeError:  # as in `windtunnel list | head`; the interpreter must not flush again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
@@ -193,10 +193,10 @@ def _run(arguments: list[str]) -> None:
 
 
 def check_not_shadowed(root: Path, packages: Sequence[str] = OWN_PACKAGES) -> None:
-    """Raise ConfigError if one of our top-level packages would be imported from outside `root`.
+    """Raises ConfigError if a top-level package of windtunnel would be imported from outside `root`.
 
-    Their names are plain words, and another distribution owns `kernels`: imported in place of ours it would
-    fail much later, with an error that names neither.
+    The names are common words, and another distribution on PyPI installs a package `kernels`. Imported in
+    place of windtunnel's, it would fail later with an error that names neither.
     """
     for package in packages:
         spec = importlib.util.find_spec(package)
@@ -210,12 +210,12 @@ def check_not_shadowed(root: Path, packages: Sequence[str] = OWN_PACKAGES) -> No
 
 
 def _installed() -> ModuleType:
-    """What importlib.metadata says; to import it takes as long as all else that `--help` needs."""
+    """Imports `experiments.app.installed`: importlib.metadata takes as long as the rest of `--help`."""
     return importlib.import_module("experiments.app.installed")
 
 
 def _complete(words: Sequence[str]) -> None:
-    """Candidates for the last word, one a line (called by the scripts of `windtunnel completion`)."""
+    """Prints candidates for the last word, one per line (for the scripts of `windtunnel completion`)."""
     config_names = {name: c.config_name for name, c in COMMANDS.items() if c.config_name}
     completion = importlib.import_module("experiments.app.completion")
     print("\n".join(completion.candidates(words, list(COMMANDS), config_names)))

@@ -1,7 +1,7 @@
-"""`windtunnel completion SHELL` prints a script, which asks the hidden `windtunnel _complete`.
+"""`windtunnel completion SHELL`: prints a script that calls the hidden command `windtunnel _complete`.
 
-Commands, flags, groups and choices are read from the folders (milliseconds); only keys below a dot
-(`batching.max_`) need the composed config, and with it Hydra.
+Commands, flags, groups and choices are read from the config folders in milliseconds. Only keys below a dot
+(`batching.max_`) need the composed config, and therefore Hydra.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from typing import Any
 
 from sim.settings.config_groups import CONFIG_DIR, find_groups, key_comments
 
-_HYDRA = ("defaults", "hydra")  # keys of a root config that are no settings of ours
+_HYDRA = ("defaults", "hydra")  # keys of a root config that belong to Hydra
 FLAGS = ("--help", "--multirun", "--config-dir", "--cfg")
 
-# bash splits words at `=`, so the words are taken from the line, and what stands before the last `=` is
-# cut from the answers. A key is followed by more typing: no space after `=` and `.`.
+# bash splits words at `=`, so the words are taken from the line, and the text before the last `=` is cut
+# from the answers. The user types on after a key: no space after `=` and `.`.
 BASH = r"""
 _windtunnel() {
     local line="${COMP_LINE:0:COMP_POINT}" current words
@@ -66,7 +66,7 @@ fish: windtunnel completion fish > ~/.config/fish/completions/windtunnel.fish"""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the completion script of a shell."""
+    """Prints the completion script of a shell."""
     parser = argparse.ArgumentParser(
         prog="windtunnel completion",
         description="Print a script that completes commands, groups, choices and keys.",
@@ -83,10 +83,10 @@ def candidates(
     config_names: Mapping[str, str],
     config_dir: Path = CONFIG_DIR,
 ) -> list[str]:
-    """What the last of `words` (what follows `windtunnel`, the last one unfinished) could become.
+    """Returns the possible completions of the last of `words`, the words after `windtunnel`.
 
-    `config_names` gives the root config of the commands that have one. Never raises because of what was
-    typed: a wrong word completes to nothing.
+    `config_names` maps each command that has a root config to its name. Never raises for wrong input: a
+    wrong word has no completions.
     """
     *before, current = words or [""]
     if not before:
@@ -121,13 +121,13 @@ def _dirs(before: Sequence[str], config_dir: Path) -> list[Path]:
 
 
 def _values(key: str, value: str, choices: Sequence[str]) -> list[str]:
-    """Choices that begin with the value; after a comma, further points of a multirun."""
+    """Returns `key=choice` for the choices that begin with the text after the last comma of the value."""
     given, comma, unfinished = value.rpartition(",")
     return [f"{key}={given}{comma}{name}" for name in choices if name.startswith(unfinished)]
 
 
 def _root_keys(config_name: str, config_dir: Path, groups: Iterable[str]) -> list[str]:
-    """Keys of the root config file, and the sections and groups that have keys below them."""
+    """Returns the keys of the root config file, and the sections and groups that have keys below them."""
     found = [
         key for key in key_comments(config_dir / f"{config_name}.yaml") if key.split(".")[0] not in _HYDRA
     ]
@@ -137,7 +137,7 @@ def _root_keys(config_name: str, config_dir: Path, groups: Iterable[str]) -> lis
 
 
 def _nested_keys(current: str, overrides: Sequence[str], config_name: str, dirs: Sequence[Path]) -> list[str]:
-    """The next level below `current`'s last dot."""
+    """Returns the keys one level below the last dot of `current`."""
     parent, _, _ = current.rpartition(".")
     node = _node(parent, overrides, config_name, dirs)
     names = [name for name in node if name != "_target_"] if isinstance(node, dict) else []
@@ -146,12 +146,12 @@ def _nested_keys(current: str, overrides: Sequence[str], config_name: str, dirs:
 
 
 def _node(key: str, overrides: Sequence[str], config_name: str, dirs: Sequence[Path]) -> Any:
-    """What stands under a dotted key in the config with the groups chosen so far; None if nothing does."""
+    """Returns the value of a dotted key in the config with the groups chosen so far, None if it has none."""
     source = importlib.import_module("sim.settings.compose").ConfigSource(config_name=config_name, dirs=dirs)
     chosen = [word for word in overrides if re.fullmatch(r"[\w/]+=[\w-]+", word)]
     try:
         node = source.compose_plain(chosen)
-    except Exception:  # an unfinished or wrong line completes as if it were not there
+    except Exception:  # a line that cannot be composed yet completes as if it had no overrides
         node = source.compose_plain([])
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else None

@@ -15,14 +15,14 @@ WIDTH = 110
 FLAGS = """\
   -m, --multirun     one run for each combination of comma-separated values
   --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
-  --cfg job          print the composed config and exit (--resolve fills in ${...})
-  -h, --help         print this page, for the choices given on the command line"""
+  --cfg job          print the composed config and exit (with --resolve, interpolations ${...} are filled in)
+  -h, --help         print this help, for the choices given on the command line"""
 
 
 def print_help(
     command: str, summary: str, source: ConfigSource, overrides: Sequence[str], flags: str = FLAGS
 ) -> None:
-    """Print the page for the config with these overrides: other choices have other settings."""
+    """Prints the help for the config with these overrides: each choice of a group has its own settings."""
     groups = find_groups(source.dirs)
     cfg = source.compose(overrides, with_hydra=True)
     chosen = {key: name for key, name in cfg.hydra.runtime.choices.items() if "@" not in key}
@@ -49,7 +49,7 @@ def _comments(
 
 
 def _settings(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every leaf below the node as (dotted key, value as one would type it)."""
+    """Yields every leaf below the node as (dotted key, value as on the command line)."""
     for name, value in node.items():
         if name == "_target_" or (name == "hydra" and not prefix):
             continue

@@ -1,4 +1,4 @@
-"""What is installed beside us, by the metadata of the distributions."""
+"""Installed distributions: windtunnel's version, and the distribution that installed a package."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def version() -> str:
-    """The version of windtunnel, from the metadata of its distribution."""
+    """Returns the version of windtunnel, from the metadata of its distribution."""
     return importlib.metadata.version("windtunnel")
 
 
 def owner(package: str, root: Path) -> str:
-    """The distribution that put a package in the place of our own in `root`, and what to do about it."""
+    """Returns which distribution installed a package in place of the one in `root`, and the remedy."""
     distributions = importlib.metadata.packages_distributions().get(package, [])
     others = sorted({name for name in distributions if name != "windtunnel"})
     if others:

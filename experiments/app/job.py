@@ -1,7 +1,7 @@
-"""What a command offers to the runner: a function `prepare(cfg, composition)` that returns a `Job`.
+"""Interface between a command and the runner: a function `prepare(cfg, composition)` that returns a `Job`.
 
-`prepare` builds everything that a run needs and raises ConfigError for whatever a user can mend. Its config
-has no node `hydra`.
+`prepare` builds everything that a run needs and raises ConfigError for every mistake that the user can
+correct. Its config has no node `hydra`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Job(Protocol):
     """A run whose settings have been checked and whose parts have been built."""
 
     def run(self, folder: Path) -> None:
-        """Run, write into the folder, and print.
+        """Runs the command, writes its results into the folder, and prints them.
 
-        Raises ConfigError for a mistake in the settings that shows only now, UnsuccessfulError for a result
-        that is written but is no success, and KeyboardInterrupt after Ctrl-C, when what there is is written.
-        Any other exception is a bug.
+        Raises ConfigError for a wrong setting that is found only during the run, UnsuccessfulError if the
+        results are written but are no success, and KeyboardInterrupt after Ctrl-C, once the results so far
+        are written. Any other exception is a bug.
         """
 
 
@@ -32,7 +32,7 @@ Prepare = Callable[["DictConfig", "Composition"], Job]
 
 
 class UnsuccessfulError(Exception):
-    """The result is written, but something failed in it: the process exits with code 3.
+    """Raised when the results are written but are no success: the process exits with code 3.
 
-    The message, if there is one, is printed to stderr.
+    The message, if there is one, is printed on stderr.
     """

@@ -1,4 +1,4 @@
-"""`key=value` for the commands with a handful of settings, which Hydra does not compose."""
+"""Parser of `key=value` arguments, for the commands with few settings, which Hydra does not compose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from sim.settings.errors import ConfigError, suggest
 
 
 def key_values(arguments: Iterable[str], allowed: Sequence[str]) -> dict[str, str]:
-    """Values by key; of a key given twice, the last one. Raises ConfigError for any other argument."""
+    """Returns the values by key; if a key is given twice, the last value counts.
+
+    Raises ConfigError for an argument without `=` and for a key that is not allowed.
+    """
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")

@@ -1,4 +1,4 @@
-"""`windtunnel list [group]`: the config groups, their choices, and what each choice says about itself."""
+"""`windtunnel list [group]`: prints the config groups, their choices, and a description of each choice."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,13 +13,15 @@ from sim.settings.errors import ConfigError, suggest
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print all groups, or one."""
+    """Prints all config groups, or the one named. Raises ConfigError if there is no such group."""
     parser = argparse.ArgumentParser(
         prog="windtunnel list",
         description="Show the config groups, their choices and a description of each.",
         allow_abbrev=False,
     )
-    parser.add_argument("group", nargs="?", help="one group only, such as batching or workload/arrivals")
+    parser.add_argument(
+        "group", nargs="?", help="show only this group, such as batching or workload/arrivals"
+    )
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder with your own configs")
     options = parser.parse_args(arguments)
     groups = find_groups(config_dirs(options.config_dir))

@@ -1,4 +1,4 @@
-"""A file that a command is to write: refused before anything runs where it cannot be written."""
+"""Check of an output file's path, made before a command runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def check_output_file(name: str, path: str) -> None:
-    """Raise ValueError, name=path: rule, for a folder and for a file in a folder that is not there."""
+    """Raises ValueError if the path is a folder, or if the folder of the file does not exist."""
     if Path(path).is_dir():
         raise ValueError(f"{name}={path}: is a folder; name a file in it")
     if not Path(path).resolve().parent.is_dir():
-        raise ValueError(f"{name}={path}: no folder {Path(path).resolve().parent}")
+        raise ValueError(f"{name}={path}: there is no folder {Path(path).resolve().parent}; create it first")

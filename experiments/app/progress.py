@@ -16,10 +16,11 @@ from sim.workload.base import Source
 def simulated_time(
     console: Console, source: Source, until_s: float | None, *, enabled: bool
 ) -> Iterator[Callable[[float, int], None] | None]:
-    """Yield what `Simulation.run` reports to: simulated seconds, requests ended.
+    """Yields the callback of `Simulation.run` that draws the bar, or None if no bar is drawn.
 
-    The bar runs to until_s or the last arrival; where neither is known, to the number of requests. It
-    draws on a terminal only.
+    The callback takes the simulated time in seconds and the number of requests that have ended. The bar
+    runs to until_s or the last arrival, or, if neither is known, to the number of requests. It is drawn
+    only on a terminal.
     """
     if not (enabled and console.is_terminal):
         yield None

@@ -1,7 +1,7 @@
-"""From settings to runs, for every command: each point is composed once, all are prepared, then they run.
+"""Runner of every command: each point is composed once, all points are prepared, then they run.
 
-Hydra itself takes over where another launcher or sweeper than its basic ones is chosen, or a callback: each
-process of its then prepares what it runs.
+Hydra itself runs the points if the config chooses a callback, or a launcher or sweeper other than the basic
+ones. Each process that Hydra starts then prepares its own point.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ class Point(NamedTuple):
     """One run."""
 
     cfg: DictConfig
-    """With the node `hydra`."""
+    """The composed config, with the node `hydra`."""
     composition: Composition
     where: str
-    """Its place in a multirun, for messages; empty for a single run."""
+    """Overrides that identify the point in a multirun, for messages; empty for a single run."""
 
 
 def run_command(source: ConfigSource, overrides: Sequence[str], module: str, *, multirun: bool) -> None:
-    """Run once, or once for each point of a multirun. module: of the command, which has `prepare`.
+    """Runs a command once, or once for each point of a multirun.
 
-    ConfigError for a setting that cannot be used is raised before anything runs. A point of a multirun that
-    fails while it runs does not keep the others from running; its error is raised when all are done.
+    `module` is the command's module, which defines `prepare`. ConfigError for a wrong setting is raised
+    before anything runs. If a point of a multirun fails while it runs, the other points still run, and its
+    error is raised at the end.
     """
     if multirun or MULTIRUN in overrides:
         _run_multirun(source, [*(o for o in overrides if o != MULTIRUN), MULTIRUN], module)
@@ -75,7 +76,7 @@ def _run_multirun(source: ConfigSource, overrides: list[str], module: str) -> No
     errors: list[ConfigError] = []
     unsuccessful: list[str] = []
     while points:
-        point, job = points.pop(0), jobs.pop(0)  # a job that is done makes room
+        point, job = points.pop(0), jobs.pop(0)  # a finished job is dropped to free its memory
         try:
             _run(source, point.cfg, job)
         except ConfigError as error:
@@ -89,7 +90,7 @@ def _run_multirun(source: ConfigSource, overrides: list[str], module: str) -> No
 
 
 def _points(source: ConfigSource, whole: DictConfig) -> list[Point] | None:
-    """Every point of a multirun, composed; None if only the chosen sweeper of Hydra knows them."""
+    """Returns every point of a multirun, composed, or None if only the chosen sweeper of Hydra knows them."""
     if not _is(whole.hydra.sweeper, BasicSweeper):
         return None
     params = whole.hydra.sweeper.params or {}
@@ -116,13 +117,13 @@ def _point(source: ConfigSource, cfg: DictConfig, where: str) -> Point:
 
 
 def _overrides_of(cfg: Any) -> list[str]:
-    """Those that are not about Hydra, as they are written."""
+    """Returns the overrides that do not set Hydra's own keys, as the user wrote them."""
     found: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
     return list(found)
 
 
 def _prepared(point: Point, module: str) -> Job:
-    """The point's job. Raises ConfigError, which says where."""
+    """Returns the job of a point. Raises ConfigError, with the point's overrides in the message."""
     prepare: Prepare = importlib.import_module(module).prepare
     try:
         with _as_running(point.cfg) as cfg:
@@ -133,7 +134,7 @@ def _prepared(point: Point, module: str) -> Job:
 
 @contextmanager
 def _as_running(cfg: DictConfig) -> Iterator[DictConfig]:
-    """The config without Hydra's node, to which `${hydra:...}` refers nevertheless."""
+    """Yields a copy of the config without the node `hydra`; `${hydra:...}` still resolves in it."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(cfg)
     try:
@@ -150,25 +151,25 @@ def _as_running(cfg: DictConfig) -> Iterator[DictConfig]:
 
 
 def _run(source: ConfigSource, cfg: DictConfig, job: Job) -> None:
-    """Run a job as Hydra would: its folder, working directory, environment and logging are the config's."""
+    """Runs a job as Hydra would, with the config's folder, working directory, environment and logging."""
     failures: list[ConfigError | UnsuccessfulError] = []
 
     def task(_: DictConfig) -> None:
         try:
             _in_its_folder(job)
         except (ConfigError, UnsuccessfulError) as error:
-            failures.append(error)  # Hydra would announce it in lines of its own
+            failures.append(error)  # Hydra would print its own message as well
 
     context = HydraContext(config_loader=source.loader(), callbacks=Callbacks())
     with file_errors_reported(Path(cfg.hydra.runtime.output_dir)):
         done = run_job(task, cfg, *_folder_keys(cfg), context)
-    _ = done.return_value  # raises what is a bug
+    _ = done.return_value  # raises any other exception, which is a bug
     for error in failures:
         raise error
 
 
 def _folder_keys(cfg: DictConfig) -> tuple[str, str | None]:
-    """Where the config names the folder of its run, and the folder in that."""
+    """Returns the config keys of the folder of a run, and of the subfolder of a point in a multirun."""
     if cfg.hydra.mode == RunMode.MULTIRUN:
         return "hydra.sweep.dir", "hydra.sweep.subdir"
     return "hydra.run.dir", None
@@ -182,26 +183,26 @@ def _in_its_folder(job: Job) -> None:
 
 @contextmanager
 def file_errors_reported(folder: Path) -> Iterator[None]:
-    """Raise ConfigError in place of an OSError about the folder of a run, a file in it, or a folder above it.
+    """Raises ConfigError in place of an OSError about a run's folder, a file in it, or a folder above it.
 
-    Any other file is a policy's or a bug, and its error keeps its traceback.
+    An OSError about any other file comes from a policy or from a bug, and keeps its traceback.
     """
     try:
         yield
     except OSError as error:
         place = folder.absolute()
-        if error.filename is None or not _on_one_way(Path(error.filename).absolute(), place):
+        if error.filename is None or not _is_above_or_below(Path(error.filename).absolute(), place):
             raise
         raise ConfigError(f"{error.filename}: {error.strerror}; choose another hydra.run.dir") from error
 
 
-def _on_one_way(path: Path, other: Path) -> bool:
+def _is_above_or_below(path: Path, other: Path) -> bool:
     return path.is_relative_to(other) or other.is_relative_to(path)
 
 
 @dataclass(frozen=True)
 class HydraTask:
-    """What Hydra calls for each point that it runs, perhaps in another process or on another machine."""
+    """Task function that Hydra calls for each point, possibly in another process or on another machine."""
 
     source: ConfigSource
     module: str

@@ -1,7 +1,7 @@
-"""The summary of a run on the terminal: verdict, latencies, whole and by class, blocks of figures, energy.
+"""The summary of a run on the terminal: verdict, latencies (overall and by class), headline figures, energy.
 
-Made for 100 columns; narrower terminals get the latencies turned and the blocks below each other. No figure
-is ever cut short.
+The layout is made for 100 columns. On a narrower terminal the latency table is transposed and the blocks of
+figures stand one below the other. No figure is ever truncated.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sim.report import evidence, wording
 from sim.report.dialect_tables import dialect_tables
 
 WIDE_COLUMNS = 96
-"""From this width on, the three blocks stand side by side (if they fit: huge figures may not)."""
+"""Width, in columns, from which the three blocks of figures stand side by side if they fit."""
 
 
 def terminal_console(**settings: Any) -> Console:
-    """Where a command prints; a file or a pipe gets the 100 columns that the tables were made for."""
+    """Returns the console of a command. Output to a file or a pipe has 100 columns."""
     console = Console(**settings)
     if not console.is_terminal:
         console.width = 100
@@ -31,7 +31,7 @@ def terminal_console(**settings: Any) -> Console:
 
 
 def print_verdict(summary: dict[str, Any], caveats: Iterable[str], console: Console) -> None:
-    """Whether the SLO was attained, or what was reached without one, and what a reader must know first."""
+    """Prints whether the SLO was attained (without an SLO: the throughput), and the caveats of the run."""
     goodput = summary["goodput"]
     attained = goodput and goodput["attained"]
     colour = "bold" if not goodput or attained is None else "bold green" if attained else "bold red"
@@ -43,7 +43,7 @@ def print_verdict(summary: dict[str, Any], caveats: Iterable[str], console: Cons
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
-    """Print what `sim.metrics.summary.summarise` returned."""
+    """Prints the summary that `sim.metrics.summary.summarise` returned."""
     print_verdict(summary, evidence.caveats(summary), console)
     latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
     print_tables([latencies, *wording.class_tables(summary)], console)
@@ -60,14 +60,14 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
 
 
 def print_tables(tables: Iterable[Sequence[Sequence[str]]], console: Console) -> None:
-    """Each with its heading first."""
+    """Prints tables, each given as rows of cells with the heading first."""
     for rows in tables:
         for table in _fitting(rows, console):
             console.print(table)
 
 
 def _fitting(rows: Sequence[Sequence[str]], console: Console) -> Iterator[Table]:
-    """One table; where that is too wide, a column for each row, in as many tables as it takes."""
+    """Yields the rows as one table or, if that is too wide, as several transposed tables that fit."""
     for table in (plain_table(rows), _close(plain_table(rows))):
         if fits(table, console):
             yield table
@@ -86,13 +86,13 @@ def _turned(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _close(table: Table) -> Table:
-    """The same with its columns close together."""
+    """Sets one space between the columns of a table and returns it."""
     table.padding = (0, 1, 0, 0)
     return table
 
 
 def _figures(summary: dict[str, Any], console: Console) -> Table:
-    """The headline blocks side by side, two columns each, or one below the other."""
+    """Returns the headline blocks side by side, two columns each, or one below the other."""
     blocks = wording.headline(summary)
     if console.width >= WIDE_COLUMNS:
         lines = zip(*(block.items() for block in blocks.values()), strict=True)
@@ -113,7 +113,7 @@ def _figures(summary: dict[str, Any], console: Console) -> Table:
 
 
 def plain_table(rows: Sequence[Sequence[str]], label_columns: Collection[int] = (0,)) -> Table:
-    """The first row is the heading. Labels are aligned left, figures right."""
+    """Returns a table whose heading is the first row, with labels aligned left and figures right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(rows[0]):
         table.add_column(heading, justify="left" if i in label_columns else "right", overflow="fold")
@@ -123,6 +123,6 @@ def plain_table(rows: Sequence[Sequence[str]], label_columns: Collection[int] = 
 
 
 def fits(table: Table, console: Console) -> bool:
-    """Whether no cell of the table must be broken."""
+    """Returns whether the table fits the console without breaking a cell."""
     unlimited = console.options.update(width=10_000)
     return Measurement.get(console, unlimited, table).maximum <= console.width

@@ -336,7 +336,7 @@ def test_small_tensors_may_beat_memory(tmp_path, h100):
     [
         (["ops=nowhere", "out=x.yaml"], "ops=nowhere: no such folder"),
         (["ops=.", "out=x.yaml"], "ops=.: none of the tables is there: gemm.parquet"),
-        (["ops=.", "out=no/folder/x.yaml"], "out=no/folder/x.yaml: no folder "),
+        (["ops=.", "out=no/folder/x.yaml"], "out=no/folder/x.yaml: there is no folder "),
         (["ops=.", "out=."], "out=.: is a folder; name a file in it"),
         (["ops=.", "out=x.yaml", "report=."], "report=.: is a folder; name a file in it"),
         (["ops=.", "out=x.yaml", "compute_capability=sm10"], "compute_capability=sm10: must be one of sm80"),

@@ -405,7 +405,7 @@ def run_program(*arguments, limit_s=280):
 
 def test_what_cannot_run_is_refused_with_what_can(tmp_path):
     for arguments, said in (
-        (["nothing"], "no part 'nothing'; there are: limits"),
+        (["nothing"], "there is no part 'nothing'; the parts are limits"),
         (["limits", "--device", "cpu"], "add --quick"),
     ):
         done = run_program(*arguments, "--out", str(tmp_path))
@@ -441,7 +441,7 @@ def test_a_part_for_which_no_time_is_left_is_skipped_and_said_to_be(tmp_path):
     done = run_program("limits", "--device", "cpu", "--quick", "--out", str(tmp_path), "--limit-s", "8")
     assert done.returncode == 0
     assert "skipped" in done.stdout
-    assert "s were left of the call" in done.stdout
+    assert "s of the call's time were left" in done.stdout
 
 
 class Clock:

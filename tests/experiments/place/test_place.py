@@ -106,7 +106,7 @@ def test_what_is_served_is_printed_and_written(tmp_path, capsys):
         (["tensor_parallel_sizes=[]"], r"tensor_parallel_sizes=\[\]: must be some of 1, 2, 4, 8"),
         (["min_seqs=0"], "min_seqs=0: must be >= 1"),
         (["time_slice_ms=0"], "time_slice_ms=0: must be > 0 ms"),
-        (["out=no/such/folder.json"], "out=no/such/folder.json: no folder"),
+        (["out=no/such/folder.json"], "out=no/such/folder.json: there is no folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

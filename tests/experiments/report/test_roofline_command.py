@@ -140,7 +140,7 @@ def test_the_command_prints_and_writes(capsys, tmp_path, monkeypatch):
         (["prompt=200000"], "prompt=200000: must be 1 to 131072 tokens"),
         (["phase=both"], "phase=both: must be one of decode, prefill"),
         (["out=."], "out=.: is a folder; name a file in it"),
-        (["out=nowhere/x.html"], "out=nowhere/x.html: no folder .*/nowhere"),
+        (["out=nowhere/x.html"], "out=nowhere/x.html: there is no folder .*/nowhere"),
         (["tensor_parallel_size=3"], "tensor_parallel_size=3: "),
         (["model=llama3_1_70b"], "llama-3.1-70b needs .* smallest that fits: 2"),
     ],

@@ -351,7 +351,7 @@ def test_a_run_without_settings_is_named(score, tmp_path):
         ([SILICON], {"kind": "experiments"}, "measured.csv: no column tp"),
         ([SILICON], {"kind": "silicone"}, "kind=silicone: no such kind of table; .*silicon"),
         ([SILICON], {"jobs": 0}, "jobs=0: must be >= 1"),
-        ([SILICON], {"out": "nowhere/predicted.csv"}, "out=nowhere/predicted.csv: no folder"),
+        ([SILICON], {"out": "nowhere/predicted.csv"}, "out=nowhere/predicted.csv: there is no folder"),
         ([SILICON], {"out": "."}, "out=.: is a folder; name a file in it"),
         (
             [{**SILICON, "tpot_ms": 0.5}],
