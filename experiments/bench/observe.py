@@ -1,8 +1,9 @@
-"""What `windtunnel observe` itself costs: `python -m experiments.bench.observe [--rate 200] [--chunks 50]`.
+"""CPU time and timing errors of `windtunnel observe`: `python -m experiments.bench.observe [--rate 200]`.
 
-A scripted server in another process streams answers at known times; here stand the CPU time that the client
-took a chunk and as a share of the run, how late requests left, and how far the gaps between chunks are from
-the script's. Server and client want a core each; without, the gaps show it, not the CPU time.
+A scripted server in another process streams responses at known times. Printed are the client's CPU time per
+chunk and as a share of the run, the delay of requests after their scheduled time, and the deviation of the
+gaps between chunks from the script. Server and client need a core each; with fewer cores the gaps deviate
+more, while the CPU time stays the same.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from sim.workload.synthetic import Synthetic
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Measures each rate and prints one line per rate."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rate", type=float, nargs="*", default=[50.0, 100.0, 200.0], help="requests/s")
-    parser.add_argument("--chunks", type=int, default=50, help="of an answer, 20 ms apart")
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--chunks", type=int, default=50, help="chunks per response, 20 ms apart")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of the arrivals at each rate")
     given = parser.parse_args(arguments)
     command = [sys.executable, "-m", "experiments.observe.scripted_server", "--gap-s", "0.02"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(url: str, rate_per_s: float, num_chunks: int, duration_s: float) -> str:
-    """One line about a load of that many requests a second."""
+    """Loads the server at a rate and returns one line of figures."""
     workload = Synthetic(
         arrivals=Poisson(rate_per_s=rate_per_s),
         lengths=Lengths(prompt_tokens=Fixed(value=512), output_tokens=Fixed(value=num_chunks)),
@@ -59,7 +60,10 @@ def measure(url: str, rate_per_s: float, num_chunks: int, duration_s: float) -> 
 
 
 def line(observed: Observed, rate_per_s: float, cpu_s: float, wall_s: float) -> str:
-    """Figures of a run; cpu_s and wall_s include making the prompts and asking what the server takes."""
+    """Formats the figures of a run.
+
+    cpu_s and wall_s include making the prompts and asking the server for its limits.
+    """
     replies = observed.load.replies
     times_s = [reply.chunks().time_s for reply in replies]
     num_chunks = sum(map(len, times_s))
@@ -68,10 +72,10 @@ def line(observed: Observed, rate_per_s: float, cpu_s: float, wall_s: float) -> 
     stall_ms = 1e3 * np.array(observed.load.stalls_s)
     off_ms = np.percentile(np.abs(gaps_ms - 20.0), [50, 99])
     return (
-        f"{rate_per_s:g} requests/s, {num_chunks:,} chunks, {num_chunks / wall_s:,.0f}/s: CPU "
-        f"{1e6 * cpu_s / num_chunks:.0f} us a chunk, {100 * cpu_s / wall_s:.0f} % of a core; late p50 "
-        f"{np.percentile(lag_ms, 50):.2f} p99 {np.percentile(lag_ms, 99):.2f} ms; stalls p99 "
-        f"{np.percentile(stall_ms, 99):.2f} ms; gaps off by p50 {off_ms[0]:.2f} p99 {off_ms[1]:.2f} ms"
+        f"{rate_per_s:g} requests/s, {num_chunks:,} chunks, {num_chunks / wall_s:,.0f} chunks/s: CPU time "
+        f"{1e6 * cpu_s / num_chunks:.0f} us per chunk, {100 * cpu_s / wall_s:.0f} % of a core; send delay "
+        f"p50 {np.percentile(lag_ms, 50):.2f} p99 {np.percentile(lag_ms, 99):.2f} ms; stalls p99 "
+        f"{np.percentile(stall_ms, 99):.2f} ms; gap error p50 {off_ms[0]:.2f} p99 {off_ms[1]:.2f} ms"
     )
 
 

@@ -1,8 +1,9 @@
-"""How fast iterations are priced: `python -m experiments.bench.pricing [setting=choice ...]`.
+"""CPU time of the hardware model: `python -m experiments.bench.pricing [setting=choice ...]`.
 
-Prints the time of one price, and of one among 1,000 priced as arrays or as a leap, for the model, hardware
-and engine of `windtunnel simulate` with these settings. Other programs on the machine slow single
-repetitions, so the fastest of many counts. Shapes are alike in every run of the program.
+Prints the time to compute one iteration time alone, and per iteration when 1,000 are computed as arrays or as
+a leap, for the model, hardware and engine of `windtunnel simulate` with these settings. The fastest of many
+repetitions counts, because other programs on the machine slow single repetitions down. The iterations are the
+same in every run of the program.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NUM_ITERATIONS = 1000
 
 
 def main(arguments: Sequence[str] | None = None, repeat: int = 40) -> None:
-    """Print one line a kind of question."""
+    """Prints one line per kind of iteration."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(given)
     scenario = build_scenario(cfg)
@@ -39,12 +40,12 @@ def main(arguments: Sequence[str] | None = None, repeat: int = 40) -> None:
         print(f"  {1e6 * seconds:8.2f} us                {name}")
     many: dict[str, Callable[[], object]] = {
         "iterations of 1 to 255 decodes": partial(model.seconds, _decodes()),
-        "the same, each with a chunk": partial(model.seconds, _with_chunks(_decodes())),
+        "iterations of 1 to 255 decodes with a chunk": partial(model.seconds, _with_chunks(_decodes())),
         "a leap of 32 decodes": partial(model.decode_ends, 0.0, 32, 32 * 1000, NUM_ITERATIONS),
     }
     for name, price in many.items():
         seconds = _fastest_s(price, repeat, 20) / NUM_ITERATIONS
-        print(f"  {1e9 * seconds:8.1f} ns an iteration   {NUM_ITERATIONS:,} at once: {name}")
+        print(f"  {1e9 * seconds:8.1f} ns/iteration      {NUM_ITERATIONS:,} at once: {name}")
 
 
 def _decodes() -> IterationShape:
@@ -67,7 +68,7 @@ def _with_chunks(decodes: IterationShape) -> IterationShape:
 
 
 def _fastest_s(call: Callable[[], object], repeat: int, number: int) -> float:
-    """Of one call; the first, which fills tables, is not timed."""
+    """Returns the fastest time of one call in seconds; the first call, which fills tables, is not timed."""
     call()
     fastest = float("inf")
     for _ in range(repeat):

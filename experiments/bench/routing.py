@@ -1,11 +1,12 @@
-"""What routers cost the simulator: `python -m experiments.bench.routing [routing ...]`.
+"""CPU time of routers in the simulator: `python -m experiments.bench.routing [routing ...]`.
 
-Conversations on a small model with prefix caching, the same number of requests and the same load a replica
-for every size of the fleet. Printed are the CPU us a request of the router's choice alone, and of the whole
-simulation, and how much more of both a request costs in the largest fleet than on one replica. Other programs
-on the machine slow single repetitions, so the fastest counts.
+The workload is conversations on a small model with prefix caching, with the same number of requests and the
+same load per replica for every fleet size. Printed are the CPU time per request of the router's choice alone
+and of the whole simulation, and the ratio of both between the largest fleet and one replica. The fastest
+repetition counts, because other programs on the machine slow single repetitions down.
 
-The choice of a router that reads O(1) replicas should cost the same in every fleet; `reads` says what grows.
+The choice of a router that reads O(1) replicas should take the same time in every fleet. The column `reads`
+says what a router reads.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ WORLD = (
     "engine.num_kv_blocks=4096",
 )
 RATE_PER_REPLICA = 0.5  # conversations per second
-READS = {  # what a choice reads of the fleet, by choice of `routing`
+READS = {  # choice of `routing` -> the state of the fleet that a decision reads
     "round_robin": "nothing",
     "random": "nothing",
     "weighted": "nothing",
     "power_of_two": "2 replicas",
-    "least_outstanding": "a count of all",
-    "least_outstanding_tokens": "a count of all",
-    "session_affinity": "a count of all",
-    "prefix_affinity": "a count of all",
-    "slo_aware": "a count of all",
-    "cost_aware": "a count of all",
-    "join_shortest_kv": "signals of all",
-    "prefix_index": "caches of all",
-    "weighted_score": "signals and caches of all",
+    "least_outstanding": "one count per replica",
+    "least_outstanding_tokens": "one count per replica",
+    "session_affinity": "one count per replica",
+    "prefix_affinity": "one count per replica",
+    "slo_aware": "one count per replica",
+    "cost_aware": "one count per replica",
+    "join_shortest_kv": "signals of every replica",
+    "prefix_index": "caches of every replica",
+    "weighted_score": "signals and caches of every replica",
     "length_aware": "2 replicas",
-    "adapter_affinity": "a count of all",
+    "adapter_affinity": "one count per replica",
     "dedicated": "nothing",
 }
-NEEDS = {"length_aware": ("prediction=histogram",)}  # besides the world
+NEEDS = {"length_aware": ("prediction=histogram",)}  # overrides in addition to WORLD
 
 
 @dataclass(kw_only=True)
@@ -69,7 +70,7 @@ class Timed:
         return self
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The router's choice."""
+        """Returns the router's choice and adds its CPU time."""
         start_s = time.thread_time()
         index = self.routing.choose(request, replicas, now)
         self.seconds += time.thread_time() - start_s
@@ -78,14 +79,14 @@ class Timed:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line a router."""
+    """Prints one line per router."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.routing", description=__doc__)
-    parser.add_argument("routings", nargs="*", choices=[*READS, []], help="choices of routing; all if none")
+    parser.add_argument("routings", nargs="*", choices=[*READS, []], help="choices of routing; default: all")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
-    parser.add_argument("--conversations", type=int, default=600)
+    parser.add_argument("--conversations", type=int, default=600, help="number of conversations")
     options = parser.parse_args(arguments)
     fleets = "".join(f"{count:>9,}" for count in FLEETS)
-    print(f"{'us a request':26}{'choice:':>8}{fleets}{'ratio':>7}{'all:':>8}{fleets}{'ratio':>7}  reads")
+    print(f"{'us/request':26}{'choice:':>8}{fleets}{'ratio':>7}{'all:':>8}{fleets}{'ratio':>7}  reads")
     for name in options.routings or READS:
         pairs = [_measured(name, count, options.conversations, options.repeat) for count in FLEETS]
         columns = []
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measured(name: str, num_replicas: int, num_conversations: int, repeat: int) -> tuple[float, float]:
-    """Seconds a request, of its choice and of everything."""
+    """Returns the CPU seconds per request of the router's choice and of the whole simulation."""
     overrides = [
         *WORLD,
         *NEEDS.get(name, ()),

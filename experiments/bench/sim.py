@@ -1,10 +1,10 @@
-"""How fast the simulator is: `python -m experiments.bench.sim [case ...]` (or `make bench`).
+"""Speed of the simulator: `python -m experiments.bench.sim [case ...]` (or `make bench`).
 
-Prints what the commands take to start, CPU time and peak memory of each case, each in a process of its own,
-and what studies and an answer of the dashboard take. Counted of a case: making the traffic, simulating, and
-the tables of requests, iterations and gaps in memory. Not counted: imports, figures, files, report. Machines
-differ and are noisy, so SimPy's own loop of bare timeouts is timed beside every repetition:
-`timeouts/request` is the cost of a request in such timeouts (median).
+Prints the start-up time of the commands, the CPU time and peak memory of each case (each in a process of its
+own), and the times of studies and of an update of the dashboard. The time of a case covers making the
+traffic, simulating, and building the tables of requests, iterations and gaps in memory; it does not cover
+imports, figures, files and the report. Machines differ and are noisy, so a loop of bare SimPy timeouts is
+timed beside every repetition: `timeouts/request` is the median CPU time per request in such timeouts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ TRACES = {
     "workload=azure_csv": "azure_2023_conv.csv.gz",
     "workload=mooncake_jsonl": "mooncake_conversation.jsonl.gz",
 }
-"""The file of a workload that replays one."""
+"""Override of a workload that replays a trace -> the trace's file."""
 
 VLLM = ("engine=vllm", "model=llama3_1_8b", "hardware=h100_sxm")
-"""vLLM's scheduler with its prefix cache on."""
+"""Overrides for vLLM's scheduler with its prefix cache on."""
 
 
 def poisson(num_requests: int, replicas: int = 1, routing: str = "round_robin") -> tuple[str, ...]:
-    """Overrides for 8 requests a second and replica, 512 tokens in, 256 out."""
+    """Returns overrides for 8 requests/s per replica, with 512 prompt and 256 output tokens each."""
     return (
         *VLLM,
         "workload=poisson",
@@ -51,11 +51,11 @@ def poisson(num_requests: int, replicas: int = 1, routing: str = "round_robin") 
 
 
 CASES = {
-    "a": ("10,000 Poisson requests, 8/s, 512 in, 256 out, one replica", poisson(10_000)),
+    "a": ("10,000 Poisson requests, 8/s, 512 prompt and 256 output tokens, one replica", poisson(10_000)),
     "b": ("the Azure conversation trace, one replica", (*VLLM, "workload=azure_csv")),
     "c": ("100,000 Poisson requests, 80/s, ten replicas", poisson(100_000, 10)),
     "d": (
-        "2,000 conversations, 1/s, which share their prefixes, one replica",
+        "2,000 conversations with shared prefixes, 1/s, one replica",
         (*VLLM, "workload=conversation", "workload.num_conversations=2000", "workload.arrivals.rate_per_s=1"),
     ),
     "e": (
@@ -64,8 +64,14 @@ CASES = {
     ),
     "r16": ("20,000 Poisson requests, 16 replicas, round robin", poisson(20_000, 16)),
     "r256": ("51,200 Poisson requests, 256 replicas, round robin", poisson(51_200, 256)),
-    "l16": ("the same, 16 replicas, least outstanding", poisson(20_000, 16, "least_outstanding")),
-    "l256": ("the same, 256 replicas, least outstanding", poisson(51_200, 256, "least_outstanding")),
+    "l16": (
+        "20,000 Poisson requests, 16 replicas, least outstanding",
+        poisson(20_000, 16, "least_outstanding"),
+    ),
+    "l256": (
+        "51,200 Poisson requests, 256 replicas, least outstanding",
+        poisson(51_200, 256, "least_outstanding"),
+    ),
 }
 COLUMNS = {
     "CPU s": 7,
@@ -75,20 +81,20 @@ COLUMNS = {
     "us/hashed block": 16,
     "peak MiB": 9,
 }
-"""The columns of the table of cases: heading -> width in characters."""
+"""Columns of the table of cases: heading -> width in characters."""
 
 NUM_TIMEOUTS = 100_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Time what is named on the command line, or all."""
+    """Times the cases named on the command line, or all."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.sim", description=__doc__)
     names = ["start", *CASES, *STUDIES, DASHBOARD]
-    parser.add_argument("cases", nargs="*", choices=[*names, []], help="all if none is named")
+    parser.add_argument("cases", nargs="*", choices=[*names, []], help="cases to time; default: all")
     parser.add_argument(
         "--repeat", type=int, default=3, help="repetitions, of which the fastest counts; studies run once"
     )
-    parser.add_argument("--traces", type=Path, default=SHARED_TRACES, help="a folder with the traces")
+    parser.add_argument("--traces", type=Path, default=SHARED_TRACES, help="folder with the traces")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.in_process:
@@ -111,12 +117,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measure(case: str, repeat: int, traces: Path) -> None:
-    """Print one line."""
+    """Measures a case and prints one line."""
     name, overrides = CASES[case]
     for workload, file in TRACES.items():
         if workload in overrides:
             if not (traces / file).exists():
-                print(f"not measured, no trace {traces / file}; name its folder with --traces=DIR: {name}")
+                print(
+                    f"{name}: not measured, there is no trace {traces / file}; name its folder with "
+                    "--traces=DIR"
+                )
                 return
             overrides = (*overrides, f"workload.path={traces / file}")
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(overrides))
@@ -128,7 +137,7 @@ def _measure(case: str, repeat: int, traces: Path) -> None:
         records = scenario.simulate(scenario.source())
         cpu_s = time.process_time() - start_s
         best_s = min(best_s, cpu_s)
-        # Of the first repetition: later ones add what the allocator has not given back.
+        # The peak of the first repetition: later ones include memory that the allocator has not returned.
         peak_mib = peak_mib or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         in_timeouts.append(2 * cpu_s / (before_s + timeout_s()))
         num_requests, num_tokens = len(records.requests), int(records.requests["output_tokens"].sum())
@@ -141,13 +150,13 @@ def _measure(case: str, repeat: int, traces: Path) -> None:
 
 
 def _num_hashed_blocks(scenario: Scenario, records: RunRecords) -> int:
-    """Full blocks of prompts and answers, each of which a prefix cache hashes."""
+    """Returns the number of full blocks of prompts and outputs, each of which a prefix cache hashes."""
     requests = records.requests
     return int(((requests["prompt_tokens"] + requests["output_tokens"]) // scenario.caching.block_size).sum())
 
 
 def timeout_s() -> float:
-    """CPU seconds of one SimPy timeout, the yardstick."""
+    """Measures the CPU seconds of one SimPy timeout, the yardstick for the machine's speed."""
 
     def sleep(env: simpy.Environment) -> simpy.events.ProcessGenerator:
         for _ in range(NUM_TIMEOUTS):

@@ -61,6 +61,6 @@ def test_it_prints_a_line_a_case(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(bench_caches, "PRESSED", {"small": small})
     bench_caches.main(["--repeat=1", f"--trace={tmp_path}/none.jsonl"])
     pools, simulator, _, line = capsys.readouterr().out.splitlines()
-    assert pools.startswith("pools: not measured, no trace at")
-    assert simulator.startswith("simulator: not measured, no trace at")
+    assert pools.startswith("pools: not measured, there is no trace")
+    assert simulator.startswith("simulator: not measured, there is no trace")
     assert re.fullmatch(r"small +\d+\.\d{3} +\d+ +0\.00 +0\.00% +20", line), line

@@ -55,7 +55,7 @@ def test_cells_have_every_conversation_once_and_system_prompts_of_their_own(make
 def test_cells_that_do_not_divide_the_fleet_are_refused(capsys):
     with pytest.raises(SystemExit):
         bench_cells.main(["--replicas=5", "--cells=2"])
-    assert "cells must divide the replicas" in capsys.readouterr().err
+    assert "--cells must divide --replicas" in capsys.readouterr().err
 
 
 def test_cells_stand_beside_the_whole_run_figure_by_figure(capsys):

@@ -37,7 +37,7 @@ def test_prints_what_a_study_takes(monkeypatch, capsys):
     assert re.fullmatch(r" +\d+\.\d\d CPU s +\d+\.\d\d s  sweep: two runs\n", capsys.readouterr().out)
 
 
-def test_prints_what_an_answer_of_the_dashboard_takes(monkeypatch, capsys):
-    monkeypatch.setattr(commands, "TURNED", {"an answer": {"engine": "tgi"}})
+def test_prints_what_an_update_of_the_dashboard_takes(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "CHANGED", {"an update": {"engine": "tgi"}})
     bench_sim.main(["dashboard", "--repeat=1"])
-    assert re.fullmatch(r" +\d+\.\d\d CPU s +\d+\.\d\d s  an answer\n", capsys.readouterr().out)
+    assert re.fullmatch(r" +\d+\.\d\d CPU s +\d+\.\d\d s  an update\n", capsys.readouterr().out)

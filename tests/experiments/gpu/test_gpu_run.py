@@ -418,7 +418,7 @@ def test_what_cannot_run_is_refused_with_what_can(tmp_path):
 def test_without_a_gpu_it_says_so(tmp_path):
     done = run_program("limits", "--out", str(tmp_path))
     assert done.returncode == 2
-    assert "--device cpu --quick makes a dry run" in done.stderr
+    assert "use --device cpu --quick" in done.stderr
 
 
 @pytest.mark.slow
