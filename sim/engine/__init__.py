@@ -1,1 +1,1 @@
-"""One replica in simulated time, its clock and its signals."""
+"""Simulates one replica: its clock, its main loop, its load signals."""

@@ -1,4 +1,4 @@
-"""LoRA adapters on their way to a replica's GPU."""
+"""Loads of LoRA adapters into the GPU memory of a replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.engine.replica import Replica
 
 
 class AdapterLoads(Attachment):
-    """Begins the loads that plans ask for, and tells the engine when each is done."""
+    """Begins the adapter loads that plans request, and reports each one to the engine when it is complete."""
 
     def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica = replica
@@ -21,14 +21,14 @@ class AdapterLoads(Attachment):
         replica = self._replica
         for load in replica.core.take_adapter_loads():
             done_s = replica.copies.links.load(load, now)
-            replica.later(done_s, Phase.arrive, partial(self._loaded, load.name))
+            replica.schedule(done_s, Phase.arrive, partial(self._loaded, load.name))
 
     def _loaded(self, name: str) -> None:
-        """An adapter that sequences wait for is here."""
+        """Reports to the engine that an adapter is loaded, so that the sequences that wait for it can run."""
         replica = self._replica
-        replica.intervene()
+        replica.before_external_event()
         assert replica.core.residents is not None
         for seq in replica.core.residents.waiters(name):
             replica.recorder.events.loaded(seq, self._clock.now)
         replica.core.adapter_loaded(name)
-        replica.look_up()
+        replica.replan()

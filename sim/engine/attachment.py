@@ -1,10 +1,10 @@
-"""What may join a replica: an attachment is told what happens there, and a replica without it pays nothing.
+"""Attachments: listeners to the events of a replica. A replica without attachments does no work for them.
 
     class TokenCounter(Attachment):
         def prefilled(self, seq: Sequence, now: float) -> None:
             ...
 
-`Replica.attach(TokenCounter())` lets it join; `sim.cluster.simulation` does so for what a run has.
+`Replica.attach(TokenCounter())` adds it; `sim.cluster.simulation` adds those that a run needs.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from sim.engine.running_step import RunningStep
 
 
 class Attachment:
-    """The events of a replica. A method that a subclass does not override is never called."""
+    """Handlers of the events of a replica. A method that a subclass does not override is never called."""
 
     def sent(self, request: Request) -> None:
-        """A request was sent to the replica; its engine may not know it yet."""
+        """Handles a request that was sent to the replica; its engine may not know it yet."""
 
     def entered(self, seq: Sequence) -> None:
-        """The engine knows a request from now on; no plan has seen it."""
+        """Handles a request that has just reached the engine; no plan has included it yet."""
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
-        """The engine has made a plan, or has found nothing to compute. Nothing runs yet."""
+        """Handles a new plan whose iterations have not started; None: there is nothing to compute."""
 
     def started(self, step: RunningStep | None, now: float) -> None:
-        """The iterations of that plan have begun, or the replica has fallen idle."""
+        """Handles the start of the iterations of that plan; None: the replica is idle."""
 
     def ending(self, step: RunningStep, now: float) -> None:
-        """A step is about to be committed; step.num_iterations says how many iterations have run."""
+        """Handles a step that is about to be committed, after step.num_iterations iterations."""
 
     def transfers_prefilled(self, seq: Sequence, now: float) -> bool:
-        """A prefill is complete; returns whether the attachment transfers the sequence to another replica."""
+        """Handles a completed prefill; returns true if it begins a KV transfer to another replica."""
         return False
 
     def prefilled(self, seq: Sequence, now: float) -> None:
-        """A prefill, or a recomputation after a preemption, is complete and has produced a token."""
+        """Handles the token that a prefill, or a recomputation after a preemption, has produced."""
 
-    def intervening(self) -> None:
-        """Something comes from outside in the middle of a step: KV, an abort, a change of speed."""
+    def before_external_event(self) -> None:
+        """Prepares for an external event in the middle of a step: loaded KV, an abort, a slowdown."""
 
     def left(self, seq: Sequence) -> None:
-        """A sequence has ended, was given up, or goes on elsewhere."""
+        """Handles a sequence that has finished, was aborted, or continues in another replica."""
 
     def crashed(self, now: float) -> None:
-        """The replica has lost its engine and all requests; the new engine is in its place already."""
+        """Handles a crash, after an empty engine has replaced the one that lost all requests."""
 
 
 class Listeners:
-    """The functions that a replica calls, by event; none for most events of most runs.
+    """The functions that a replica calls, by event; most events of most runs have none.
 
-    Attributes, as they are looked up millions of times.
+    Attributes in place of a dictionary, as they are read millions of times.
     """
 
     def __init__(self) -> None:
@@ -66,12 +66,12 @@ class Listeners:
         self.ending: tuple[Callable[[RunningStep, float], None], ...] = ()
         self.transfers_prefilled: tuple[Callable[[Sequence, float], bool], ...] = ()
         self.prefilled: tuple[Callable[[Sequence, float], None], ...] = ()
-        self.intervening: tuple[Callable[[], None], ...] = ()
+        self.before_external_event: tuple[Callable[[], None], ...] = ()
         self.left: tuple[Callable[[Sequence], None], ...] = ()
         self.crashed: tuple[Callable[[float], None], ...] = ()
 
     def add(self, attachment: Attachment) -> None:
-        """Call an attachment, behind those that were added before."""
+        """Adds the handlers that an attachment overrides, to be called after those added before."""
         for event, called in list(vars(self).items()):
             if getattr(type(attachment), event) is not getattr(Attachment, event):
                 setattr(self, event, (*called, getattr(attachment, event)))

@@ -1,4 +1,4 @@
-"""The parents of the branches of a beam or tree search, drawn at random as no model computes scores.
+"""Parents of the branches of a beam or tree search, drawn at random as no model computes scores.
 
 Each new branch continues one of the old ones, all equally likely, independently of each other. A real beam
 search is less even: the best hypotheses have more children, so its branches share more.
@@ -10,13 +10,14 @@ from hashlib import blake2b
 
 from policies.core.sequence import Sequence
 
-_BYTES = 4  # a draw
+_BYTES = 4  # per draw
 
 
 def draw_parents(seed: int, request_id: int, num_tokens: int, width: int) -> tuple[int, ...]:
-    """For each of `width` new branches the old one that it continues, at their num_tokens-th output token.
+    """Returns, for each of `width` new branches, the old branch that it continues.
 
-    A function of its arguments alone, on every machine.
+    num_tokens: the number of the output token at which the branches are chosen. The result depends on the
+    arguments alone, on every machine.
     """
     drawn = b""
     while len(drawn) < width * _BYTES:
@@ -26,8 +27,8 @@ def draw_parents(seed: int, request_id: int, num_tokens: int, width: int) -> tup
     return tuple(int.from_bytes(word, "little") % width for word in words)
 
 
-def chosen(seed: int, seq: Sequence) -> tuple[int, ...] | None:
-    """The parents of the branches of a sequence at its next token; None: the branches continue unchanged."""
+def chosen_parents(seed: int, seq: Sequence) -> tuple[int, ...] | None:
+    """Returns the parents of a sequence's branches at its next token; None: the branches are unchanged."""
     branching = seq.request.branching
     if branching is None or branching.every is None:
         return None

@@ -1,4 +1,4 @@
-"""For how long a replica has been running iterations, the same however the run was cut into leaps."""
+"""Seconds in which a replica was running iterations, independent of how the run was cut into leaps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from sim.engine.running_step import RunningStep
 
 
 class BusyTime(Attachment):
-    """Adds up stretches without a break, so that leaping and stepping give the same bits."""
+    """Adds up periods without a pause, so that leaping and stepping give bit-identical sums."""
 
     def __init__(self) -> None:
-        self._before_s = 0.0  # of the stretches before the last
-        self._from_s = self._until_s = 0.0  # the last
+        self._before_s = 0.0  # in the periods before the last
+        self._from_s = self._until_s = 0.0  # the last period
         self._step: RunningStep | None = None
 
     def seconds(self, now: float) -> float:
-        """Seconds with an iteration running, up to now."""
+        """Returns the seconds up to `now` in which an iteration was running."""
         until_s = self._until_s if self._step is None else now
         return self._before_s + (until_s - self._from_s)
 

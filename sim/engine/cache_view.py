@@ -1,4 +1,4 @@
-"""What a routing policy sees of a replica's cache."""
+"""The prefix cache of a replica, as routing policies see it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sim.engine.replica import Replica
 
 
 class CacheView(Attachment, NoCacheView):
-    """Shows a cache as of the last iteration that has begun, in the middle of a leap, too."""
+    """Shows the cache as of the last iteration that has begun, also in the middle of a leap."""
 
     def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica = replica
         self._clock = clock
 
     def num_cached(self, request: Request) -> int:
-        """Tokens of a prompt that the cache has."""
-        self.intervening()
+        """Returns the number of tokens of a prompt that are cached."""
+        self.before_external_event()
         return self._replica.core.block_pool.peek(request)
 
-    def intervening(self) -> None:
-        """Cut a leap behind the iterations that have ended, if they have changed what the cache holds.
+    def before_external_event(self) -> None:
+        """Cuts a leap after the iterations that have ended, if they have changed the content of the cache.
 
-        The cut must come before anything else comes from outside: the plan made there must not know of it.
+        The cut must precede the external event, as the plan that is made at the cut must not depend on it.
         """
         replica = self._replica
         step, core = replica.step, replica.core
@@ -37,4 +37,4 @@ class CacheView(Attachment, NoCacheView):
             return
         if not step.plan.chunks and core.blocks_of_repeats(step.plan, num_ended) <= core.block_pool.num_blank:
             return  # nothing was evicted
-        replica.split(num_ended)
+        replica.commit_and_replan(num_ended)

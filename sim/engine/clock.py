@@ -1,4 +1,4 @@
-"""Simulated time: a SimPy environment with events at absolute times, in phases within one instant."""
+"""Simulated time: a SimPy environment with events at absolute times, ordered by phase at equal times."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sim.engine.interrupt import Interrupt
 
 
 class Phase(IntEnum):
-    """The order of what happens at one instant; within a phase, replicas go by index.
+    """The order of events at the same time; within a phase, events of replicas are ordered by their index.
 
-    Iterations end, then the KV that they have computed is replicated, then requests arrive or are given up,
-    then replicas crash, come and go, then those that are there plan. So a request that arrives at the very
-    end of an iteration is seen by the plan made there, whether the replica had leapt to that boundary or
-    stepped to it. What engines that plan ahead see one plan late comes after that plan.
+    Iterations end, then the KV that they have computed is replicated, then requests arrive or are aborted,
+    then replicas crash, start and stop, then the running replicas plan. So a request that arrives exactly at
+    the end of an iteration is in the plan that is made there, whether the replica had leapt to that boundary
+    or stepped to it. Events that engines that plan ahead must see one plan later are in phase `late`.
     """
 
     commit = 0
@@ -30,43 +30,43 @@ class Phase(IntEnum):
 
 
 ARRIVE: Final = int(Phase.arrive)
-"""A constant, as a member of an enum takes 50 ns to read through its class in Python 3.11."""
+"""A constant, as reading a member of an enum through its class takes 50 ns in Python 3.11."""
 
 
 class Clock(Environment):
-    """SimPy's environment plus `at`. An event is a number, that of its place in the order of their making.
+    """SimPy's environment plus `at`. An event is a number that counts up in the order of creation.
 
-    SimPy schedules by delay, and now + (t - now) may miss t by a bit. Leaping must reach the very same
-    times as stepping, so `at` puts the absolute time into SimPy's queue (its private names are used here
-    and nowhere else). All events are made by `at`, so they and `run_some` need nothing of what SimPy does for
-    events that may fail, are waited for by several, or belong to processes. An event cannot be taken back:
-    the callback compares its number with that of the event that counts.
+    SimPy schedules by delay, and now + (t - now) may differ from t in the last bit. Leaping must reach the
+    same times as stepping to the last bit, so `at` puts the absolute time into SimPy's queue (SimPy's private
+    names are used in this class only). All events are created by `at`, so `run_some` leaves out what SimPy
+    does for events that may fail, have several waiters, or belong to processes. An event cannot be cancelled:
+    the callback compares its number with that of the event that is still valid.
     """
 
     now = 0.0
-    """Simulated time; an attribute, as nothing is read more often."""
+    """Simulated time, s; an attribute in place of SimPy's property, as nothing is read more often."""
 
     def at(self, time_s: float, priority: int, callback: Callable[[int], None]) -> int:
-        """Call `callback` with the event's number, which is returned, at time_s >= now.
+        """Schedules callback(event) at time_s >= now; returns the number of the event.
 
-        Smaller priorities go first, then those set earlier.
+        Events at the same time are processed by priority, smallest first, then in the order of creation.
         """
         event = next(self._eid)
         heappush(self._queue, (time_s, priority, event, callback))  # type: ignore[misc]
         return event
 
     def is_quiet(self) -> bool:
-        """Whether nothing else is to happen at this instant."""
+        """Returns whether no other event is due at the current time."""
         return not self._queue or self._queue[0][0] > self.now
 
     is_stopped = False
 
     def stop(self) -> None:
-        """Let `run_some` process no more events."""
+        """Makes `run_some` return before the next event."""
         self.is_stopped = True
 
     def run_some(self, max_events: int, until_s: float, interrupt: Interrupt) -> bool:
-        """Process up to max_events events that are due by until_s; False if it stops earlier."""
+        """Processes up to max_events events that are due by until_s; returns false if it stops earlier."""
         queue = self._queue
         for _ in range(max_events):
             if not queue or queue[0][0] > until_s or interrupt.noted or self.is_stopped:

@@ -1,4 +1,4 @@
-"""Copies of KV into and out of a replica's GPU memory, begun where their bytes come from."""
+"""Copies of KV into and out of the GPU memory of a replica."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from sim.engine.links import Links
 class Copies:
     """Begins the transfers of one replica's plans.
 
-    links: between its own memory tiers. sources: what begins a copy from elsewhere, by `Transfer.source`.
-    on_done(request_id, done_s) is called with every load on the links for which a sequence waits.
+    links: the links between its own memory tiers. sources: the functions that begin copies from other
+    sources, by `Transfer.source`. on_done(request_id, done_s) is called for every load over the links for
+    which a sequence waits.
     """
 
     def __init__(self, links: Links, on_done: Callable[[int, float], None]) -> None:
@@ -21,12 +22,15 @@ class Copies:
         self._on_done = on_done
 
     def begin(self, transfers: list[Transfer], now: float) -> float:
-        """Begin them in order; returns for how many seconds the step waits for copies out of its blocks."""
+        """Begins transfers in order.
+
+        Returns the seconds by which the step is delayed, as blocks that it writes to are still being read.
+        """
         delay_s = 0.0
         for transfer in transfers:
-            from_elsewhere = self.sources.get(transfer.source)
-            if from_elsewhere is not None:
-                from_elsewhere(transfer)
+            begin_copy = self.sources.get(transfer.source)
+            if begin_copy is not None:
+                begin_copy(transfer)
                 continue
             done_s = self.links.begin(transfer, now)
             if transfer.seq is not None:

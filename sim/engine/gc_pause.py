@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No collection of cycles inside.
+    """Disables the collection of cycles in the body of a `with` statement.
 
-    What a run makes it keeps, or drops without cycles. The collector would look through all of it again and
-    again and find nothing: 10 to 20 % of a long run's time.
+    The objects of a run are kept until its end, or freed without cycles. The collector would scan all of
+    them again and again and find nothing: 10 to 20 % of the time of a long run.
     """
     was_enabled = gc.isenabled()
     gc.disable()

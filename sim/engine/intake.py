@@ -1,14 +1,15 @@
-"""Requests that were sent to a replica and that its engine does not know yet.
+"""Requests that were sent to a replica and have not reached its engine yet.
 
-A request reaches the engine `frontend_s` after it was sent: the API server reads, tokenises and passes it on.
-An engine that plans ahead (asynchronous scheduling) has then already planned the step behind the running
-iteration, so the plan after that one is the first that sees the request:
+A request reaches the engine `frontend_s` seconds after it was sent: the API server parses, tokenises and
+forwards it. An engine that plans ahead (asynchronous scheduling) has then already planned the step after the
+running iteration, so the plan after that one is the first that includes the request:
 
-    known        next boundary      boundary behind it
-      |-- iteration --|---- iteration ----| plan sees the request        plans_ahead
-      |-- iteration --| plan sees the request                            not
+    known        next boundary      boundary after it
+      |-- iteration --|---- iteration ----| plan includes the request    plans_ahead=True
+      |-- iteration --| plan includes the request                        plans_ahead=False
 
-An idle engine is woken by the first request; others of the same instant find its plan made.
+The first request wakes an idle engine that plans ahead; others that arrive at the same time are not in that
+plan.
 """
 
 from __future__ import annotations
@@ -25,30 +26,31 @@ from policies.core.sequence import Sequence
 from sim.engine.running_step import RunningStep
 
 Enter = Callable[[Any], Sequence]
-"""Gives a request to the engine, called with what stands for it: a sequence or a migrant."""
+"""Adds a request to the engine; its argument is a `Sequence` or a `Migrant`."""
 
 
 class Pending(NamedTuple):
-    """A request on its way to the engine; requests enter in this order."""
+    """A request on its way to the engine; requests enter in the order of (known_s, number)."""
 
     known_s: float
-    """When it reaches the engine."""
+    """Time at which it reaches the engine, s."""
     number: int
     request: Request
     enter: Enter
-    what: Any
+    item: Any
+    """The argument of `enter`."""
     sent_s: float | None
-    """When another replica handed it over; None: it came from the gateway."""
+    """Time at which another replica transferred it, s; None: it came from the gateway."""
 
 
-_NEW_PENDING: Final[Callable[..., Pending]] = partial(tuple.__new__, Pending)  # without a call of Python code
+_NEW_PENDING: Final[Callable[..., Pending]] = partial(tuple.__new__, Pending)  # faster: runs no Python code
 
 
 class Intake:
-    """The pending requests of one replica, in the order of their times.
+    """The pending requests of one replica, in the order of the times at which they reach the engine.
 
-    plans_ahead: whether the engine plans a step before the one that runs has ended. on_enter is called with
-    each request that the engine knows from now on.
+    plans_ahead: whether the engine plans a step before the running one has ended. on_enter is called with
+    each request that reaches the engine.
     """
 
     __slots__ = ("_num_sent", "_on_enter", "_pending", "next_s", "plans_ahead")
@@ -57,17 +59,17 @@ class Intake:
         self.plans_ahead = plans_ahead
         self._on_enter = on_enter
         self.next_s = inf
-        """When the first pending request reaches the engine."""
+        """Time at which the first pending request reaches the engine, s; inf: none is pending."""
         self._pending: deque[Pending] = deque()
         self._num_sent = 0
 
     def add(
-        self, known_s: float, request: Request, enter: Enter, what: Any, sent_s: float | None = None
+        self, known_s: float, request: Request, enter: Enter, item: Any, sent_s: float | None = None
     ) -> None:
-        """Expect a request at known_s, when enter(what) gives it to the engine. sent_s: see `Pending`."""
+        """Adds a pending request; enter(item) will add it to the engine at known_s. sent_s: see `Pending`."""
         self._num_sent += 1
         pending = self._pending
-        entry = _NEW_PENDING((known_s, self._num_sent, request, enter, what, sent_s))
+        entry = _NEW_PENDING((known_s, self._num_sent, request, enter, item, sent_s))
         if known_s >= self.next_s and known_s < pending[-1].known_s:
             insort(pending, entry)
         elif known_s < self.next_s:
@@ -77,13 +79,16 @@ class Intake:
             pending.append(entry)
 
     def enter_during(self, step: RunningStep) -> None:
-        """Let in what the engine has come to know before the end of a step, in the order of time."""
+        """Enters the requests that have reached the engine before the end of a step, in the order of time."""
         known_until_s = step.last_start_s if self.plans_ahead else step.end_s
         while self.next_s <= known_until_s and self.next_s < step.end_s:
             self._enter()
 
     def enter_at(self, now: float, is_idle: bool) -> None:
-        """Let in what has come to an engine at rest; one that plans ahead is only woken, by the first."""
+        """Enters the requests that have reached an engine between two steps.
+
+        An engine that plans ahead enters the first of them if it is idle, else none.
+        """
         if self.plans_ahead:
             if is_idle:
                 self._enter()
@@ -92,27 +97,27 @@ class Intake:
             self._enter()
 
     def _enter(self) -> None:
-        """Remove the first pending request, and let it in."""
+        """Removes the first pending request and enters it."""
         pending = self._pending
         entry = pending.popleft()
         self.next_s = pending[0].known_s if pending else inf
         self._on_enter(entry)
 
     def __contains__(self, request_id: int) -> bool:
-        """Whether a request is pending."""
+        """Returns whether a request is pending."""
         return any(entry.request.request_id == request_id for entry in self._pending)
 
     def entries(self) -> list[Pending]:
-        """All pending requests, in order."""
+        """Returns all pending requests, in order."""
         return list(self._pending)
 
     def clear(self) -> None:
-        """Forget all pending requests."""
+        """Removes all pending requests."""
         self._pending.clear()
         self.next_s = inf
 
     def num_iterations_before(self, step: RunningStep) -> int:
-        """Iterations of a running step behind which the first pending request is planned for."""
+        """Returns the number of iterations until a plan includes the first pending request."""
         known_s = self.next_s
         if known_s <= step.start_s:
             return 1

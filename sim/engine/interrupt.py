@@ -1,4 +1,4 @@
-"""Ctrl-C as a flag: the simulation stops between two events, never in the middle of one."""
+"""Turns Ctrl-C into a flag, so that a simulation stops between two events and never in the middle of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """Whether the user wants the run to stop."""
+    """A flag: `noted` is true once the user has pressed Ctrl-C."""
 
     __slots__ = ("noted",)
 
@@ -20,9 +20,9 @@ class Interrupt:
 
 @contextmanager
 def ctrl_c_noted() -> Iterator[Interrupt]:
-    """Note Ctrl-C instead of raising KeyboardInterrupt; a second one raises it.
+    """Sets a flag on Ctrl-C instead of raising KeyboardInterrupt; a second Ctrl-C raises it.
 
-    Only a program's main thread gets signals; in any other nothing changes.
+    Only the main thread of a program receives signals; in other threads the flag is never set.
     """
     interrupt = Interrupt()
 

@@ -1,4 +1,4 @@
-"""End times of the iterations of a plan, from the hardware model."""
+"""Computes the end times of the iterations of a plan, with the hardware model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def ends_s(
     start_s: float,
     slowdown: float = 1.0,
 ) -> list[float]:
-    """The end time of each iteration of a plan, in seconds, added up one after the other as stepping does.
+    """Returns the end time of each iteration of a plan, in seconds, added up one by one as stepping does.
 
-    shape: of the first iteration, if the plan has prompt chunks. slowdown: iterations take so many times as
-    long. Up to the first iteration that the model cannot price: the leap may be cut before it. Raises
-    UnknownIterationError where it cannot price the first.
+    shape: the shape of the first iteration, if the plan has prompt chunks. slowdown: factor on the duration
+    of an iteration. The list ends before the first iteration that the model cannot price, as the leap may be
+    cut earlier anyway. Raises UnknownIterationError if the model cannot price the first iteration.
     """
     are_alike = plan.num_widening == plan.num_decodes and plan.adapters is None
     if shape is None and are_alike and slowdown == 1:
@@ -37,6 +37,6 @@ def ends_s(
     ends = list(accumulate(durations_s))
     if isnan(ends[-1]):
         ends = list(takewhile(lambda end_s: not isnan(end_s), ends))
-        if not ends:  # asked alone, the model says what it lacks
+        if not ends:  # raises, and the message says what the model lacks
             model.seconds(shape_of(plan, 0))
     return ends

@@ -1,4 +1,4 @@
-"""Plans, shown to a function."""
+"""Passes the plans of a replica to a function."""
 
 from __future__ import annotations
 

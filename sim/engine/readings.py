@@ -1,4 +1,4 @@
-"""What a replica says of itself to routing and scaling policies, where none is declared to read it."""
+"""Stand-ins for the load signals and the cache view of a replica, if no policy is declared to read them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import NoReturn
 from policies.core.request import Request
 
 
-class Readings:
-    """The readings of a replica that no policy reads: asking for one is the policy's mistake."""
+class NoSignals:
+    """Load signals of a replica that no policy has declared to read: reading one raises RuntimeError."""
 
     @property
     def num_running(self) -> int:
-        """Sequences with a slot."""
+        """Running sequences."""
         self._refuse()
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue."""
+        """Waiting sequences."""
         self._refuse()
 
     @property
@@ -32,21 +32,21 @@ class Readings:
 
     @property
     def num_unseen_tokens(self) -> int:
-        """Prompt tokens of those."""
+        """Prompt tokens of the requests that these counts do not include yet."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError("signals: the routing policy must declare reads_signals: ClassVar[bool] = True")
 
 
-NO_SIGNALS = Readings()
+NO_SIGNALS = NoSignals()
 
 
 class NoCacheView:
-    """The cache of a replica that no policy reads."""
+    """The cache of a replica that no policy has declared to read: reading it raises RuntimeError."""
 
     def num_cached(self, request: Request) -> int:
-        """Tokens of a prompt that the cache has, as of the last iteration that has begun."""
+        """Returns the number of cached tokens of a prompt, as of the last iteration that has begun."""
         raise RuntimeError("num_cached: the routing policy must declare reads_caches: ClassVar[bool] = True")
 
 

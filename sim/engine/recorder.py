@@ -1,4 +1,4 @@
-"""Writes down what one replica does: its iterations, its events, and the times in its requests' rows."""
+"""Records the activity of one replica: its iterations, its events, and the times of its requests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from sim.records.requests import FINISHED, RequestLog
 from sim.records.run import EngineRecord
 
 _OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in range(1, 33)}
-"""Outcomes of short steps, which are most of them."""
+"""Outcomes of short steps, made once, as most steps are short."""
 
 
 class Recorder:
-    """The logs of one replica, by its index. seed: for random draws, such as the parents of branches."""
+    """The logs of one replica.
+
+    replica: its index. seed: for random draws, such as the parents of branches.
+    """
 
     def __init__(
         self, replica: int, core: EngineCore, requests: RequestLog, frontend_s: float, seed: int
@@ -40,7 +43,7 @@ class Recorder:
         self._paused = core.paused
 
     def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
-        """The engine has made a plan, or has found nothing to compute; it asked for those transfers."""
+        """Records a plan and its transfers; None: there is nothing to compute."""
         core, events = self._core, self.events
         if (
             plan is not None
@@ -48,7 +51,7 @@ class Recorder:
             and not (plan.admitted or plan.preempted or transfers or events.new)
             and not (self._paused or events.paused or (core.residents is not None and core.loading))
         ):
-            return  # the plan goes on as the last one
+            return  # nothing has changed since the last plan
         events.planned(core, plan, transfers, now)
         for seq in core.lost if plan is None else plan.preempted:
             self._tokens.preempted(seq)
@@ -57,7 +60,7 @@ class Recorder:
                 self._scheduled(seq, now)
 
     def _scheduled(self, seq: Sequence, now: float) -> None:
-        """Work on a request begins, perhaps for the first time."""
+        """Records the admission of a sequence, which may have been preempted before."""
         requests, request_id = self.requests, seq.request_id
         if isnan(requests.scheduled_s[request_id]) or requests.lost_kv:
             requests.schedule(seq, now)
@@ -65,18 +68,18 @@ class Recorder:
             self._tokens.emit(seq, requests.last_token_s[request_id])
 
     def ran(self, step: RunningStep) -> StepOutcome:
-        """Iterations have run; the core, which has not advanced yet, is told the outcome."""
+        """Records iterations that have run; returns the outcome for the core, which commits them next."""
         core, plan, tokens, iterations = self._core, step.plan, self._tokens, self.iterations
         outcome = _OUTCOMES.get(step.num_iterations) or StepOutcome(step.num_iterations)
-        num_apart = 0
+        num_separate_gaps = 0
         if tokens.apart or plan.idle or self._paused:
-            num_apart = tokens.log_gaps(plan, step.ends_s[0], iterations)
+            num_separate_gaps = tokens.log_gaps(plan, step.ends_s[0], iterations)
         if core.may_branch:
-            num_apart += plan.num_branches
+            num_separate_gaps += plan.num_branches
             outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))
-        iterations.add(step, core, tokens.together_s, num_apart)
+        iterations.add(step, core, tokens.last_decode_s, num_separate_gaps)
         if plan.num_decodes > plan.num_branches:
-            tokens.together_s = step.end_s
+            tokens.last_decode_s = step.end_s
         if plan.chunks:
             num_prefills = self.requests.prefill_iterations
             for chunk in plan.chunks:
@@ -84,7 +87,7 @@ class Recorder:
         return outcome
 
     def prefilled(self, seq: Sequence, now: float) -> None:
-        """A prefill, or a recomputation, has produced a token."""
+        """Records the token that a prefill, or a recomputation, has produced."""
         requests, request_id = self.requests, seq.request_id
         if seq.num_output_tokens == 1:
             requests.first_token_s[request_id] = now
@@ -96,35 +99,36 @@ class Recorder:
         self._tokens.emit(seq, now)
 
     def finished(self, seq: Sequence, now: float) -> None:
-        """An answer is complete."""
+        """Records a request whose output is complete."""
         self._tokens.forget(seq)
         self.requests.end(seq, FINISHED, now, now)
 
     def aborts(self, seq: Sequence, now: float, *, is_lost: bool) -> float:
-        """A sequence is about to be given up; returns when it produced its newest token, or NaN.
+        """Records that a sequence is about to be aborted.
 
-        is_lost: for want of KV that was to come from elsewhere, not by its client.
+        is_lost: because its KV cannot be transferred from another replica, not because of its client. Returns
+        the time of its latest token, s; NaN if it has none.
         """
         last_token_s = self._tokens.last_s(seq)
         self.events.leave(seq, now, is_lost=is_lost)
         self._tokens.forget(seq)
         return last_token_s
 
-    def departed(self, seq: Sequence) -> None:
-        """A sequence goes on in another replica."""
+    def migrated(self, seq: Sequence) -> None:
+        """Records that a sequence continues in another replica."""
         self._tokens.forget(seq)
 
     def stopped(self, pending: list[Pending], now: float) -> None:
-        """The run has ended: note how far the requests have come that are here."""
+        """Records the progress of the requests that are unfinished when the run ends."""
         for seq in self._core.unfinished:
-            if self.requests.replica[seq.request_id] == self.replica:  # else it is going on elsewhere
+            if self.requests.replica[seq.request_id] == self.replica:  # else it continues in another replica
                 self.requests.note(seq, self._tokens.last_s(seq))
             self.events.leave(seq, now)
         for entry in pending:
             self.events.left_unseen(entry.request, now, sent_s=entry.sent_s)
 
     def crashed(self, lost: list[Sequence], pending: list[Pending], core: EngineCore, now: float) -> None:
-        """The engine has lost those sequences, and requests on their way to it; `core` takes its place."""
+        """Records a crash that loses sequences and pending requests; `core` replaces the engine."""
         for seq in lost:
             self.requests.note(seq, self._tokens.last_s(seq))
             if seq.state is not LOADING:
@@ -135,10 +139,10 @@ class Recorder:
         self.lost_engines.append(EngineRecord.of(self._core, now))
         self.events = EventLog(self._frontend_s, after=self.events)
         self._follow(core)
-        self._tokens.begin_anew(core)
+        self._tokens.reset(core)
 
     def take_iterations(self) -> IterationLog:
-        """The log of the iterations; it is given up, as all of them are large."""
+        """Returns the log of the iterations and leaves an empty one, so that its memory can be freed."""
         log = self.iterations
         self.iterations = IterationLog(self.replica, log.block_size, log.serves_adapters)
         return log

@@ -1,11 +1,11 @@
-"""One engine in simulated time: plan, wait as long as the hardware model says, commit.
+"""Simulates one engine: plan, wait for as long as the hardware model says, commit.
 
-The main loop is `_on_boundary`: `_finish_step` commits what has run, `_begin_step` plans and prices what runs
-next, and sets the timer for its end. A plan that holds for several iterations is run as one event (a leap).
-What comes from outside in the middle of a leap cuts it (`look_up`): the leap then ends at the first iteration
-boundary that is not earlier, exactly where a simulation of single iterations would have seen it.
+The main loop is `_on_boundary`: `_finish_step` commits the iterations that have run, `_begin_step` plans the
+next ones, computes their end times and schedules the end. A plan that holds for several iterations is run as
+one event (a leap). An external event in the middle of a leap cuts it (`replan`): the leap then ends at the
+first iteration boundary at or after the event, where a simulation of single iterations would have seen it.
 
-What happens is written down by `Recorder`. Everything else joins by `attach`: see `sim.engine.attachment`.
+`Recorder` records the events. Everything else is attached by `attach`: see `sim.engine.attachment`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
 from sim.records.requests import Status
 
-MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
+MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of the rest are wasted
 
 
 class Replica(LoadCounts):
-    """Drives an EngineCore on the clock. It is a `policies.routing.ReplicaView`.
+    """Drives an EngineCore on the simulated clock. It is a `policies.routing.ReplicaView`.
 
-    A crash loses the engine and all that it was doing, and puts an empty one in its place.
+    A crash loses the engine with all its requests, and replaces it by an empty one.
     """
 
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
@@ -58,40 +58,42 @@ class Replica(LoadCounts):
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
         self.step: RunningStep | None = None
-        """What it runs now."""
-        self._timer: int | None = None  # the one event that counts; a cut leaves its predecessor void
+        """The iterations that are running; None: the replica is idle or between two steps."""
+        self._timer: int | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
-        self._num_crashes = 0  # `later` drops what was scheduled before a crash
-        self._aborts: dict[int, Callable[[], None] | None] = {}  # at the next boundary, and what follows
-        self._departures: dict[int, Callable[[Sequence], None]] = {}  # the same of those that go on elsewhere
+        self._num_crashes = 0  # `schedule` drops actions that were scheduled before a crash
+        self._aborts: dict[int, Callable[[], None] | None] = {}  # request id -> callback
+        """Requests to be aborted at the next iteration boundary."""
+        self._migrated: dict[int, Callable[[Sequence], None]] = {}  # request id -> callback
+        """Sequences to be released at the next boundary, as another replica has their KV."""
         self._listeners = Listeners()
 
     def attach(self, attachment: Attachment) -> None:
-        """Attach a listener to the events of the replica; it is called after those attached before."""
+        """Attaches a listener to the events of the replica; it is called after those attached before."""
         self._listeners.add(attachment)
 
     # The main loop.
 
     def _on_boundary(self, event: int) -> None:
-        """A step has run: commit it, let go what was to go at its end, and plan the next."""
+        """Commits a step at its end, ends the requests that waited for this boundary, and plans again."""
         if event != self._timer:
             return
         self._finish_step()
-        if self._aborts or self._departures:
-            self._let_go()
+        if self._aborts or self._migrated:
+            self._end_requests()
         if self._clock.is_quiet():
             self._begin_step(self._clock.now)
-        else:  # others act at this very instant: plan after them
+        else:  # other events are due at this time: plan after them
             self._plan_at(self._clock.now)
 
     def _on_plan(self, event: int) -> None:
-        """The time has come for a plan without a step before it."""
+        """Plans at a time at which no step ends."""
         if event == self._timer:
             self._begin_step(self._clock.now)
 
     def _finish_step(self) -> None:
-        """Commit the running step, as far as it says that it has run."""
+        """Commits the first step.num_iterations iterations of the running step."""
         step = self.step
         assert step is not None
         self.step = self._timer = None
@@ -110,13 +112,13 @@ class Replica(LoadCounts):
             self._on_end(seq)
 
     def _begin_step(self, now: float) -> None:
-        """Decide what runs next and set out, if there is anything to compute."""
+        """Plans the next step and starts it, if there is anything to compute."""
         core, intake = self.core, self.intake
         self._timer = None
         if intake.next_s <= now:
             intake.enter_at(now, self._is_idle)
             if self._aborts:
-                self._let_go()
+                self._end_requests()
         plan = core.plan(now)
         transfers = self._take_transfers()
         delay_s = self.copies.begin(transfers, now) if transfers else 0.0
@@ -124,14 +126,14 @@ class Replica(LoadCounts):
             notify(plan, now)
         self.recorder.planned(plan, transfers, now)
         if plan is None:
-            self._rest(now)
+            self._go_idle(now)
         else:
-            self._run(plan, now, delay_s)
+            self._start_step(plan, now, delay_s)
         for notify_started in self._listeners.started:
             notify_started(self.step, now)
 
-    def _run(self, plan: StepPlan, now: float, delay_s: float) -> None:
-        """Set out with a plan: when its iterations end, and at which of these ends the next plan is due."""
+    def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
+        """Computes the end times of a plan's iterations, and schedules the end of the step at one of them."""
         next_s = self.intake.next_s
         shape = shape_of(plan, 0) if plan.chunks else None
         num_iterations = 1 if delay_s or next_s <= now else min(plan.horizon, self._max_leap)
@@ -146,26 +148,26 @@ class Replica(LoadCounts):
         self._is_idle = False
         self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
 
-    def _rest(self, now: float) -> None:
-        """Nothing is to be computed: wake up when the policies want to be asked again, or a request comes."""
+    def _go_idle(self, now: float) -> None:
+        """Schedules the next plan of an idle replica: at `core.wake_s` or when the next request arrives."""
         self._is_idle = True
         self._wake_s = max(now, min(self.core.wake_s, self.intake.next_s))
         if self._wake_s < inf:
             self._plan_at(self._wake_s)
 
     def _plan_at(self, time_s: float) -> None:
-        """Plan then, after all else that happens at that instant."""
+        """Schedules a plan at time_s, after all other events of that time."""
         self._wake_s = time_s
         self._timer = self._clock.at(time_s, self._plan_phase, self._on_plan)
 
     def _cut(self, step: RunningStep, num_iterations: int) -> None:
-        """Let a leap end earlier, if it does not anyway."""
+        """Cuts a leap to num_iterations, unless it is that short already."""
         if num_iterations < step.num_iterations:
             step.cut(num_iterations)
             self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
 
-    def look_up(self) -> None:
-        """Something came from outside: plan anew at the first iteration boundary that is not in the past."""
+    def replan(self) -> None:
+        """Schedules a new plan at the first iteration boundary from now on, after an external event."""
         step = self.step
         if step is None:
             if self._timer is None or self._is_idle:
@@ -173,21 +175,21 @@ class Replica(LoadCounts):
         elif step.num_iterations > 1:
             self._cut(step, bisect_left(step.ends_s, self._clock.now) + 1)
 
-    def split(self, num_iterations: int) -> None:
-        """Commit so many iterations of a leap, which have ended, and plan anew behind them."""
+    def commit_and_replan(self, num_iterations: int) -> None:
+        """Commits the first num_iterations of a leap, which have ended, and plans again at their end."""
         step = self.step
         assert step is not None
         step.cut(num_iterations)
         self._finish_step()
         self._begin_step(step.end_s)
 
-    def intervene(self) -> None:
-        """Something is about to come from outside: let those know that have to act before."""
-        for notify in self._listeners.intervening:
+    def before_external_event(self) -> None:
+        """Notifies the listeners that must act before an external event, such as an abort or loaded KV."""
+        for notify in self._listeners.before_external_event:
             notify()
 
-    def later(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
-        """Do something then, unless the engine crashes before."""
+    def schedule(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
+        """Schedules an action, which is dropped if the engine crashes before."""
         num_crashes = self._num_crashes
 
         def act(event: int) -> None:
@@ -196,33 +198,36 @@ class Replica(LoadCounts):
 
         self._clock.at(time_s, phase, act)
 
-    # Requests come ...
+    # Requests arrive.
 
     def submit(self, request: Request, stop_after: StopAfter) -> None:
-        """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
+        """Accepts a request that ends (each branch of it) after stop_after output tokens.
+
+        Raises RejectedError if the engine can never serve it.
+        """
         core = self.core
         seq = core.sequence_of(request, stop_after)
         self.count_queued(request.request_id, request.prompt.num_tokens)
         self.expect(request, self.known_s(request), core.enter, seq)
 
     def known_s(self, request: Request) -> float:
-        """When the frontend will have passed a request on that comes from the gateway now."""
-        if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
+        """Returns the time at which a request that the gateway sends now reaches the engine, s."""
+        if request.request_id in self._migrated:  # its last attempt is still here until the next boundary
             assert self.step is not None
             return self.step.boundary_s(self._clock.now)
         return self._clock.now + self.pool.frontend_s
 
     def expect(
-        self, request: Request, known_s: float, enter: Enter, what: Any, sent_s: float | None = None
+        self, request: Request, known_s: float, enter: Enter, item: Any, sent_s: float | None = None
     ) -> None:
-        """Let a request reach the engine at known_s, by enter(what); sent_s: see `Pending`."""
+        """Adds a request that will reach the engine at known_s, by enter(item). sent_s: see `Pending`."""
         self.num_outstanding += 1
         self.num_outstanding_tokens += request.prompt.num_tokens
         for notify in self._listeners.sent:
             notify(request)
         intake, step = self.intake, self.step
         is_next = known_s < intake.next_s
-        intake.add(known_s, request, enter, what, sent_s)
+        intake.add(known_s, request, enter, item, sent_s)
         if not is_next:
             return
         if step is not None:
@@ -232,77 +237,80 @@ class Replica(LoadCounts):
             self._plan_at(known_s)
 
     def _enter(self, entry: Pending) -> None:
-        """Give a pending request to the engine."""
-        seq = entry.enter(entry.what)
+        """Adds a pending request to the engine."""
+        seq = entry.enter(entry.item)
         self.recorder.events.enter(seq, entry.sent_s)
         for notify in self._listeners.entered:
             notify(seq)
 
     def _load(self, request_id: int, done_s: float) -> None:
-        """KV that a sequence waits for will be here."""
-        self.later(done_s, Phase.arrive, partial(self.loaded, request_id))
+        """Schedules the completion of a KV load for which a sequence waits."""
+        self.schedule(done_s, Phase.arrive, partial(self.loaded, request_id))
 
     def loaded(self, request_id: int) -> None:
-        """KV that a sequence waits for is here."""
-        self.intervene()
+        """Reports to the engine that the KV for which a sequence waits is loaded."""
+        self.before_external_event()
         seq = self.core.loading.get(request_id)
         if seq is not None:
             self.recorder.events.loaded(seq, self._clock.now)
         self.core.loaded(request_id)
-        self.look_up()
+        self.replan()
 
-    # ... and go.
+    # Requests leave.
 
     def _prefilled(self, seq: Sequence, now: float) -> None:
-        """A prefill has produced a token: the sequence goes on here, unless another replica decodes it."""
+        """Handles the token of a prefill: the sequence decodes here, unless it is transferred."""
         if self._queued:
             self.num_queued_tokens -= self._queued.pop(seq.request_id, 0)
-        for transfers_on in self._listeners.transfers_prefilled:
-            if transfers_on(seq, now):
+        for begin_transfer in self._listeners.transfers_prefilled:
+            if begin_transfer(seq, now):
                 return
         self.recorder.prefilled(seq, now)
         for notify in self._listeners.prefilled:
             notify(seq, now)
 
     def abort(self, request_id: int, then: Callable[[], None] | None = None) -> None:
-        """Give a request up: now if no iteration is under way, else at the next iteration boundary.
+        """Aborts a request: now if no iteration is running, else at the next iteration boundary.
 
-        then: called instead of on_end. A request that is being given up already stays with what follows.
+        then: called in place of on_end. A second abort of the same request has no effect.
         """
         is_pending = request_id in self.intake
         if self.step is None and not is_pending:
             self._abort(request_id, then)
-            if self.core.num_waiting:  # perhaps for what it held
-                self.look_up()
+            if self.core.num_waiting:  # perhaps for the memory that it held
+                self.replan()
         elif request_id not in self._aborts:
-            if not is_pending:  # else it is given up as soon as the engine knows it
-                self.intervene()
-                self.look_up()
+            if not is_pending:  # else it is aborted as soon as it reaches the engine
+                self.before_external_event()
+                self.replan()
             self._aborts[request_id] = then
 
-    def depart(self, request_id: int, then: Callable[[Sequence], None]) -> None:
-        """Let a sequence go whose KV is in another replica now; when, as for `abort`."""
-        if self.step is None:
-            self._depart(request_id, then)
-        else:
-            self.intervene()
-            self._departures[request_id] = then
-        self.look_up()
+    def release_migrated(self, request_id: int, then: Callable[[Sequence], None]) -> None:
+        """Releases a sequence after the transfer of its KV to another replica, at the same time as `abort`.
 
-    def _let_go(self) -> None:
-        """Give up what was to be given up at the end of the step, then what goes on elsewhere."""
+        then: called with the sequence when its slot and blocks are free.
+        """
+        if self.step is None:
+            self._release_migrated(request_id, then)
+        else:
+            self.before_external_event()
+            self._migrated[request_id] = then
+        self.replan()
+
+    def _end_requests(self) -> None:
+        """Aborts and releases the requests that waited for the end of the step."""
         aborts, self._aborts = self._aborts, {}
         for request_id, then in aborts.items():
             if request_id in self.intake:
                 self._aborts[request_id] = then
             else:
                 self._abort(request_id, then)
-        departures, self._departures = self._departures, {}
-        for request_id, then_tell in departures.items():
-            self._depart(request_id, then_tell)
+        migrated, self._migrated = self._migrated, {}
+        for request_id, on_released in migrated.items():
+            self._release_migrated(request_id, on_released)
 
     def _abort(self, request_id: int, then: Callable[[], None] | None) -> None:
-        """Give up a request, if it is still here."""
+        """Aborts a request, if it is still here."""
         seq, now = self.core.find(request_id), self._clock.now
         if seq is None:
             return
@@ -313,18 +321,18 @@ class Replica(LoadCounts):
             self.recorder.requests.end(seq, Status.aborted, last_token_s, now)
             self._on_end(seq)
         else:
-            self.later(now, Phase.arrive, then)
+            self.schedule(now, Phase.arrive, then)
 
-    def _depart(self, request_id: int, then: Callable[[Sequence], None]) -> None:
-        """Free what a sequence holds that goes on elsewhere, if it is still here."""
+    def _release_migrated(self, request_id: int, then: Callable[[Sequence], None]) -> None:
+        """Frees slot and blocks of a sequence that another replica continues, if it is still here."""
         seq = self.core.abort(request_id, FinishReason.migrated)
         if seq is not None:
-            self.recorder.departed(seq)
+            self.recorder.migrated(seq)
             self._leave(seq)
             then(seq)
 
     def _leave(self, seq: Sequence) -> None:
-        """A request is outstanding no more."""
+        """Removes a request that has ended here from the counts, and notifies the listeners."""
         self._uncount(seq)
         for notify in self._listeners.left:
             notify(seq)
@@ -332,20 +340,20 @@ class Replica(LoadCounts):
     # Failures, and the end of the run.
 
     def slow_down(self, factor: float) -> None:
-        """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""
+        """Multiplies the duration of iterations that begin from now on by `factor`; 1: normal speed."""
         if factor != self._slowdown:
-            self.intervene()
+            self.before_external_event()
             self._slowdown = factor
-            self.look_up()
+            self.replan()
 
     def crash(self) -> list[int]:
-        """Lose the engine at this instant; returns the requests that it had taken in, by id.
+        """Crashes the engine now; returns the ids of the requests that are lost, sorted.
 
-        What its iterations up to now have produced was sent to the clients.
+        The tokens of iterations that have ended by now have been sent to the clients.
         """
         now = self._clock.now
         self._finish_until(now)
-        lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
+        lost = [seq for seq in self.core.unfinished if seq.request_id not in self._migrated]
         pending, before = self.intake.entries(), self.core
         self.core = self.pool.core()
         self.core.num_iterations = self.core.block_pool.num_iterations = before.num_iterations
@@ -356,7 +364,7 @@ class Replica(LoadCounts):
         self._is_idle, self._wake_s = True, inf
         self.intake.clear()
         self._aborts.clear()
-        self._departures.clear()
+        self._migrated.clear()
         self._uncount_all()
         self.copies.links = self.pool.links()
         for notify in self._listeners.crashed:
@@ -364,12 +372,12 @@ class Replica(LoadCounts):
         return sorted([*(seq.request_id for seq in lost), *(entry.request.request_id for entry in pending)])
 
     def stop(self, now: float) -> None:
-        """End the simulation: enter the iterations that have ended by now, and how far the rest has come."""
+        """Ends the run: records the iterations that have ended, and the progress of unfinished requests."""
         self._finish_until(now)
         self.recorder.stopped(self.intake.entries(), now)
 
     def _finish_until(self, now: float) -> None:
-        """Commit those iterations of the running step that have ended."""
+        """Commits the iterations of the running step that have ended by `now`."""
         step = self.step
         if step is not None:
             num_ended = bisect_right(step.ends_s, now)
@@ -378,9 +386,9 @@ class Replica(LoadCounts):
                 self._finish_step()
 
     def holds(self, request_id: int) -> bool:
-        """Whether a request is in the engine, or on its way there."""
+        """Returns whether a request is in the engine or on its way to it."""
         return self.core.find(request_id) is not None or request_id in self.intake
 
     def has_adapter(self, name: str) -> bool:
-        """Whether an adapter is on its GPU, or on its way there."""
+        """Returns whether an adapter is in GPU memory or is being loaded."""
         return self.core.residents is not None and self.core.residents.is_resident(name)

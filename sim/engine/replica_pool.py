@@ -1,4 +1,4 @@
-"""A pool of identical replicas in a run: how a replica is made, and what it costs."""
+"""A pool of identical replicas in a run: the factory of their engines, and their price."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ ROLES = ("mixed", "prefill", "decode")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaPool:
-    """A pool of identical replicas, of which `replicas` are there when the run begins.
+    """A pool of identical replicas, of which `replicas` are running when the run begins.
 
-    frontend_s: from a request's arrival until the engine knows it. plans_ahead: the step after the running
-    one is planned already (asynchronous scheduling), so what arrives has to wait for both.
+    frontend_s: seconds from the arrival of a request at the replica until it reaches the engine.
+    plans_ahead: the step after the running one is planned already (asynchronous scheduling), so a new request
+    has to wait for both.
     """
 
     core: Callable[[], EngineCore]
-    """Makes a replica's engine, empty."""
+    """Makes the empty engine of a replica."""
     model: IterationModel
     name: str = ""
     serves: str = ""
-    """The model, as requests name it."""
+    """Name of the served model, as in requests."""
     replicas: int = 1
     frontend_s: float = 0.0
     plans_ahead: bool = False
     links: Callable[[], Links] = Links
     """Makes the links between a replica's memory tiers."""
     price_usd_per_hour: float = 0.0
-    """USD per hour of one replica."""
+    """Price of one replica, USD per hour."""
     scaling: Scaling | None = None
-    """Decides the number of replicas during the run; None: it stays the same."""
+    """Scaling policy, which decides the number of replicas during the run; None: the number is fixed."""
     cold_start_s: float = 0.0
-    """Seconds until a replica that was ordered takes requests."""
+    """Seconds from the start of a replica until it accepts requests."""
 
     role: str = "mixed"
-    """See `PoolSettings`."""
+    """One of `ROLES`; see `PoolSettings`."""
     device: Device | None = None
-    """A replica has num_devices of it; for the network between replicas."""
+    """The device of which a replica has num_devices; for the network between replicas."""
     num_devices: int = 1
     num_layers: int = 1
-    """Layers of the model: KV can be sent layer by layer."""
+    """Layers of the model; KV can be transferred layer by layer."""
 
     def __post_init__(self) -> None:
         if self.replicas < 0:

@@ -14,7 +14,7 @@ from sim.records.requests import RequestLog
 class RunContext:
     """The clock, the records and the settings of a run that its replicas share.
 
-    on_end is called with every sequence that ends. leap=False runs iteration by iteration. seed: for
+    on_end is called with every sequence that ends. leap=False runs iteration by iteration. seed: for the
     random draws of the replicas, such as the parents of branches.
     """
 

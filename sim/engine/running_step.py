@@ -1,4 +1,4 @@
-"""The iterations that a replica runs: one plan, repeated until a boundary at which it is planned anew."""
+"""The iterations that a replica is running: one plan, repeated until the boundary at which it plans again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.engine.shape import shape_of
 class RunningStep:
     """A plan whose iterations end at ends_s[0], ends_s[1], ...; it ends after num_iterations, at end_s.
 
-    Several iterations are a leap. shape: of the first iteration, if the plan has prompt chunks.
+    Several iterations are a leap. shape: the shape of the first iteration, if the plan has prompt chunks.
     """
 
     __slots__ = ("end_s", "ends_s", "num_iterations", "plan", "shape", "start_s")
@@ -28,20 +28,20 @@ class RunningStep:
         self.end_s = ends_s[-1]
 
     def cut(self, num_iterations: int) -> None:
-        """Let it end after so many of its iterations, at least one."""
+        """Makes the step end after its first num_iterations, at least one."""
         self.num_iterations = num_iterations
         self.end_s = self.ends_s[num_iterations - 1]
 
     @property
     def last_start_s(self) -> float:
-        """When its last iteration begins."""
+        """Time at which its last iteration begins, s."""
         num_iterations = self.num_iterations
         return self.ends_s[num_iterations - 2] if num_iterations > 1 else self.start_s
 
     def boundary_s(self, now: float) -> float:
-        """The first end of an iteration that is not earlier than `now`."""
+        """Returns the end of the first iteration that ends at `now` or later, s."""
         return self.ends_s[bisect_left(self.ends_s, now)]
 
     def shape_of_iteration(self, step: int) -> IterationShape:
-        """What its iteration `step` (from 0) computes."""
+        """Returns the shape of its iteration `step` (from 0)."""
         return shape_of(self.plan, step) if step or self.shape is None else self.shape

@@ -1,4 +1,4 @@
-"""From a plan of the policies to the shape that the hardware models price."""
+"""Converts a plan of the policies to the iteration shape that the hardware models price."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from policies.core.plan import StepPlan
 
 
 def shape_of(plan: StepPlan, step: Num) -> IterationShape:
-    """What the plan's iteration `step` (from 0) computes; an array of steps gives arrays where they differ.
+    """Returns the shape of the plan's iteration `step` (from 0).
 
-    From one iteration to the next a decode attends to one token more, a chunk to its predecessors.
+    An array of steps gives arrays where iterations differ: from one iteration to the next, a decode attends
+    to one more token, and a chunk to the chunks before it.
     """
     num_decodes = num_sampled = plan.num_decodes
     context = plan.num_decode_context_tokens + plan.num_widening * step

@@ -1,14 +1,15 @@
-"""What a replica says of itself, as old as it is when a router reads it.
+"""Load signals of a replica, with the age that they have when a router reads them.
 
-An engine publishes its counts once an iteration, and whoever routes fetches them at the multiples of an age:
+An engine publishes its counts once per iteration, and the router fetches them at multiples of an age:
 
-    fetched              |<------- age ------->|                       a read in this period sees the counts
+    fetched              |<------- age ------->|                       a read in this period gives the counts
     iterations    | 1 |  2  | 3 | 4  |   5  | 6 |   7  |               of iteration 2: the last that began
                          ^ refreshed            ^ read                 before the refresh
 
-All replicas are fetched at the same times. Nothing is done at these times: what a refresh would have seen is
-worked out when it is first read, or before the first change after it, whichever comes first. So a router pays
-for the replicas it reads, and the value is that of a refresh on time. Age 0: refreshed at every read.
+All replicas are refreshed at the same times. No event happens at these times: the counts that a refresh would
+have fetched are computed at the first read, or before the first change after it, whichever comes first. So
+the cost is that of the replicas that the router reads, and the values are those of a refresh on time. Age 0:
+the counts are refreshed at every read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock
-from sim.engine.readings import Readings
+from sim.engine.readings import NoSignals
 from sim.engine.replica import Replica
 from sim.engine.running_step import RunningStep
 
@@ -29,38 +30,38 @@ MIN_AGE_S = 1e-6
 
 
 class Counts(NamedTuple):
-    """As of one iteration: when it was planned, and of blocks those that it uses."""
+    """Counts when one iteration was planned; num_blocks_used includes the blocks that it takes."""
 
     num_running: int = 0
     num_waiting: int = 0
     num_blocks_used: int = 0
-    num_entered: int = 0  # requests that the engine had been given
-    num_entered_tokens: int = 0  # of their prompts
+    num_entered: int = 0  # requests that had reached the engine
+    num_entered_tokens: int = 0  # prompt tokens of these requests
 
 
 def check_age(age_s: float) -> None:
-    """Raise ValueError for what is no age."""
+    """Raises ValueError unless age_s is 0 or a finite number of at least MIN_AGE_S seconds."""
     if age_s and not MIN_AGE_S <= age_s < inf:
         raise ValueError(f"signal_age_s={age_s}: must be 0 or a finite number >= {MIN_AGE_S:g} s")
 
 
-class Signals(Attachment, Readings):
-    """The counts of one replica. Times asked for never go back."""
+class Signals(Attachment, NoSignals):
+    """The load signals of one replica. The times of reads must not decrease."""
 
     def __init__(self, replica: Replica, clock: Clock, age_s: float) -> None:
         check_age(age_s)
         self._replica = replica
         self._clock = clock
         self._age_s = age_s
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
-        self._num_sent = self._num_sent_tokens = 0  # since the engine began
-        self._num_entered = self._num_entered_tokens = 0  # of these, known to the engine
-        self._step: RunningStep | None = None  # the last, until the next plan
-        self._counts = Counts()  # of the last plan
+    def _reset(self) -> None:
+        self._num_sent = self._num_sent_tokens = 0  # requests sent since the engine started
+        self._num_entered = self._num_entered_tokens = 0  # of these, those that have reached the engine
+        self._step: RunningStep | None = None  # the latest step, until the next plan
+        self._counts = Counts()  # as of the latest plan
         self._seen = self._counts
-        self._next_s = -inf  # from when on another refresh is due
+        self._next_s = -inf  # time of the next refresh
 
     @property
     def num_running(self) -> int:
@@ -101,15 +102,15 @@ class Signals(Attachment, Readings):
         self._refresh(now)
 
     def crashed(self, now: float) -> None:
-        self._begin_anew()
+        self._reset()
 
     def _read(self) -> Counts:
-        """What a router sees now."""
+        """Returns the counts that a router sees now."""
         self._refresh(self._clock.now)
         return self._seen
 
     def _refresh(self, now: float) -> None:
-        """Work out what the last refresh has seen, unless that is done."""
+        """Computes the counts of the latest refresh, unless they are known."""
         if now < self._next_s:
             return
         refreshed_s = now
@@ -126,7 +127,7 @@ class Signals(Attachment, Readings):
         self._seen = self._as_of(refreshed_s)
 
     def _as_of(self, time_s: float) -> Counts:
-        """Of the last iteration that began before time_s: later than the last plan, or else seen already."""
+        """Returns the counts of the last iteration that began before time_s > time of the latest plan."""
         step, counts = self._step, self._counts
         if step is None or len(step.ends_s) == 1:
             return counts

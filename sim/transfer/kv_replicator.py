@@ -81,4 +81,4 @@ class KvReplicator(Attachment):
         if not self._kv_replication.fetch(request_id, transfer.num_tokens):
             replica = self._replica
             done_s = replica.copies.links.begin(transfer._replace(source="host"), self._clock.now)
-            replica.later(done_s, Phase.arrive, partial(self._kv_replication.fetched, request_id))
+            replica.schedule(done_s, Phase.arrive, partial(self._kv_replication.fetched, request_id))

@@ -278,7 +278,9 @@ class KvTransfers:
 
     def _let_go(self, transfer: KvTransfer) -> None:
         """The prefill replica frees what it holds of a sequence."""
-        transfer.source.depart(transfer.migrant.request.request_id, partial(self._departed, transfer))
+        transfer.source.release_migrated(
+            transfer.migrant.request.request_id, partial(self._departed, transfer)
+        )
 
     def _departed(self, transfer: KvTransfer, seq: Sequence) -> None:
         """The prefill replica has freed what it held."""

@@ -15,7 +15,7 @@ def make_intake(times_s, plans_ahead=False):
     entered = []
     intake = Intake(plans_ahead, lambda entry: entered.append(entry.request.request_id))
     for request_id, known_s in enumerate(times_s):
-        intake.add(known_s, Request(request_id, 0.0, Prompt(1)), enter=lambda what: None, what=None)
+        intake.add(known_s, Request(request_id, 0.0, Prompt(1)), enter=lambda item: None, item=None)
     return intake, entered
 
 
