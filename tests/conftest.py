@@ -28,7 +28,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make Hydra fast, and let tests name their group where pytest-xdist is left out, too."""
+    """Makes Hydra fast, and declares the marker xdist_group where pytest-xdist is not installed."""
     patch = pytest.MonkeyPatch()
     fast_hydra.install(patch)
     config.add_cleanup(patch.undo)
@@ -36,12 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes begins first, so that no process is left alone with it at the end."""
+    """Moves slow tests to the front, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_report_header() -> str:
-    """Say what is left out."""
+    """Returns the line of the header that names the folders left out and the packages that are missing."""
     if MISSING:
         left_out = ", ".join(f"tests/{folder}" for folder in collect_ignore)
         return f"not run: {left_out}: {' and '.join(MISSING)} not installed"

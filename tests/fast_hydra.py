@@ -20,7 +20,7 @@ _results: dict[tuple[object, ...], object] = {}
 
 
 def _read_once(repository, config_path):
-    """What Hydra reads of a file; its config is a copy, because composing takes its nodes."""
+    """Returns what Hydra reads of a file, from memory if it is unchanged; the config is a copy."""
     source = repository._find_object_source(config_path, ObjectType.CONFIG)
     if source is None or source.scheme() not in ("file", "pkg"):
         return _read(repository, config_path)
@@ -42,6 +42,6 @@ def _map_if_needed(overrides, defaults, self_added):
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Let Hydra compose faster until the patch is undone."""
+    """Makes Hydra compose faster until the patch is undone."""
     patch.setattr(ConfigRepository, "load_config", _read_once)
     patch.setattr(defaults_list, "_create_interpolation_map", _map_if_needed)

@@ -17,7 +17,7 @@ LIBRARIES = ("policies.", "hwmodels.", "sim.")
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """Module -> the modules that it imports, imports for type checking included.
+    """Returns the modules that each module imports, imports for type checking included.
 
     `from package import module` imports the package's own file as well.
     """
@@ -58,7 +58,7 @@ def test_parts_of_a_scenario_come_from_libraries():
 
 
 def _targets(node: object) -> Iterable[str]:
-    """Every `_target_` in a config, at any depth."""
+    """Yields every `_target_` in a config, at any depth."""
     if isinstance(node, dict):
         if "_target_" in node:
             yield node["_target_"]

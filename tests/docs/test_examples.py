@@ -28,12 +28,12 @@ class Printed(NamedTuple):
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The fenced code blocks of a language, in order."""
+    """Returns the fenced code blocks of a language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def figures(text: str) -> list[str]:
-    """The lines that say something, without the folder of the run."""
+    """Returns the lines that are neither empty nor the name of the run's folder."""
     lines = (line.rstrip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("outputs/")]
 

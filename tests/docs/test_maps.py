@@ -40,7 +40,7 @@ def inline_code(text: str) -> list[str]:
 
 
 def named_paths(text: str) -> list[str]:
-    """The files of the tree and the folders, which end with a slash."""
+    """Returns the files and folders that the text names; a folder ends with a slash."""
     pattern = r"[\w/.-]*(\.(py|yaml|md|ipynb)|/)"
     return [code for code in inline_code(text) if re.fullmatch(pattern, code) and code not in OUTPUTS]
 

@@ -16,12 +16,12 @@ PAGE = (ROOT / "docs" / "policies.md").read_text()
 
 
 def blocks(language):
-    """The fenced code blocks of a language, in order."""
+    """Returns the fenced code blocks of a language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
 def rows(first_header):
-    """The rows of the table whose header begins so, as lists of cells."""
+    """Returns the rows of the table whose header begins with that cell, as lists of cells."""
     table = re.split(rf"^\| {first_header} \|.*\n(?=\| ---)", PAGE, maxsplit=1, flags=re.MULTILINE)[1]
     table = "\n" + table.split("\n\n", 1)[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
@@ -29,7 +29,7 @@ def rows(first_header):
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """A folder with the example's files, where we are."""
+    """Writes the example's files into a folder, makes it the current one, and returns it."""
     (policy,), (config,) = blocks("python"), blocks("yaml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

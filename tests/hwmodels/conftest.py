@@ -67,19 +67,19 @@ def _make_shape(contexts=(), chunks=(), completed=True):
 
 @pytest.fixture(scope="session")
 def make_shape():
-    """IterationShape of (contexts of decodes, (new, cached) of chunks)."""
+    """Returns the maker of an IterationShape of (contexts of decodes, (new, cached) of chunks)."""
     return _make_shape
 
 
 @pytest.fixture(scope="session")
 def models():
-    """ModelSpec by preset name."""
+    """Builds every ModelSpec of the presets, by name."""
     return {p.stem: build_preset(p) for p in (CONFIGS / "model").glob("*.yaml") if p.stem != "hf"}
 
 
 @pytest.fixture(scope="session")
 def devices():
-    """Device by preset name."""
+    """Builds every Device of the presets, by name."""
     return {p.stem: build_preset(p) for p in (CONFIGS / "hardware").glob("*.yaml")}
 
 
@@ -92,13 +92,16 @@ def kind(request, models, devices):
 
 @pytest.fixture(scope="session")
 def roofline(kind):
-    """The Roofline of each kind."""
+    """Builds the Roofline of each kind."""
     return Roofline(**kind)
 
 
 @pytest.fixture(scope="session")
 def toy_device():
-    """Round figures: 1e15 FLOP/s, 1e12 bytes/s, 100 SMs, 8 a node, 1e11 bytes/s in the node, 1e10 between."""
+    """Returns a device of round figures: 1e15 FLOP/s, 1e12 bytes/s, 100 SMs, 8 GPUs a node.
+
+    Links: 1e11 bytes/s inside the node, 1e10 bytes/s between nodes.
+    """
     return Device(
         name="toy",
         memory_bytes=64 * 2.0**30,

@@ -38,14 +38,14 @@ _FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
 def _widened(handle: interpreter.TensorHandle) -> interpreter.TensorHandle:
-    """bf16 lives in the interpreter as raw uint16: as the fp32 it stands for."""
+    """Widens bf16, which the interpreter holds as raw uint16, to the fp32 value that it stands for."""
     if handle.dtype.scalar != tl.bfloat16:
         return handle
     return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
 
 def _to_bf16(data: np.ndarray) -> np.ndarray:
-    """Rounded to nearest even, as chips do; the interpreter truncates."""
+    """Rounds to nearest even, as chips do; the interpreter truncates."""
     return (
         torch.from_numpy(np.asarray(data, dtype=np.float32))
         .bfloat16()
@@ -67,7 +67,7 @@ def _mended_cast(
 def _mended_fp_to_fp(
     self: interpreter.InterpreterBuilder, src: interpreter.TensorHandle, dst_type: tl.dtype, rounding: object
 ) -> interpreter.TensorHandle:
-    """fp8 saturates and rounds to nearest even; the interpreter loses the carry and makes 4 of 7.9."""
+    """Converts to fp8 with saturation and rounding to nearest even; the interpreter turns 7.9 into 4."""
     src = _widened(src)
     if dst_type.scalar in _FP8 and src.dtype.scalar in (tl.float32, tl.float16):
         dtype = _FP8[dst_type.scalar]
@@ -94,7 +94,8 @@ class Guards:
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of `tensor` between guards: NaN; 0 for int32 and int64, so that indices stay."""
+        """Returns a contiguous copy of `tensor` between guards of NaN; of 0, a valid index, for int32 and
+        int64."""
         around = torch.empty(tensor.numel() + 2 * GUARD, dtype=tensor.dtype)
         if tensor.dtype.itemsize == 1:
             around.view(torch.uint8).fill_(0x7F)  # NaN in fp8, 127 in int8
@@ -106,7 +107,7 @@ class Guards:
         return around[GUARD : GUARD + tensor.numel()].view(tensor.shape)
 
     def check(self) -> None:
-        """Fail where a guard was written; forget all."""
+        """Fails if a guard was written; forgets all guards."""
         kept, self.kept = self.kept, []
         for around, before in kept:
             for side in (slice(0, GUARD), slice(-GUARD, None)):
@@ -119,13 +120,13 @@ _guards = Guards()
 
 @pytest.fixture(scope="session")
 def guarded() -> Guards:
-    """guarded(tensor): a copy between guard pages, checked for stray writes when the test ends."""
+    """Returns guarded(tensor): a copy between guards, checked for stray writes when the test ends."""
     return _guards
 
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory() -> Iterator[None]:
-    """torch.empty is NaN while a test runs, so that an output nobody wrote cannot pass by luck."""
+    """Fills torch.empty with NaN while a test runs, so that no unwritten output passes by luck."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -134,7 +135,7 @@ def _poisoned_memory() -> Iterator[None]:
 
 
 def _end_where_the_gpu_is_lost() -> None:
-    """After an illegal access every call of this process fails: it ends, and a new one runs what is left."""
+    """Ends this process after an illegal access, which fails all later calls; a new process takes over."""
     if DEVICE == "cpu":
         return
     try:
@@ -146,15 +147,15 @@ def _end_where_the_gpu_is_lost() -> None:
 
 @pytest.fixture(scope="session")
 def generator() -> Callable[[int], torch.Generator]:
-    """generator(seed): a torch generator of its own."""
+    """Returns generator(seed): a torch generator of its own."""
     return lambda seed: torch.Generator(DEVICE).manual_seed(seed)
 
 
 @pytest.fixture(scope="session")
 def assert_close() -> Callable[..., None]:
-    """assert_close(actual, expected, terms=1, dtype=None): within the table, for a reduction over `terms`.
+    """Returns assert_close(actual, expected, terms=1, dtype=None) for a reduction over `terms`.
 
-    dtype: whose tolerance, where it is not the actual's own (an fp32 output of fp16 inputs).
+    dtype: the type that sets the tolerance, if it is not the output's own (an fp32 output of fp16 inputs).
     """
 
     def check(

@@ -11,7 +11,7 @@ from kernels.paged_kv import PagedKv
 
 
 def paged(lens, block_size, num_kv_heads, head_dim, dtype, guarded, generator):
-    """A cache whose unused slots, and null block, are NaN; shuffled tables; the dense KV of each sequence."""
+    """Returns a cache with NaN in unused slots and the null block, shuffled tables, and the dense KV."""
     counts = [-(-n // block_size) for n in lens]
     shape = sum(counts) + 2, block_size, num_kv_heads, head_dim
     keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
@@ -35,7 +35,7 @@ def paged(lens, block_size, num_kv_heads, head_dim, dtype, guarded, generator):
 
 
 def plain(q, k, v, scale, *, window=None, softcap=None, sinks=None, slopes=None, distance=None, seen=None):
-    """One query [H, D] over k, v [L, K, D], a head at a time, in float64.
+    """Computes one query [H, D] over k, v [L, K, D], a head at a time, in float64.
 
     distance: position of each key minus the query's; seen: the keys that the query may see.
     """

@@ -50,7 +50,7 @@ def test_equal_logits_choose_the_lowest_experts():
 
 
 def ordered(alignment):
-    """Each expert's entries, from its blocks of rows."""
+    """Returns each expert's entries, from its blocks of rows."""
     first, found = 0, []
     for end in alignment.ends_E.tolist():
         assert (end - first) % alignment.block_rows == 0

@@ -25,7 +25,7 @@ def drawn(generator, n, k, group_size):
 
 
 def packed(values, order, dim):
-    """Eight nibbles a word along dim, values[order[i]] at bit 4 * i."""
+    """Packs eight nibbles a word along dim, values[order[i]] at bit 4 * i."""
     values = values.movedim(dim, -1)
     eights = values.reshape(*values.shape[:-1], -1, 8)
     word = sum(eights[..., order[i]] << (4 * i) for i in range(8))

@@ -71,13 +71,13 @@ class Engine(Protocol):
     """The other engine, as `first_difference` drives it."""
 
     def add(self, arrival: Arrival, arrival_s: float) -> None:
-        """Take a request in."""
+        """Adds a request."""
 
     def abort(self, request_id: int) -> None:
-        """End a request if it is here."""
+        """Aborts a request; does nothing if the engine does not hold it."""
 
     def step(self) -> Step:
-        """Run until something was computed; only called with requests inside."""
+        """Runs until a step has computed something; must only be called with unfinished requests."""
 
     @property
     def num_unfinished(self) -> int:
@@ -132,9 +132,9 @@ class OurEngine:
         self.core.abort(request_id)
 
     def steps(self, now: int, max_iterations: int) -> list[Step]:
-        """One plan, run for as many iterations as its horizon and the caller allow: one step for each.
+        """Runs one plan for as many iterations as its horizon and the caller allow: one step for each.
 
-        Free blocks are None where a leap does not tell them.
+        Free blocks are None within a leap, which does not report them.
         """
         core = self.core
         plan = core.plan(now)
@@ -178,10 +178,10 @@ def first_difference(
     leaps: bool = False,
     decision_log: list[Step] | None = None,
 ) -> str | None:
-    """What the two engines did differently first; None if they agree in every step.
+    """Describes the first difference between the two engines; None if they agree in every step.
 
     leaps: our core runs a plan for as long as its horizon says, while the other plans every step.
-    decision_log: takes the other engine's steps, for those who count what happened.
+    decision_log: takes the other engine's steps, for tests that count what happened.
     """
     ours, theirs = OurEngine(workload.settings), make_theirs(workload.settings)
     to_come = list(workload.arrivals)
@@ -234,9 +234,9 @@ def _due(to_come: list[Arrival], now: int, ours: OurEngine) -> list[Arrival]:
 
 
 def shrunk(workload: Workload, fails: Callable[[Workload], bool]) -> Workload:
-    """A smaller workload that still fails: arrivals left out, then their numbers made smaller.
+    """Returns a smaller workload that still fails: without some arrivals, then with smaller numbers.
 
-    What raises is no smaller failure: it may make no sense.
+    A workload that raises does not count as a smaller failure, because it may make no sense.
     """
     is_smaller = True
     while is_smaller:
@@ -279,7 +279,7 @@ def _simpler(arrival: Arrival) -> Iterator[Arrival]:
 
 
 def make_workload(mode: str, seed: int) -> Workload:
-    """A random workload of a mode.
+    """Draws a random workload of a mode.
 
     A mode is words joined by "+": fcfs (the plain case), priority, unchunked, threshold, adaptive, watermark,
     prefix.
@@ -352,7 +352,8 @@ class _ContentTree:
         self._share_new = random.choice((0.1, 0.3, 0.6))
 
     def add_answer(self, request_id: int, prompt: Prompt, num_output: int) -> int | None:
-        """A name for the answer to a prompt without a nameless part; prompts that quote both may follow."""
+        """Names the answer to a prompt, so that prompts may quote both; None if a part of the prompt is
+        nameless."""
         if prompt.num_tokens > sum(segment.num_tokens for segment in prompt.segments):
             return None
         answer = Segment(len(self._paths), num_output)
@@ -361,19 +362,19 @@ class _ContentTree:
         return answer.content_id
 
     def quoted(self, prompt: Prompt) -> int | None:
-        """The last request whose answer a prompt quotes."""
+        """Returns the last request whose answer a prompt quotes."""
         requests = [self._answered[s.content_id] for s in prompt.segments if s.content_id in self._answered]
         return requests[-1] if requests else None
 
     def num_prompt_tokens(self) -> int:
-        """1 to the longest allowed; every fourth time whole blocks."""
+        """Draws a length from 1 to the longest allowed; one in four is whole blocks."""
         num_tokens = self._random.randint(1, self._max_tokens)
         if self._random.random() < 0.25:
             num_tokens = max(num_tokens // self._block_size, 1) * self._block_size
         return min(num_tokens, self._max_tokens)
 
     def prompt(self) -> Prompt:
-        """A known path, perhaps with a new segment at its end, perhaps cut, perhaps with a nameless tail."""
+        """Draws a known path, perhaps with a new segment at its end, a cut, or a nameless tail."""
         random = self._random
         path = random.choice(self._paths)
         if random.random() < self._share_new or not path:

@@ -148,7 +148,7 @@ def node_token_ids(node):
 
 
 def random_runs(rng, pool, max_run, page_size):
-    """A part of an earlier prompt, often cut within a run, and something behind it that may be known."""
+    """Draws a part of an earlier prompt, often cut within a run, followed by tokens that may be known."""
     runs = list(pool[rng.integers(len(pool))]) if pool else []
     runs = runs[: rng.integers(len(runs) + 1)]
     if runs and rng.random() < 0.5:
@@ -163,7 +163,7 @@ def random_runs(rng, pool, max_run, page_size):
 
 
 def play(theirs, ours, seed, stream, page_size, num_calls=50):
-    """One stream of calls on both; returns the tokens matched and evicted on the way."""
+    """Plays one stream of calls on both; returns the tokens matched and evicted on the way."""
     rng = np.random.default_rng([seed, stream])
     max_run = int(rng.choice([1, 1, 3, 20, MAX_RUN - 1]))
     pool, held, num_matched, num_evicted = [], [], 0, 0

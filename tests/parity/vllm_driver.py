@@ -116,7 +116,7 @@ class VllmEngine:
         self.scheduler.finish_requests(_name(request_id), RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> Step:
-        """One step that computes something; steps that only preempted count with it."""
+        """Runs one step that computes something; includes preceding steps that only preempted."""
         preempted: set[str] = set()
         plan = self.scheduler.schedule()
         while not plan.num_scheduled_tokens:
@@ -150,7 +150,7 @@ class VllmEngine:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
     def _sampled(self, request: Request) -> list[int]:
-        """The token of a request whose known tokens are all computed; nothing for the others."""
+        """Returns the token of a request whose known tokens are all computed; an empty list for others."""
         if request.num_computed_tokens < request.num_tokens:
             return []
         arrival = self._arrivals[int(request.request_id)]
@@ -171,12 +171,12 @@ def _prompt_token_ids(arrival: Arrival) -> list[int]:
 
 
 def _private(arrival: Arrival) -> int:
-    """The content that only this request has."""
+    """Returns the content id that only this request has."""
     return -arrival.request_id - 1
 
 
 def _token_id(content: int, place: int) -> int:
-    """Above STOP_TOKEN, and different for every pair."""
+    """Returns a token id above STOP_TOKEN that differs for every (content, place)."""
     return (1 << 40) + (content << 20) + place
 
 

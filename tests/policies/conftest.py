@@ -38,7 +38,7 @@ def _make_core(
     predictor=None,
     num_swap_blocks=0,
 ):
-    """An engine with room for everything; `batching` may be a function of (view, step)."""
+    """Returns an engine with room for everything; `batching` may be a function of (view, step)."""
     if callable(batching):
         batching = Scripted(batching)
     return EngineCore(
@@ -59,14 +59,14 @@ def _make_request(request_id=0, num_prompt_tokens=4, arrival_s=0.0, **settings):
 
 
 def _run_step(core, num_iterations=1, ended=()):
-    """Plan and commit. Returns what was computed, by request id, and the core's progress."""
+    """Plans and commits; returns the tokens computed, by request id, and the core's progress."""
     plan = core.plan(0.0)
     tokens = plan.tokens_by_request
     return tokens, core.commit(plan, StepOutcome(num_iterations, tuple(ended)), 0.0)
 
 
 def _run_out(core):
-    """Step until nothing is left: per step the tokens by request, the preempted, and blocks in use."""
+    """Steps until nothing is left; logs tokens by request, preempted ids and blocks in use."""
     decision_log = []
     while (plan := core.plan(0.0)) is not None:
         preempted = [seq.request_id for seq in plan.preempted]
@@ -77,35 +77,35 @@ def _run_out(core):
 
 
 def _bytes_held(policy):
-    """The size of a policy with all that it remembers."""
+    """Returns the pickled size of a policy with its memory, in bytes."""
     return len(pickle.dumps(policy))
 
 
 @pytest.fixture(scope="session")
 def bytes_held():
-    """Of a policy: how much it is with all that it remembers."""
+    """Returns a function for the pickled size of a policy with its memory, in bytes."""
     return _bytes_held
 
 
 @pytest.fixture(scope="session")
 def make_core():
-    """EngineCore with room for everything unless the test says otherwise."""
+    """Returns a maker of an EngineCore, with room for everything unless the test says otherwise."""
     return _make_core
 
 
 @pytest.fixture(scope="session")
 def make_request():
-    """Request(request_id, num_prompt_tokens, arrival_s, ...)."""
+    """Returns a maker: make_request(request_id, num_prompt_tokens, arrival_s, ...)."""
     return _make_request
 
 
 @pytest.fixture(scope="session")
 def run_step():
-    """One plan and its commit: (tokens by request, progress)."""
+    """Returns a function that plans and commits one step: (tokens by request, progress)."""
     return _run_step
 
 
 @pytest.fixture(scope="session")
 def run_out():
-    """All steps until the engine is empty: a list of (tokens by request, preempted ids, blocks in use)."""
+    """Returns a function that steps to the end: [(tokens by request, preempted ids, blocks in use)]."""
     return _run_out

@@ -12,7 +12,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def random_adapter(architecture, rank, targets=TARGETS, seed=0, scaling=1.0):
-    """Both matrices normal with standard deviation 0.02, fp32; each drawn from (seed, its name)."""
+    """Draws both matrices from a normal distribution (standard deviation 0.02, fp32) by (seed, name)."""
 
     def drawn(name, *shape):
         stream = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()

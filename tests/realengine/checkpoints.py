@@ -102,7 +102,8 @@ GGUF_NAMES = {
 
 
 def as_gguf(config: Mapping[str, Any], checkpoint: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The checkpoint as llama.cpp stores it: its names, experts stacked, rotary rows of llama interleaved."""
+    """Returns the checkpoint as llama.cpp stores it: names, stacked experts, interleaved rotary rows of
+    llama."""
     stored: dict[str, np.ndarray] = {}
     experts: dict[str, list[np.ndarray]] = {}
     for name, tensor in checkpoint.items():
@@ -154,7 +155,7 @@ def write_gguf(
     *,
     version: int = 3,
 ) -> Path:
-    """A GGUF file. A tensor: an fp32 array, or (type number, shape, bytes)."""
+    """Writes a GGUF file; a tensor is an fp32 array or (type number, shape, bytes)."""
     header, data = bytearray(), bytearray()
     header += b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():

@@ -63,7 +63,7 @@ def mlp(h, gate_up, down, rounded=lambda x: x):
 
 
 def mixture(spec, h, router, gate_up, down):
-    """Token by token, expert by expert."""
+    """Computes the mixture token by token and expert by expert."""
     out = torch.zeros_like(h)
     for token, shares in enumerate((h @ router.T).softmax(-1)):
         chosen = shares.argsort(descending=True)[: spec.num_experts_per_tok]
@@ -74,7 +74,7 @@ def mixture(spec, h, router, gate_up, down):
 
 
 def dense(weight):
-    """A weight in float64, what is quantised multiplied out."""
+    """Returns a weight in float64, dequantised."""
     if isinstance(weight, Int4Weight):
         in_order = dense_reference(weight, torch.float64)
         if weight.order_K is None:

@@ -80,7 +80,7 @@ def make(config="llama", **settings):
 
 
 def eager_tokens(llm, prompt, num_tokens, weights=None):
-    """Greedy tokens of a model that computes everything anew for each token, without cache or batch."""
+    """Computes greedy tokens by running the whole text for each token, without cache or batch."""
     if weights is None:
         weights = load_weights(None, llm.architecture, torch.float32, "cpu", seed=1)
     tokens = list(prompt)
@@ -92,7 +92,7 @@ def eager_tokens(llm, prompt, num_tokens, weights=None):
 
 @pytest.fixture(scope="module")
 def expected():
-    """By config: the eager tokens of every prompt."""
+    """Returns a function that gives the eager tokens of every prompt, by config."""
     known = {}
 
     def of(config):
@@ -183,7 +183,7 @@ def test_what_was_swapped_to_host_memory_comes_back_as_it_was(scheduling, cachin
 
 
 def counted_loads(llm):
-    """A list that grows with each load from host memory."""
+    """Returns a list that grows with each load from host memory."""
     loads, moved = [], llm.engine.runner.move
 
     def move(transfers):
@@ -281,7 +281,7 @@ def test_answers_to_one_prompt_share_its_kv_and_are_drawn_each_by_itself(num_kv_
 
 
 def assert_drawn(prompt, token_ids, params, index):
-    """The tokens are those that the eager model's logits and the answer's random numbers give."""
+    """Checks that the tokens are those that the eager model's logits and the answer's random numbers give."""
     architecture = Architecture.from_hf(CONFIGS["llama"])
     weights = load_weights(None, architecture, torch.float32, "cpu", seed=1)
     logits = eager_logits(architecture, weights, torch.tensor([*prompt, *token_ids]))

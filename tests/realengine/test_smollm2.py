@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def engines():
-    """By tokens a step: engines that find nothing of earlier requests in a cache."""
+    """Returns engines without a prefix cache, by tokens per step."""
     try:
         find_smollm2()
     except ImportError:

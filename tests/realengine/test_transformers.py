@@ -71,7 +71,7 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def saved(request, tmp_path_factory):
-    """(transformers' model, the folder it was saved to)."""
+    """Returns (transformers' model, the folder to which it was saved)."""
     family, settings = MODELS[request.param]
     torch.manual_seed(1)
     config = getattr(hf, f"{family}Config")(**COMMON | settings)

@@ -16,31 +16,31 @@ from tests.worlds.clusters import Cluster
 
 @pytest.fixture(scope="session")
 def worlds():
-    """Strategy: any `World`."""
+    """Returns the strategy for any `World`."""
     return draw_worlds()
 
 
 @pytest.fixture(scope="session")
 def adapter_worlds():
-    """Strategy: worlds whose requests name LoRA adapters."""
+    """Returns the strategy for worlds whose requests name LoRA adapters."""
     return draw_adapter_worlds()
 
 
 @pytest.fixture(scope="session")
 def branching_worlds():
-    """Strategy: any `World` in which half of the requests ask for several answers."""
+    """Returns the strategy for worlds in which half of the requests ask for several answers."""
     return draw_branching_worlds()
 
 
 @pytest.fixture(scope="session")
 def ask():
-    """`Ask(arrival_s, num_prompt_tokens, num_output_tokens, priority=0, max_tokens=None)`."""
+    """Returns `Ask(arrival_s, num_prompt_tokens, num_output_tokens, priority=0, max_tokens=None)`."""
     return Ask
 
 
 @pytest.fixture(scope="session")
 def make_world():
-    """`Cluster`, one tick of 0.125 s an iteration and room for everything unless it says otherwise."""
+    """Returns a maker of a `Cluster` with room for everything and iterations of one tick, 0.125 s."""
 
     def make(*asks, **settings):
         return Cluster(asks=asks, **settings)
@@ -50,7 +50,7 @@ def make_world():
 
 @pytest.fixture(scope="session")
 def toy_model():
-    """`ToyModel(tick_s, flat)`."""
+    """Returns `ToyModel(tick_s, flat)`."""
     return ToyModel
 
 
@@ -62,5 +62,5 @@ def same_records():
 
 @pytest.fixture(scope="session")
 def list_gaps():
-    """Every gap of a run's records as (seconds, end), sorted."""
+    """Returns a function for every gap of a run's records as (seconds, end), sorted."""
     return gaps_of

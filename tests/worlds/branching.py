@@ -16,7 +16,7 @@ MAX_WIDTH = 4
 
 @st.composite
 def draw_branching_worlds(draw: st.DrawFn) -> World:
-    """Any world whose cache can fork, half of the requests with branches: samples, beam searches, trees."""
+    """Draws any world whose cache can fork; half of its requests have samples, beam searches or trees."""
     world = draw(draw_worlds().filter(_can_branch))
     asks = []
     for ask in world.asks:
@@ -33,7 +33,7 @@ def draw_branching_worlds(draw: st.DrawFn) -> World:
 
 
 def _can_branch(world: World) -> bool:
-    """Whether the cache can share blocks and every budget has room for all branches at once."""
+    """Tests whether the cache can share blocks and every budget has room for all branches at once."""
     budget = getattr(world.batching, "max_num_batched_tokens", MAX_WIDTH)
     pool = world.caching.pool(KvMemory(world.num_blocks, 1.0, max_model_len=world.max_model_len))
     return pool.can_fork and budget >= MAX_WIDTH

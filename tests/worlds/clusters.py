@@ -72,7 +72,7 @@ class WorldPool:
     cold_start_s: float = 0.0
 
     def settings(self) -> dict[str, Any]:
-        """What `World._pool` takes."""
+        """Returns the arguments of `World._pool`."""
         core = {"num_blocks": self.num_blocks, "max_num_seqs": self.max_num_seqs}
         return {
             "replicas": self.replicas,
@@ -121,12 +121,12 @@ class Cluster(World):
 
 
 def cluster_of(world: World, **changes: Any) -> Cluster:
-    """The same world, with what only a cluster has."""
+    """Returns the world as a cluster, with the given settings that only a cluster has."""
     return Cluster(**{f.name: getattr(world, f.name) for f in fields(world)} | changes)
 
 
 def draw_admission(tick_s: float) -> st.SearchStrategy[Any]:
-    """Strategy: any admission policy, with settings that matter to a few requests."""
+    """Returns the strategy for any admission policy, with settings that matter to a few requests."""
     again_s = st.none() | st.integers(0, 9).map(lambda n: n * tick_s)
     few = st.integers(1, 8)
     return (
@@ -155,7 +155,7 @@ def draw_admission(tick_s: float) -> st.SearchStrategy[Any]:
 
 
 def draw_retries(tick_s: float) -> st.SearchStrategy[Retries]:
-    """Strategy: clients who try again, at once or later, perhaps tired of waiting."""
+    """Returns the strategy for clients that try again, at once or later, perhaps with a timeout."""
     return st.builds(
         Retries,
         max_attempts=st.integers(1, 4),
@@ -173,7 +173,7 @@ def draw_retries(tick_s: float) -> st.SearchStrategy[Retries]:
 
 @st.composite
 def draw_event(draw: st.DrawFn, num_replicas: int, num_pools: int, tick_s: float) -> Any:
-    """Strategy: any failure, for a while, at some replicas."""
+    """Draws any failure of limited duration, at some replicas."""
 
     def time_s(least: int = 1) -> float:
         return draw(st.integers(least, 120)) * tick_s / 2
@@ -204,7 +204,7 @@ def draw_event(draw: st.DrawFn, num_replicas: int, num_pools: int, tick_s: float
 
 
 def draw_scaling(tick_s: float) -> st.SearchStrategy[Any]:
-    """Strategy: any autoscaler, in a hurry."""
+    """Returns the strategy for any autoscaler, with short intervals."""
     interval_s = st.integers(1, 24).map(lambda n: n * tick_s / 2)
     a_while_s = st.sampled_from([0.0, 4.0, 20.0]).map(lambda n: n * tick_s)
     bounds = {"min_replicas": st.integers(0, 2), "max_replicas": st.integers(2, MAX_REPLICAS)}
@@ -254,14 +254,14 @@ def draw_scaling(tick_s: float) -> st.SearchStrategy[Any]:
 
 
 def _entries(replicas: tuple[int, ...]) -> tuple[dict[str, str | int], ...]:
-    """A schedule of three shifts."""
+    """Returns a schedule of three shifts."""
     return tuple(
         {"at": at, "replicas": num} for at, num in zip(("00:00", "08:00", "16:00"), replicas, strict=True)
     )
 
 
 def draw_pool(tick_s: float) -> st.SearchStrategy[WorldPool]:
-    """Strategy: replicas of some kind, as fast as the others or not; half of the pools scale."""
+    """Returns the strategy for replicas of some kind, fast or slow; half of the pools scale."""
     return st.builds(
         WorldPool,
         replicas=st.integers(1, 2),
@@ -274,7 +274,7 @@ def draw_pool(tick_s: float) -> st.SearchStrategy[WorldPool]:
 
 @st.composite
 def draw_clusters(draw: st.DrawFn) -> Cluster:
-    """Any world, with all that happens above the engines: pools, refusals, retries, failures, scaling."""
+    """Draws any world with pools, refusals, retries, failures and scaling above the engines."""
     world = draw(draw_worlds())
     tick_s = world.model.tick_s
     pools = tuple(draw(st.lists(draw_pool(tick_s), min_size=1, max_size=3)))
@@ -297,7 +297,7 @@ def draw_clusters(draw: st.DrawFn) -> Cluster:
 
 
 def draw_recovery(*, keeps_kv: bool = True) -> st.SearchStrategy[Recovery]:
-    """Strategy: any way to go on after a crash; keeps_kv: KV can be used elsewhere."""
+    """Returns the strategy for any recovery after a crash; keeps_kv: the KV can be used elsewhere."""
     ways = st.sampled_from(["scratch", "tokens"]).map(lambda way: Recovery(way=way))
     replicated = st.integers(1, 6).map(lambda every: Recovery(way="kv", every_tokens=every))
     return ways | replicated if keeps_kv else ways
@@ -305,7 +305,7 @@ def draw_recovery(*, keeps_kv: bool = True) -> st.SearchStrategy[Recovery]:
 
 @st.composite
 def draw_crashes(draw: st.DrawFn) -> Cluster:
-    """Any world whose replicas crash while there is work, with links that are wide or narrow."""
+    """Draws any world whose replicas crash while there is work, with wide or narrow links."""
     world = draw(draw_worlds())
     tick_s, num_replicas = world.model.tick_s, draw(st.integers(2, 4))
     links = world.links

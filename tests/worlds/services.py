@@ -48,7 +48,7 @@ class Service(Cluster):
     links: Callable[[], Links] = field(default_factory=lambda: lambda: Links(bytes_per_token=1.0))
 
     def simulation(self, leap: bool = True) -> tuple[Simulation, list[RecordingCore], Traffic]:
-        """A run, not begun, with its engines and its source."""
+        """Returns a simulation that has not begun, its engines and its source."""
         cores: list[RecordingCore] = []
         source = self._source()
         simulation = Simulation(
@@ -60,7 +60,7 @@ class Service(Cluster):
         return simulation, cores, source
 
     def _pools(self, cores: list[RecordingCore]) -> list[ReplicaPool]:
-        """One for each role that has replicas."""
+        """Returns one pool for each role that has replicas."""
         batching = {"prefill": self.prefill_batching, "decode": self.decode_batching, "mixed": self.batching}
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "mixed": self.num_mixed}
         num_blocks = {"prefill": self.num_prefill_blocks}
@@ -78,7 +78,7 @@ class Service(Cluster):
         ]
 
     def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
-        """Run to the end; unless that was cut, all engines must be empty then."""
+        """Runs to the end; unless that was cut, all engines must be empty then."""
         simulation, cores, source = self.simulation(leap)
         records = simulation.run(report)
         if self.until_s is None:
@@ -93,7 +93,7 @@ class Service(Cluster):
 
 @st.composite
 def draw_services(draw: st.DrawFn) -> Service:
-    """Any world cut in two or three, with networks that matter, and caches that can let a sequence go."""
+    """Draws any world cut in two or three pools, with slow networks and caches that release sequences."""
     world = draw(draw_worlds().filter(lambda world: not world.caching.changes_outputs))
     tick_s = world.model.tick_s
     num_prefill, num_decode, num_mixed = (
@@ -140,7 +140,7 @@ def draw_services(draw: st.DrawFn) -> Service:
 
 @st.composite
 def draw_failing_services(draw: st.DrawFn) -> Service:
-    """Any service whose replicas crash, are slow or cannot be reached, and whose clients try again."""
+    """Draws any service whose replicas crash, are slow or unreachable, and whose clients try again."""
     service = draw(draw_services())
     tick_s = service.model.tick_s
     num_replicas = service.num_prefill + service.num_decode + service.num_mixed
@@ -178,5 +178,5 @@ def draw_failing_services(draw: st.DrawFn) -> Service:
 
 @st.composite
 def draw_adapter_services(draw: st.DrawFn) -> Service:
-    """Any service, with or without failures, whose requests name LoRA adapters."""
+    """Draws any service, with or without failures, whose requests name LoRA adapters."""
     return draw_adapters(draw, draw(draw_services() | draw_failing_services()))

@@ -95,7 +95,7 @@ MODULES = {
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """The toy application, run from an empty folder."""
+    """Writes the toy application, changes to an empty folder, and returns the folder with its configs."""
     home = tmp_path / "home"
     for name, text in {**{f"configs/{name}": text for name, text in CONFIGS.items()}, **MODULES}.items():
         file = home / name

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def runs():
-    """(seed, spokes) of every run so far; none if the application was not even imported."""
+    """Returns (seed, spokes) of every run so far; an empty list if the application was not imported."""
     return getattr(sys.modules.get("toy_application"), "RUNS", [])
 
 
@@ -193,7 +193,7 @@ def test_list_imports_nothing_heavy():
 
 
 def _modules_after(arguments):
-    """Top-level modules that a fresh interpreter holds after the command."""
+    """Returns the top-level modules that a fresh interpreter has imported after the command."""
     code = (
         f"import json, sys; from experiments.app import cli; cli.main({arguments!r});"
         "print(json.dumps(list(sys.modules)), file=sys.stderr)"

@@ -16,13 +16,13 @@ WET, WRONG_WIND = "trip.days=15", "trip.days=12"
 
 
 def recorded(what):
-    """A list of the toy application: RUNS, FOLDERS, SEEN, PREPARED."""
+    """Returns a list that the toy application keeps: RUNS, FOLDERS, SEEN or PREPARED."""
     return getattr(sys.modules["toy_application"], what)
 
 
 @pytest.fixture
 def composed(monkeypatch):
-    """How often Hydra composed anything, as a list of overrides."""
+    """Returns a list that grows by the overrides of each composition."""
     found, load = [], PoolsLoader.load_configuration
 
     def noted(self, config_name, overrides, run_mode, **more):

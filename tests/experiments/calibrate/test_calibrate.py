@@ -69,7 +69,7 @@ def h100() -> Device:
 
 
 def table(names: tuple[str, ...], *axes, **same) -> pd.DataFrame:
-    """Every combination of the axes (single values or tuples), and columns with one value."""
+    """Returns the product of the axes (single values or tuples), with columns of one value each."""
     rows = [sum((a if isinstance(a, tuple) else (a,) for a in row), ()) for row in itertools.product(*axes)]
     return pd.DataFrame(rows, columns=list(names)).assign(gpu="h100_sxm", **same)
 
@@ -93,7 +93,7 @@ def shapes() -> dict[str, pd.DataFrame]:
 
 
 def measured(operator: str, rows: pd.DataFrame, device: Device, noise: float = 0.0) -> pd.DataFrame:
-    """The rows as TRUTH times them, times exp(noise) of either sign."""
+    """Returns the rows with the latencies that TRUTH predicts, times exp(noise * z), z standard normal."""
     columns = {"window_size": np.zeros(len(rows))} | {name: rows[name].to_numpy() for name in rows}
     seconds = OPERATORS[operator].predict(columns, device, TRUTH)
     factor = np.exp(noise * np.random.default_rng(0).standard_normal(len(rows)))
@@ -109,7 +109,7 @@ def write(folder: Path, tables: dict[str, pd.DataFrame]) -> Path:
 
 @pytest.fixture(scope="module")
 def ops(tmp_path_factory: pytest.TempPathFactory, h100: Device) -> Path:
-    """A folder of tables with 1 % noise, half of their rows of another GPU, which takes twice as long."""
+    """Writes tables with 1 % noise, half of their rows of another GPU that takes twice as long."""
     tables = {name: measured(name, rows, h100, noise=0.01) for name, rows in shapes().items()}
     others = {
         name: rows.assign(gpu="h200_sxm", latency_us=2 * rows["latency_us"]) for name, rows in tables.items()
@@ -120,7 +120,7 @@ def ops(tmp_path_factory: pytest.TempPathFactory, h100: Device) -> Path:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, ops: Path) -> Path:
-    """What the command wrote for those tables."""
+    """Returns the folder that the command wrote for those tables."""
     folder = tmp_path_factory.mktemp("out")
     arguments = [f"ops={ops}", f"out={folder}/mine.yaml", f"report={folder}/mine.html", "source=a test"]
     assert main(["calibrate", "hardware=h100_sxm", *arguments]) == 0
@@ -129,7 +129,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, ops: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mine(written: Path) -> Calibration:
-    """The calibration as Hydra composes it from the file that was written."""
+    """Composes the calibration with Hydra from the file that was written."""
     group = written / "user" / "calibration"
     group.mkdir(parents=True)
     (group / "mine.yaml").write_text((written / "mine.yaml").read_text())

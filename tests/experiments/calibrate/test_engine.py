@@ -110,7 +110,7 @@ def served() -> Served:
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory) -> Path:
-    """A folder of configs that the command wrote for the random model of the config group."""
+    """Returns the config folder that the command wrote for the model random_8m."""
     folder = tmp_path_factory.mktemp("calibrated") / "mine"
     assert main(["calibrate", "device=cpu", "model=random_8m", f"out={folder}", *SMALLEST]) == 0
     return folder

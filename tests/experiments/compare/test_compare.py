@@ -78,12 +78,12 @@ MINE = "# My own\n_target_: policies.batching.static.Static\nbatch_size: 4\n"
 
 
 def arms_of(cfg, dirs):
-    """Every arm of a comparison, composed and built."""
+    """Composes and builds every arm of a comparison."""
     return points(build_settings(cfg), ConfigSource(config_name="simulate", dirs=dirs))
 
 
 def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty current folder, and beside it a user's own experiment `tiny` and batching policy `mine`."""
+    """Changes to an empty folder beside a user's own experiment `tiny` and batching policy `mine`."""
     for name, text in (("experiment/tiny", TINY), ("batching/mine", MINE)):
         file = folder / f"own/{name}.yaml"
         file.parent.mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_help_shows_the_experiments_own_settings(capsys):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """The folder `out` that a comparison of the user's own experiment leaves, and what it printed."""
+    """Returns the folder of a comparison of the user's own experiment: `out` and `printed.txt`."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as monkeypatch:
         prepare(folder, monkeypatch)

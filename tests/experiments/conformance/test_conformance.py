@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def shipped():
-    """The classes that the configs of all families name, once each."""
+    """Returns the classes that the configs of all families name, once each."""
     files = [file for family in FAMILIES for file in sorted((CONFIG_DIR / family.name).glob("*.yaml"))]
     targets = dict.fromkeys(OmegaConf.load(file).get("_target_") for file in files)
     return [target for target in targets if target]
@@ -127,7 +127,7 @@ class Greedy(Filling):
 
 
 def replace_budget(step):
-    """The step, with a budget that does not bind."""
+    """Returns the step with a budget that does not bind."""
     step.budget(10**6)
     return Unbudgeted(step)
 
@@ -140,7 +140,7 @@ class Unbudgeted:
         return getattr(self._step, name)
 
     def budget(self, max_num_tokens):
-        """Not heard."""
+        """Ignores the budget."""
 
 
 class Starving(Filling):

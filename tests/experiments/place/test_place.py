@@ -24,7 +24,7 @@ GPUS = "gpus=[{name:a10g,count:1},{name:a100_40gb_sxm,count:1}]"
 
 
 def models(**changes):
-    """8 and 13 B at 8 bits; changes to the second."""
+    """Returns the setting of two models, 8 B and 13 B parameters at 8 bits; `changes` are of the second."""
     second = "".join(f",{key}:{value}" for key, value in {"demand": 500, **changes}.items())
     return f"models=[{{name:llama3_1_8b,weights:int8,demand:1000}},{{name:llama2_13b,weights:int8{second}}}]"
 
@@ -40,7 +40,7 @@ def shipped():
 
 
 def holdings(plan):
-    """What each kind of GPU holds."""
+    """Returns the models that each kind of GPU holds."""
     return {unit.pool: unit.models for unit, _ in plan.units}
 
 

@@ -17,7 +17,7 @@ SMALL = ("workload=poisson", "workload.num_requests=60", "engine.num_kv_blocks=4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of a run, side by side and exported, with preemptions."""
+    """Simulates with preemptions, all dialects and an exported result; returns the run's folder."""
     folder = tmp_path_factory.mktemp("run")
     asked = ("metrics.dialect=all", "output.vllm_bench=true", "workload.arrivals.rate_per_s=40")
     with pytest.MonkeyPatch.context() as monkeypatch:

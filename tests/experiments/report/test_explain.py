@@ -14,14 +14,14 @@ SMALL = ("workload=poisson", "output.progress=false", "output.report=false")
 
 
 def simulate(folder: Path, *arguments: str) -> pd.DataFrame:
-    """Run, and give the requests back."""
+    """Simulates, and returns the table of requests by request id."""
     assert main(["simulate", *SMALL, f"hydra.run.dir={folder}", *arguments]) == 0
     return pd.read_parquet(folder / "requests.parquet").set_index("request_id")
 
 
 @pytest.fixture(scope="module")
 def pressed(tmp_path_factory):
-    """A run with preemptions: its folder and its requests."""
+    """Simulates with preemptions; returns the run's folder and its requests."""
     folder = tmp_path_factory.mktemp("pressed")
     requests = simulate(
         folder,
@@ -33,7 +33,7 @@ def pressed(tmp_path_factory):
 
 @pytest.fixture
 def explain(capsys):
-    """What the command prints for a request of a run."""
+    """Returns a function that gives what the command prints for a request of a run."""
 
     def run(folder, request_id):
         capsys.readouterr()

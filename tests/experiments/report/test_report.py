@@ -27,7 +27,7 @@ SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_
 
 
 def table(**axes):
-    """A run a combination; TTFT is 0.1 s * (1 + index of the configuration) + 1 ms * seed."""
+    """Returns one row per combination; TTFT is 0.1 s * (1 + index of the configuration) + 1 ms * seed."""
     index = pd.MultiIndex.from_product(axes.values(), names=list(axes))
     found = index.to_frame(index=False)
     names = [key for key in axes if key != "seed"]
@@ -202,7 +202,7 @@ def test_failed_runs_are_in_no_figure():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A run with its tables, and a sweep: as simulate and sweep leave them."""
+    """Writes a run with its tables and a sweep, as simulate and sweep leave them."""
     path = tmp_path_factory.mktemp("drawn")
     assert main(["simulate", *SMALL, "replicas=2", "slo=chat", f"hydra.run.dir={path}/run"]) == 0
     own = ["replicas=1,2", "batching=chunked,static", "launcher.jobs=1", f"hydra.run.dir={path}/sweep"]

@@ -25,7 +25,7 @@ def found_for(*settings):
 
 @pytest.fixture(scope="module")
 def found():
-    """Llama 3.1 8B on an H100."""
+    """Returns the tables of Llama 3.1 8B on an H100."""
     return found_for()
 
 

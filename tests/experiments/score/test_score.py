@@ -86,7 +86,7 @@ def replayed(count, **given):
 
 @pytest.fixture
 def score(tmp_path, monkeypatch, capsys):
-    """score(rows, **settings): the exit code, predictions by id if any were written, and what was said."""
+    """Returns score(rows, **settings): exit code, predictions by id or None if none were written, output."""
 
     def run(rows, *arguments, **settings):
         monkeypatch.chdir(tmp_path)

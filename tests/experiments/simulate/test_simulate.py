@@ -45,7 +45,10 @@ def composed(*overrides: str):
 
 
 def with_choice(group: str, choice: str, *overrides: str):
-    """The config with another choice in a group; one that changes other groups, too, is composed, slowly."""
+    """Returns the config with another choice in a group.
+
+    Composes anew, slowly, if the choice changes other groups, too.
+    """
     own = OmegaConf.load(CONFIG_DIR / group / f"{choice}.yaml")
     if "defaults" in own:
         return SOURCE.compose([*overrides, f"{group}={choice}"])

@@ -37,7 +37,7 @@ def square(task):
 
 
 def odd_work(task):
-    """3 is killed, 5 raises, 7 raises what cannot be pickled, 9 is a wrong setting."""
+    """Fails in four ways: task 3 is killed, 5 raises, 7 raises an unpicklable error, 9 a ConfigError."""
     if task.n == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     if task.n == 5:
@@ -83,7 +83,7 @@ def test_a_killed_worker_costs_its_own_task(jobs):
 
 
 def leaving_work(task):
-    """1 calls sys.exit; 2 ends its process past Python."""
+    """Ends its process: task 1 by sys.exit, task 2 by os._exit."""
     if task.n == 1:
         sys.exit(4)
     if task.n == 2:
@@ -190,7 +190,7 @@ def test_other_processes_import_the_same_files(monkeypatch):
 
 @pytest.fixture
 def importable_here(monkeypatch):
-    """This file can be imported by a process that pytest knows nothing of."""
+    """Makes this file importable by a process that pytest did not start."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     module = __import__("test_launchers")
     return module

@@ -21,7 +21,7 @@ needs_runs = pytest.mark.skipif(not RUNS.exists(), reason="the measured runs of 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the simulator, which plays the measured one."""
+    """Simulates a run that stands for the measured one, and returns its folder."""
     folder = tmp_path_factory.mktemp("simulated")
     assert main(["simulate", *SMALL, f"hydra.run.dir={folder}/out"]) == 0
     return folder / "out"
@@ -71,7 +71,7 @@ def test_it_leaves_every_file(simulated, tmp_path):
 
 
 def slower(folder: Path, simulated: Path, factor: float) -> Path:
-    """The same requests, each taking longer by a factor, as a table."""
+    """Writes the same requests as a table, each slower by a factor, and returns the file."""
     table = pd.read_parquet(simulated / "requests.parquet")
     for name in ("first_token_s", "last_token_s"):
         table[name] = table["arrival_s"] + factor * (table[name] - table["arrival_s"])

@@ -30,7 +30,7 @@ NONE = Thresholds()
 
 
 def run(first_s=(0.5, 1.5), last_s=(1.5, 3.5), tokens=(11, 5), **more) -> Measured:
-    """Two requests, at 0 s and 1 s."""
+    """Returns a run of two requests that arrive at 0 s and 1 s."""
     requests = pd.DataFrame(
         {
             "status": "finished",

@@ -28,7 +28,7 @@ def csv_text(**extra) -> str:
 
 
 def bench(failed: bool = False) -> dict:
-    """vllm bench serve --save-detailed."""
+    """Returns the run as `vllm bench serve --save-detailed` writes it."""
     gaps = [[0.1] * 10, [], [0.25] * 4]
     found = {
         "date": "20261122-000000",
@@ -66,7 +66,7 @@ def lines(records: list[dict]) -> str:
 
 
 def write(folder: Path, name: str) -> Path:
-    """The run in the format that goes by that name."""
+    """Writes the run in the format that the file name stands for."""
     file = folder / name
     if name == "requests.csv.gz":
         file.write_bytes(gzip.compress(csv_text().encode()))

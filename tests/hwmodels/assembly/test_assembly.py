@@ -41,7 +41,7 @@ def latent(**given):
 
 
 def mla_heads(kv_bytes_per_element):
-    """Those of `latent`, on one rank."""
+    """Returns the heads of `latent` on one rank."""
     return MlaHeads(
         num_heads=8,
         kv_lora_rank=32,
@@ -57,7 +57,7 @@ def experts(**given):
 
 
 def make_model(attention=None, mlp=None, count=4, **given):
-    """4 layers of 64 wide: 8 query heads of 16 over 4 KV heads, an MLP of 160; 1,000 tokens of vocabulary."""
+    """Returns a model of 4 layers, width 64, 8 query heads of 16 over 4 KV heads and an MLP of 160."""
     block = Block(count=count, attention=attention or grouped(), mlp=mlp or DenseMlp(intermediate_size=160))
     shape = {"name": "tiny", "hidden_size": 64, "vocab_size": 1000, "max_position_embeddings": 4096}
     return ModelSpec(**{**shape, "blocks": (block,), **given})
@@ -94,12 +94,12 @@ class Listed:
         return sum(op.calls for op in self.of(name))
 
     def once(self, name, quantity):
-        """Of one call; all calls of a name are alike."""
+        """Returns the quantity of one call; all calls of that name must agree."""
         (amount,) = {float(getattr(op, quantity)(self.batch)) for op in self.of(name)}
         return amount
 
     def total(self, quantity, *names, components=COMPONENTS):
-        """Of all calls of these operators; of all of the components where none is named."""
+        """Sums a quantity over all calls of the named operators, or of all operators if none is named."""
         return sum(
             float(op.calls * getattr(op, quantity)(self.batch))
             for op in self.operators

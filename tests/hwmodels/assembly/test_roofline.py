@@ -326,7 +326,7 @@ def test_a_better_device_is_never_slower(kind, make_shape, counts, figure, facto
 
 
 def better(device, figure, factor):
-    """With more memory bandwidth, a higher peak, or faster links inside the node and between nodes."""
+    """Returns the device with a larger memory bandwidth or peak, or with faster links."""
     if figure == "memory":
         return replace(device, memory_bandwidth_bytes_per_s=factor * device.memory_bandwidth_bytes_per_s)
     if figure == "peak":

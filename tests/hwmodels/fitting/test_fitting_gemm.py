@@ -110,7 +110,7 @@ def measured():
 
 @pytest.fixture(scope="module")
 def curves(measured, devices):
-    """Fitted to one row in six of the matrices that are not kept back: quicker, nearly the same curves."""
+    """Fits the curves to one row in six of those that are not kept back: quicker, nearly the same curves."""
     fitted = measured[~validation_rows(measured, GROUP_BY)]
     return {
         gpu: fit_gemm(columns(fitted[fitted.gpu == gpu].iloc[::6]), devices[preset])
@@ -123,7 +123,7 @@ def columns(frame):
 
 
 def pooled_errors(frames, devices, curve_of):
-    """Over the rows of all GPUs."""
+    """Computes the errors over the rows of all GPUs."""
     predicted, latencies = [], []
     for gpu, frame in frames.groupby("gpu"):
         predicted.append(predict_gemm(columns(frame), devices[PRESETS[gpu]], curve_of(gpu)))

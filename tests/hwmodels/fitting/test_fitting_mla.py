@@ -25,7 +25,7 @@ DEVICES = {
 
 
 def make_rows(shapes, **common):
-    """One row for each (num_heads, batch_size, seq_len, kv_len)."""
+    """Returns one row for each (num_heads, batch_size, seq_len, kv_len)."""
     common = {
         "framework": "trtllm",
         "version": "1.3",

@@ -54,7 +54,7 @@ def test_a_folder_and_its_file_give_the_preset(written, models):
 
 
 def attention_of(folder):
-    """The attention of a model whose layers are all alike."""
+    """Returns the attention of a model whose layers are all alike."""
     [block] = from_hf_config(folder).blocks
     return block.attention
 

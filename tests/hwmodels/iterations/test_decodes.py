@@ -23,7 +23,7 @@ def make_operator(lines, calls=1.0, window=None):
 
 
 def two_lines(num_seqs):
-    """2 s a sequence, or 1 s and 0.1 s a token."""
+    """Returns two lines (intercept, slope): 2 s a sequence, and 1 s plus 0.1 s a token."""
     return (2.0 * num_seqs, 0.0), (1.0, 0.1)
 
 

@@ -33,7 +33,10 @@ def tp(size, **given):
 
 
 def make_model(*attentions, mlp=None):
-    """One layer of each kind of attention; 4 KV heads of 16 in bf16: 256 bytes a token and layer."""
+    """Returns a model with one layer of each kind of attention.
+
+    4 KV heads of 16 in bf16 take 256 bytes per token and layer.
+    """
     mlp = mlp or DenseMlp(intermediate_size=160)
     return ModelSpec(
         name="tiny",

@@ -23,10 +23,10 @@ counts = st.integers(1, 8)
 
 
 def round_seconds(stage_s, send_s=0.0):
-    """What a round takes once the pipeline is full and every round is like the last one.
+    """Computes the seconds of a round of a full pipeline in which every round is like the last one.
 
-    Played until it repeats: as many rounds as stages, and some, are enough for every micro-batch to wait for
-    the slowest.
+    Plays rounds until they repeat: a few more than there are stages let every micro-batch wait for the
+    slowest.
     """
     num_stages, count = np.asarray(stage_s).shape
     pipeline = Pipeline(num_stages)
@@ -147,7 +147,7 @@ def cut(models, devices, stages, model=None, **layout):
 
 
 def played_s(roofline, shape):
-    """A full pipeline of that iteration, over and over, played through."""
+    """Plays a full pipeline of that iteration over and over; returns the seconds of a round."""
     return round_seconds(*roofline.stages.to_play(*roofline.round(shape)))
 
 

@@ -15,7 +15,7 @@ def cut(shape, window):
 
 
 def pairs_inside(new, cached, window):
-    """Query i (from 1) of a chunk sees itself and what is before it, window tokens at most."""
+    """Counts (query, key) pairs: query i (from 1) sees itself and earlier tokens, `window` tokens at most."""
     return sum(min(cached + i, window) for i in range(1, new + 1))
 
 

@@ -22,7 +22,7 @@ DECODE = IterationShape(8, 8 * 500, 0, 0, 0, 0, 8)
 
 @pytest.fixture(scope="module")
 def replica():
-    """Llama 3.1 8B on an H100."""
+    """Builds a replica of Llama 3.1 8B on an H100."""
     return build_scenario(SOURCE.compose(["workload=poisson"])).replica
 
 
@@ -37,7 +37,7 @@ def write(folder, name, rows):
 
 
 def own_profile(**changed):
-    """200 and 400 us for the gate and up projections of one layer."""
+    """Returns a profile with 200 and 400 us for the gate and up projections of one layer."""
     return {
         "operator": ["gate_up_proj"] * 2,
         "component": ["gemm"] * 2,
@@ -207,7 +207,7 @@ def scenario():
 
 @pytest.fixture(scope="module")
 def recorded(scenario, tmp_path_factory):
-    """The requests of a run, and where its iterations are."""
+    """Returns the requests of a run, and the path of its table of iterations."""
     path = tmp_path_factory.mktemp("run") / "iterations.parquet"
     result = scenario.run()
     result.records.iterations.to_parquet(path)
@@ -215,7 +215,7 @@ def recorded(scenario, tmp_path_factory):
 
 
 def leaping_and_stepping(scenario, latency):
-    """The requests of a run, the same whether it leaps or steps, and its notes."""
+    """Returns a run's requests, which must be the same with leaps and steps, and its summary."""
     leaping = replace(scenario, latency=latency).run()
     stepping = replace(scenario, latency=latency, sim=SimSettings(leap=False)).run()
     pd.testing.assert_frame_equal(leaping.requests, stepping.requests)

@@ -56,7 +56,7 @@ class Base:
 
 
 def rows_of(operator, component, calls, sizes, latency_us):
-    """One row a size; attention's sizes are (prefill_tokens, cached, decode_seqs, decode_kv)."""
+    """Returns one row per size; a size of attention is (prefill_tokens, cached, decode_seqs, decode_kv)."""
     columns = {"attention": ("prefill_tokens", "cached_tokens", "decode_seqs", "decode_kv_tokens")}.get(
         component, ("num_seqs",) if component == "lm_head" else ("num_tokens",)
     )

@@ -173,7 +173,7 @@ def test_every_setting_can_be_overridden_on_the_command_line():
 
 
 def built(name, **changes):
-    """A preset with other values, by dotted key."""
+    """Builds a preset with other values, given by dotted key."""
     node = OmegaConf.load(CONFIG_DIR / "model" / f"{name}.yaml")
     for key, value in changes.items():
         OmegaConf.update(node, key, value)

@@ -24,7 +24,7 @@ def grouped(**given):
 
 
 def latent(**given):
-    """4 heads; 6 + 2 = 8 elements cached."""
+    """Returns latent attention with 4 heads and 6 + 2 = 8 cached elements."""
     sizes = {"kv_lora_rank": 6, "qk_nope_head_dim": 3, "qk_rope_head_dim": 2, "v_head_dim": 3}
     return LatentAttention(**{"num_heads": 4, "q_lora_rank": 5, **sizes, **given})
 
@@ -39,7 +39,7 @@ def experts(**given):
 
 
 def make_model(*blocks, **given):
-    """A small model, unless blocks say otherwise: 2 layers, 4 query heads over 2 KV heads, an MLP of 16."""
+    """Returns a small model; by default 2 layers, 4 query heads over 2 KV heads and an MLP of 16."""
     default = Block(count=2, attention=grouped(), mlp=DenseMlp(intermediate_size=16))
     shape = {"name": "tiny", "hidden_size": 8, "vocab_size": 10, "max_position_embeddings": 64}
     return ModelSpec(**{**shape, "blocks": blocks or (default,), **given})

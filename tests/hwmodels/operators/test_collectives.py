@@ -36,7 +36,7 @@ sizes = st.integers(1, 2**31)
 
 @pytest.fixture(scope="module")
 def h100(devices):
-    """450e9 bytes/s and switches that multicast; another node is 50e9 bytes/s and 10 us away."""
+    """Returns an H100 with 450e9 bytes/s and multicast in a node, 50e9 bytes/s and 10 us between nodes."""
     inside = Link(name="NVLink 4", bandwidth_bytes_per_s=450e9, latency_s=0.8e-6, multicast=True)
     between = Link(name="InfiniBand NDR", bandwidth_bytes_per_s=50e9, latency_s=10e-6)
     return replace(devices["h100_sxm"], scale_up=inside, inter_node=between)

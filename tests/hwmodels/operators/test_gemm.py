@@ -101,7 +101,7 @@ def test_libraries_split_k_where_there_are_few_tiles():
 
 
 def gemm_seconds_of(family, m, n, k):
-    """The same with another family of kernels."""
+    """Computes the seconds of a GEMM with another family of kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CUBLAS, "sm90", family)
         return seconds(m, n, k)

@@ -34,7 +34,7 @@ lengths = st.integers(1, 131_072)
 
 
 def prefill(num_seqs, new_tokens, cached_tokens, device, **settings):
-    """num_seqs chunks, all alike."""
+    """Computes the seconds of num_seqs equal chunks."""
     price = MlaPrefill(**{"heads": DEEPSEEK, "curve": CURVE, "device": device, **settings})
     return price.seconds(
         num_seqs,

@@ -57,7 +57,7 @@ class Machine:
         return self.core.add(request, num_output_tokens)
 
     def step(self, come=True, now=None):
-        """One step; adapters asked for come before its end, if they do. Returns its plan, or None."""
+        """Runs one step; if `come`, requested adapters arrive before its end. Returns its plan, or None."""
         self.now = self.now + 1.0 if now is None else now
         plan = self.core.plan(self.now)
         loads = self.core.take_adapter_loads()
@@ -195,7 +195,7 @@ def test_who_finds_no_slot_is_passed_over_by_those_who_need_none():
 
 
 def served_one_by_one(serving, names, registry=None):
-    """What is loaded when requests for these adapters come one after the other."""
+    """Serves requests for these adapters one after the other; returns the machine with its log of loads."""
     machine = Machine(serving, registry)
     for name in names:
         machine.ask(name)

@@ -33,7 +33,7 @@ ONE = fleet(0)
 
 
 def admitted(policy, requests, replicas=ONE, now=0.0):
-    """Which of these are let in, asked at once."""
+    """Returns whether each of these requests is admitted when all are asked at once."""
     return [policy.refusal(request, replicas, now) is None for request in requests]
 
 

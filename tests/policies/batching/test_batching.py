@@ -149,7 +149,7 @@ def test_rejects_a_batch_below_one_sequence():
 
 
 def public_values(thing):
-    """What a policy may read of a view, a step or a sequence, by name."""
+    """Returns what a policy may read of a view, a step or a sequence, by name."""
     shown = SequenceView if isinstance(thing, Sequence) else thing
     names = [name for name in dir(shown) if not name.startswith("_") and name != "num_predicted_tokens"]
     values = {name: getattr(thing, name) for name in names}
@@ -157,7 +157,7 @@ def public_values(thing):
 
 
 def described(value):
-    """A value without the identity of objects: sequences by what they show in public."""
+    """Returns a value without the identity of objects: sequences become their public values."""
     if isinstance(value, Sequence | StepView):
         return {name: described(v) for name, v in public_values(value).items() if name != "request"}
     if isinstance(value, list | tuple) or hasattr(value, "__iter__"):

@@ -48,7 +48,7 @@ sizes = st.tuples(st.sampled_from([1, 4, 7]), st.integers(13, 20))
 
 
 def run_core(core, make_request, asked, leap):
-    """One iteration a second; (tokens by request, admitted, preempted) of each. Ends when all have."""
+    """Runs iterations of 1 s to the end; returns (tokens by request, admitted, preempted) of each."""
     coming = sorted((arrival, i, prompt, answer) for i, (prompt, answer, arrival) in enumerate(asked))
     decision_log, now = [], 0
     while coming or core.num_unfinished:

@@ -8,7 +8,10 @@ A, B, C = range(3)
 
 
 def begun(make_core, make_request, **settings):
-    """Four blocks of 4. A may reach 9 tokens, 8 of them in KV: two blocks. B 13, 12 in KV: three."""
+    """Returns a core with four blocks of 4, and requests A of two blocks and B of three.
+
+    A may reach 9 tokens, 8 of them in KV; B 13 tokens, 12 of them in KV.
+    """
     core = make_core(batching=InFlight(**settings), num_blocks=4)
     core.add(make_request(A, 4, max_tokens=5), stop_after=3)
     core.add(make_request(B, 4, max_tokens=9), stop_after=2)

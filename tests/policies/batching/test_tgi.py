@@ -9,7 +9,10 @@ RUNNING = {A: 1, B: 1, C: 1, D: 1}
 
 
 def running_four(make_core, make_request, run_step, **settings):
-    """Four requests after their first iteration; two must be able to join, or two iterations have passed."""
+    """Returns a core after the first iteration of four requests.
+
+    By default at least two requests must be able to join, or two iterations must have passed.
+    """
     settings = {"waiting_served_ratio": 0.5, "max_waiting_tokens": 3} | settings
     core = make_core(batching=Tgi(**settings))
     for request_id in (A, B, C, D):

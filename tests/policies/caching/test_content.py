@@ -17,7 +17,7 @@ asks = st.tuples(
 
 
 def tokens_of(request):
-    """Of the prompt, and some of the answer: equal ones exactly where contents are equal."""
+    """Returns tokens of the prompt and the answer; tokens are equal exactly where contents are equal."""
     tokens = [(request.adapter, name, i) for name, n in request.prompt.segments for i in range(n)]
     tokens += [("rest", request.request_id, i) for i in range(request.prompt.num_tokens - len(tokens))]
     answer = (request.adapter, request.answer_id)
@@ -27,7 +27,7 @@ def tokens_of(request):
 
 
 def numbered(path, num_blocks):
-    """Of each block of a sequence its place, and its number there."""
+    """Returns the place of each block of a sequence, and the block's number there."""
     blocks, start = [], 0
     for place, end in path:
         blocks += [(place, block - start) for block in range(start, min(end, num_blocks))]

@@ -112,7 +112,10 @@ def test_a_region_doubles_in_place_at_its_end():
 
 
 def side_by_side(moves):
-    """Of 40 places A has the first 8 and B, an iteration later, the next 8; up to A's ninth token stored."""
+    """Returns a core and sequence A, which holds slots 0 to 7 of 40 and is about to store its ninth token.
+
+    Sequence B, which came an iteration later, holds the next 8.
+    """
     core = make_engine(40, guess=4, reserve="predicted", moves=moves)
     first = add(core, 0, 4, 12)
     step(core)

@@ -56,7 +56,7 @@ def fewest_misses(references, capacity):
 
 
 def cached(tree, content_ids):
-    """Which of these single runs are in the tree; does not touch them."""
+    """Returns which of these single runs are in the tree; does not touch them."""
     present = {node.runs[0][0] for node in tree.nodes()}
     return [content_id for content_id in content_ids if content_id in present]
 

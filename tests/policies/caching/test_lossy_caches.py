@@ -37,7 +37,7 @@ def add(core, request_id, num_prompt_tokens, num_output_tokens):
 
 
 def run(core, num_iterations=1):
-    """One plan and its commit; copies between tiers are done at once."""
+    """Runs one plan and commits it; copies between tiers are instant."""
     plan = core.plan(0.0)
     transfers = core.take_transfers()
     if plan is not None:
@@ -49,7 +49,7 @@ def run(core, num_iterations=1):
 
 
 def live(core):
-    """Step to the end: (context that decodes attend to, blocks in use) of every iteration with decodes."""
+    """Runs to the end; returns (decode context tokens, blocks in use) of every iteration with decodes."""
     decision_log = []
     while core.num_unfinished:
         plan = core.plan(0.0)

@@ -30,7 +30,7 @@ def waiting(pool, request):
 
 
 def serve(pool, request):
-    """Admit, compute, end."""
+    """Admits, computes and releases a request, if it can be admitted."""
     seq, num_tokens = waiting(pool, request), request.prompt.num_tokens
     num_cached = pool.num_cached(seq)
     if pool.can_admit(seq, num_cached, True):
@@ -41,7 +41,7 @@ def serve(pool, request):
 
 
 def found_by(caching, served, peeked, requests):
-    """What each would find behind what was served, each in a cache of its own at which others have peeked."""
+    """Returns (cached tokens, evictions) for each request, in a cache of its own that was peeked at."""
     found = []
     for request in requests:
         pool = caching.pool(KvMemory(40 // caching.block_size))

@@ -23,7 +23,7 @@ def make_engine(max_pinned_share=0.5, num_blocks=16):
 
 
 def serve(core, request_id, now, *segments, num_pinned=0):
-    """One request of one output token, from `now` to now + 1; returns the tokens found."""
+    """Serves a request of one output token from `now` to now + 1; returns the cached tokens that it found."""
     num_tokens = sum(n for _, n in segments) + 1
     prompt = Prompt(num_tokens, tuple(Segment(*segment) for segment in segments), num_pinned)
     seq = core.add(Request(request_id, now, prompt), stop_after=1)

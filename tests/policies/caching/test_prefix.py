@@ -18,7 +18,7 @@ BLOCK_SIZE = 4
 
 
 def tokens_of(request, num_tokens):
-    """Invented token values: equal ones exactly where contents are equal."""
+    """Returns made-up token ids, equal exactly where contents are equal."""
     tokens = []
     for content_id, n in request.prompt.segments:
         tokens += [(content_id, i) for i in range(n)]
@@ -198,7 +198,7 @@ def make_engine(num_blocks=20, budget=64):
 
 
 def serve(core, request, answer):
-    """Run one request to its end; returns what it found in the cache."""
+    """Runs one request to its end; returns the cached tokens that it found."""
     core.add(request, stop_after=answer)
     while (plan := core.plan(0.0)) is not None:
         found = {seq.request_id: seq.num_found for seq in plan.admitted}

@@ -20,12 +20,12 @@ def runs(*pairs):
 
 
 def stream(text):
-    """A stream of tokens: one run of one token for each letter."""
+    """Returns a stream of tokens: one run of one token for each letter."""
     return tuple(Segment(ord(letter), 1) for letter in text)
 
 
 def tokens(of_runs):
-    """Every token by its identity: (run id, place in the run)."""
+    """Returns every token by its identity: (run id, place in the run)."""
     return [(content_id, place) for content_id, length in of_runs for place in range(length)]
 
 

@@ -29,7 +29,7 @@ def slots(region):
 
 
 def runs(free):
-    """Maximal runs of a set of slots, by address."""
+    """Returns the maximal runs of a set of slots, by address."""
     found = []
     for slot in sorted(free):
         if found and found[-1].end == slot:
@@ -40,7 +40,7 @@ def runs(free):
 
 
 def replay(memory, operations):
-    """Do the operations. Yields (operation, region before, tokens asked, result, free slots before)."""
+    """Replays operations; yields (operation, region before, tokens asked, result, free slots before)."""
     held, free = [], set(range(memory.num_tokens))
     for operation, which, num_tokens in operations:
         before = set(free)

@@ -10,7 +10,7 @@ PATH = [(PLACE, 8)]  # a sequence of one content, 8 blocks long
 
 
 def hold(runs, owner, num_blocks, ids=()):
-    """Somebody who computed the first num_blocks blocks."""
+    """Offers the first num_blocks blocks as computed by `owner`."""
     held = Held(PATH)
     held.tail_ids = list(ids)
     runs.offer(held, owner, PLACE, 0, num_blocks)

@@ -40,7 +40,7 @@ def prompt(content_id, num_tokens=16):
 
 
 def serve(core, request_id, content_id):
-    """Serve a request of one output token; its loads are done at once. Returns found tokens and transfers."""
+    """Serves a request of one output token with instant loads; returns found tokens and transfers."""
     core.add(Request(request_id, 0.0, prompt(content_id)), stop_after=1)
     transfers, found = [], 0
     while core.num_unfinished:

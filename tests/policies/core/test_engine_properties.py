@@ -57,7 +57,7 @@ class Naive:
         self.end[seq.request_id] = num_prompt_tokens + answer
 
     def run(self, tokens_by_request):
-        """One iteration. Returns who ended."""
+        """Runs one iteration; returns the requests that ended."""
         ended = []
         for request_id, num_tokens in tokens_by_request.items():
             self.computed[request_id] += num_tokens
@@ -69,7 +69,7 @@ class Naive:
         return ended
 
     def blocks_due(self, members, iteration):
-        """Decoding sequences that need a block in the iteration so many after the next."""
+        """Counts the decodes that need a new block in that iteration after the next one."""
         return sum((self.computed[request_id] + iteration) % BLOCK_SIZE == 0 for request_id in members)
 
 

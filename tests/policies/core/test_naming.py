@@ -20,7 +20,10 @@ PAGED = Paged(block_size=BLOCK_SIZE)
 
 
 def make_engine(caching, num_blocks=20, script=None, **settings):
-    """An engine that names blocks; script: a batching policy as a function of (view, step)."""
+    """Returns an engine that names blocks.
+
+    script: a batching policy as a function of (view, step).
+    """
     batching = Chunked()
     if script is not None:
         batching = type("Scripted", (), {"fill": lambda self, view, step, now: script(view, step)})()
@@ -36,7 +39,7 @@ def make_engine(caching, num_blocks=20, script=None, **settings):
 
 
 def run_step(core):
-    """Plan, ask for the ids as an engine does, commit. Returns what had to be moved before."""
+    """Plans, asks for the block ids as an engine does, and commits; returns the transfers."""
     plan = core.plan(0.0)
     transfers = core.take_transfers()
     for seq, num_tokens in [(c.seq, c.num_cached + c.num_tokens) for c in plan.chunks]:
@@ -51,7 +54,10 @@ def run_step(core):
 
 
 def swapper():
-    """A script that preempts given requests, once, before all else; and then admits nobody."""
+    """Returns a script that preempts each wished request once, and the list of wishes.
+
+    A step that preempts admits no request.
+    """
     wishes = []
 
     def script(view, step):

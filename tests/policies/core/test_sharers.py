@@ -62,7 +62,7 @@ def make_engine(cache, script, num_blocks=40, mode="recompute", **options):
 
 
 def add(core, request_id, *segments, num_pinned=0, **asks):
-    """A prompt of such texts, as (content, tokens), and one token of its own."""
+    """Adds a request whose prompt is segments (content, tokens) and one token of its own."""
     num_tokens = sum(n for _, n in segments) + 1
     prompt = Prompt(num_tokens, tuple(Segment(*segment) for segment in segments), num_pinned)
     return core.add(Request(request_id, 0.0, prompt, **asks), stop_after=3)
@@ -74,7 +74,7 @@ def commit(core, plan):
 
 
 def admit_all_then(*preempted, swap=None):
-    """A step that admits who waits, and then preempts those of these request ids, in their order."""
+    """Returns a step that admits all waiting requests, and then preempts the given ones in their order."""
 
     def script(view, step):
         seqs = {seq.request_id: seq for seq in view.waiting}
@@ -204,7 +204,7 @@ def test_what_a_sequence_has_found_and_not_used_is_not_pinned():
 
 
 def below(core, *segments):
-    """Put the last of some texts into host memory, and not those before it."""
+    """Puts the last of the segments into host memory, without those before it."""
     tokens = sum(n for _, n in segments)
     path = core.block_pool._places.path(
         Request(99, 0.0, Prompt(tokens, tuple(Segment(*s) for s in segments)))
@@ -289,7 +289,7 @@ class Fickle:
 
 
 def draw_requests(rng):
-    """Many requests for few texts, some of which go on where others end."""
+    """Draws many requests for few texts; some continue where others end."""
     requests = []
     for request_id in range(rng.randint(4, 24)):
         texts = [Segment(rng.randrange(2), rng.choice([8, 16])) for _ in range(rng.randint(1, 3))]

@@ -14,8 +14,11 @@ from policies.core.sequence_view import SequenceView
 
 @pytest.fixture
 def begun(make_core, make_request, run_step):
-    """begun(script, **settings): an engine where 0 decodes, 1 is in prefill with 1 of 5 tokens computed and 2
-    waits, its next step filled by the script, called with (step, decoding, prefilling, waiting)."""
+    """Returns begun(script, **settings), an engine whose next step the script fills.
+
+    Request 0 decodes, 1 is in prefill with 1 of 5 tokens computed, and 2 waits. The script is called with
+    (step, decoding, prefilling, waiting).
+    """
 
     def begin(script, **settings):
         core = make_core(batching=Chunked(max_num_batched_tokens=6), **settings)

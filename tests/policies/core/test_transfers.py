@@ -137,7 +137,7 @@ class Machine:
         self.coming = []  # (request id, blocks, what will be in them)
 
     def move(self, transfers):
-        """As an engine would: choose places in order, then copy all out of the GPU, then all into it."""
+        """Moves blocks as an engine does: chooses places in order, copies out of the GPU, then into it."""
         stores, loads = [], []
         for transfer in transfers:
             seq, source, target, num_tokens, blocks, contents = transfer
@@ -167,14 +167,14 @@ class Machine:
         self._check_sizes([])
 
     def arrive(self, coming):
-        """A load is done."""
+        """Completes a load."""
         request_id, blocks, data = coming
         self.coming.remove(coming)
         if request_id in self.core.loading:
             self.gpu[blocks] = data
 
     def compute(self, plan, num_iterations=1):
-        """Write what a plan computes, then read it back as attention does."""
+        """Writes what a plan computes, then reads it back as attention does."""
         core = self.core
         pairs = core.branched.copies(plan)
         if pairs:
@@ -208,9 +208,10 @@ class Machine:
                 assert self.gpu[ids].reshape(-1)[: len(labels)].tolist() == labels
 
     def branch(self, seq, parents, is_again):
-        """The branches of a sequence have got a token each; parents: whom each continues.
+        """Gives each branch of a sequence its next token.
 
-        is_again: after a prefill of all that they had stored. How that is done is not said here: it is done.
+        parents: the branch that each one continues. is_again: after a prefill of all that the branches had
+        stored; the KV beyond the prompt's whole blocks is then restored directly.
         """
         request_id = seq.request_id
         prompt = self.labels.of(seq.request, seq.num_prompt_tokens)
@@ -249,7 +250,7 @@ class Machine:
         return self.tiers[name]
 
     def _check_sizes(self, transfers):
-        """No memory holds more than its size, but for what a load reads before it is given up."""
+        """Checks that no memory holds more than its size, except for what a load still has to read."""
         assert len(self.swapped.place_of) <= self.swapped.most
         for name, memory in self.tiers.items():
             read, gone = (
@@ -260,12 +261,12 @@ class Machine:
 
 
 def branch_ends(seq):
-    """Output tokens at which each branch of a sequence ends."""
+    """Returns the output tokens at which each branch of a sequence ends."""
     return seq.branch_ends if seq.branches is None else seq.branches.ends
 
 
 def draw_parents(rng, seq):
-    """Whom the world lets go on, or None, and whom each branch that is left continues."""
+    """Draws the branches that the search keeps, or None, and the parent of each branch that goes on."""
     every = seq.request.branching.every
     ends, depth = branch_ends(seq), (0 if seq.branches is None else seq.branches.depth) + 1
     chosen = None
@@ -276,16 +277,16 @@ def draw_parents(rng, seq):
 
 
 def shown(transfers):
-    """What both kinds of engines say of their transfers."""
+    """Returns what both kinds of engines report of their transfers: loads and swaps."""
     loads = [(t.seq.request_id, t.source, t.num_tokens) for t in transfers if t.seq is not None]
     swaps = [t.num_tokens for t in transfers if (t.source, t.target) == ("gpu", "host")]
     return loads, swaps
 
 
 def run_core(make, requests, seed, *, num_steps=120, num_swap_blocks=0, tiers=(0, 0)):
-    """Serve requests on a machine, beside an engine that names nothing and reserves nothing.
+    """Serves requests on a machine, beside an engine that names no blocks; both must decide alike.
 
-    make: an engine for names_blocks or not. Both must decide alike. Returns the machine.
+    make: returns an engine, given names_blocks. Returns the machine.
     """
     rng = random.Random(seed)
     core, plain = make(names_blocks=True), make(names_blocks=False)
@@ -435,7 +436,7 @@ CACHES = {
 
 
 def tiered(host_blocks, disk_blocks=0, write="back", min_load_tokens=1):
-    """A token is a byte."""
+    """Returns a tiered cache in which a token takes one byte."""
     return Tiered(
         block_size=BLOCK_SIZE,
         host_gib=host_blocks * BLOCK_SIZE / GIB,

@@ -52,7 +52,7 @@ class Asked:
 
 
 def by_devices(sizes):
-    """Each GPU takes its share of the time; the pipeline of prompts alone."""
+    """Returns figures by which each GPU takes its share of the time; a pipeline speeds up prompts alone."""
     tensor = sizes.tensor_parallel_size
     return figures(
         prefill_s=0.8 / sizes.num_devices, decode_s=lambda n: 0.08 / tensor, usd_per_hour=sizes.num_devices

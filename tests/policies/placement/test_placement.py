@@ -24,7 +24,7 @@ def flat(rate):
 
 @st.composite
 def problems(draw, objective=Objective.value, largest=2):
-    """Two or three models on two kinds of GPUs; memory in whole numbers, so that it often fits just so."""
+    """Draws two or three models on two kinds of GPUs; memory is whole numbers, so exact fits are common."""
     names = ["a", "b", "c"][: draw(st.integers(2, 3))]
     pools = tuple(
         Pool(
@@ -73,7 +73,7 @@ def problems(draw, objective=Objective.value, largest=2):
 
 
 def brute_force(problem) -> Plan | None:
-    """Every multiset of units that the nodes hold, each served at its best."""
+    """Tries every multiset of units that the nodes hold, and returns the best plan."""
     units = units_of(problem)
     most = [problem.pool(unit.pool).count // unit.num_gpus for unit in units]
     best = None
@@ -90,7 +90,7 @@ def brute_force(problem) -> Plan | None:
 
 
 def holds(problem, units, counts):
-    """Whether groups of GPUs lie side by side in nodes, by trying: the largest first into any node."""
+    """Tests whether groups of GPUs fit side by side into nodes, by trying the largest first."""
     listed = [unit for unit, count in zip(units, counts, strict=True) for _ in range(count)]
     return all(packs(pool, [u.num_gpus for u in listed if u.pool == pool.name]) for pool in problem.pools)
 
@@ -106,7 +106,7 @@ def packs(pool, sizes):
 
 
 def check_sound(problem, plan):
-    """No GPU overfull, no node split, no more GPUs than there are, no GPU's time given out twice."""
+    """Checks that no GPU is overfull, no node split, and neither GPUs nor their time given out twice."""
     needs = {(h.model, h.pool, h.num_gpus): h for h in problem.hostings}
     for unit, count in plan.units:
         pool = problem.pool(unit.pool)
@@ -226,7 +226,7 @@ def test_one_replica_of_each_in_the_textbook_fleet():
 
 
 def shared(rate_34b, switch_share=0.0, **changes):
-    """Three models of 13 B, or one of 34 B, on 40 GB, with time slices."""
+    """Returns three models of 13 B and one of 34 B that share 40 GB by time slices."""
     pool = Pool(name="gpu", count=1, memory_bytes=40, switch_share=switch_share)
     rates = {"13b-1": 30.0, "13b-2": 30.0, "13b-3": 30.0, "34b": rate_34b}
     sizes = {"13b-1": 13, "13b-2": 13, "13b-3": 13, "34b": 34}

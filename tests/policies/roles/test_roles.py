@@ -10,7 +10,10 @@ from policies.roles.fixed import Fixed
 
 
 def loads(prefill, decode, is_changing=False):
-    """prefill: queued tokens of each; decode: KV use of each. Outstanding: fewer by name."""
+    """Returns the loads of prefill replicas, by queued tokens, and of decode replicas, by KV use.
+
+    The number of outstanding requests falls with the index.
+    """
     made = [ReplicaLoad(i, "prefill", False, 50 - i, tokens, 0.1) for i, tokens in enumerate(prefill)]
     first = len(made)
     return made + [

@@ -12,7 +12,7 @@ from policies.routing.dedicated import Dedicated
 
 
 def replicas(*loads):
-    """(outstanding requests, adapters there) each."""
+    """Returns replicas, each given as (outstanding requests, resident adapters)."""
     return [
         SimpleNamespace(
             index=index, num_outstanding=count, has_adapter=lambda name, there=there: name in there

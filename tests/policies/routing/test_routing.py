@@ -37,7 +37,7 @@ def idle(num_replicas):
 
 
 def ask(request_id, *pieces, session_id=None):
-    """A request whose prompt is (content, tokens) pieces."""
+    """Returns a request whose prompt is (content, tokens) pieces."""
     prompt = Prompt(sum(n for _, n in pieces), tuple(Segment(*piece) for piece in pieces))
     return Request(request_id, 0.0, prompt, session_id=session_id)
 
@@ -192,7 +192,7 @@ pieces = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, m
 
 
 def tokens_of(prompt):
-    """A prompt as tokens: what a token is, is its whole past and itself."""
+    """Returns a prompt as tokens, each identified by its whole past and itself."""
     path, past = [], ()
     for content, num_tokens in prompt:
         for place in range(num_tokens):
@@ -202,7 +202,7 @@ def tokens_of(prompt):
 
 
 def longest_prefix(prompt, known):
-    """Of tokens; two pieces of one content share the tokens of the shorter."""
+    """Computes the longest known prefix in tokens; pieces of one content share the tokens of the shorter."""
     path = tokens_of(prompt)
     return next((n for n in range(len(path), 0, -1) if path[n - 1] in known), 0)
 

@@ -24,7 +24,7 @@ IDLE = {
 
 @pytest.fixture
 def make_pool():
-    """A pool of so many replicas that does nothing, but for what is said."""
+    """Returns a maker of an idle pool of that many replicas; `counts` replace single figures."""
 
     def make(num_replicas, **counts):
         return SimpleNamespace(**{**IDLE, "num_replicas": num_replicas, **counts})

@@ -265,7 +265,7 @@ def test_begun_prefills_come_in_the_order_of_what_is_left(make_core, make_reques
 
 
 def serve(core, num_iterations):
-    """Service by tenant after each iteration: prompt tokens at admission, output tokens twice."""
+    """Returns each tenant's service after each iteration: admitted prompt tokens + 2 * output tokens."""
     service, history = {"a": 0, "b": 0}, []
     for _ in range(num_iterations):
         plan = core.plan(0.0)
@@ -282,7 +282,7 @@ def serve(core, num_iterations):
 
 
 def backlogged(make_core, make_request, scheduling, asks, max_num_seqs):
-    """All of tenant a's requests come before all of tenant b's."""
+    """Returns a core to which all of tenant a's requests came before all of tenant b's."""
     core = make_core(scheduling=scheduling, max_num_seqs=max_num_seqs, num_blocks=10_000)
     for request_id, (tenant, num_prompt, num_output) in enumerate(sorted(asks)):
         core.add(make_request(request_id, num_prompt, float(request_id), tenant=tenant), num_output)

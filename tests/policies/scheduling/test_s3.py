@@ -24,9 +24,9 @@ class Ten:
 
 
 def offered(waiting, window, room, wanted):
-    """Who is offered by definition, of sequences that wait: those that fit, in the order of their need.
+    """Returns the ids that are offered by definition: waiting sequences that fit, in the order of their need.
 
-    Who is wanted is taken, and its need goes from the room.
+    A sequence that is wanted is taken, and its need is subtracted from the room.
     """
     oldest = sorted(waiting, key=lambda seq: (seq.request.arrival_s, seq.request_id))[:window]
     order = []

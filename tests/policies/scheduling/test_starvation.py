@@ -26,9 +26,9 @@ MAKERS = {
 
 
 def in_worlds_of(policy, num_worlds, check):
-    """Call check(world) for worlds in which a policy serves and all others keep the order of arrival.
+    """Calls check(world) for worlds in which the policy schedules and all others keep the order of arrival.
 
-    No smaller world is looked for where it fails: that takes minutes.
+    Does not shrink a failing world: that takes minutes.
     """
 
     @settings(

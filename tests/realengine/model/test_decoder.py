@@ -60,7 +60,7 @@ CONFIGS = {
 
 
 def make(config, dtype=torch.float32, backend=TORCH, std=0.2, **settings):
-    """(architecture, weights, decoder); weights large enough for attention to be far from uniform."""
+    """Returns (architecture, weights, decoder); large weights make attention far from uniform."""
     spec = Architecture.from_hf(CONFIGS[config])
     weights = load_weights(None, spec, torch.float32, CPU, seed=1)
     generator = torch.Generator().manual_seed(2)
@@ -78,7 +78,7 @@ def cache_of(spec, dtype=torch.float32, block_size=4, num_blocks=70):
 
 
 def in_8_bits(dtype):
-    """A head's vector as it comes back from a cache of that dtype."""
+    """Returns a function that rounds a head's vector as a cache of that dtype does."""
     most = 127 if dtype == torch.int8 else 448
 
     def stored(x):

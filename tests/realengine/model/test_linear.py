@@ -19,7 +19,7 @@ def random(*shape, seed=0):
 
 
 def in_8_bits(x, quantization):
-    """Each token over its largest magnitude, in the 8-bit type and back."""
+    """Rounds each token to the 8-bit type, scaled by its largest magnitude, and back."""
     most = 127 if quantization == "int8" else 448
     scale = x.double().abs().amax(-1, keepdim=True) / most
     codes = x.double() / scale

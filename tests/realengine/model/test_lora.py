@@ -314,7 +314,7 @@ def make_bank(spec=SPEC, dtype=torch.float32, **given):
 
 
 def mixed_adapters(spec):
-    """Of other ranks, targets and scalings, large enough to change every answer."""
+    """Returns adapters of unequal ranks, targets and scalings, large enough to change every answer."""
     return {
         "all": random_adapter(spec, 8, seed=1, scaling=400.0),
         "qd": random_adapter(spec, 3, ["q_proj", "down_proj"], seed=2, scaling=900.0),
@@ -323,7 +323,7 @@ def mixed_adapters(spec):
 
 
 def merged(weights, spec, adapter):
-    """The engine's weights with W + scaling * B @ A in place of W, float64."""
+    """Returns the engine's weights with W + scaling * B @ A in place of W, in float64."""
     own = {name: tensor.double().clone() for name, tensor in weights.items()}
     for (layer, projection), weight in adapted_weights(spec).items():
         for part in weight.parts:

@@ -44,7 +44,7 @@ VARIANTS = {
 
 
 def make(fields, quantization=None):
-    """(architecture, weights, decoder); a router that tells experts apart."""
+    """Returns (architecture, weights, decoder) with a router that tells experts apart."""
     spec = Architecture.from_hf(LLAMA | MOE | fields)
     plain = load_weights(None, spec, torch.float32, CPU, seed=1)
     weights = {}

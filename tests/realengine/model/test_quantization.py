@@ -31,7 +31,7 @@ def random(*shape, seed=0):
 
 
 def rounded_model(config, quantization, std=0.2):
-    """(architecture, plain weights, rounded weights, decoder of these)."""
+    """Returns (architecture, plain weights, rounded weights, decoder of the rounded weights)."""
     spec, plain, _ = make(config, std=std)
     weights = {name: quantised(name, weight, quantization) for name, weight in plain.items()}
     return spec, plain, weights, Decoder(spec, weights, TORCH, 128)

@@ -30,7 +30,7 @@ TIMEOUT_S = 120
 
 
 def logits_of(config, quantization, cache_dtype, group):
-    """Of mixed batches; random weights are those of one device, shared among the ranks."""
+    """Computes the logits of mixed batches; the ranks share the random weights of one device."""
     spec = Architecture.from_hf(config)
     weights = load_weights(
         None,
@@ -70,7 +70,7 @@ def rank_main(rank, address, results):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What both ranks report, by (rank, what)."""
+    """Returns what both ranks report, by (rank, name)."""
     context = mp.get_context("spawn")
     results = context.Queue()
     address = f"file://{tmp_path_factory.mktemp('ranks') / 'meeting'}"

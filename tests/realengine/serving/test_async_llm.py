@@ -64,19 +64,19 @@ def prompts(num=24):
 
 @pytest.fixture(scope="module")
 def offline():
-    """An LLM with the same weights."""
+    """Returns an LLM with the same weights."""
     return LLM(Architecture.from_hf(CONFIG), **SETTINGS)
 
 
 @pytest.fixture(scope="module")
 def expected(offline):
-    """The greedy tokens of every prompt, 12 each."""
+    """Returns the greedy tokens of every prompt, 12 each."""
     return [output.outputs[0].token_ids for output in offline.generate(prompts(), GREEDY)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """A token a byte, so that random tokens are bits of characters, whole ones, and no UTF-8."""
+    """Returns a tokenizer with one token per byte, so that random tokens are also partial characters."""
     tokenizers = pytest.importorskip("tokenizers", reason="text needs the package tokenizers")
     vocab = {letter: i for i, letter in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
     bytes_only = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
@@ -86,7 +86,7 @@ def tokenizer():
 
 
 def run_scenario(scenario, **settings):
-    """Run a coroutine function on an engine of its own; nothing must be left behind in it."""
+    """Runs a coroutine function on an engine of its own; nothing must be left behind in it."""
 
     async def run():
         async with make(**settings) as llm:
@@ -100,7 +100,7 @@ def run_scenario(scenario, **settings):
 
 
 def run_until_failure(scenario, **settings):
-    """Run a coroutine function on an engine that fails, so that its state cannot be checked afterwards."""
+    """Runs a coroutine function on an engine that fails, so that its state cannot be checked afterwards."""
 
     async def run():
         async with make(**settings) as llm:
@@ -145,7 +145,7 @@ def gated(llm):
 
 
 def recorded(llm):
-    """The engine's own answers, in the order in which requests enter it from now on."""
+    """Returns a list that grows by the engine's answer to each request that enters from now on."""
     answers, add = [], llm.engine.add
     llm.engine.add = lambda *args: (answers.append(add(*args)), answers[-1])[1]
     return answers

@@ -10,7 +10,7 @@ TOKENS = st.lists(st.integers(0, 1), max_size=20)
 
 
 def by_token(segments):
-    """The name of each token: its content id and its place in the text."""
+    """Returns the content id of each token."""
     return [segment.content_id for segment in segments for _ in range(segment.num_tokens)]
 
 

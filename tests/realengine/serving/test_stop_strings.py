@@ -10,14 +10,14 @@ from realengine.serving.stop_strings import StopStrings
 
 
 def shown(stop, pieces):
-    """The text that was shown, all of it, and the stop string that was found."""
+    """Returns the whole text that was shown, and the stop string that was found."""
     watch = StopStrings(stop)
     text = "".join([watch.add(piece) for piece in pieces])
     return text + watch.finish(), watch.found
 
 
 def truth(stop, text):
-    """Character by character: the first end of a stop string, and of those that end there the longest."""
+    """Finds the first end of a stop string, character by character; of several, the longest string."""
     for end in range(1, len(text) + 1):
         complete = [one for one in stop if text[:end].endswith(one)]
         if complete:

@@ -32,7 +32,7 @@ def smollm2():
 
 
 def byte_level(split="gpt-2", **metadata):
-    """Metadata of a tokenizer of 256 bytes, "ab" and three special tokens."""
+    """Returns the metadata of a tokenizer of 256 bytes, "ab" and three special tokens."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     return {
         "tokenizer.ggml.model": "gpt2",

@@ -38,7 +38,7 @@ def save(folder, tensors, name="model.safetensors"):
 
 
 def save_sharded(folder, tensors):
-    """Every other tensor in another file, and the index."""
+    """Saves tensors alternately in two files, with their index."""
     weight_map = {name: f"model-{i % 2 + 1:05d}-of-00002.safetensors" for i, name in enumerate(tensors)}
     for file in set(weight_map.values()):
         save(folder, {name: tensors[name] for name in tensors if weight_map[name] == file}, file)
@@ -50,7 +50,7 @@ def load(source, config, dtype=torch.float32, **share):
 
 
 def fused(config, checkpoint):
-    """The engine's tensors, put together here by hand."""
+    """Assembles the engine's tensors by hand."""
     own = {
         "embedding.weight": checkpoint["model.embed_tokens.weight"],
         "norm.weight": checkpoint["model.norm.weight"],

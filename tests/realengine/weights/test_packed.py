@@ -26,14 +26,14 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def words(nibbles, axis, order=range(8)):
-    """Eight neighbours along an axis in an int32 word; order[i]: which of them lies at bit 4 * i."""
+    """Packs eight neighbours along an axis into an int32 word; order[i] lies at bit 4 * i."""
     eights = nibbles.movedim(axis, -1).unflatten(-1, (-1, 8)).long()
     packed = sum(eights[..., which] << 4 * bit for bit, which in enumerate(order))
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int().movedim(-1, axis).contiguous()
 
 
 def pack(weight, config, generator, g_idx=None):
-    """({kind: tensor}, the weight [N, K] that they stand for)."""
+    """Returns ({kind: tensor}, the weight [N, K] that they stand for)."""
     n, k = weight.shape
     size = config["group_size"] if config["group_size"] > 0 else k
     groups = -(-k // size)
@@ -76,7 +76,7 @@ def load(source, config, quantization, **settings):
 
 
 def fused(plain, layer):
-    """The four linear weights of a layer, put together by hand."""
+    """Assembles the four linear weights of a layer by hand."""
     of = {name.removeprefix(f"model.layers.{layer}."): weight for name, weight in plain.items()}
     return {
         "qkv": torch.cat([of[f"self_attn.{name}_proj.weight"] for name in "qkv"]),

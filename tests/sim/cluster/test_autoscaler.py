@@ -26,7 +26,10 @@ TICK_S = 0.125
 
 
 def by_the_clock(*replicas, interval):
-    """So many replicas from tick 0, 16 and 32 of a day of 48 ticks; looked at every `interval` ticks."""
+    """Returns a schedule with these numbers of replicas from tick 0, 16 and 32 of a day of 48 ticks.
+
+    interval: ticks between two looks at the schedule.
+    """
     entries = [
         {"at": at, "replicas": num} for at, num in zip(("00:00", "08:00", "16:00"), replicas, strict=True)
     ]

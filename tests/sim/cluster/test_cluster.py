@@ -51,7 +51,7 @@ def assert_nothing_is_lost(world):
 
 
 def outstanding_of(policy):
-    """The counts of what it has let in."""
+    """Returns the counts that the policy keeps of the requests that it has admitted."""
     if not is_dataclass(policy):
         return []
     return [value for f in fields(policy) if isinstance(value := getattr(policy, f.name), Outstanding)]

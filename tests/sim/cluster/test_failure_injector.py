@@ -18,7 +18,7 @@ def scripted(kind, at, duration, *replicas, factor=None):
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
 def run_world(request, make_world):
-    """The records of a world in which these things happen, leaping and stepping."""
+    """Returns a function for the records of a world with these failures, leaping or stepping."""
 
     def run_world(*asks, events, **settings):
         world = make_world(*asks, failures=Failures(events=tuple(events)), **settings)

@@ -38,7 +38,7 @@ def ticks(requests, *names):
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
 def run_world(request, make_world):
-    """The requests of a world, leaping and stepping."""
+    """Returns a function for the requests of a world, leaping or stepping."""
 
     def run_world(*asks, **settings):
         return make_world(*asks, **settings).simulate(leap=request.param).records.requests

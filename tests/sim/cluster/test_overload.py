@@ -9,7 +9,7 @@ from sim.cluster.overload import FIRST_S, PARTS, Count, backlog_growth, overload
 
 
 def counts_at(arrival_s, end_s, last_s):
-    """What the watch would have counted until last_s."""
+    """Returns what the watch would have counted until last_s."""
     times = FIRST_S * 2 ** (np.arange(200) / PARTS)
     return [Count(0.0, 0, 0)] + [
         Count(at_s, int((arrival_s <= at_s).sum()), int((end_s <= at_s).sum()))
@@ -18,7 +18,7 @@ def counts_at(arrival_s, end_s, last_s):
 
 
 def queue(seed, load, num_requests, num_servers=20):
-    """M/M/k with services of 1 s: arrivals, ends."""
+    """Simulates M/M/k with mean service times of 1 s; returns arrivals and ends in seconds."""
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(rng.exponential(size=num_requests)) / (load * num_servers)
     free, ends = [0.0] * num_servers, []

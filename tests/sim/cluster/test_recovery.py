@@ -40,7 +40,7 @@ THREE = {"num_replicas": 3, "routing": ToOther()}
 
 
 def crashes(*events):
-    """(tick, replica, duration in ticks)"""
+    """Returns crashes, each given as (tick, replica, duration in ticks)."""
     return Failures(
         events=tuple(
             Scripted(kind=FailureKind.crash, at_s=at * TICK_S, duration_s=lasts * TICK_S, replicas=(replica,))
@@ -50,13 +50,13 @@ def crashes(*events):
 
 
 def byte_links(**ways):
-    """A token of KV is a byte."""
+    """Returns a maker of links on which the KV of a token takes one byte."""
     return lambda: Links(bytes_per_token=1.0, **ways)
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
 def run_world(request, make_world):
-    """The records of a world, leaping and stepping, in ticks of an iteration, links of 4 tokens a tick."""
+    """Returns a function for the records of a world, leaping or stepping, with links of 4 tokens per tick."""
 
     def run_world(*asks, **given):
         usual = {"links": byte_links(), "network": toy_network(4), "max_resends": 1}

@@ -22,7 +22,7 @@ STATUSES = {"finished", "rejected", "aborted", "unfinished"}
 
 
 def assert_tokens_are_conserved(records):
-    """Every token that an iteration produced is in somebody's answer, and all but its first ended a gap."""
+    """Checks that every produced token is in an answer and that all but an answer's first ended a gap."""
     requests, iterations = records.requests, records.iterations
     assert iterations.sampled_seqs.sum() == requests.output_tokens.sum()
     begun = requests[requests.output_tokens > 0]

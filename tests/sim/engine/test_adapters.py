@@ -27,7 +27,7 @@ SERVED = (Adapter(name="a", rank=8), Adapter(name="b", rank=4))  # of 8 and 4 by
 
 
 def links(**more):
-    """A byte takes a tick from host memory, and two from disk."""
+    """Returns a maker of links: a byte takes one tick from host memory, and two from disk."""
     given = {"bytes_per_token": 1.0, "host_bytes_per_s": 1 / TICK_S, "disk_bytes_per_s": 0.5 / TICK_S}
     return partial(Links, **given | more)
 

@@ -7,7 +7,7 @@ from sim.engine.interrupt import Interrupt
 
 
 def log_of(*settings):
-    """(now, name) of the events (time, priority, name), in the order in which they happen."""
+    """Runs the events (time, priority, name); returns (now, name) in the order in which they happen."""
     clock, log = Clock(), []
     for time_s, priority, name in settings:
         clock.at(time_s, priority, lambda event, name=name: log.append((clock.now, name)))

@@ -11,7 +11,7 @@ from sim.engine.intake import Intake
 
 
 def make_intake(times_s, plans_ahead=False):
-    """An intake that expects request i at times_s[i], and the list of those that have entered."""
+    """Returns an intake that expects request i at times_s[i], and the list of those that have entered."""
     entered = []
     intake = Intake(plans_ahead, lambda entry: entered.append(entry.request.request_id))
     for request_id, known_s in enumerate(times_s):

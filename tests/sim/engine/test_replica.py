@@ -31,7 +31,8 @@ class Watched:
 
 @pytest.fixture
 def make_replica(toy_model):
-    """A replica with two slots, an iteration a tick, its `log` of requests, `clock` and list of `ended`."""
+    """Returns a maker of a replica with two slots and iterations of one tick; log, clock and ended with
+    it."""
 
     def make(**given):
         clock, log, ended = Clock(), RequestLog(), []

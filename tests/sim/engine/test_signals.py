@@ -50,7 +50,7 @@ class Spy:
 
 
 def run_world(world, **given):
-    """The log of readings and the records of a run."""
+    """Returns the log of readings and the records of a run."""
     READINGS.clear()
     leap = given.pop("leap", True)
     records = replace(world, routing=Spy(**given)).simulate(leap=leap).records
@@ -59,8 +59,10 @@ def run_world(world, **given):
 
 @st.composite
 def draw_spied(draw, worlds):
-    """A world in which replicas fall idle only without anybody waiting: then their counts are those of the
-    last iteration, or zero."""
+    """Draws a world in which replicas become idle only when no request waits.
+
+    Their counts are then those of the last iteration, or zero.
+    """
     world = draw(worlds)
     return replace(
         world,
@@ -98,7 +100,7 @@ def test_signals_are_those_of_the_last_iteration_that_began_before_a_refresh_on_
 
 
 def refreshed_s(age_s, now):
-    """Counted up in multiples, as a timer would."""
+    """Computes the time of the last refresh in seconds by counting multiples of the age, as a timer would."""
     if not age_s:
         return now
     period = max(0, int(now / age_s) - 2)

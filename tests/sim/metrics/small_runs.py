@@ -7,7 +7,7 @@ from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 
 
 def run_of_three_iterations(requests, *, preempted=(0, 0, 0)):
-    """Its records, of any table of requests with three tokens of one and a token of another."""
+    """Returns the records of three iterations for two requests: one with three tokens, one with one token."""
     iterations = pd.DataFrame(
         {
             "replica": [0, 0, 0],

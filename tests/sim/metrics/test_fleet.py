@@ -27,7 +27,10 @@ def crash(at, duration, *replicas):
 
 @pytest.fixture
 def scaled(make_world, ask):
-    """A second replica is ordered at 16, serves from 21 to 32, and is gone at 42; the run ends at 60."""
+    """Returns records with a second replica: ordered at tick 16, serves from 21 to 32, gone at 42.
+
+    The run ends at tick 60.
+    """
     shifts = [{"at": at, "replicas": n} for at, n in [("00:00", 1), ("08:00", 2), ("16:00", 1)]]
     scaling = Scheduled(interval_s=4 * TICK_S, entries=tuple(shifts), day_s=48 * TICK_S)
     pool = WorldPool(scaling=scaling, cold_start_s=5 * TICK_S)

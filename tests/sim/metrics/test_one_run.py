@@ -137,7 +137,7 @@ def test_a_summary_with_warmup_auto_leaves_out_what_was_found():
 
 
 def summarise_latencies(records, warmup_s):
-    """Without what needs iterations."""
+    """Computes the summary without the metrics that need iterations."""
     empty = pd.DataFrame(
         0,
         index=[],

@@ -24,7 +24,7 @@ def interval(values, figure=MEAN):
 
 
 def ar1(rng, num_values, memory, start=0.0):
-    """x_i = memory x_{i-1} + noise: mean 0, variance 1 in the steady state, begun at `start`."""
+    """Draws x_i = memory x_{i-1} + noise: mean 0, variance 1 in the steady state, begun at `start`."""
     noise = rng.normal(size=num_values) * np.sqrt(1 - memory**2)
     values, last = np.empty(num_values), start
     for i in range(num_values):
@@ -128,7 +128,10 @@ def test_few_values_that_remember_long_have_no_interval():
 
 
 def waits_in_queue(seed, num_values, load):
-    """M/M/1 by Lindley's recursion: W_{i+1} = max(0, W_i + service - gap), services of mean 1; begun idle."""
+    """Draws the waits of an M/M/1 queue that begins idle, by Lindley's recursion.
+
+    W_{i+1} = max(0, W_i + service - gap), with services of mean 1 s.
+    """
     rng = np.random.default_rng(seed)
     steps = rng.exponential(size=num_values) - rng.exponential(1 / load, size=num_values)
     walk = np.cumsum(steps)

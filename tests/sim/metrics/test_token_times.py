@@ -18,7 +18,7 @@ def rebuilt(records):
 
 
 def assert_rebuilt(records):
-    """As many tokens as there are, from the first to the last, and the gaps that were recorded."""
+    """Checks the number of rebuilt tokens, their first and last times, and their gaps."""
     requests, times = records.requests, rebuilt(records)
     assert times.num_tokens.tolist() == requests["output_tokens"].tolist()
     for row, request in enumerate(requests.itertuples()):

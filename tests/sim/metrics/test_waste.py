@@ -22,13 +22,13 @@ def waste_of(records, **trim):
 
 
 def in_places(waste, num_places):
-    """Place-seconds by use over num_places of them."""
+    """Returns the place-seconds by use over num_places of them."""
     return [waste[f"{name}_share"] * num_places for name in SHARES]
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
 def run_world(request, make_world, toy_model):
-    """Run a world, an iteration a second."""
+    """Returns a function for the records of a world whose iterations take 1 s."""
 
     def run(*asks, **settings):
         world = make_world(*asks, model=toy_model(tick_s=1.0, flat=True), **settings)
@@ -88,7 +88,7 @@ def test_an_empty_run_has_no_shares(run_world):
 
 
 def place_seconds_one_by_one(records, inside_s):
-    """Internal waste of a run, summed over regions and iterations."""
+    """Sums the internal waste of a run over regions and iterations, in place-seconds."""
     total = 0.0
     seconds = dict(
         zip(zip(records.iterations.replica, records.iterations.iteration, strict=True), inside_s, strict=True)

@@ -29,7 +29,7 @@ def waits_of(records, request_id):
 
 
 def story_of(records, request_id):
-    """(tick, event) of a request."""
+    """Returns the events of a request as (tick, event)."""
     events = events_table(records)
     mine = events[events["request_id"] == request_id]
     return list(zip((mine["time_s"] / TICK_S).tolist(), mine["event"].tolist(), strict=True))
@@ -37,7 +37,7 @@ def story_of(records, request_id):
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
 def run_world(request):
-    """Fly a world, leaping or stepping; returns its records."""
+    """Returns a function that runs a world, leaping or stepping, and returns its records."""
     return lambda world: world.simulate(leap=request.param).records
 
 

@@ -11,8 +11,10 @@ from sim.records.iterations import IterationLog, expanded
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
 def three(request, make_world, ask, toy_model):
-    """The schedule of tests/policies/batching/test_batching.py, simulated at one iteration per second:
-    budget 6, five blocks of 4 tokens; A: prompt 5, answer 6; B: 6, 4; C: 3, 3."""
+    """Simulates the schedule of tests/policies/batching/test_batching.py at one iteration per second.
+
+    Budget 6, five blocks of 4 tokens; A: prompt 5, answer 6; B: 6, 4; C: 3, 3.
+    """
     return make_world(
         *[ask(0.0, 5, 6), ask(0.0, 6, 4), ask(0.0, 3, 3)],
         batching=Chunked(max_num_batched_tokens=6),

@@ -101,7 +101,7 @@ def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
 
 
 def report_of(records, path, *, slo=CHAT, config=None, **trim):
-    """Write the report; return its text without plotly's own code."""
+    """Writes the report; returns its text without plotly's own code."""
     model = EvenSplit()
     summary = summarise(
         records,

@@ -86,7 +86,7 @@ SQUARE, SIGNATURE = {"_target_": "gallery.Square"}, {"_target_": "gallery.Signat
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch):
-    """Make this file importable as `gallery`, the module that the targets below name."""
+    """Makes this file importable as `gallery`, the module that the targets below name."""
     monkeypatch.setitem(sys.modules, "gallery", sys.modules[__name__])
 
 

@@ -15,7 +15,7 @@ BASE = ["workload=poisson", "engine.max_num_seqs=32"]
 
 @pytest.fixture(scope="module")
 def variants():
-    """The same for all: none changes another."""
+    """Returns the variants, which all tests share because none changes another."""
     return Variants(SOURCE, BASE)
 
 

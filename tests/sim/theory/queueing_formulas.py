@@ -20,12 +20,12 @@ def lindley_wait_s(arrival_s: ArrayLike, size_s: ArrayLike) -> NDArray[np.float6
 
 
 def mg1_wait_s(load: float, second_moment: float) -> float:
-    """Mean wait at one server with sizes of mean 1 s: Pollaczek and Khinchine."""
+    """Computes the mean wait at one server with sizes of mean 1 s, in seconds (Pollaczek and Khinchine)."""
     return load * second_moment / 2 / (1 - load)
 
 
 def erlang_c(num_servers: int, load: float) -> float:
-    """Share of the requests that have to wait in M/M/k."""
+    """Computes the share of the requests that have to wait in M/M/k."""
     offered, blocked = load * num_servers, 1.0
     for servers in range(1, num_servers + 1):
         blocked = offered * blocked / (servers + offered * blocked)
@@ -33,7 +33,7 @@ def erlang_c(num_servers: int, load: float) -> float:
 
 
 def mmk_wait_s(num_servers: int, load: float) -> float:
-    """Mean wait in M/M/k, sizes of mean 1 s."""
+    """Computes the mean wait in M/M/k with sizes of mean 1 s, in seconds."""
     return erlang_c(num_servers, load) / num_servers / (1 - load)
 
 
@@ -51,12 +51,12 @@ def in_step_sojourn_s(
     mean_tokens: int,
     max_present: int = 150,
 ) -> float:
-    """Mean sojourn where served(n) of n requests get a token each in an iteration that takes iteration_s(n).
+    """Computes the mean sojourn if served(n) of n requests get a token each per iteration of iteration_s(n).
 
-    Exact for Poisson arrivals and geometric sizes. Of those served, each ends with the iteration with chance
-    1 / mean_tokens; who comes meanwhile waits for the next one, who comes to an idle engine begins at once.
-    The Markov chain of the requests present when iterations begin gives their mean over time, and that, by
-    Little, the sojourn.
+    Exact for Poisson arrivals and geometric sizes. Of those served, each ends with the iteration with
+    probability 1 / mean_tokens. A request that arrives meanwhile waits for the next iteration; one that
+    arrives at an idle engine begins at once. The Markov chain of the requests present when iterations begin
+    gives their mean over time, and that, by Little's law, the sojourn.
     """
     present = np.arange(max_present)
     lasts_s = np.array([iteration_s(n) if n else 1 / rate_per_s for n in present])
@@ -73,7 +73,7 @@ def in_step_sojourn_s(
 
 
 def cyclic_sojourn_s(rate_per_s: float, turns: tuple[int, ...], max_present: int = 120) -> float:
-    """Mean sojourn at an exponential server that gets the arrivals of a Poisson stream whose turn is 1.
+    """Computes the mean sojourn at an exponential server that gets the Poisson arrivals whose turn is 1.
 
     turns repeat: (1, 0, 0) is every third arrival, E3/M/1. A Markov chain of (turn, requests present).
     """
@@ -90,7 +90,10 @@ def cyclic_sojourn_s(rate_per_s: float, turns: tuple[int, ...], max_present: int
 
 
 def shorter_of_two_sojourn_s(rate_per_s: float, max_present: int = 30) -> float:
-    """Mean sojourn at two exponential servers, arrivals joining the shorter queue: a Markov chain."""
+    """Computes the mean sojourn at two exponential servers if arrivals join the shorter queue.
+
+    A Markov chain of the requests at both.
+    """
     rates = np.zeros((max_present,) * 4)
     for a, b in np.ndindex(max_present, max_present):
         to_a = 0.5 if a == b else float(a < b)
@@ -105,6 +108,9 @@ def shorter_of_two_sojourn_s(rate_per_s: float, max_present: int = 30) -> float:
 
 
 def mean_field_sojourn_s(load: float, num_choices: int) -> float:
-    """Mean sojourn when each joins the shortest of d of infinitely many: sum of rho^((d^i - d) / (d - 1))."""
+    """Computes the mean sojourn if each request joins the shortest of d of infinitely many queues.
+
+    T = sum over i >= 1 of rho^((d^i - d) / (d - 1)).
+    """
     d = num_choices
     return float(sum(load ** ((d**i - d) // (d - 1)) for i in range(1, 12)))

@@ -161,7 +161,7 @@ class Watched:
 
 
 def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Watched]:
-    """One run; the only place that knows how a simulation is put together."""
+    """Simulates one run; the only place that knows how a simulation is assembled."""
     server = queue.server
     sizes = queue.sizes or Geometric(mean=server.mean_tokens)
     workload = Synthetic(

@@ -71,7 +71,7 @@ class Effort(NamedTuple):
     max_rel: float
 
     def means_of(self, queue: Queue, num_runs: int) -> pd.DataFrame:
-        """One row a replication: its means by name, and the control variates."""
+        """Returns one row per replication: its means by name, and the control variates."""
         num_left_out = max(self.num_left_out, int(self.left_out_s * queue.rate_per_s))
         return pd.DataFrame(
             means_of_run(queue, self.num_requests, num_left_out, first_seed(queue) + run)
@@ -85,7 +85,7 @@ QUICK_RUNS = 12
 
 
 def first_seed(queue: Queue) -> int:
-    """Every queue has traffic of its own, or one odd draw would show in all of them."""
+    """Returns a seed of the queue's own; with shared traffic one odd draw would show in all queues."""
     return zlib.crc32(repr((queue.load, queue.num_servers, queue.sizes, queue.routing)).encode())
 
 
@@ -134,7 +134,7 @@ class Mean(NamedTuple):
 
 
 def regressed_mean(values: ArrayLike, controls: ArrayLike) -> Mean:
-    """The mean of values [R] by least squares on controls [R, C] of mean 0: what the plane says at 0."""
+    """Computes the mean of values [R] by least squares on controls [R, C] of mean 0: the fit's value at 0."""
     y = np.asarray(values, dtype=np.float64)
     design = np.column_stack([np.ones(len(y)), controls])
     coefficients, residues, rank, _ = linalg.lstsq(design, y)
@@ -156,7 +156,7 @@ class Case:
 
 
 def one_server(load: float, sizes: Distribution | None, second_moment: float) -> Case:
-    """second_moment: of the textbook."""
+    """Returns the case of one server with a size distribution of that second moment (textbook value)."""
     queue = Queue(server=ONE_SERVER, rate_per_s=load, sizes=sizes)
     wait_s, exact_s = mg1_wait_s(load, second_moment), mg1_wait_s(load, queue.second_moment)
     return Case(
@@ -182,7 +182,7 @@ def many_servers(num_servers: int, load: float) -> Case:
 
 
 def shared(load: float, sizes: Distribution | None = None) -> Case:
-    """Processor sharing: the same for all sizes, and so is the slowdown, sojourn / size.
+    """Returns the case of processor sharing, whose mean sojourn and slowdown are the same for all sizes.
 
     By the mean work present, that of Pollaczek and Khinchine: sizes of one length end earlier than in the
     textbook by the mean wait for the next iteration, half of one of load / (1 - load) sequences.
@@ -236,7 +236,7 @@ def apart(routing: Any, rate_per_s: float, sojourns_s: Sequence[Callable[[float]
 
 
 def share_of(share: float) -> Callable[[float], float]:
-    """M/M/1 with a share of the arrivals."""
+    """Returns the mean sojourn of M/M/1 with a share of the arrivals, as a function of their rate."""
     return lambda rate_per_s: 1 / (1 - share * rate_per_s)
 
 

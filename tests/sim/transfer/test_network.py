@@ -38,7 +38,7 @@ class Wire:
         return self.arrived
 
     def under_way(self):
-        """The number of flows that have begun and not arrived, by route; without latencies."""
+        """Counts the flows that have begun and not arrived, by route; without latencies."""
         arrived = {name for name, _ in self.arrived}
         return Counter(flow.route for name, flow in self.flows.items() if name not in arrived)
 
@@ -213,7 +213,7 @@ def test_rates_are_max_min_fair_at_every_instant(traffic):
 
 
 def check_fairness(num_flows, capacities):
-    """num_flows: those under way by route."""
+    """Checks that the rates are max-min fair; num_flows: flows under way, by route."""
     routes = list(num_flows)
     used = {
         c: sum(num * r.rate_bytes_per_s for r, num in num_flows.items() if c in r.capacities)
@@ -253,7 +253,7 @@ def test_arrivals_agree_with_a_simulation_in_small_steps(traffic):
 
 
 def arrivals_in_small_steps(traffic, step_s):
-    """When each flow is through, to a step: rates anew in every step, then bytes move."""
+    """Computes the end of each flow in small steps: new rates in every step, then bytes move."""
     bandwidths, flows, changes = traffic
     left = {}
     done_s = {}
@@ -278,7 +278,7 @@ def arrivals_in_small_steps(traffic, step_s):
 
 @lru_cache(100)
 def water_filling(flows, bandwidths):
-    """Rate by flow: the common level rises until something is full, whoever is in it stops there."""
+    """Computes the rate by flow: a common level rises until a capacity is full, and its flows stop there."""
     paths, rising = dict(flows), dict(flows)
     rates = {}
     while rising:

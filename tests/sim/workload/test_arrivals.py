@@ -24,7 +24,7 @@ def times_of(process, *, seed=0, num_requests=None, duration_s=None):
 
 
 def assert_count_is_poisson(count, expected):
-    """A Poisson count lies in the central 99% of its distribution."""
+    """Checks that a Poisson count lies in the central 99% of its distribution."""
     low, high = stats.poisson.interval(0.99, expected)
     assert low <= count <= high, f"{count}, expected {expected:.0f} in [{low:.0f}, {high:.0f}]"
 
@@ -101,7 +101,7 @@ def test_diurnal_swings_from_trough_to_peak_with_the_ratio_asked_for():
     assert_count_is_poisson(len(phase), 50.0 * 4000)
 
     def expected(low, high):
-        """Integral of mean (1 - a cos(2 pi x)) over a share of the four periods, a = 3/5."""
+        """Integrates mean * (1 - a cos(2 pi x)) over a share of the four periods, with a = 3/5."""
         area = (high - low) - 0.6 * (np.sin(2 * np.pi * high) - np.sin(2 * np.pi * low)) / (2 * np.pi)
         return 50.0 * 4000 * area
 

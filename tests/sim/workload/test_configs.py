@@ -32,7 +32,7 @@ GENERATED = [name for name in names_in(".") if name not in TRACES]
 
 @pytest.fixture(scope="module")
 def root_folder(tmp_path_factory):
-    """A config folder with nothing but a root that selects a workload from the project's configs."""
+    """Writes a config folder with nothing but a root that selects a workload from the project's configs."""
     folder = tmp_path_factory.mktemp("configs")
     (folder / "root.yaml").write_text(
         f"defaults: [{{workload: synthetic}}, _self_]\nhydra: {{searchpath: ['file://{CONFIGS}']}}\n"
@@ -91,7 +91,7 @@ def test_a_setting_of_a_chosen_part_can_be_overridden(build):
 
 
 def columns_of(workload):
-    """Arrival times, prompt lengths, output lengths; arrays."""
+    """Returns arrays of arrival times in seconds, prompt lengths and output lengths in tokens."""
     arrivals = list(workload.source(seed=0, max_model_len=1_000_000).arrivals())
     rows = [(a.request.arrival_s, a.request.prompt.num_tokens, a.num_output_tokens) for a in arrivals]
     return np.array(rows).T

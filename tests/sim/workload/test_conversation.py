@@ -38,7 +38,7 @@ def varied(**settings):
 
 
 def run(source, service_s=lambda request: 1.0):
-    """Every arrival; each request takes service_s(request)."""
+    """Plays a source to its end; returns every arrival. Each request takes service_s(request)."""
     sent, pending = [], list(source.arrivals())
     while pending:
         first = min(pending, key=lambda a: a.request.arrival_s + service_s(a.request))

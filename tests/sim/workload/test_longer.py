@@ -50,7 +50,7 @@ def prompts_of(prompts, scale):
 
 
 def tokens_of(request):
-    """What each token is: its content, where that began, and which of its tokens it is."""
+    """Returns each token as (content, start of the content, place in the content)."""
     tokens, start = [], 0
     for content, length in prompt_runs(request):
         tokens += [(content, start, i) for i in range(length)]

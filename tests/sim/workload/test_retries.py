@@ -19,7 +19,7 @@ LEAST_P = 1e-3  # of a test that a right distribution fails; draws are fixed, so
 
 
 def waits(attempt, **settings):
-    """Of NUM clients after that attempt."""
+    """Draws the waits of NUM clients after that attempt, in seconds."""
     retries = Retries(**settings)
     return np.array([retries.wait_s(request_id, attempt) for request_id in range(NUM)])
 

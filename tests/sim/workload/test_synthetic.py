@@ -36,7 +36,7 @@ def rows_of(source):
 
 
 def run_closed(source, service_s):
-    """(user, prompt tokens, output tokens, arrival_s) of every request; each takes service_s(request)."""
+    """Plays a source to its end; returns (user, prompt tokens, output tokens, arrival_s) of every request."""
     sent = []
     pending = list(source.arrivals())
     while pending:

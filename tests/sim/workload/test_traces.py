@@ -27,7 +27,7 @@ def write(folder, text, name="trace.csv"):
 
 
 def rows_of(workload, max_model_len=10_000):
-    """(arrival_s, prompt tokens, output tokens) of each request."""
+    """Returns (arrival_s, prompt tokens, output tokens) of each request."""
     source = workload.source(seed=0, max_model_len=max_model_len)
     return [
         (a.request.arrival_s, a.request.prompt.num_tokens, a.num_output_tokens) for a in source.arrivals()

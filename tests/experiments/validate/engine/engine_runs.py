@@ -63,7 +63,10 @@ def scenario_of(
     frontend_s: float = 0.0,
     **changes: Any,
 ) -> Scenario:
-    """Eight slots and contexts of 128 tokens; changes: policies, or any other field of a scenario."""
+    """Returns a scenario with 8 slots and contexts of 128 tokens.
+
+    changes: policies, or any other field of a scenario.
+    """
     host = HostOverhead(
         iteration_s=host_s, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0, overlapped=overlap
     )

@@ -37,7 +37,7 @@ class ToyTraffic:
 
 
 def run_with(scenario, source, adapters, *, overlap):
-    """A recording of the scenario's engine, its adapters drawn at random, and the bank at its end."""
+    """Runs the scenario's engine with random adapters; returns recording, core and adapter bank."""
     architecture = Architecture.from_hf(LLAMA)
     weights = {a.name: random_adapter(architecture, a.rank, seed=i) for i, a in enumerate(adapters)}
     served, plain = scenario.adapters, replace(scenario, adapters=None)

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.xdist_group("device")  # the machine is measured once
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory):
-    """This machine, measured for seconds."""
+    """Calibrates this machine within seconds, and returns the folder of its configs."""
     folder = tmp_path_factory.mktemp("calibrated")
     measured = [f"measure.{name}={value}" for name, value in MEASURED.items()]
     arguments = ["model=random_8m", f"out={folder}", "measure.budget_s=8", "measure.iterations=8"]
@@ -60,7 +60,7 @@ def read(file):
 
 
 def all_decisions_are_equal(sentence):
-    """In the replay, and in the simulator with the recorded times."""
+    """Tests whether replay and simulator both agree with the engine in every decision."""
     pairs = re.findall(r"([\d,]+) of ([\d,]+)", sentence)
     return len(pairs) == 2 and all(equal == num for equal, num in pairs) and "difference" not in sentence
 

@@ -40,7 +40,7 @@ def executors():
 
 @pytest.fixture
 def builds(monkeypatch):
-    """The settings of all engines that are built."""
+    """Returns a list that grows by the settings of each engine that is built."""
     found = []
     build = executor_cache.build_executor
 

@@ -20,7 +20,7 @@ START_S = 10.0
 
 
 def step(start_s, end_s, read_s=None, *, num_left=1, num_iterations=1, **shape):
-    """One launch; times from the beginning of the run. read_s None: where it is not read late."""
+    """Returns one launch; times are in seconds since the run began, read_s None means read at its end."""
     numbers = dict.fromkeys(Step._fields, 0) | {
         "start_s": START_S + start_s,
         "end_s": START_S + end_s,
@@ -49,7 +49,7 @@ def wait(step, now_s, pause_s=None):
 
 
 def spans(found):
-    """(begin, end) of each launch, from the beginning of the run, in milliseconds."""
+    """Returns (begin, end) of each launch in milliseconds since the run began."""
     begin_s, end_s = begins_s(found) - START_S, ends_s(found) - START_S
     return [(round(1e3 * begin, 6), round(1e3 * end, 6)) for begin, end in zip(begin_s, end_s, strict=True)]
 

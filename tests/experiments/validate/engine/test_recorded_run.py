@@ -42,7 +42,7 @@ pytestmark = pytest.mark.xdist_group("recorded")  # run once
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Two runs of a small model, in folders 0 and 1, and one of other traffic in folder 2."""
+    """Records two runs of a small model in folders 0 and 1, and one of other traffic in folder 2."""
     root = tmp_path_factory.mktemp("recorded")
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     executors, clocks = ExecutorCache.of("cpu"), map(UnevenClock, count())
@@ -59,7 +59,7 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture
 def copy(recorded, tmp_path):
-    """A recording to spoil."""
+    """Copies a recording, for tests that damage it."""
     return shutil.copytree(recorded / "0", tmp_path / "recording")
 
 

@@ -50,7 +50,7 @@ WORLDS = {
 
 
 def fresh_core(llm, world):
-    """As the engine's was when it began."""
+    """Returns a core in the state in which the engine's core began."""
     used = llm.engine.core
     memory = KvMemory(used.block_pool.num_blocks, TOKEN_BYTES, max_model_len=128)
     return EngineCore(

@@ -168,7 +168,7 @@ def test_every_case_can_be_built_and_run(name):
 
 @pytest.fixture(scope="module")
 def policies():
-    """By group and choice, the policies that configs/ has."""
+    """Builds the policies of configs/, by group and choice."""
     names = {group: [choice.name for choice in GROUPS[group]] for group in KINDS}
     built = {group: {} for group in KINDS}
     for row in zip_longest(*names.values()):
@@ -181,7 +181,7 @@ def policies():
 
 
 def why_not(group, policy):
-    """What a policy says of itself if the engine does not run it alone; else nothing."""
+    """Returns the reason for which the engine refuses to run a policy alone; "" if it runs it."""
     if not supports_mixed_role(policy):
         return "half of an engine"
     try:
@@ -192,7 +192,7 @@ def why_not(group, policy):
 
 
 def runnable_choices(group):
-    """What the cases of suite=policies choose, or leave as it is by default."""
+    """Returns the choices of a group in the cases of suite=policies, the default one included if used."""
     suite = suite_of("policies")
     default = SOURCE.compose(["device=cpu"], with_hydra=True).hydra.runtime.choices[group]
     chosen = set()

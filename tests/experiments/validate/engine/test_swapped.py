@@ -94,7 +94,7 @@ def test_priorities_decide_who_waits():
 
 @pytest.fixture(scope="module")
 def crowded():
-    """A scenario in which requests give way, and its recording."""
+    """Returns a scenario with preemptions, and its recording."""
     scenario = scenario_of(**WORLDS["recompute"])
     return scenario, run_engine(scenario, traffic(gap_s=3e-4))
 
@@ -190,7 +190,7 @@ def test_the_hosts_recorded_time_is_added_to_what_the_model_says_without_one(cro
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in turn", "overlapped"])
 def two_runs(request):
-    """A scenario and two recordings of it."""
+    """Returns a scenario and two recordings of it."""
     scenario = scenario_of(overlap=request.param, host_s=3e-4)
     clocks = (UnevenClock(seed) for seed in (1, 2))
     return scenario, [run_engine(scenario, traffic(gap_s=6e-3), clock=clock) for clock in clocks]

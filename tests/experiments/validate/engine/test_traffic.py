@@ -30,7 +30,7 @@ def workload_of(*overrides):
 
 
 def drawn(*overrides):
-    """20 requests that fit into the small model's context."""
+    """Draws 20 requests that fit into the small model's context."""
     return workload_of(
         "workload=validation",
         "workload.num_requests=20",
