@@ -1,10 +1,11 @@
-"""How property tests search, and what needs PyTorch.
+"""Settings of property tests, and the tests that need PyTorch.
 
-`make test` draws the same 20 examples every time, `make test-all` 100 new ones, and HYPOTHESIS_PROFILE=deep
-3000 of those tests that one chooses, after a change to the core. A test states a number of its own only where
-its examples are costly. No example has to be fast: what a world costs depends on what is drawn, and machines
+`make test` draws the same 20 examples every time, `make test-all` 100 new ones. HYPOTHESIS_PROFILE=deep draws
+3000: for selected tests, after a change to the core. A test states a number of its own only if its examples
+are expensive. There is no deadline per example: the duration depends on the world that is drawn, and machines
 are shared.
-Kernels run in Triton's interpreter, which must be chosen before Triton is imported by anybody.
+
+Kernels run in Triton's interpreter, which must be chosen before the first import of Triton.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Composing the same files hundreds of times: in a test process Hydra reads each of them once.
+"""A faster Hydra for tests that compose the same files hundreds of times: it reads each file once.
 
-Tests compose some two thousand configs, which took half of the suite's time. Two steps of Hydra are the
-costly ones, and both give the same result without the cost:
-- a config file is parsed anew for every composition: here once, until the file changes;
-- names are gathered for interpolations in a defaults list: here only for a list that has some.
+Tests compose some two thousand configs, which took half of the suite's time. Two steps of Hydra are
+expensive, and both give the same result at less cost:
+- Hydra parses a config file anew for every composition; here once, until the file changes.
+- Hydra gathers names for interpolations in every defaults list; here only for a list that has some.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is what happens: printed blocks, code, and the settings of commands."""
+"""README.md and docs/ show what happens: printed blocks, code, and the settings of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/policies.md: its example keeps its promises and runs, and its tables forget no policy."""
+"""docs/policies.md: its example keeps its promises and runs, and its tables list every policy."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tutorial notebook runs from top to bottom in a kernel of its own, and shows what it says."""
+"""The tutorial notebook runs from top to bottom in a kernel of its own, and its results hold."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Presets of the project's own configuration, built as Hydra builds them, and what many tests ask about."""
+"""Presets of the project's own configuration, built as Hydra builds them, and shared fixtures."""
 
 from pathlib import Path
 

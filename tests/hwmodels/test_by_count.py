@@ -1,4 +1,4 @@
-"""A tabulated function: the formula's values, however they are asked for."""
+"""A tabulated function returns the formula's values for numbers, ranges and arrays."""
 
 import numpy as np
 from hypothesis import given

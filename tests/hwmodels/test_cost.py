@@ -1,4 +1,4 @@
-"""What tokens cost."""
+"""Cost of tokens."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What clients pay for cached prompts."""
+"""Bills of clients for cached prompts."""
 
 import pytest
 

@@ -1,6 +1,7 @@
-"""Kernels run in Triton's interpreter: its bf16 and fp8 mended, poisoned memory, one tolerance table.
+"""Kernels in Triton's interpreter: bf16 and fp8 corrected, poisoned memory, one table of tolerances.
 
-With KERNELS_DEVICE=cuda all tensors of these tests are on the GPU, and compiled kernels must hold the same.
+With KERNELS_DEVICE=cuda all tensors of these tests are on the GPU, and compiled kernels must pass the same
+tests.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ interpreter.InterpreterBuilder.create_fp_to_fp = _mended_fp_to_fp
 
 
 class Guards:
-    """Tensors inside bigger ones: a read past their ends meets NaN, a write is found when the test ends."""
+    """Tensors inside larger ones: a read past their ends meets NaN, a write is found when the test ends."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -1,4 +1,4 @@
-"""Paged decode attention against its reference and against plain softmax; and what its launcher refuses."""
+"""Paged decode attention against its reference and plain softmax, and arguments that its launcher refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged MLA decode against its reference and plain softmax; and what its launcher refuses."""
+"""Paged MLA decode against its reference and plain softmax, and arguments that its launcher refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged prefill attention against its reference and against plain softmax; trees, and what it refuses."""
+"""Paged prefill attention against its reference and plain softmax; trees, and refused arguments."""
 
 from __future__ import annotations
 

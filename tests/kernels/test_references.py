@@ -1,4 +1,4 @@
-"""What the torch references do beyond one kernel launch: the CPU backend serves whole batches by them."""
+"""Torch references beyond one kernel launch: the CPU backend serves whole batches with them."""
 
 from __future__ import annotations
 

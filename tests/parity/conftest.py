@@ -1,8 +1,8 @@
-"""Before vLLM and SGLang are imported: no look at the network, no chatter, and a torchvision that imports.
+"""Prepares the imports of vLLM and SGLang: no network, no chatter, and a torchvision that can be imported.
 
 torch for CPUs and torchvision made for CUDA do not fit together: two of its operators are missing, and its
-import fails. SGLang imports it, and vLLM's dependencies do if it is there. Nobody here calls it; so the
-operators are declared, without bodies.
+import fails. SGLang imports it, and vLLM's dependencies do if it is there. No test calls these operators, so
+they are declared without bodies.
 """
 
 import os

@@ -23,7 +23,7 @@ from policies.scheduling.priority import Priority
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What both engines are built from, in vLLM's words; num_blocks does not count the null block."""
+    """Settings of both engines, in vLLM's words; num_blocks does not count the null block."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -40,9 +40,10 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """A request, when it comes, and what becomes of it.
+    """A request, the step of its arrival, and how it ends.
 
-    It comes before the given step; if it quotes an answer, not before the request of that answer has ended.
+    It arrives at the given step at the earliest; if it quotes an answer, not before the request of that
+    answer has ended.
     """
 
     request_id: int
@@ -57,7 +58,7 @@ class Arrival:
 
 
 class Step(NamedTuple):
-    """One step that computed something, and what led to it."""
+    """One step that computed something, with the decisions that led to it."""
 
     tokens: dict[int, int]  # by request id
     admitted: dict[int, int]  # tokens found in the cache, by request id
@@ -340,7 +341,7 @@ def _arrivals(settings: Settings, random: Random) -> tuple[Arrival, ...]:
 
 
 class _ContentTree:
-    """Prompts that are paths in a growing random tree of segments, cut off anywhere."""
+    """Prompts that are paths in a growing random tree of segments, cut off at random."""
 
     def __init__(self, settings: Settings, random: Random) -> None:
         self._random = random

@@ -1,11 +1,11 @@
-"""Our core decides what vLLM's scheduler decides, step by step, on random workloads.
+"""Our core decides as vLLM's scheduler does, step by step, on random workloads.
 
-Compared in every step: tokens by request, who is admitted and how many of its tokens the cache had, who is
-preempted, free blocks while the step runs and after it, who finished and why. Every other workload is run in
-leaps on our side.
+Compared in every step: tokens by request; admitted requests and the tokens that the cache had of each;
+preempted requests; free blocks while the step runs and after it; finished requests and why. Every other
+workload is run in leaps on our side.
 
 Differences that are on purpose, and kept out of the comparison:
-- A step of vLLM's that computes nothing, because it preempted everybody, counts with the next one.
+- A step of vLLM's that computes nothing, because it preempted all requests, counts with the next one.
 - vLLM's watermark is a share of all blocks, its null block among them; the driver gives it the same number.
 - Of sequences with equal priority and arrival time vLLM preempts the one admitted first, ours the largest
   id. Arrival times are distinct here.

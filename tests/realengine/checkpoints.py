@@ -1,4 +1,4 @@
-"""Small models and their checkpoints, written name by name and byte by byte; the table is not asked."""
+"""Small models and their checkpoints, written name by name and byte by byte, without the engine's table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder as a textbook writes it: no cache, no batch, float64. What the engine is held against."""
+"""A textbook decoder to which the engine is compared: no cache, no batch, float64."""
 
 import torch
 

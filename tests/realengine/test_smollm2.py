@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct on the CPU: what it says, and that nobody's answer depends on who else is served."""
+"""SmolLM2-135M-Instruct on the CPU: its answers, and that none depends on the other requests."""
 
 import pytest
 import torch

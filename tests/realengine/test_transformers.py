@@ -1,6 +1,6 @@
 """Logits and greedy tokens of transformers' own models: small, random, saved by it and loaded by us.
 
-Whatever our textbook model has wrong in common with our engine, these have not.
+These find mistakes that our textbook model and our engine have in common.
 """
 
 import pytest

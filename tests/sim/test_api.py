@@ -1,4 +1,4 @@
-"""`simulate()` from Python: the same run as the command line's, objects in the place of choices, figures."""
+"""`simulate()` from Python: the command line's run, objects instead of config choices, figures."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Worlds whose fleets change, where clients try again and things go wrong, and strategies that draw them."""
+"""Worlds with changing fleets, retrying clients and failures, and strategies that draw them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CountedTraffic(Traffic):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldPool:
-    """Replicas of a kind of their own; what is None is as the world has it."""
+    """Replicas of a kind of their own; a setting of None is the world's."""
 
     replicas: int = 1
     model: Any = None
@@ -85,7 +85,7 @@ class WorldPool:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(World):
-    """A world with all that happens above the engines: pools, retries, failures, scaling."""
+    """A world with everything above the engines: pools, retries, failures, scaling."""
 
     pools: tuple[WorldPool, ...] = ()
     """Called a, b, c ...; none: num_replicas of one kind."""

@@ -1,4 +1,4 @@
-"""A toy application with its own config folder stands for `simulate`: a message can be compared whole."""
+"""A toy application with its own config folder replaces `simulate`: whole messages can be compared."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""The console script: what it says, with which exit code, and how little it imports to say it."""
+"""The console script: its messages and exit codes, and the modules that it imports for them."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the shell is offered, and that bash really gets it there."""
+"""The words that are offered to the shell, and that bash really receives them."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What a command imports is most of what its start costs: each has the heavy packages that it may import."""
+"""Imports are most of the start of a command: each has a list of the heavy packages that it may import."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The folder of a run: what lies in it, and how it is shown."""
+"""The folder of a run: its files, and how its path is displayed."""
 
 import json
 from pathlib import Path

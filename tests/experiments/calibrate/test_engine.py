@@ -154,7 +154,7 @@ def test_sections_name_every_operator_and_add_up_to_the_step(served):
 
 
 class Clockwork:
-    """Served on a clock of its own: 1 ms a token and operator; a mark takes 0.1 ms; all slower, later."""
+    """A session with its own clock: 1 ms per token and operator, 0.1 ms per mark; all slower later on."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -70,7 +70,7 @@ def run_with(share, *, cut=False, **figures):
 
 
 class Fleet(SimpleNamespace):
-    """A candidate that needs so many replicas, whatever is simulated."""
+    """A candidate that needs a given number of replicas, whatever is simulated."""
 
     def deployed(self, num_up, settings):
         return num_up + settings.spare

@@ -1,4 +1,4 @@
-"""`windtunnel compare`: what it refuses, what it concludes, what it leaves."""
+"""`windtunnel compare`: refused settings, conclusions and output files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped comparisons as a set: what the field knows is among them, with sources and promises."""
+"""The shipped comparisons as a set: well-known results are among them, with sources and expectations."""
 
 from __future__ import annotations
 

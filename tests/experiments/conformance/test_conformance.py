@@ -63,7 +63,7 @@ def test_shipped_policies_keep_their_promises_in_many_worlds(target):
 
 @dataclass(frozen=True, kw_only=True)
 class Filling:
-    """Decodes, goes on with prompts, admits in an order: what the broken ones below have in common."""
+    """Decodes, continues prompts, admits in an order: the common part of the broken policies below."""
 
     max_num_batched_tokens: int = 64
 
@@ -92,14 +92,14 @@ class Dicing(Filling):
 
 
 class Looking(Filling):
-    """At the clock on the wall."""
+    """Reads the wall clock."""
 
     def order(self, waiting):
         return sorted(waiting, key=lambda seq: hash((time.perf_counter_ns() // 100, seq.request_id)))
 
 
 class Forgetful(Filling):
-    """Promises that the step holds, although it counts them."""
+    """Promises a horizon, although it counts the steps."""
 
     def fill(self, view, step, now):
         step.budget(self.max_num_batched_tokens)
@@ -111,7 +111,7 @@ class Forgetful(Filling):
 
 
 class Overconfident(Filling):
-    """Declares that all that decode go on, and preempts one now and then."""
+    """Declares that all decodes go on, and preempts one now and then."""
 
     max_unasked_decodes = 64
 
@@ -144,7 +144,7 @@ class Unbudgeted:
 
 
 class Starving(Filling):
-    """Serves no prompts above 20 tokens."""
+    """Serves no prompt above 20 tokens."""
 
     def fill(self, view, step, now):
         super().fill(view, step, now)
@@ -155,7 +155,7 @@ class Starving(Filling):
 
 
 class Leaking(Paged):
-    """Gives back one block too few."""
+    """Frees one block too few."""
 
     def pool(self, memory):
         pool = LeakingPool(memory.num_blocks, self.block_size)
@@ -182,7 +182,7 @@ class BeyondTheLast:
 
 
 class Fortunate:
-    """Draws a replica with shared random numbers."""
+    """Draws a replica with Python's shared random numbers."""
 
     def choose(self, request, replicas, now):
         return int(np.random.randint(len(replicas)))  # noqa: NPY002
@@ -190,7 +190,7 @@ class Fortunate:
 
 @dataclass(frozen=True, kw_only=True)
 class Guessing:
-    """A predictor of a fixed length, unless one of the below."""
+    """A predictor of a fixed length, which the predictors below replace."""
 
     needs_truth: ClassVar[bool] = False
 
@@ -223,14 +223,14 @@ class Sharing(Guessing):
 
 
 class Mumbling:
-    """Says no, and not why."""
+    """Refuses a request without a reason."""
 
     def refusal(self, request, replicas, now):
         return True
 
 
 class Spying:
-    """Reads signals, and has not said that it would."""
+    """Reads signals that it has not declared."""
 
     def refusal(self, request, replicas, now):
         return None if replicas[0].num_waiting < 3 else Refusal("full")
@@ -243,7 +243,7 @@ class Whimsical:
 
 @dataclass(kw_only=True, slots=True)
 class Jamming:
-    """Counts who comes in, and of those who leave only who was answered."""
+    """Counts every request that comes in, but of those that leave only the answered ones."""
 
     num_outstanding: int = 0
     _answered: set = field(init=False, default_factory=set)
@@ -264,7 +264,7 @@ class Jamming:
 
 
 class Rash:
-    """Calls never what is not now."""
+    """Says "never" to a request that it would admit later."""
 
     def refusal(self, request, replicas, now):
         return Refusal("too many", inf) if sum(r.num_outstanding for r in replicas) > 2 else None
@@ -272,7 +272,7 @@ class Rash:
 
 @dataclass(kw_only=True, slots=True)
 class Promising(TokenBucket):
-    """Tells half the time."""
+    """Names half of the time after which it will admit the request."""
 
     rate_per_s: float = 0.5
 
@@ -283,7 +283,7 @@ class Promising(TokenBucket):
 
 @dataclass(kw_only=True, slots=True)
 class Hoarding(TokenBucket):
-    """Keeps a bucket for every tenant that ever came."""
+    """Keeps a bucket for every tenant that ever sent a request."""
 
     per: str = "tenant"
 
@@ -527,7 +527,7 @@ def test_the_plugin_alone_imports_nothing_heavy():
 
 @dataclass(kw_only=True)
 class Scales:
-    """As many as there are."""
+    """Wants as many replicas as there are."""
 
     interval_s: float = 10.0
     min_replicas: int = 1
@@ -548,7 +548,7 @@ class ScalesAShare(Scales):
 
 
 class ScalesInTurns(Scales):
-    """By a count that all pools share."""
+    """Scales by a counter that all pools share."""
 
     num_askings = 0
 

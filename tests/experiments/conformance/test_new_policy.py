@@ -1,4 +1,4 @@
-"""`windtunnel new policy`: what it writes works as it is, and it spoils nothing that is there."""
+"""`windtunnel new policy`: the files that it writes work unchanged, and existing files are left alone."""
 
 import re
 import shutil

@@ -237,7 +237,7 @@ def test_overload_comes_before_all_other_caveats():
 
 
 class TestCallbacks:
-    """As Dash calls them, without a server."""
+    """The callbacks as Dash calls them, without a server."""
 
     dash = pytest.importorskip("dash", reason="dash is not installed: pip install 'windtunnel[dashboard]'")
 

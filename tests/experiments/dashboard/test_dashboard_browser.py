@@ -1,4 +1,4 @@
-"""The dashboard in headless Chromium: it answers, its address brings it back, it asks nobody else."""
+"""The dashboard in headless Chromium: it answers, its address restores it, it contacts no other host."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""windtunnel goodput: the search finds where the SLO is lost, and says what cannot be searched."""
+"""windtunnel goodput: the search finds the highest rate that meets the SLO, and reports unusable settings."""
 
 import json
 import signal

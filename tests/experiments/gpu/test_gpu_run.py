@@ -445,7 +445,7 @@ def test_a_part_for_which_no_time_is_left_is_skipped_and_said_to_be(tmp_path):
 
 
 class Clock:
-    """Stands for the device: what runs on it takes the time that it says, at once."""
+    """Replaces the device: work takes the time that it states, at once."""
 
     now_s = 0.0
 
@@ -460,7 +460,7 @@ class Clock:
 
 
 class Recorded:
-    """Stands for a CUDA graph: replays what was called while it was recorded."""
+    """Replaces a CUDA graph: replays the calls that were recorded."""
 
     def __init__(self):
         self.taken_s = 0.0

@@ -1,4 +1,4 @@
-"""`windtunnel observe` reads streams: whose tokens came when, however a server puts them into chunks."""
+"""`windtunnel observe` reads streams: token times are right, however a server cuts its chunks."""
 
 from __future__ import annotations
 

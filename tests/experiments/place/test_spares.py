@@ -1,4 +1,4 @@
-"""`windtunnel spares`: N + 1 in theory and counted, and what is refused."""
+"""`windtunnel spares`: N + 1 in theory and counted, and refused settings."""
 
 import re
 

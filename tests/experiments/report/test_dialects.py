@@ -1,4 +1,4 @@
-"""`windtunnel dialects`, and the same of a run while it is simulated."""
+"""`windtunnel dialects`, and the same tables in the summary of a simulation."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""windtunnel report: what is drawn is what was saved, and nothing is simulated for it."""
+"""windtunnel report: it draws what was saved, and simulates nothing."""
 
 import json
 import math

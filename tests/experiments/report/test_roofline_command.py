@@ -1,4 +1,4 @@
-"""`windtunnel roofline`: what it works out, prints and draws, and what it refuses."""
+"""`windtunnel roofline`: its figures, tables and charts, and refused settings."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`windtunnel score`: tiny measured tables of each kind, and tables that cannot be right."""
+"""`windtunnel score`: tiny measured tables of each kind, and tables with impossible values."""
 
 import re
 import shlex

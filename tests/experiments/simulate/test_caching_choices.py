@@ -1,4 +1,4 @@
-"""Caches chosen on the command line: what a run says about them, and what it refuses."""
+"""Caches chosen on the command line: what a run reports about them, and refused settings."""
 
 import pytest
 

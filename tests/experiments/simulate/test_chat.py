@@ -1,4 +1,4 @@
-"""`windtunnel chat`: settings, and what it says of those that cannot be."""
+"""`windtunnel chat`: its settings, and the messages about impossible ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The evidence that a run has of itself, as a user meets it: warm-up, intervals, overload."""
+"""The evidence of a single run, as a user sees it: warm-up, intervals, overload."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Conversations whose system prompts are pinned: leaping equals stepping, and the bill is there."""
+"""Conversations with pinned system prompts: leaping equals stepping, and cached prompts are on the bill."""
 
 from dataclasses import replace
 

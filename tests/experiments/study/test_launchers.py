@@ -1,4 +1,4 @@
-"""Launchers: every task has one outcome, and what befalls one is not the others' affair."""
+"""Launchers: every task has one outcome, and the failure of one does not touch the others."""
 
 import multiprocessing
 import os

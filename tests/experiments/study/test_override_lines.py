@@ -1,4 +1,4 @@
-"""Lines of overrides: their names, their words, and what may not stand in them."""
+"""Lines of overrides: their names, their words, and what is not allowed in them."""
 
 import pytest
 

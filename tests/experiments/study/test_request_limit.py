@@ -1,4 +1,4 @@
-"""A run is shortened where its workload has more requests than asked for, and nobody has set their number."""
+"""A run is shortened if its workload has more requests than asked for and their number is not set."""
 
 import pytest
 

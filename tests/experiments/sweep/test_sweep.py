@@ -1,4 +1,4 @@
-"""windtunnel sweep: the right points, each kept as it comes, whatever befalls the others."""
+"""windtunnel sweep: the right points, each saved when it is done, whatever happens to the others."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""How far two runs are apart: figures by hand, noise floor, verdicts, curves, iteration times."""
+"""Distance of two runs: figures by hand, noise floor, verdicts, curves, iteration times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of others: the same run in every format, files cut short, clocks that go backwards."""
+"""Measurements by other tools: the same run in every format, truncated files, clocks that go backwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two measured runs of vLLM 0.19, request by request: the same order, and as many running, second by second.
+"""Two measured runs of vLLM 0.19, request by request: the same order, and as many running in each second.
 
 Prefix caching is on, arrivals are those of the run, prices are interpolated between layer latencies that were
 measured on the same machines: what is left is scheduling. The RTX 4090 run is short of KV (2,588 blocks).

@@ -1,4 +1,4 @@
-"""Prices of batches that mix LoRA adapters: a closed form, nothing without them, arrays as numbers."""
+"""Prices of batches that mix LoRA adapters: a closed form, zero without adapters, arrays equal numbers."""
 
 from __future__ import annotations
 

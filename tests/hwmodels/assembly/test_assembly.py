@@ -1,4 +1,4 @@
-"""The operators of an iteration: how often, FLOPs, bytes and messages against closed forms."""
+"""The operators of an iteration: calls, FLOPs, bytes and messages against closed forms."""
 
 from dataclasses import replace
 

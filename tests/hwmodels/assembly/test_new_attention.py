@@ -1,4 +1,4 @@
-"""A kind of attention that is not ours, added as one of ours would be: shape, operators, reading."""
+"""A new kind of attention, added as a built-in one would be: shape, operators, reader of config.json."""
 
 from dataclasses import dataclass, replace
 

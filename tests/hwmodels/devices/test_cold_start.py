@@ -1,4 +1,4 @@
-"""How long a replica takes to start: each part by hand, and what is refused."""
+"""Cold starts of replicas: each part by hand, and refused settings."""
 
 import pytest
 from omegaconf import OmegaConf

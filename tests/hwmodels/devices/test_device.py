@@ -1,4 +1,4 @@
-"""What a Device refuses."""
+"""Settings that a Device refuses."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Every shipped device builds, says where its figures come from, and has them right."""
+"""Every shipped device builds, names the sources of its figures, and has them right."""
 
 import csv
 import re

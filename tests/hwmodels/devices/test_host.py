@@ -1,4 +1,4 @@
-"""CUDA-graph padding and what the host settings refuse."""
+"""CUDA-graph padding, and host settings that are refused."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What links refuse."""
+"""Settings that links refuse."""
 
 import math
 

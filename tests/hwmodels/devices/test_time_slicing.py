@@ -1,4 +1,4 @@
-"""Time slicing: what a switch moves, and its share of the time."""
+"""Time slicing: the bytes of a switch, and its share of the time."""
 
 import pytest
 

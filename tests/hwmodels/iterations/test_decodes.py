@@ -1,4 +1,4 @@
-"""What decodes spend on their contexts: numbers, leaps and arrays agree, whatever is left out."""
+"""Cost of the contexts of decodes: numbers, leaps and arrays agree, with any part left out."""
 
 import numpy as np
 import pytest

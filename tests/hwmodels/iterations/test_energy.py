@@ -16,7 +16,7 @@ shares = st.floats(0, 1)
 
 
 class Model:
-    """Half of its bandwidth and a tenth of its FLOP/s for each second asked about."""
+    """Uses half of its bandwidth and a tenth of its FLOP/s in each second that is priced."""
 
     peak_flops_per_s = 1e15
     peak_bytes_per_s = 4e12

@@ -1,4 +1,4 @@
-"""The memory planner: where the bytes go, and what it says when they do not suffice."""
+"""The memory planner: the use of each byte, and the message if memory does not suffice."""
 
 from dataclasses import replace
 

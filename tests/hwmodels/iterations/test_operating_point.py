@@ -1,4 +1,4 @@
-"""Where batches lie under the roofline."""
+"""The operating point of a batch under the roofline."""
 
 import pytest
 

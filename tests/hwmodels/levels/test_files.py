@@ -1,4 +1,4 @@
-"""Levels from files: what is recognised, whose rows are taken, what is refused; runs with both."""
+"""Levels from files: which formats are recognised, which rows are used, what is refused; runs with both."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -8,7 +8,7 @@ from hwmodels.levels.recorded import Recorded
 
 
 class Base:
-    """A second for anything; a quarter of it attention."""
+    """Prices anything at one second, a quarter of it attention."""
 
     peak_flops_per_s = 1e15
     peak_bytes_per_s = 4e12

@@ -1,4 +1,4 @@
-"""Iterations priced from a measured table: interpolation, what it lacks, and which tables are refused."""
+"""Iterations priced from a measured table: interpolation, missing operators, and refused tables."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -23,7 +23,7 @@ NO_GRAPHS = CudaGraphs(enabled=False)
 
 
 class Base:
-    """Answers for what a table lacks: 1 us a token for attention, 2 us for messages, 3 us a sampled row."""
+    """Prices what a table lacks: 1 us a token for attention, 2 us for messages, 3 us a sampled row."""
 
     peak_flops_per_s = 1e15
     peak_bytes_per_s = 4e12

@@ -1,4 +1,4 @@
-"""The models of configs/model: against published figures, and what each says about itself."""
+"""The models of configs/model against published figures and their own notes."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is said of number formats that a device has no units for."""
+"""Warnings about number formats that a device has no units for."""
 
 from dataclasses import replace
 

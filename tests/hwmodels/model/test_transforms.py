@@ -1,4 +1,4 @@
-"""What pruning, sparsity and distillation change in bytes and FLOPs."""
+"""Effects of pruning, sparsity and distillation on bytes and FLOPs."""
 
 import math
 from dataclasses import replace

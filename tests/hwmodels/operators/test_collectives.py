@@ -1,4 +1,4 @@
-"""Prices of collectives against hand calculations, and what any price must obey."""
+"""Prices of collectives against hand calculations, and laws that any price obeys."""
 
 from dataclasses import replace
 

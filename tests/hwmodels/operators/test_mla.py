@@ -1,4 +1,4 @@
-"""Prices of latent attention against hand calculations, and what any price must obey."""
+"""Prices of latent attention against hand calculations, and laws that any price obeys."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Prices of routed experts against hand calculations, draws, and what any price must obey."""
+"""Prices of routed experts against hand calculations and draws, and laws that any price obeys."""
 
 import time
 from dataclasses import replace

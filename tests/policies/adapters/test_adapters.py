@@ -1,4 +1,4 @@
-"""Which LoRA adapters are resident, who waits for them, and who makes room."""
+"""LoRA adapters: which are resident, which requests wait for them, and which are evicted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def registry_of(names="abcd", rank=4, **memory):
 
 
 class Machine:
-    """An engine whose adapters come when the test says so."""
+    """An engine whose adapters arrive when the test says so."""
 
     def __init__(self, serving, registry=None, *, num_blocks=100, caching=None, max_num_seqs=8):
         pool = (caching or Paged(block_size=4)).pool(KvMemory(num_blocks))

@@ -1,4 +1,4 @@
-"""Admission policies, asked directly: hand-computed decisions, brute-force truth, bounds that always hold."""
+"""Admission policies, called directly: decisions by hand and by brute force, and bounds that always hold."""
 
 from fractions import Fraction
 from math import inf

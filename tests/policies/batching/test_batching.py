@@ -1,4 +1,4 @@
-"""Batching policies against schedules worked out on paper, and what a policy is allowed to know."""
+"""Batching policies against schedules worked out on paper, and what a policy is allowed to read."""
 
 from dataclasses import dataclass
 

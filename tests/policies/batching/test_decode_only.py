@@ -1,4 +1,4 @@
-"""A decode worker: whose KV is at hand decodes, others wait; what it lost itself it computes again."""
+"""A decode worker: sequences with KV decode, others wait; KV that it lost itself is recomputed."""
 
 from math import inf
 

@@ -1,4 +1,4 @@
-"""Dynamic batches: who waits for company, and for how long."""
+"""Dynamic batches: which requests wait for a fuller batch, and for how long."""
 
 from math import inf, nan
 

@@ -1,4 +1,4 @@
-"""What every batching policy for an engine on its own keeps to, whatever the requests."""
+"""Promises of every batching policy that can run an engine alone, for any requests."""
 
 from functools import partialmethod
 
@@ -135,7 +135,7 @@ def test_who_reserves_or_runs_alone_is_never_preempted(make_core, make_request, 
 
 
 class Asked:
-    """A policy that leaves no step to the core."""
+    """A policy that is asked for every step."""
 
     def __init__(self, policy):
         self.policy = policy
@@ -145,7 +145,7 @@ class Asked:
 
 
 class Watched:
-    """An engine, and for how long each of its plans holds."""
+    """An engine that logs the horizon of each of its plans."""
 
     def __init__(self, core):
         self.core, self.horizons = core, []
@@ -170,7 +170,7 @@ def test_a_step_left_to_the_core_is_what_the_policy_decides(make_core, make_requ
 
 
 class Wrapping:
-    """A policy that passes everything on, `max_unasked_decodes` included, but counts its steps."""
+    """A policy that delegates everything, `max_unasked_decodes` included, but counts its steps."""
 
     def __init__(self, policy):
         self.policy, self.num_steps = policy, 0
@@ -187,7 +187,7 @@ class Wrapping:
 
 
 class Overriding(Chunked):
-    """A policy with a `fill` of its own and the declaration of another."""
+    """A policy with its own `fill` and the declaration of its base class."""
 
     __slots__ = ()
     num_steps = 0
@@ -198,7 +198,7 @@ class Overriding(Chunked):
 
 
 class Generated(Overriding):
-    """The same with a `fill` that is no plain function."""
+    """A policy with its own `fill`, which is no plain function, and the declaration of its base class."""
 
     __slots__ = ()
     fill = partialmethod(Overriding.fill)

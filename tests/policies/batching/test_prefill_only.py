@@ -1,4 +1,4 @@
-"""A prefill worker: prompts, pauses, and whoever takes the KV away."""
+"""A prefill worker: prompts, pauses, and the transfer of KV to other replicas."""
 
 from math import inf
 

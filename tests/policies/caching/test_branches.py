@@ -67,7 +67,7 @@ def test_without_sharing_each_branch_has_copies_of_everything():
 
 
 class Naive:
-    """Every branch as the list of its tokens; a block is known by who wrote it and when it was copied."""
+    """Every branch as the list of its tokens; a block is identified by its writer and its time of copy."""
 
     def __init__(self, num_prompt_tokens, block_size, width):
         self.block_size = block_size

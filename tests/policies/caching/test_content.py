@@ -1,4 +1,4 @@
-"""Places against tokens written out: equal tokens up to the end of a block, equal place and number there."""
+"""Places against explicit tokens: equal tokens up to a block's end mean equal place and number there."""
 
 import pytest
 from hypothesis import given

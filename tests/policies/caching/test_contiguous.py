@@ -1,4 +1,4 @@
-"""Contiguous regions: what is reserved, what happens at a region's end, and no block astray."""
+"""Contiguous regions: reservations, the end of a region, and no block lost."""
 
 import random
 
@@ -22,7 +22,7 @@ from policies.scheduling.fcfs import Fcfs
 
 
 class Guess:
-    """A predictor that always says the same."""
+    """A predictor of one length for all answers."""
 
     needs_truth = False
 

@@ -1,4 +1,4 @@
-"""Eviction orders: textbook reference strings, and what each order is meant to keep."""
+"""Eviction orders: textbook reference strings, and the entries that each order is meant to keep."""
 
 import math
 
@@ -195,8 +195,8 @@ def test_two_q_remembers_no_more_than_its_ghosts_share():
 class PaperS3Fifo:
     """S3-FIFO for objects of one size, written from algorithm 1 of the paper, heads of queues first.
 
-    Its evictS goes on until one of the small queue went, too, after "if M is full: evictM()"; here the first
-    that went ends it.
+    The paper's evictS continues until an object of the small queue has gone, too, after "if M is full:
+    evictM()"; here the first eviction ends it.
     """
 
     def __init__(self, capacity, small_share=0.1, ghost_share=0.9):

@@ -1,4 +1,4 @@
-"""What a router finds in a cache is what an admission would find, and looking leaves no trace."""
+"""A router's look into a cache finds what an admission would find, and leaves no trace."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Physical ids: drawn when asked for, the last freed first, without a list of those that nobody had."""
+"""Physical ids: drawn on demand, the last freed first, without a list of those never used."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Prefix caching against a pool that goes block by block and token by token, as vLLM's does."""
+"""Prefix caching against a pool that works block by block and token by token, as vLLM's does."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ def tokens_of(request, num_tokens):
 
 
 class BlockByBlock:
-    """What vLLM's block pool does, as slowly as one likes: one list of free blocks, one of keys."""
+    """A slow model of vLLM's block pool: one list of free blocks, one dictionary of keys."""
 
     def __init__(self, num_blocks):
         self.free = [(None, i) for i in range(num_blocks)]  # (key, name) in the order of reuse

@@ -1,4 +1,4 @@
-"""Contiguous regions: what every allocator promises, slot by slot, and where first and best fit place."""
+"""Contiguous regions: promises of every allocator, slot by slot, and the places of first and best fit."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Runs of blocks with contents: who finds, holds, copies and loses what, each block numbered by hand."""
+"""Runs of blocks with contents: find, hold, copy and lose, each block numbered by hand."""
 
 import pytest
 

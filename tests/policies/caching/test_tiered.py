@@ -1,4 +1,4 @@
-"""Tiers below the GPU: what goes down, what is found there, and when a sequence may go on."""
+"""Tiers below the GPU: what moves down, what is found there, and when a sequence may go on."""
 
 import pytest
 from hypothesis import example, given
@@ -149,7 +149,7 @@ def test_a_tier_keeps_what_was_used_last_and_drops_the_end_of_a_piece_first():
 
 
 class PlainTier:
-    """What a tier is, block by block."""
+    """A slow model of a tier, block by block."""
 
     def __init__(self, num_blocks):
         self.num_blocks = num_blocks

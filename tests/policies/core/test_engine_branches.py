@@ -1,4 +1,4 @@
-"""A request with several answers in the engine: its blocks, slots and budget, its ends and its way back."""
+"""A request with several answers in the engine: blocks, slots and budget, ends and preemption."""
 
 import pytest
 

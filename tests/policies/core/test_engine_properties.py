@@ -1,4 +1,4 @@
-"""Any policy made of the verbs, however foolish: no block leaked, no token lost, the counters right."""
+"""Any policy made of the step's methods, however foolish: no block leaked, no token lost, counters right."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ BLOCK_SIZE = 4
 
 
 class Whim:
-    """Does whatever a random generator says, and something sensible if that was nothing."""
+    """Takes random decisions, and sensible ones if these did nothing."""
 
     def __init__(self, rng):
         self._rng = rng

@@ -1,4 +1,4 @@
-"""A sequence that goes on in another engine: its KV is copied, not computed again."""
+"""A sequence that moves to another engine: its KV is copied, not recomputed."""
 
 import pytest
 

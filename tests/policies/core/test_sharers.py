@@ -1,4 +1,4 @@
-"""Who is admitted may find what another sequence computes in the same step; and then that one goes."""
+"""Sequences that share what another one computes in the same step, and the preemption of that one."""
 
 import random
 
@@ -261,7 +261,7 @@ def test_of_a_plan_that_is_given_up_nobody_keeps_what_it_was_to_compute(cache):
 
 
 class Fickle:
-    """Admits whom it can, and preempts some of those who run, whether they were admitted just now or not."""
+    """Admits what fits, and preempts some running sequences, whether they were admitted just now or not."""
 
     def __init__(self, seed, swaps):
         self._rng = random.Random(seed)

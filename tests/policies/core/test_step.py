@@ -1,4 +1,4 @@
-"""The verbs of a step: what they grant, what they refuse, and what is a policy's mistake."""
+"""The methods of a step: what they grant, what they refuse, and which calls are mistakes of a policy."""
 
 import subprocess
 import sys

@@ -1,7 +1,8 @@
-"""Transfers that name their blocks, run on a memory that knows what it holds: KV is where it is read.
+"""Transfers that name their blocks, on a memory with labelled contents: KV is where it is read.
 
-A machine copies what `take_transfers` names and writes what a plan computes, block by block; what it writes
-is a label of the token and of all tokens before it. Who computes must find the labels of its own tokens.
+A machine copies what `take_transfers` names and writes what a plan computes, block by block; it writes a
+label of the token and of all tokens before it. A sequence that computes must find the labels of its own
+tokens.
 """
 
 import random
@@ -34,10 +35,10 @@ POISON = -1
 
 
 class Whim:
-    """Does whatever a random generator says, and something sensible if that was nothing.
+    """Takes random decisions, and sensible ones if these did nothing.
 
-    swaps: whom it preempts goes to host memory. It preempts before it admits and behind that, when who was
-    admitted may have found blocks that others were to compute in the same step.
+    swaps: preempted sequences go to host memory. It preempts before and after it admits, when the admitted
+    ones may have found blocks that others were to compute in the same step.
     """
 
     def __init__(self, seed, swaps):
@@ -80,7 +81,7 @@ class Whim:
 
 
 class Labels:
-    """A number for each token that stands behind given others."""
+    """A number for each token that follows given others."""
 
     def __init__(self):
         self._numbers = {}
@@ -104,7 +105,7 @@ class Labels:
 
 
 class Host:
-    """Memory in places that are used again as soon as they are given up; None: no such memory."""
+    """Memory in places that are used again as soon as they are freed; None: no such memory."""
 
     def __init__(self, num_places, num_spare=0):
         self.data = np.full((num_places + num_spare, BLOCK_SIZE), POISON)

@@ -1,4 +1,4 @@
-"""Layout policies: which candidates there are, which one is taken, and what is said about it."""
+"""Layout policies: the candidates, the choice and its explanation."""
 
 import re
 from math import prod
@@ -38,7 +38,7 @@ def figures(prefill_s=0.1, decode_s=lambda n: 0.01, max_num_seqs=64, usd_per_hou
 
 
 class Asked:
-    """An estimate that keeps what it was asked for; prices by sizes, the rest refused."""
+    """An estimate that logs what it was asked for; prices by sizes, refuses all other layouts."""
 
     def __init__(self, price=lambda sizes: figures()):
         self.price, self.sizes = price, []

@@ -1,4 +1,4 @@
-"""Length predictors: the stand-ins err as configured, the learners learn what there is to learn."""
+"""Length predictors: the stand-ins err as configured, the learners learn the distribution."""
 
 import re
 from copy import deepcopy

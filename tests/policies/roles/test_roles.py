@@ -1,4 +1,4 @@
-"""When a replica changes between prefill and decode, and which."""
+"""Changes of a replica between prefill and decode: when, and which replica."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Routers that know of LoRA adapters, asked directly."""
+"""Routers that know of LoRA adapters, called directly."""
 
 from types import SimpleNamespace
 

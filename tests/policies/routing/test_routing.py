@@ -1,4 +1,4 @@
-"""Routers, asked directly."""
+"""Routers, called directly."""
 
 from collections import Counter
 from types import SimpleNamespace

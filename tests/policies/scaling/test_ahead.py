@@ -1,4 +1,4 @@
-"""Autoscalers that know what comes: the schedule, the forecast."""
+"""Autoscalers that look ahead: the schedule, the forecast."""
 
 from functools import partial
 

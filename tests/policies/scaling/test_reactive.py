@@ -1,4 +1,4 @@
-"""Autoscalers that follow what is there: asked directly, by hand-computed cases."""
+"""Autoscalers that react to load: called directly, with hand-computed cases."""
 
 import pytest
 

@@ -20,7 +20,7 @@ from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 
 
 class FixedPredictions:
-    """A predictor that says what the test says, by request id."""
+    """A predictor of given lengths, by request id."""
 
     needs_truth: ClassVar[bool] = False
 

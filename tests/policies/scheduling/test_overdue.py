@@ -1,4 +1,4 @@
-"""Requests that have waited for too long."""
+"""Requests that have waited for longer than allowed."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from policies.scheduling.shortest_remaining import ShortestRemaining
 
 
 class FixedPredictions:
-    """A predictor that says what the test says, by request id."""
+    """A predictor of given lengths, by request id."""
 
     needs_truth: ClassVar[bool] = False
 

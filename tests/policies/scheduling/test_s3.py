@@ -1,4 +1,4 @@
-"""S3's queue against its definition, gone through entry by entry."""
+"""S3's queue against its definition, entry by entry."""
 
 from typing import ClassVar
 

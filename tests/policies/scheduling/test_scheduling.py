@@ -1,4 +1,4 @@
-"""Who is admitted first, and who gives way."""
+"""Orders of admission and of preemption."""
 
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority

@@ -1,4 +1,4 @@
-"""Who says for how long a request may be overtaken keeps to it, in random worlds."""
+"""Schedulers that bound how long a request may be overtaken keep to it, in random worlds."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What config.json and GGUF metadata say, and what is refused instead of being ignored."""
+"""Fields of config.json and GGUF metadata: read, or refused instead of ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters against merged weights; PEFT's folders, read or refused; who is resident, and who makes room."""
+"""Adapters against merged weights; PEFT's folders, read or refused; resident and evicted adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights rounded when they are loaded: which, how well, one at a time; logits of the rounded models."""
+"""Weights quantised on load: which ones, their error, one at a time; logits of the quantised models."""
 
 import weakref
 from functools import partial

@@ -1,4 +1,4 @@
-"""The asynchronous engine: the tokens of the offline one, streamed, and nothing left behind by anybody."""
+"""The asynchronous engine: the tokens of the offline one, streamed, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints in 4 bits, AWQ's and GPTQ's, packed here word by word: loaded, shared among ranks, refused."""
+"""AWQ and GPTQ checkpoints in 4 bits, packed here word by word: loaded, shared among ranks, refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that come and go: cold starts, drains and what is paid, worked out by hand in ticks."""
+"""Replicas that come and go: cold starts, drains and costs, worked out by hand in ticks."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Schedules of failure: what is drawn, what stays when the fleet grows, what is refused."""
+"""Schedules of failure: draws, their stability when the fleet grows, refused settings."""
 
 from itertools import islice, pairwise
 from math import exp, inf

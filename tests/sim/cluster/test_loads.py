@@ -1,4 +1,4 @@
-"""Counts of many replicas, kept side by side, are those that the replicas have."""
+"""Counts of many replicas, kept side by side, equal those that the replicas have."""
 
 from dataclasses import dataclass, replace
 from unittest.mock import patch
@@ -15,7 +15,7 @@ from tests.worlds.clusters import draw_clusters
 
 @dataclass(frozen=True)
 class CheckedLeast:
-    """Least outstanding, by counts that it compares with what each replica says."""
+    """Least outstanding, by counts that it compares with each replica's own."""
 
     def choose(self, request, replicas, now):
         assert isinstance(replicas, loads.CountedReplicas)

@@ -1,4 +1,4 @@
-"""A backlog that grows without bound ends a run; one that only sways does not."""
+"""A backlog that grows without bound ends a run; one that only fluctuates does not."""
 
 import heapq
 

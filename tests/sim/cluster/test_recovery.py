@@ -1,4 +1,4 @@
-"""Requests whose replica crashes: what is kept, read back and computed again, by hand and at random."""
+"""Requests whose replica crashes: KV that is kept, read back and recomputed, by hand and at random."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ KV = Recovery(way="kv", every_tokens=2)
 
 
 class ToOther:
-    """The first request to the first replica, all others to the last."""
+    """Sends the first request to the first replica, all others to the last."""
 
     is_first = True
 

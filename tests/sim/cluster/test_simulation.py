@@ -1,4 +1,4 @@
-"""Whole runs: nothing is lost, everybody is served, the same seed gives the same bytes."""
+"""Whole runs: nothing is lost, every request is served, the same seed gives the same bytes."""
 
 import signal
 from collections import Counter
@@ -166,7 +166,7 @@ def test_a_run_reports_its_progress(make_world, ask):
 
 
 class InterruptedRouting:
-    """Ctrl-C while the third request is being routed."""
+    """Raises KeyboardInterrupt while the third request is being routed."""
 
     def __init__(self):
         self._num_routed = 0

@@ -1,4 +1,4 @@
-"""LoRA adapters in simulated time: when they come, what they cost, what a run tells of them."""
+"""LoRA adapters in simulated time: their arrival, their cost, and what a run reports about them."""
 
 from dataclasses import replace
 from functools import partial

@@ -79,7 +79,7 @@ def roofline():
 
 
 class LongestContextFirst:
-    """A policy of a user who read only the README: plain loops over the view, no promise."""
+    """A user's policy, written from the README alone: plain loops over the view, no promise."""
 
     def fill(self, view, step, now):
         step.budget(12)

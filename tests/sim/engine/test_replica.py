@@ -1,4 +1,4 @@
-"""One engine in simulated time: what it tells the router, and unusual moments of a request."""
+"""One engine in simulated time: what it reports to the router, and unusual moments of a request."""
 
 import pytest
 
@@ -20,7 +20,7 @@ TICK_S = 0.125
 
 
 class Watched:
-    """A replica, the clock that drives it, what it writes down, and who has ended."""
+    """A replica, the clock that drives it, its log, and the requests that have ended."""
 
     def __init__(self, replica, clock, log, ended):
         self.replica, self.clock, self.log, self.ended = replica, clock, log, ended

@@ -1,4 +1,4 @@
-"""What a router reads of a replica: as old as configured, worked out late, and equal to a refresh on time."""
+"""Signals that a router reads: as old as configured, computed lazily, and equal to a refresh on time."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -27,7 +27,7 @@ READINGS = []
 
 
 class Spy:
-    """Sends round robin, and notes what all replicas say, or only the one whose turn it is."""
+    """Sends round robin, and logs the readings of all replicas, or only of the one whose turn it is."""
 
     def __init__(self, reads_all=True, looks=False):
         self.reads_all = reads_all

@@ -1,4 +1,4 @@
-"""A run of three iterations, a second each, of one replica: records that a test can check by hand."""
+"""A run of one replica with three iterations of 1 s: records that a test can check by hand."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Where the requests' time goes: shares sum to one, and what is scarce is found to be."""
+"""Where the requests' time goes: shares sum to one, and the scarce resource is found."""
 
 import pytest
 

@@ -23,7 +23,7 @@ def table_of(ttft_s, tpot_s, gap_s=1.0):
 
 
 class NothingDone:
-    """A model that no iteration asks."""
+    """A model without any figures."""
 
     peak_flops_per_s = peak_bytes_per_s = 1.0
 

@@ -1,4 +1,4 @@
-"""Paired comparisons against hand-computed intervals, and against what the level of confidence promises."""
+"""Paired comparisons against hand-computed intervals, and the coverage of their confidence level."""
 
 from __future__ import annotations
 

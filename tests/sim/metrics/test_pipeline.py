@@ -1,4 +1,4 @@
-"""Bubbles of a pipeline: how much of the stages' time nobody works, and why."""
+"""Bubbles of a pipeline: the stages' time without work, and its causes."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What the cache found, preemptions and waits of a run, from events written down by hand."""
+"""Cache hits, preemptions and waits of a run, from events written down by hand."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Quantiles that are written down are those of scipy, to the last bit."""
+"""The tabulated quantiles equal scipy's, to the last bit."""
 
 import pytest
 from scipy.special import stdtrit

@@ -1,4 +1,4 @@
-"""What plots draw: exact means over time, maxima that hide no spike, tails that stay visible."""
+"""Series of plots: exact means over time, maxima that hide no spike, tails that stay visible."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""When a request is good, and which objectives make no sense."""
+"""Requests that meet their objectives, and objectives that are refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the time was spent on: kinds of iteration, components, the share of prompts."""
+"""Use of the time: kinds of iteration, components, the share of prompts."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ def iterations(*rows):
 
 
 class HalfAttention:
-    """Says that an iteration takes a second a token, half of it attention."""
+    """Prices an iteration at a second a token, half of it attention."""
 
     def breakdown(self, shape):
         tokens = shape.decode_seqs + shape.prefill_tokens

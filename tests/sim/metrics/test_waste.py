@@ -1,4 +1,4 @@
-"""What KV memory is lost to: shares worked out on paper, and the waste that paging does away with."""
+"""Waste of KV memory: shares worked out on paper, and the waste that paging removes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every wait has its cause and its length: by schedules on paper, and by a count of plan after plan."""
+"""Every wait has its cause and its length: by schedules on paper, and by counting plan after plan."""
 
 from unittest.mock import patch
 
@@ -146,7 +146,7 @@ def test_a_swapped_sequence_waits_for_memory_and_then_for_its_kv(run_world, make
 
 
 class PauseTheSecond:
-    """Lets request 1 stand still from the third iteration to the fifth."""
+    """Pauses request 1 from the third iteration to the fifth."""
 
     def fill(self, view, step, now):
         for seq in list(view.decoding):

@@ -1,4 +1,4 @@
-"""What logs have moved out of the heap comes back whole, in its order."""
+"""Logs that were moved out of the heap come back complete and in order."""
 
 import numpy as np
 import pytest

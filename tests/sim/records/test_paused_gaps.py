@@ -1,4 +1,4 @@
-"""What a pause looks like in the records."""
+"""Pauses in the records."""
 
 from policies.scheduling.mlfq import Mlfq
 

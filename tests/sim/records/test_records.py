@@ -1,4 +1,4 @@
-"""What a run writes down, against a schedule worked out on paper."""
+"""Records of a run, against a schedule worked out on paper."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Charts are what plotly's own classes make of the same settings, to the last character."""
+"""Charts equal those of plotly's own classes with the same settings, to the last character."""
 
 import json
 import re

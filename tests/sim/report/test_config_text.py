@@ -1,4 +1,4 @@
-"""The text of a config, key by key, is what OmegaConf reads as the same config."""
+"""The text of a config, key by key, is read by OmegaConf as the same config."""
 
 import pytest
 from omegaconf import OmegaConf

@@ -1,4 +1,4 @@
-"""report.html: one file that needs no network, stays small, and survives runs in which little happened."""
+"""report.html: one file that needs no network, stays small, and is written for runs with few events, too."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""timeline.json keeps the rules of the Trace Event Format, and tells what the tables tell."""
+"""timeline.json keeps the rules of the Trace Event Format, and agrees with the tables."""
 
 from __future__ import annotations
 

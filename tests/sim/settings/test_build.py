@@ -1,4 +1,4 @@
-"""What `build` accepts, and the sentence with which it refuses the rest."""
+"""Settings that `build` accepts, and the messages with which it refuses others."""
 
 import sys
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Signed(Named, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """A `Signed`, and no `Shape`: its area is no method."""
+    """A `Signed`, but no `Shape`: its area is no method."""
 
     name: str = "M"
     year: int = 1984

@@ -1,4 +1,4 @@
-"""What is said about keys that were added, deleted or have no name; test_cli has the other messages."""
+"""Messages about keys that were added, deleted or have no name; test_cli has the other messages."""
 
 import shlex
 

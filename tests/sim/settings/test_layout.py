@@ -1,4 +1,4 @@
-"""`layout=`: from the command line to the sizes, and what sizes do to latencies."""
+"""`layout=`: from the command line to the sizes, and the effect of sizes on latencies."""
 
 from __future__ import annotations
 

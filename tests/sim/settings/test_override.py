@@ -1,4 +1,4 @@
-"""An override has the parts that Hydra gives it."""
+"""An override is split into the parts that Hydra gives it."""
 
 import pytest
 

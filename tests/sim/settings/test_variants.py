@@ -1,4 +1,4 @@
-"""Configs that differ in a few keys are what composing each of them gives."""
+"""Configs that differ in a few keys equal those that are composed one by one."""
 
 import pytest
 from omegaconf import OmegaConf

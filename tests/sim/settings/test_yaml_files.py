@@ -1,4 +1,4 @@
-"""Config files read by libyaml are what OmegaConf reads."""
+"""Config files read by libyaml equal those that OmegaConf reads."""
 
 import pytest
 from hydra.errors import MissingConfigException

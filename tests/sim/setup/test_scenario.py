@@ -1,4 +1,4 @@
-"""Settings that do not go together end before the run, with key, value and a way out; branches save KV."""
+"""Incompatible settings end before the run, with key, value and a remedy; branches save KV."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Queueing theory in closed form, and as Markov chains where there is none. Sizes have a mean of 1 s.
+"""Queueing theory in closed form, and as Markov chains without one. Sizes have a mean of 1 s.
 
 Sources: Kleinrock, Queueing Systems I (1975); Harchol-Balter, Performance Modeling and Design of Computer
 Systems (2013); Mitzenmacher, IEEE TPDS 12 (2001).

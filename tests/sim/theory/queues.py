@@ -56,7 +56,7 @@ class QueueModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """What one replica is: how its iterations are priced and filled, and what of a request is its size."""
+    """One replica: the price of its iterations, its batching, and the part of a request that is its size."""
 
     model: QueueModel
     batching: Any
@@ -100,7 +100,7 @@ def servers(num_slots: int) -> Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """A coin with weights, which no shipped router is: the arrivals of each replica stay Poisson."""
+    """A weighted random router, which is not shipped: the arrivals of each replica stay Poisson."""
 
     shares: tuple[float, ...]
 
@@ -137,7 +137,7 @@ class Queue:
 
 
 class Watched:
-    """A router that asks another, and integrates over time the requests that the replicas say they have."""
+    """A router that delegates to another, and integrates the replicas' outstanding requests over time."""
 
     def __init__(self, routing: Any) -> None:
         self._routing = routing

@@ -63,7 +63,7 @@ from tests.sim.theory.queues import (
 
 
 class Effort(NamedTuple):
-    """How much is simulated, and how close to the textbook value all of an interval has to be."""
+    """The extent of a simulation, and the largest distance of an interval from the textbook value."""
 
     num_requests: int
     num_left_out: int  # at the beginning, and at the end ...

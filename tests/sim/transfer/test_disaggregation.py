@@ -377,7 +377,7 @@ def test_an_adapter_beside_which_no_decode_replica_can_hold_the_kv_is_refused_on
 
 
 class TurnOnce:
-    """Turns a replica at the first look."""
+    """Turns a replica at the first opportunity."""
 
     interval_s = 2.0 * TICK_S
 

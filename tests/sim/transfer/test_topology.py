@@ -1,4 +1,4 @@
-"""Which links lie between two replicas, and how wide they are."""
+"""The links between two replicas, and their bandwidths."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Traffic with LoRA adapters: Zipf shares, the same however it is served, sessions that keep theirs."""
+"""Traffic with LoRA adapters: Zipf shares, independent of the engine, constant within a session."""
 
 from collections import Counter
 

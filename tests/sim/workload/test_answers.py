@@ -1,4 +1,4 @@
-"""Several answers to a prompt: which are asked for, how long they are, and settings that make no sense."""
+"""Several answers to a prompt: their number, their lengths, and refused settings."""
 
 import pytest
 

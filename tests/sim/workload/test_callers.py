@@ -1,4 +1,4 @@
-"""Requests of several tenants for several models: shares, conversations, and who gets them."""
+"""Requests of several tenants for several models: shares, conversations and assignment."""
 
 from collections import Counter
 

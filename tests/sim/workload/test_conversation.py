@@ -1,4 +1,4 @@
-"""Conversations: prompts that grow by what was said, shared beginnings, an end at the context's."""
+"""Conversations: prompts that grow by earlier turns, shared beginnings, an end at the context limit."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Distributions and lengths: each sample is what its definition says, and pairs are correlated as asked."""
+"""Distributions and lengths: samples follow their definition, and pairs are correlated as asked."""
 
 import numpy as np
 import pytest

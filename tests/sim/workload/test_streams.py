@@ -1,4 +1,4 @@
-"""Replications are independent; what is drawn for one thing never shifts another: common random numbers."""
+"""Replications are independent, and draws for one purpose never shift another: common random numbers."""
 
 from itertools import combinations
 

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 class UnevenClock:
-    """Time that passes with every look at it, by 20 to 180 microseconds; begins somewhere."""
+    """A clock that advances by 20 to 180 microseconds with every reading, from an arbitrary start."""
 
     def __init__(self, seed: int = 0, begin_s: float = 1000.0) -> None:
         self._random = np.random.Generator(np.random.Philox(key=seed))

@@ -1,4 +1,4 @@
-"""The engine's adapters are those that the simulator's policies decide: plans, slots and all."""
+"""The engine's adapters follow the decisions of the simulator's policies: plans, slots and loads."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """`windtunnel validate device=cpu` from the measurement to the report: the two-minute version.
 
-Decisions must be equal, all of them. Times may be off by a factor of two: the machine is not ours alone.
+All decisions must be equal. Times may be off by a factor of two: the machine is shared.
 """
 
 from __future__ import annotations

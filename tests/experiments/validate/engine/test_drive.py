@@ -1,4 +1,4 @@
-"""A workload on a real engine: requests come at their times, say what they name, and end as long as asked."""
+"""A workload on a real engine: requests come at their times, with their content and lengths."""
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ def source_of(arrival_s, patience_s=None):
 
 
 class SteppedClock:
-    """Time that passes with every look."""
+    """A clock that advances with every reading."""
 
     def __init__(self, step_s):
         self.time_s, self.step_s = 0.0, step_s

@@ -1,4 +1,4 @@
-"""One executor serves engines of several sizes, and none that it was not built for."""
+"""One executor serves engines of several sizes, but none with other settings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A recording's iterations: from when there was something to do until its tokens are there, no idle time."""
+"""A recording's iterations: from the first work to its tokens, without idle time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`windtunnel validate against=FOLDER`, where our own engine's recording lies: read, replayed, simulated."""
+"""`windtunnel validate against=FOLDER` with a recording of our own engine: read, replayed, simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of a validation: composed as on the command line, and one for every policy that the engine runs."""
+"""Cases of a validation: composed as on the command line, one for every policy that the engine runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One traffic for both worlds: at the pace that a load asks for, with answers as long as clients ask for."""
+"""One traffic for simulator and engine: at the rate of the load, with the answer lengths of the clients."""
 
 from __future__ import annotations
 
