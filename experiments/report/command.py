@@ -31,7 +31,9 @@ Draws the report of a run or a sweep from the files in its folder, without simul
   report.colour=AXIS axis with one line per value
   report.facet=A,B   axes with one panel per combination of values; default: all other axes
   report.y=AXIS      the other axis of heat maps
-  report.format=F,.. some of {", ".join(FORMATS)}; images are written to DIR/figures"""
+  report.format=F,.. some of {", ".join(FORMATS)}; images are written to DIR/figures
+  --trust            allow the folder of a run to name classes of your own, which are then imported and run"""
+TRUST = "--trust"
 OF_A_SWEEP = ("report.metrics", "report.x", "report.y", "report.colour", "report.facet")
 SETTINGS = ("run", "sweep", "metric", "report.format", *OF_A_SWEEP)
 
@@ -41,12 +43,14 @@ def main(arguments: Sequence[str]) -> None:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
-    given = _parsed(arguments)
+    trust = TRUST in arguments
+    given = _parsed([argument for argument in arguments if argument != TRUST])
     settings = _settings(given)
     console = terminal_console()
-    sys.path.append(os.getcwd())  # a user's own classes
+    if trust:
+        sys.path.append(os.getcwd())  # where the user's own classes are
     if "run" in given:
-        written = redraw(Path(given["run"]), settings)
+        written = redraw(Path(given["run"]), settings, trust=trust)
     else:
         folder = SweepFolder.open(Path(given["sweep"]), "sweep")
         if not any(row["status"] == "done" for row in folder.rows.values()):

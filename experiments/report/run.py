@@ -14,6 +14,7 @@ from experiments.sweep.settings import ReportSettings
 from sim.report.page import report_sections, write_report
 from sim.report.saved import GAPS, RECORDS, read_records
 from sim.settings.errors import ConfigError
+from sim.settings.recorded import check_recorded
 from sim.settings.scenario import build_scenario
 
 PAGE = "report.html"
@@ -28,10 +29,16 @@ NEEDED = (
 )
 
 
-def redraw(folder: Path, settings: ReportSettings) -> list[Path]:
-    """The page and the pictures of a run's folder. Raises ConfigError for a folder that lacks something."""
+def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> list[Path]:
+    """Draws the page and the pictures of a run's folder again.
+
+    trust: whether the folder's config may name any class that can be imported; see `check_recorded`.
+    Raises ConfigError for a folder that lacks something.
+    """
     _check(folder)
     config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    if not trust:
+        check_recorded(config, f"run={folder}")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     records = read_records(
         lambda name: pd.read_parquet(folder / name),

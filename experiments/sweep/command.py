@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,12 +24,15 @@ FLAGS = """\
   key=a,b,c          values to combine, one run per combination; also range(0,10,2), glob(*)
   resume=DIR         run the missing points of an earlier sweep; only launcher, sweep and report may be set
   --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
+  --trust            with resume=DIR: allow the folder to name classes and configs of your own
   -h, --help         print this page, for the choices given on the command line"""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run what is asked, or what an earlier sweep lacks. Raises what `run_sweep` raises."""
-    options = parser_of(APPLICATION).parse_intermixed_args(arguments)
+    parser = parser_of(APPLICATION)
+    parser.add_argument("--trust", action="store_true")
+    options = parser.parse_intermixed_args(arguments)
     resume, overrides = _resume_of(options.overrides)
     if options.multirun:
         raise ConfigError("--multirun: not needed, a sweep always takes several values")
@@ -41,11 +42,12 @@ def main(arguments: Sequence[str]) -> None:
     if options.help:
         _help(source, overrides)
         return
-    sys.path.append(os.getcwd())
     if resume is None:
+        if options.trust:
+            raise ConfigError("--trust: is for a folder that is continued; leave it out, or add resume=DIR")
         source, folder, how = begun(source, overrides)
     else:
-        source, folder, how = resumed(resume, overrides, options.config_dir)
+        source, folder, how = resumed(resume, overrides, options.config_dir, trust=options.trust)
     run_sweep(folder, how, source)
 
 

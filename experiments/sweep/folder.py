@@ -116,6 +116,11 @@ class SweepFolder:
             except OSError as error:
                 raise self._cannot_write(error) from error
 
+    def resume_command(self, path: Path | str) -> str:
+        """Returns the command that continues the sweep; path: as it is shown to the user."""
+        trust = " --trust" if self.about["config_dirs"] else ""  # its runs may need classes of the user
+        return f"windtunnel sweep resume={path}{trust}"
+
     def run_dir(self, index: int) -> Path:
         return self.path / str(index)
 
@@ -184,7 +189,7 @@ class SweepFolder:
         done = self.num_of(DONE)
         return CannotWriteError(
             f"{error.filename or self.path}: {error.strerror}; {done:,} of {self.plan.num_points:,} runs are "
-            f"done and kept; make room, then: windtunnel sweep resume={self.path}"
+            f"done and kept; make room, then: {self.resume_command(self.path)}"
         )
 
 

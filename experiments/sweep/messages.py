@@ -37,10 +37,10 @@ def print_done(folder: SweepFolder, num_new: int, seconds: float, console: Conso
         console.print(Text(f"  and {len(messages) - 5} other reasons: the column error of runs.parquet"))
 
 
-def print_remaining(count: int, folder: str, console: Console) -> None:
+def print_remaining(count: int, command: str, console: Console) -> None:
     """Prints the command that goes on with the missing runs."""
     console.print(
-        f"{count:,} runs are left; to continue: windtunnel sweep resume={folder}",
+        f"{count:,} runs are left; to continue: {command}",
         style="yellow",
         soft_wrap=True,
         highlight=False,

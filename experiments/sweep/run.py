@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import time
 import traceback
 from collections.abc import Sequence
@@ -34,8 +33,7 @@ def run_sweep(folder: SweepFolder, how: How, source: ConfigSource) -> None:
     """
     console = terminal_console()
     points = folder.missing()
-    imports = [os.getcwd(), folder.about["cwd"]]
-    tasks = tasks_of(points, source, imports, tables=how.sweep.tables)
+    tasks = tasks_of(points, source, how.import_dirs, tables=how.sweep.tables, recorded=how.recorded)
     already = folder.num_of(DONE)
     if already or len(folder.about["code"]) > 1:
         print_resumed(folder, already, len(points), console)
@@ -49,7 +47,7 @@ def run_sweep(folder: SweepFolder, how: How, source: ConfigSource) -> None:
         try:
             collect(folder, how.launcher, tasks, points, interrupt, how.code, report)
         except CannotLaunchError as error:
-            here = f"windtunnel sweep resume={shown} launcher=local"
+            here = f"{folder.resume_command(shown)} launcher=local"
             raise ConfigError(f"{error}; on this machine instead: {here}") from error
     seconds = time.monotonic() - begun
     folder.write_runs()
@@ -67,7 +65,7 @@ def _finish(folder: SweepFolder, how: How, interrupt: Interrupt, console: Consol
         except ConfigError as error:
             not_drawn = ConfigError(f"{error}; the runs are kept, draw them: windtunnel report sweep={shown}")
     if num_left:
-        print_remaining(num_left, shown, console)
+        print_remaining(num_left, folder.resume_command(shown), console)
     print_folder(folder.path, console)
     if not_drawn is not None:
         raise not_drawn

@@ -19,6 +19,7 @@ from experiments.sweep.plan import OF_THE_SWEEP, Point
 from sim.report.files import run_files
 from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
+from sim.settings.recorded import check_recorded
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
 from sim.settings.variants import Variants
@@ -45,6 +46,8 @@ class RunTask:
     import_dirs: tuple[str, ...]
     """Folders added to the import path for a user's own classes."""
     tables: bool
+    recorded: str = ""
+    """The setting that named the folder of the plan, if it is not trusted; see `check_recorded`."""
 
     @property
     def name(self) -> str:
@@ -53,6 +56,8 @@ class RunTask:
     def config(self) -> dict[str, Any]:
         """Composes and resolves the config of the run. Raises ConfigError."""
         config = _variants(self.config_name, self.dirs).config(self.point.overrides)
+        if self.recorded:
+            check_recorded(config, self.recorded)
         return resolved({key: value for key, value in config.items() if key not in OF_THE_SWEEP})
 
     def build(self) -> tuple[dict[str, Any], Scenario, Source]:
@@ -78,7 +83,12 @@ class RunTask:
 
 
 def tasks_of(
-    points: Sequence[Point], source: ConfigSource, import_dirs: Sequence[str], *, tables: bool
+    points: Sequence[Point],
+    source: ConfigSource,
+    import_dirs: Sequence[str],
+    *,
+    tables: bool,
+    recorded: str = "",
 ) -> list[RunTask]:
     """Returns one task per point."""
     return [
@@ -88,6 +98,7 @@ def tasks_of(
             dirs=tuple(source.dirs),
             import_dirs=tuple(import_dirs),
             tables=tables,
+            recorded=recorded,
         )
         for point in points
     ]

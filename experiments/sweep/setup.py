@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,10 @@ from sim.settings.config_groups import config_dirs
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.override import Override, not_about
+from sim.settings.recorded import check_recorded
+
+HARMLESS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir")
+"""Recorded settings of Hydra that a resumed sweep does not read."""
 
 
 class How(NamedTuple):
@@ -34,12 +39,17 @@ class How(NamedTuple):
     launcher: Launcher
     code: str
     """The version of the code and configs that the runs depend on."""
+    import_dirs: Sequence[str]
+    """Folders added to the import path for a user's own classes."""
+    recorded: str = ""
+    """The setting that named the folder of the sweep, if it is not trusted; see `check_recorded`."""
 
 
 def begun(source: ConfigSource, overrides: Sequence[str]) -> tuple[ConfigSource, SweepFolder, How]:
     """A new sweep, its points checked."""
     plan = plan_of(overrides, source)
-    how, cfg = _how(source, [o for o in overrides if is_of_the_sweep(o)])
+    sys.path.append(os.getcwd())  # where the user's own classes are
+    how, cfg = _how(source, [o for o in overrides if is_of_the_sweep(o)], [os.getcwd()])
     check_places([axis.key for axis in plan.axes], how.report)
     _check(plan, source, how.sweep.unbuildable)
     about = {
@@ -53,9 +63,12 @@ def begun(source: ConfigSource, overrides: Sequence[str]) -> tuple[ConfigSource,
 
 
 def resumed(
-    path: Path, overrides: Sequence[str], user_dir: Path | None
+    path: Path, overrides: Sequence[str], user_dir: Path | None, *, trust: bool = False
 ) -> tuple[ConfigSource, SweepFolder, How]:
-    """An earlier sweep: the same points, perhaps by another launcher."""
+    """Returns an earlier sweep: the same points, perhaps by another launcher.
+
+    trust: whether the folder may name classes of the user, and bring config folders and Hydra settings.
+    """
     for override in overrides:
         if not is_of_the_sweep(override):
             raise ConfigError(
@@ -63,30 +76,54 @@ def resumed(
                 f"{', '.join(key for key in OF_THE_SWEEP if key != 'hydra')}"
             )
     folder = SweepFolder.open(path, "resume")
+    where = f"resume={path}"
+    if not trust:
+        _check_untrusted(folder, where, user_dir)
     dirs = [*config_dirs(None), *map(Path, folder.about["config_dirs"])]
     source = ConfigSource(config_name="sweep", dirs=config_dirs(user_dir) if user_dir else dirs)
     first = [o for o in folder.about["overrides"] if is_of_the_sweep(o)]
     # The settings of another launcher are not those of the one that is asked for.
     if any(Override.parse(override).name == "launcher" for override in overrides):
         first = not_about(first, "launcher")
-    how, _ = _how(source, [*first, *overrides])
+    if trust:
+        sys.path += [os.getcwd(), folder.about["cwd"]]
+        how, _ = _how(source, [*first, *overrides], [os.getcwd(), folder.about["cwd"]])
+    else:
+        how, _ = _how(source, [*first, *overrides], [], where)
     check_places([axis.key for axis in folder.plan.axes], how.report)
-    sys.path.append(folder.about["cwd"])
     if how.code not in folder.about["code"]:
         folder.about["code"].append(how.code)
         folder.write_about()
     return source, folder, how
 
 
-def _how(source: ConfigSource, overrides: Sequence[str]) -> tuple[How, DictConfig]:
-    """Of the overrides that are about the sweep itself. Raises ConfigError."""
+def _check_untrusted(folder: SweepFolder, where: str, user_dir: Path | None) -> None:
+    """Raises ConfigError for a sweep whose folder asks for more than settings of windtunnel."""
+    own = [*folder.about["overrides"], *itertools.chain(*folder.plan.alternatives)]
+    for override in map(Override.parse, own):
+        is_harmless = override.key.startswith(HARMLESS) or override.root != "hydra"
+        if not is_harmless or override.key.startswith("launcher.slurm_setup"):
+            raise ConfigError(f"{where}: was begun with {override.text}; add --trust if you trust the folder")
+    if folder.about["config_dirs"] and not user_dir:
+        dirs = " ".join(f"--config-dir {path}" for path in folder.about["config_dirs"])
+        raise ConfigError(f"{where}: was begun with configs of your own; add {dirs} or --trust")
+
+
+def _how(
+    source: ConfigSource, overrides: Sequence[str], import_dirs: Sequence[str], recorded: str = ""
+) -> tuple[How, DictConfig]:
+    """Builds the settings of the sweep itself from the overrides about them. Raises ConfigError."""
     cfg = composed(source, overrides, with_hydra=True)
+    if recorded:
+        check_recorded({"launcher": OmegaConf.to_container(cfg.launcher)}, recorded)
     drawn: Any = OmegaConf.to_container(cfg.report)
     return How(
         sweep=build_as(SweepSettings, cfg.sweep, "sweep"),
         report=build_report_settings(drawn, "report"),
-        launcher=build(cfg.launcher, "launcher"),
+        launcher=build(cfg.launcher, "launcher", Launcher),
         code=code_version(source.dirs),
+        import_dirs=import_dirs,
+        recorded=recorded,
     ), cfg
 
 

@@ -12,30 +12,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.settings.convert import WrongObject, convert, example_of, shown
+from sim.settings.convert import Planned, WrongObject, convert, example_of, shown
 from sim.settings.errors import ConfigError, suggest
 
 TARGET = "_target_"
 _MISSING = "???"
 
 
-def build(node: Any, key: str) -> Any:
-    """The object named by `node._target_`, its settings checked against the signature and the annotations.
+def build(node: Any, key: str, kind: Any = Any) -> Any:
+    """Builds the object named by `node._target_`; its settings are checked against the annotations.
 
-    `key` is where the node stands in the config (`batching`), for messages. Nodes with their own `_target_`
-    inside it, also in lists and mappings, are built first.
+    `key` is where the node stands in the config (`batching`), for messages; `kind` is the class or protocol
+    that is needed there. Nodes with their own `_target_` inside it, also in lists and mappings, are built
+    first. No class is called before it is known that its place takes its objects.
     Raises ConfigError for a missing, unknown or ill-typed setting, for a target that cannot be imported,
     and for every ValueError or OSError with which the target refuses its settings.
     """
     settings = _plain(node, key)
     if not isinstance(settings, Mapping) or not isinstance(settings.get(TARGET), str):
         raise ConfigError(f"{key}={shown(settings)}: must be a mapping whose {TARGET} names a class")
-    return build_as(locate(settings[TARGET], key), settings, key)
+    target = locate(settings[TARGET], key)
+    if kind is not Any:
+        _checked(_planned(settings, key), kind, key)
+    return _checked(build_as(target, settings, key), kind, key)
 
 
 def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
@@ -57,6 +61,10 @@ def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
         if settings.get(name, _MISSING if required else None) == _MISSING:
             example = f"{_join(key, name)}={example_of(annotation)}"
             raise ConfigError(f"{_join(key, name)}: must be given, for example {example}")
+    for name, value in settings.items():
+        where = _join(key, name)
+        if (planned := _planned(value, where)) is not value:
+            _checked(planned, parameters[name][0], where)
     values = {
         name: _checked(_build_nested(value, _join(key, name)), parameters[name][0], _join(key, name))
         for name, value in settings.items()
@@ -78,6 +86,10 @@ def locate(path: str, key: str) -> Callable[..., Any]:
         if not hasattr(found, parts[i]):
             raise ConfigError(_nothing_there(found, ".".join(parts[:i]), parts[i], where))
         found = getattr(found, parts[i])
+        if isinstance(found, ModuleType):
+            raise ConfigError(
+                f"{where}: {found.__name__} is a module that it imports; name its own path"
+            )
     if not callable(found):
         raise ConfigError(f"{where}: must be a class or a function, found a {type(found).__name__}")
     target: Callable[..., Any] = found
@@ -136,6 +148,36 @@ def _plain(node: Any, key: str) -> Any:
     except OmegaConfBaseException as error:
         where = error.full_key if isinstance(error.full_key, str) and error.full_key else key
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def _planned(value: Any, key: str) -> Any:
+    """Returns the value with `Planned` objects in the place of nodes that have a `_target_`; else itself."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get(TARGET), str):
+            path = value[TARGET]
+            return Planned(_class_made_by(locate(path, key), f"{_join(key, TARGET)}={path}"))
+        items = {name: _planned(item, _join(key, str(name))) for name, item in value.items()}
+        return items if any(items[name] is not value[name] for name in items) else value
+    if isinstance(value, list):
+        found = [_planned(item, f"{key}[{i}]") for i, item in enumerate(value)]
+        return found if any(new is not old for new, old in zip(found, value, strict=True)) else value
+    return value
+
+
+def _class_made_by(target: Callable[..., Any], where: str) -> type:
+    """Returns the class of the objects that a target makes. Raises ConfigError if it does not declare it."""
+    if isinstance(target, type):
+        return target
+    try:
+        made = get_type_hints(target).get("return")
+    except (NameError, TypeError):
+        made = None
+    owner = getattr(target, "__self__", None)
+    if made is Self or (made is None and isinstance(owner, type)):
+        made = owner
+    if not isinstance(made, type):
+        raise ConfigError(f"{where}: must be a class, or a function whose return annotation is a class")
+    return made
 
 
 def _build_nested(value: Any, key: str) -> Any:

@@ -15,6 +15,15 @@ from sim.settings.errors import suggest
 PLAIN_TYPES = (bool, int, float, str, list, tuple, dict, type(None))
 
 
+class Planned:
+    """Stands for an object that is built only once its place is known to take objects of that class."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+
 class WrongObject(ValueError):
     """An object of another kind than is needed; the message names it, so that its value need not be shown."""
 
@@ -72,7 +81,12 @@ def shown(value: Any) -> str:
         return f"{{{', '.join(settings)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
-    return str(value) if isinstance(value, (*PLAIN_TYPES, Path, Enum)) else type(value).__name__
+    return str(value) if isinstance(value, (*PLAIN_TYPES, Path, Enum)) else _class_of(value).__name__
+
+
+def _class_of(value: Any) -> type:
+    """Returns the class of an object, also of one that is not built yet."""
+    return value.kind if isinstance(value, Planned) else type(value)
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -195,7 +209,7 @@ def _to_object(value: Any, kind: type) -> Any:
 
 def _wrong_object(value: Any, kinds: Sequence[type]) -> WrongObject:
     names = " or ".join(map(_with_article, kinds))
-    return WrongObject(f"{type(value).__name__} {_lack(value, kinds[0])}; {names} is needed")
+    return WrongObject(f"{_class_of(value).__name__} {_lack(value, kinds[0])}; {names} is needed")
 
 
 def _with_article(kind: type) -> str:
@@ -203,14 +217,22 @@ def _with_article(kind: type) -> str:
 
 
 def _lack(value: Any, kind: type) -> str:
-    """What keeps an object from being of that kind: `has no fill(...)`; empty if nothing does.
+    """Returns what keeps an object from being of that kind: `has no fill(...)`; empty if nothing does.
 
-    A protocol asks for its public members; those that are methods there must be callable.
+    A protocol asks for its public members; those that are methods there must be callable. Of an object that
+    is not built yet only the methods are known.
     """
+    own = _class_of(value)
     if not getattr(kind, "_is_protocol", False):
-        return "" if isinstance(value, kind) else f"is no {kind.__name__}"
+        return "" if issubclass(own, kind) else f"is no {kind.__name__}"
+    is_planned = isinstance(value, Planned)
+    if is_planned and hasattr(own, "__getattr__"):
+        return ""
+    holder = own if is_planned else value
     for name, is_method in _members(kind).items():
-        if not hasattr(value, name) or (is_method and not callable(getattr(value, name))):
+        if is_planned and not is_method:
+            continue
+        if not hasattr(holder, name) or (is_method and not callable(getattr(holder, name))):
             return f"has no {name}{'(...)' if is_method else ''}"
     return ""
 

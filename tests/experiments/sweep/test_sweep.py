@@ -303,7 +303,9 @@ def test_a_crash_or_a_killed_worker_leaves_the_others(capsys, monkeypatch, tmp_p
     assert Path("out/5/error.txt").exists()
     Path("doomed.py").write_text(KILLER.replace('"killed"', '"no more"').replace('"raises"', '"no more"'))
     monkeypatch.delitem(sys.modules, "doomed")
-    assert sweep("resume=out", "launcher.jobs=2") == 0
+    assert sweep("resume=out", "launcher.jobs=2") == 2
+    assert "was begun with configs of your own; add --config-dir" in capsys.readouterr().err
+    assert sweep("resume=out", "--trust", "launcher.jobs=2") == 0
     assert set(runs_of()["status"]) == {"done"}
     assert not list(Path("out").glob("*/error.txt"))
 

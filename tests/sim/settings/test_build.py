@@ -81,6 +81,14 @@ def open_painting(path: Path) -> Painting:
     return Painting(shape=Square())
 
 
+def square_of_two():
+    return Square(side_m=2.0)
+
+
+def a_square() -> Square:
+    return Square()
+
+
 SQUARE, SIGNATURE = {"_target_": "gallery.Square"}, {"_target_": "gallery.Signature"}
 
 
@@ -193,6 +201,36 @@ def test_refuses_with_key_value_and_rule(settings, message):
     with pytest.raises(ConfigError) as error:
         build(root.art, "art")
     assert str(error.value) == message
+
+
+def test_no_class_is_called_in_a_place_that_does_not_take_its_objects(tmp_path):
+    made = tmp_path / "made"
+    for name in ("num_coats", "title", "shape", "twin", "file", "frame_m", "backing"):
+        for target in ("os.mkdir", "os.system", "subprocess.Popen"):
+            setting = "path" if target == "os.mkdir" else "command" if target == "os.system" else "args"
+            node = {"_target_": target, setting: str(made) if setting == "path" else f"touch {made}"}
+            for value in (node, [node], {"a": node}):
+                with pytest.raises(ConfigError):
+                    build(painting(**{name: value}), "art")
+    assert not made.exists()
+
+
+def test_the_class_needed_at_the_root_is_known_before_it_is_called(tmp_path):
+    node = {"_target_": "subprocess.Popen", "args": ["touch", str(tmp_path / "made")]}
+    with pytest.raises(ConfigError, match=r"^art: Popen is no Square; a Square is needed$"):
+        build(node, "art", Square)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_function_says_what_it_returns():
+    with pytest.raises(ConfigError, match=r"return annotation is a class"):
+        build(painting(twin={"_target_": "gallery.square_of_two"}), "art")
+    assert build(painting(shape={"_target_": "gallery.a_square"}), "art").shape == Square()
+
+
+def test_a_target_is_named_by_its_own_path():
+    with pytest.raises(ConfigError, match=r"sys is a module that it imports; name its own path"):
+        build({"_target_": "gallery.sys.exit"}, "art")
 
 
 def test_an_object_with_the_public_members_of_a_protocol_fits_it():
