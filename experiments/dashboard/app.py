@@ -11,11 +11,14 @@ from dash.exceptions import PreventUpdate
 
 from experiments.dashboard.controls import Board
 from experiments.dashboard.figures import curve_figure, limit_sentence, roofline_figure
+from experiments.dashboard.guard import guard
 from experiments.dashboard.page import INDEX, drawn, field_id, latency, layout, summary, values
 from experiments.dashboard.simulation_service import SimulationService, Superseded
 from sim.settings.errors import ConfigError
 
 STALE = "stale"
+MAX_NAME = 64
+"""Longest name of a page, in characters."""
 
 
 class Callbacks:
@@ -42,13 +45,17 @@ class Callbacks:
             return no_update, problems, no_update, *[no_update] * len(given)
         return state, [], board.query(state), *[no_update] * len(given)
 
-    def answer(
-        self, client: str, state: Mapping[str, Any] | None, problems: Sequence[str]
-    ) -> tuple[Any, ...]:
+    def answer(self, client: Any, given: Any, problems: Any) -> tuple[Any, ...]:
         """(error, class of the results, summary, latency figure, request number, poll off, command line).
 
+        given: the state that the browser has; it is parsed as an address is, since any program may send it.
         After an error the last results stay on the page, greyed out.
         """
+        client, problems = _name(client), _lines(problems)
+        state: dict[str, Any] | None = None
+        if isinstance(given, Mapping):
+            state, wrong = self.board.parse(given)
+            problems += [line for line in wrong if line not in problems]
         message = "\n".join(problems)
         if state is None:
             return message, STALE, no_update, no_update, no_update, no_update, no_update
@@ -69,9 +76,9 @@ class Callbacks:
         curve = self.service.curve(client)
         return 0 if curve is None else curve.number
 
-    def details(self, client: str) -> tuple[Any, Any]:
+    def details(self, client: Any) -> tuple[Any, Any]:
         """(roofline, where the time goes) of the last answer."""
-        curve = self.service.curve(client)
+        curve = self.service.curve(_name(client))
         if curve is None:
             raise PreventUpdate
         answer = curve.answer
@@ -83,12 +90,12 @@ class Callbacks:
             answer
         )
 
-    def grow(self, client: str, shown: Any) -> tuple[Any, Any, Any, Any]:
+    def grow(self, client: Any, shown: Any) -> tuple[Any, Any, Any, Any]:
         """(curve, its note, its version, poll is off), with the points that have come.
 
         shown: the version that the page has; answers may be lost on their way, so only the page knows.
         """
-        curve = self.service.curve(client)
+        curve = self.service.curve(_name(client))
         if curve is None:
             raise PreventUpdate
         curve.gather()
@@ -100,6 +107,16 @@ class Callbacks:
             note = "simulating more rates ..."
         figure = drawn(curve_figure(curve), "These requests have no rate to vary.")
         return figure, note, curve.version, False
+
+
+def _name(client: Any) -> str:
+    """Returns the name of a page as the service keeps it."""
+    return str(client)[:MAX_NAME]
+
+
+def _lines(problems: Any) -> list[str]:
+    """Returns the problems that the page shows, as text."""
+    return [str(line) for line in problems] if isinstance(problems, list) else []
 
 
 def ctx_triggered() -> Any:
@@ -114,6 +131,7 @@ def make_app(service: SimulationService) -> dash.Dash:
     """The page, ready to be served; all scripts come from this server."""
     callbacks, board = Callbacks(service), service.board
     app = dash.Dash("windtunnel", title="windtunnel", update_title="", serve_locally=True)
+    guard(app.server)
     app.index_string = INDEX
     app.layout = lambda: layout(board)
     fields = [field_id(control) for control in board.controls]
@@ -142,7 +160,7 @@ def make_app(service: SimulationService) -> dash.Dash:
         State("client", "data"),
     )
     def answer(state: Any, problems: Any, client: str) -> Any:
-        return callbacks.answer(client, state, problems or [])
+        return callbacks.answer(client, state, problems)
 
     @app.callback(
         Output("roofline", "figure"),

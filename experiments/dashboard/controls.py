@@ -23,6 +23,10 @@ State = Mapping[str, Any]
 
 WORKLOAD = "workload=synthetic"
 """Unless another one is asked for."""
+MAX_CHARACTERS = 100
+"""Longest text that a control takes."""
+MAX_FIELDS = 64
+"""Settings that an address may have."""
 REQUESTS = 2000
 """Of a run, unless the workload's own number is set."""
 MOST = {
@@ -61,6 +65,10 @@ class Control:
 
     def parse(self, given: Any) -> Any:
         """The value of what was typed, or stands in the address. Raises ValueError, which says what may."""
+        if not isinstance(given, str | int | float | None) or isinstance(given, bool):
+            raise ValueError(f"{self.key}: must be text or a number, found a {type(given).__name__}")
+        if isinstance(given, str) and len(given) > MAX_CHARACTERS:
+            raise ValueError(f"{self.key}: must have at most {MAX_CHARACTERS} characters")
         if self.kind == "choice":
             names = [option.name for option in self.options]
             if given not in names:
@@ -72,7 +80,7 @@ class Control:
             raise ValueError(f"{self.key}: {self.rule}, such as {shown(self.default)}")
         try:
             value = float(given)
-        except (TypeError, ValueError):
+        except (ValueError, OverflowError):
             raise ValueError(f"{self.key}={given}: {self.rule}") from None
         if (
             not math.isfinite(value)
@@ -136,7 +144,11 @@ class Board:
 
     def state_of(self, query: str) -> tuple[dict[str, Any], list[str]]:
         """What the address says, and what is wrong in it; wrong and missing values are the defaults."""
-        given = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True))
+        try:
+            pairs = parse_qsl(query.removeprefix("?"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+        except ValueError:
+            return self.defaults, [f"The address has more than {MAX_FIELDS} settings; none of them is used."]
+        given = dict(pairs)
         known = {control.key for control in self.controls}
         problems = [
             f"{key}: no such control; {suggest(key, sorted(known))}" for key in given if key not in known
