@@ -29,12 +29,14 @@ coverage: .venv/installed-test ## the lines of our code that the fast tests do n
 parity: .venv-parity/installed ## our decisions against those of vLLM and SGLang (an environment of some GB, minutes)
 	.venv-parity/bin/python -m pytest -m parity tests/parity
 
+CODE := policies hwmodels sim kernels realengine experiments compile.py
 PROSE := policies hwmodels sim kernels realengine experiments configs docs $(wildcard *.md *.toml *.py)
 
-lint: .venv/installed-test ## ruff: rules and format; codespell
+lint: .venv/installed-test ## ruff: rules and format; codespell; bandit
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m codespell_lib $(PROSE)
+	$(PY) -m bandit --quiet --recursive --configfile pyproject.toml $(CODE)
 
 types: .venv/installed-test ## mypy, strict for policies, hwmodels and sim
 	$(PY) -m mypy

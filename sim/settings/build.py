@@ -87,9 +87,7 @@ def locate(path: str, key: str) -> Callable[..., Any]:
             raise ConfigError(_nothing_there(found, ".".join(parts[:i]), parts[i], where))
         found = getattr(found, parts[i])
         if isinstance(found, ModuleType):
-            raise ConfigError(
-                f"{where}: {found.__name__} is a module that it imports; name its own path"
-            )
+            raise ConfigError(f"{where}: {found.__name__} is a module that it imports; name its own path")
     if not callable(found):
         raise ConfigError(f"{where}: must be a class or a function, found a {type(found).__name__}")
     target: Callable[..., Any] = found

@@ -63,7 +63,7 @@ class YamlRepository(ConfigRepository):
         known = _read.get(key)
         if known is not None:
             _read.move_to_end(key)
-            return pickle.loads(known)  # type: ignore[no-any-return]
+            return pickle.loads(known)  # type: ignore[no-any-return]  # nosec B301: made by this process
         result = super().load_config(config_path)
         # Most processes compose once: the first time nothing is pickled.
         _read[key] = pickle.dumps(result) if key in _read else None
@@ -94,7 +94,7 @@ class YamlFolder(FileConfigSource):
         file = self._file(config_path)
         try:
             text = file.read_text(encoding="utf-8")
-            content = yaml.load(text, Loader=_LOADER) if len(text) <= MAX_CHARACTERS else None
+            content = yaml.load(text, Loader=_LOADER) if len(text) <= MAX_CHARACTERS else None  # nosec B506: a safe loader
         except UnicodeDecodeError as error:
             raise yaml.YAMLError(f"{file}: must be UTF-8 text: {error}") from None
         except (OSError, yaml.YAMLError):

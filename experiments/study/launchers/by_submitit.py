@@ -104,7 +104,8 @@ class BySubmitit:
                 "launcher=submitit: needs submitit: pip install 'windtunnel[submitit]'"
             ) from error
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)  # results are unpickled: only this user may write them
             executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
         except OSError as error:
             raise CannotLaunchError(f"launcher.folder={self.folder}: {error.strerror}") from error
@@ -147,7 +148,7 @@ class _Chunk:
         for index in self.indices:
             file = self.results / f"{index}.pkl"
             if index not in self.seen and file.exists():
-                result, error = pickle.loads(file.read_bytes())
+                result, error = pickle.loads(file.read_bytes())  # nosec B301: our own job wrote it, mode 700
                 file.unlink()
                 self.seen.add(index)
                 yield Outcome(index, result, error)
