@@ -1,1 +1,1 @@
-"""Writes what a run leaves: tables, report.html, its figures, and the timeline for Perfetto."""
+"""Writes the files of a run: tables, report.html with its plots, and the timeline for Perfetto."""

@@ -1,4 +1,4 @@
-"""Figures about the SLO: how many requests kept it, by term, over time and by length of the prompt."""
+"""Plots SLO attainment: the share of requests that met the SLO, by limit, over time and by prompt length."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ TERM_COLOURS = {"ttft": ORANGE, "tpot": PURPLE, "e2e": GREEN}
 
 
 def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> Chart:
-    """Three panels: attainment by term, by arrival time, per doubling of prompt length; needs a request."""
-    held = {"all terms": measured["slo_met"].to_numpy(dtype=np.bool_)}
+    """Plots three panels: attainment by limit, by arrival time and by prompt length (in octaves).
+
+    measured must have at least one request.
+    """
+    held = {"all limits": measured["slo_met"].to_numpy(dtype=np.bool_)}
     held |= {term.upper(): met for term, met in slo.terms_met(measured).items()}
     colours = dict(zip(held, [BLUE, *(TERM_COLOURS[term] for term in slo.limits_s)], strict=True))
-    titles = ("all requests", "by time of arrival", "by prompt length")
+    titles = ("all requests", "by arrival time", "by prompt length")
     chart = panels(titles, num_columns=3, share_y=True, column_widths=[0.2, 0.45, 0.35])
 
     whole = [float(met.mean()) for met in held.values()]
@@ -48,7 +51,7 @@ def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> Chart:
     arrivals = np.bincount(length_of, minlength=len(lengths))
     for name, met in held.items():
         style: dict[str, Any] = {
-            "line": {"color": colours[name], "width": 2.5 if name == "all terms" else 1.2}
+            "line": {"color": colours[name], "width": 2.5 if name == "all limits" else 1.2}
         }
         style |= {"mode": "lines+markers", "marker": {"size": 4}, "legendgroup": name, "name": name}
         by_time, by_length = _shares(met, time_of, len(time)), _shares(met, length_of, len(lengths))

@@ -1,4 +1,4 @@
-"""Figures about where the time went: by kind of iteration, by component, by size of the batch."""
+"""Plots the time of the replicas by kind of iteration and by component, and iteration times by batch size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_POINTS_PER_KIND = 1200
 def time_by_kind(
     records: RunRecords, window: Window, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
 ) -> Chart:
-    """Stacked bars: the share of the replicas' time in each kind of iteration, by component, and idle."""
+    """Plots stacked bars: shares of the replicas' time by kind of iteration and component, and idle time."""
     seconds = seconds_by_kind(records, inside_s, models)
     replica_s = max(float(rented_s(records, window).sum()), 1e-12)
     components = dict.fromkeys(component for parts in seconds.values() for component in parts)
@@ -39,7 +39,10 @@ def time_by_kind(
 
 
 def iteration_times(records: RunRecords, inside_s: NDArray[np.float64]) -> Chart:
-    """Duration against tokens in the batch, a point an iteration (thinned, the longest always among them)."""
+    """Plots one point per iteration: its duration against the tokens in its batch.
+
+    Of many iterations a part is drawn, always with the longest ones.
+    """
     iterations = records.iterations[inside_s > 0]
     tokens = (iterations["decode_seqs"] + iterations["prefill_tokens"]).to_numpy()
     duration_ms = iterations["duration_s"].to_numpy(dtype=np.float64) * 1e3
@@ -52,5 +55,5 @@ def iteration_times(records: RunRecords, inside_s: NDArray[np.float64]) -> Chart
         chart.add("scatter", x=tokens[shown], y=duration_ms[shown], mode="markers", marker=marker, name=name)
     chart.update_traces(hovertemplate="%{x:,} tokens, %{y:.4g} ms")
     chart.x_axes(type="log", title="tokens in the batch")
-    chart.y_axes(type="log", title="iteration, ms")
+    chart.y_axes(type="log", title="iteration time, ms")
     return chart.styled(height_px=330)

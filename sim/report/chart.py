@@ -1,7 +1,7 @@
-"""Figures of plotly.js as plain data, without plotly's Python classes.
+"""Plots of plotly.js as plain data, without plotly's Python classes.
 
-Those check every value and copy every part: they take as long as a short run, and their import as long again.
-The text is what they would write; `Chart.figure` makes one of them, for notebooks and pictures.
+Plotly's classes check and copy every value, which takes as long as a short run, and so does their import. The
+JSON here is what they would write; `Chart.figure` creates a plotly figure, for notebooks and images.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _TYPES = {"int8": "i1", "int16": "i2", "int32": "i4", "float32": "f4", "float64": "f8"}
-"""Types of arrays that plotly.js reads from base64, and what it calls them."""
+"""Array types that plotly.js reads from base64 -> its names for them."""
 
 _ESCAPED = {"<": r"\u003c", ">": r"\u003e", "/": r"\u002f"}
-"""In a script of a page no text may look like the end of that script."""
+"""Characters that are escaped in a script, so that no text in it looks like the end of the script."""
 
 _DIV = (
     '<div style="height:{height}px; width:100%;">                            <div id="{id}" '
@@ -39,9 +39,9 @@ _DIV = (
 
 
 class Chart:
-    """A figure: traces in one panel, or in a grid of them.
+    """A plot: traces in one panel or in a grid of panels.
 
-    Panels are counted in rows from the top left, from 0. Settings are those of plotly.js.
+    Panels are numbered from 0, row by row from the top left. Settings are those of plotly.js.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Chart:
         self._num_panels = 1
 
     def add(self, kind: str, panel: int = 0, **settings: Any) -> None:
-        """A trace of a kind such as scatter or bar; settings that are None are left out."""
+        """Adds a trace of a kind such as scatter or bar; settings that are None are left out."""
         trace = {**_in_order(settings), "type": kind}
         if self._is_grid:
             trace |= {"xaxis": _axis("x", panel), "yaxis": _axis("y", panel)}
@@ -62,48 +62,48 @@ class Chart:
             trace.update(settings)
 
     def x_axes(self, *panels: int, **settings: Any) -> None:
-        """Set something of the x axes of these panels; none named: of all."""
+        """Changes settings of the x axes of the given panels, or of all if none is given."""
         self._update_axes("x", panels, settings)
 
     def y_axes(self, *panels: int, **settings: Any) -> None:
         self._update_axes("y", panels, settings)
 
     def vertical_line(self, x: float, line: Mapping[str, Any], panel: int = 0) -> None:
-        """Through a panel from its bottom to its top."""
+        """Draws a line through a panel from its bottom to its top."""
         ends = {"x0": x, "x1": x, "xref": _axis("x", panel), "y0": 0, "y1": 1}
         self._add_shape({"line": line, "type": "line", **ends, "yref": f"{_axis('y', panel)} domain"})
 
     def horizontal_line(self, y: float, line: Mapping[str, Any], *panels: int) -> None:
-        """Through these panels from left to right; none named: through all."""
+        """Draws a line from left to right through the given panels, or through all if none is given."""
         for panel in panels or range(self._num_panels):
             ends = {"x0": 0, "x1": 1, "xref": f"{_axis('x', panel)} domain", "y0": y, "y1": y}
             self._add_shape({"line": line, "type": "line", **ends, "yref": _axis("y", panel)})
 
     def vertical_band(self, x0: float, x1: float, **settings: Any) -> None:
-        """Through all panels from bottom to top."""
+        """Draws a band through all panels from bottom to top."""
         for panel in range(self._num_panels):
             ends = {"x0": x0, "x1": x1, "xref": _axis("x", panel), "y0": 0, "y1": 1}
             shape = {**settings, "type": "rect", **ends, "yref": f"{_axis('y', panel)} domain"}
             self._add_shape(_in_order(shape))
 
     def styled(self, *, height_px: int, legend: Mapping[str, Any] | None = None, **layout: Any) -> Self:
-        """The chart with its height and further settings of the layout."""
+        """Sets the height and further settings of the layout; returns the chart."""
         self.layout |= {} if legend is None else {"legend": legend}
         self.layout |= {"height": height_px, **layout}
         return self
 
     def spec(self) -> dict[str, Any]:
-        """What plotly.js takes, as JSON has it."""
+        """Returns the arguments of plotly.js as plain JSON."""
         return {"data": _plain(self.traces), "layout": _plain(self.layout)}
 
     def figure(self) -> go.Figure:
-        """The same as an object of plotly's."""
-        import plotly.graph_objects as go  # noqa: PLC0415 (a quarter of a second that a report does without)
+        """Returns the plot as a figure of plotly."""
+        import plotly.graph_objects as go  # noqa: PLC0415 (takes 0.25 s, which a report does not need)
 
         return go.Figure({"data": self.traces, "layout": self.layout})
 
     def html(self, config: Mapping[str, Any]) -> str:
-        """A part of a page that has the code of `plotly_js`."""
+        """Returns the HTML of the plot, for a page that contains the code of `plotly_js`."""
         spec = self.spec()
         return _DIV.format(
             id=uuid.uuid4(),
@@ -132,11 +132,11 @@ def panels(
     share_x: bool = False,
     share_y: bool = False,
 ) -> Chart:
-    """An empty chart with a panel for each title.
+    """Creates an empty chart with a panel for each title.
 
-    column_widths: in shares. vertical_spacing: between rows, as a share of the height. share_x: a column has
-    one x axis, whose numbers stand at its bottom; share_y: a row has one y axis, whose numbers stand at its
-    left.
+    column_widths: in shares. vertical_spacing: between rows, as a share of the height. share_x: the panels of
+    a column share one x axis with labels at the bottom; share_y: the panels of a row share one y axis with
+    labels at the left.
     """
     chart = Chart()
     chart._is_grid, chart._num_panels = True, len(titles)
@@ -162,7 +162,7 @@ def panels(
 
 
 def plotly_js() -> bytes:
-    """The code of plotly.js, which a page needs once: the file that plotly brings along."""
+    """Returns the code of plotly.js, which a page needs once, from the Python package plotly."""
     spec = importlib.util.find_spec("plotly")
     assert spec is not None
     assert spec.origin is not None
@@ -172,7 +172,7 @@ def plotly_js() -> bytes:
 def _domains(
     num_rows: int, num_columns: int, column_widths: Sequence[float] | None, vertical_spacing: float
 ) -> Iterator[tuple[list[float], list[float]]]:
-    """Where panels begin and end on the paper, x and y; the first row is the highest."""
+    """Yields the x and y domain of each panel, as shares of the plot, from the top row down."""
     horizontal_spacing = 0.2 / num_columns
     room = 1.0 - horizontal_spacing * (num_columns - 1)
     shares = column_widths or [1.0] * num_columns
@@ -186,12 +186,12 @@ def _domains(
 
 
 def _axis(letter: str, panel: int) -> str:
-    """plotly.js counts x, x2, x3."""
+    """Returns the name of the panel's axis in plotly.js: x, x2, x3, ..."""
     return f"{letter}{panel + 1}" if panel else letter
 
 
 def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, as plotly's classes have them; without what is None."""
+    """Returns the settings sorted by name, as plotly's classes do, without those that are None."""
     return {
         key: _in_order(value) if isinstance(value, Mapping) else value
         for key, value in sorted(settings.items())
@@ -200,7 +200,7 @@ def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: null for what is no finite number, base64 for arrays."""
+    """Returns a value as plain JSON: None for numbers that are not finite, base64 for arrays."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
 
 
 def _array(values: NDArray[Any]) -> Any:
-    """Whole numbers in the smallest type that holds them."""
+    """Returns an array in base64, integers in the smallest type that holds them."""
     if not values.size:
         return []
     if values.dtype == np.int64:

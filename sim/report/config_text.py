@@ -1,4 +1,4 @@
-"""A resolved config as YAML text, as config.yaml and the report have it."""
+"""Formats a resolved config as YAML text, for config.yaml and the report."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import yaml  # type: ignore[import-untyped]
 
 
 def config_yaml(config: Mapping[str, Any]) -> str:
-    """As OmegaConf reads it, at a tenth of the time that it takes to write it.
+    """Returns the config as YAML that OmegaConf reads, ten times as fast as OmegaConf's own dump.
 
-    The runs of a sweep share most of their settings: the text of each key of the root is remembered.
+    The runs of a sweep share most of their settings, so the text of each root key is cached.
     """
     return "".join(_text_of(_Entry(repr(item), item)) for item in config.items()) or "{}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A key of the root and its value; equal where they are written in the same way."""
+    """A root key and its value, compared by their representation."""
 
     written: str
     item: tuple[str, Any] = field(compare=False)
@@ -32,15 +32,15 @@ def _text_of(entry: _Entry) -> str:
 
 
 def yaml_text(value: Any) -> str:
-    """Any plain value in the same way."""
+    """Returns a plain value (dictionaries, lists, texts, numbers) as YAML, in the format of `config_yaml`."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Text that OmegaConf would read as a number stands in quotes: YAML 1.1 takes 1e6 for text."""
+    """Dumper that quotes text which OmegaConf would read as a number (1e6, which is text in YAML 1.1)."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """A list that stands in two places is written twice."""
+        """Returns true, so that a list in two places is written twice instead of as an alias."""
         return True
 
 

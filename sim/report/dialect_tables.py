@@ -1,4 +1,4 @@
-"""A run's figures in other tools' words, as rows of text; the same on the terminal and in the report."""
+"""Formats figures by the definitions of other tools as tables of text, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sim.report.numbers import MISSING, milliseconds, number, percent_at_least
 LATENCIES = {
     "ttft": "time to first token",
     "per_token": "per token after the first",
-    "per_token_with_first": "per token, first included",
-    "gap": "every gap",
-    "e2e": "whole answer",
+    "per_token_with_first": "per token with the first",
+    "gap": "gap between tokens",
+    "e2e": "whole request",
 }
 FIGURES = {
     "answered": "answered",
@@ -31,7 +31,10 @@ STATISTICS = ("mean", *(f"p{q}" for q in PERCENTILES))
 
 
 def dialect_tables(summary: Mapping[str, Any]) -> list[list[list[str]]]:
-    """Heading and rows: one tool in its own words, several side by side; nothing where none was asked."""
+    """Returns tables (heading and rows): one tool with its own terms, or several tools side by side.
+
+    Empty if no other tool was selected.
+    """
     found = summary.get("dialects")
     if not found:
         return []
@@ -41,9 +44,9 @@ def dialect_tables(summary: Mapping[str, Any]) -> list[list[list[str]]]:
 
 
 def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """A row a figure and dialect that tells it, ours first; columns name, value, mean_s, p50_s, ...
+    """Returns one row per figure and tool that reports it, ours first; columns name, value, mean_s, ...
 
-    Index: the keys of `FIGURES` and `LATENCIES`; `ours` and the dialects of the summary.
+    Index: the keys of `FIGURES` and `LATENCIES`; `ours` and the tools of the summary.
     """
     dialects = {"ours": ours(summary).to_json(), **summary["dialects"]}
     rows = {
@@ -58,7 +61,7 @@ def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def own_words(dialect: Mapping[str, Any]) -> list[list[list[str]]]:
-    """One tool's latencies, and its figures of the whole run."""
+    """Returns two tables with the terms of one tool: its latencies and its figures of the whole run."""
     latencies = [
         [dialect[key]["name"], *(milliseconds(dialect[key][f"{name}_s"]) for name in STATISTICS)]
         for key in LATENCIES
@@ -71,7 +74,10 @@ def own_words(dialect: Mapping[str, Any]) -> list[list[list[str]]]:
 
 
 def side_by_side(summary: Mapping[str, Any]) -> list[list[str]]:
-    """A row a figure, a column a tool, ours first; above each latency what the tools call it."""
+    """Returns one table with a row per figure and a column per tool, ours first.
+
+    A row above each latency has the terms of the tools.
+    """
     columns = [
         ours(summary).to_json(),
         *(summary["dialects"][name] for name in DIALECTS if name in summary["dialects"]),
@@ -108,5 +114,5 @@ def _value(key: str, value: float | None) -> str:
 
 
 def _known(value: float | None) -> float | None:
-    """None for NaN."""
+    """Returns None for NaN."""
     return None if value is None or value != value else value

@@ -1,4 +1,4 @@
-"""Texts about the validity of a run: overload, warm-up and confidence intervals."""
+"""Texts on the validity of a run's figures: overload, warm-up and confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.report.wording import CLASS_LATENCIES, LATENCIES
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:
-    """Sentences to read before the figures: overload, warm-up, then `wording.caveats`."""
+    """Returns the sentences above the figures: overload, warm-up, then `wording.caveats`."""
     found = []
     if summary.get("overload"):
         found.append(_overload(summary["overload"]))
@@ -21,7 +21,7 @@ def caveats(summary: dict[str, Any]) -> list[str]:
 
 
 def interval_lines(summary: dict[str, Any]) -> list[str]:
-    """Confidence intervals from this run alone, and the figures without one; empty if not asked for."""
+    """Returns the confidence intervals from this run alone and the figures without one, as lines."""
     found = summary.get("intervals")
     if not found:
         return []
@@ -65,10 +65,10 @@ def _bounds(one: dict[str, Any], value: float, is_share: bool) -> str:
 
 
 def _one_sided(one: dict[str, Any], value: float) -> str:
-    """The bound of a share of 0 or 1, rounded outwards to enough digits to differ from the share."""
+    """Returns the bound of a share of 0 or 1, rounded outwards to enough digits to differ from the share."""
     beyond = 100 * (value - one["low"] if value else one["high"])
     digits = max(1, -math.floor(math.log10(beyond))) if beyond else 1
-    # Rounding must not push a bound of exactly 3 % up to the next digit.
+    # The tolerance keeps a bound of exactly 3 %, up to rounding errors, from being rounded up.
     beyond = math.ceil(beyond * 10**digits - 1e-6) / 10**digits
     return f"≥ {100 - beyond:.{digits}f} %" if value else f"≤ {beyond:.{digits}f} %"
 
@@ -102,4 +102,4 @@ def _warm_up(found: dict[str, Any]) -> str:
         for label, one in series.items()
         if one["requests"]
     )
-    return f"Warm-up detected ({found['method']}). {'; '.join(parts)}."
+    return f"Warm-up detected and removed ({found['method']}). {'; '.join(parts)}."

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder. The same config and seed give the same bytes in the tables."""
+"""Writes the files of a run into its folder. The same config and seed give tables with the same bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_result(
     timeline_requests: int | None = None,
     vllm_bench: bool = False,
 ) -> list[str]:
-    """Write a run's files into `folder`, which is made if need be; returns what the user should know."""
+    """Writes the files of a run into `folder`, which is created if necessary; returns notes for the user."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in run_files(result, config, tables=tables):
         (folder / name).write_bytes(content)
@@ -65,7 +65,7 @@ def write_result(
 
 
 def run_files(result: RunResult, config: Mapping[str, Any], *, tables: bool) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the files of a run but for its pages; summary.json comes last."""
+    """Yields name and content of the files of a run, except pages and timeline; summary.json is last."""
     yield "config.yaml", config_yaml(config).encode()
     if tables:
         records = result.records
@@ -79,18 +79,18 @@ def run_files(result: RunResult, config: Mapping[str, Any], *, tables: bool) -> 
 
 
 def table_bytes(table: pd.DataFrame) -> bytes:
-    """One parquet file."""
+    """Returns the table in the parquet format."""
     content = BytesIO()
     table.to_parquet(content, index=False, compression="zstd")
     return content.getvalue()
 
 
 def write_table(table: pd.DataFrame, file: Path) -> None:
-    """One parquet file."""
+    """Writes the table to a parquet file."""
     file.write_bytes(table_bytes(table))
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
-    """Of a resolved configuration: equal settings, equal digests, in whatever order they stand."""
+    """Returns the digest of a resolved configuration, which does not depend on the order of its keys."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""How many replicas there were, and what they were doing."""
+"""Plots the number of replicas by state over time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sim.report.chart import Chart
 from sim.report.look import BLUE, GREEN, GREY, ORANGE, RED, time_unit
 
 COLOURS = (GREY, ORANGE, GREEN, BLUE, RED)
-"""By state: wanted, starting, serving, draining, down."""
+"""Colours of the states: wanted, starting, serving, draining, down."""
 
 
 def replicas_over_time(records: RunRecords) -> Chart | None:
-    """A step line a state; None where all replicas served all the time."""
+    """Plots one step line per state; returns None if all replicas served all the time."""
     times_s, counts = fleet.replicas_over_time(records)
     if (counts["serving"][:-1] == len(records.replicas)).all():
         return None

@@ -1,4 +1,4 @@
-"""Figures about latencies: distributions, and TTFT against the length of the prompt."""
+"""Plots latencies: their distributions, and TTFT against the length of the prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SCATTER_POINTS = 3000
 
 
 def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, slo: Slo | None) -> Chart:
-    """Cumulative share of requests (ITL: of gaps) for each of the four latencies."""
+    """Plots the cumulative share of requests (ITL: of gaps between tokens) for each of the four latencies."""
     inside = window.holds(records.gap_end_s)
     series = {
         "ttft": ("TTFT", cdf_points(measured["ttft_s"].to_numpy())),
@@ -51,7 +51,10 @@ def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, sl
 
 
 def ttft_by_prompt_length(measured: pd.DataFrame, slo: Slo | None) -> Chart:
-    """One point per request (thinned; the slowest are kept); lines: median and p99 per doubling of length."""
+    """Plots one point per request, and the median and p99 for each octave of prompt lengths.
+
+    Of more than `MAX_SCATTER_POINTS` requests a part is drawn, always with the slowest ones.
+    """
     started = measured[measured["ttft_s"].notna()]
     lengths = started["prompt_tokens"].to_numpy(dtype=np.int64)
     ttft_ms = started["ttft_s"].to_numpy(dtype=np.float64) * 1e3

@@ -1,4 +1,4 @@
-"""Colours and axes that all figures of the report share."""
+"""Colours and axes that all plots of the report share."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ LOOK = {
         "yaxis": _AXIS,
     }
 }
-"""In place of plotly's own template, which would add 7 kB to every figure."""
+"""Replaces plotly's own template, which would add 7 kB to every plot."""
 LIMIT = {"color": RED, "dash": "dash", "width": 1.5}
-"""The line of an SLO's limit or target."""
+"""Style of the line at the limit or target of an SLO."""
 TITLE_FONT = {"size": 13}
-"""Of the title of a panel."""
+"""Font of the title of a panel."""
 
 
 def styled(figure: go.Figure, *, height_px: int, **layout: Any) -> go.Figure:
-    """The figure in the report's look; layout: further settings of plotly's layout."""
-    figure.layout.template = LOOK  # updating would keep plotly's own beside it
+    """Applies the style of the report to a plot and returns it. layout: further settings of its layout."""
+    figure.layout.template = LOOK  # update_layout would merge it with plotly's own template
     figure.update_layout(height=height_px, **layout)
     figure.update_annotations(font=TITLE_FONT)
     return figure
 
 
 def time_unit(duration_s: float) -> tuple[float, str]:
-    """Seconds in the unit of a time axis, and its name."""
+    """Returns the unit of the time axis for a run of duration_s: its length in seconds and its name."""
     if duration_s < 600:
         return 1.0, "seconds"
     return (60.0, "minutes") if duration_s < 6 * 3600 else (3600.0, "hours")

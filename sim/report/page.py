@@ -1,4 +1,4 @@
-"""The HTML page around the figures: verdict, headline figures, captions, configuration, glossary."""
+"""Writes report.html: verdict, headline figures, plots with captions, configuration, glossary."""
 
 from __future__ import annotations
 
@@ -26,37 +26,54 @@ from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_
 from sim.report.timeline import MAX_REPLICAS_APART, timeline
 
 GLOSSARY = {
+    "token": "piece of text that the model reads or writes: a short word or a part of a word",
+    "iteration": "one forward pass of the model over a batch: the tokens of all requests that run in it",
+    "prefill": "computation of a prompt, whole or in chunks; ends with the first output token",
+    "decode": "computation of one further output token of a request",
+    "KV cache": "GPU memory with the keys and values of the tokens of running requests, allocated in blocks",
+    "replica": "one copy of the model with its own GPUs and its own queue",
+    "preemption": "a running request loses its KV blocks to other requests and continues later; its KV is "
+    "recomputed, or swapped to host memory and back",
+    "SLO": "service level objective: limits on the latencies of a request, and a target for the share of "
+    "requests that meet all limits",
+    "SLO attainment": "share of the requests that met all limits; rejected and unfinished requests did not",
     "TTFT": "time to first token: arrival at the service to the first output token, queueing included",
     "TPOT": "time per output token: (last token − first token) / (output tokens − 1), one value per request",
-    "ITL": "inter-token latency: every single gap between two tokens, of all requests together",
-    "E2E": "arrival to the last token",
-    "queue": "arrival to the start of the first iteration that computes tokens of the request",
+    "ITL": "inter-token latency: the time between two output tokens of a request, over all requests",
+    "E2E": "end-to-end latency: arrival to the last output token",
+    "queue": "queueing time: arrival to the start of the first iteration that computes tokens of the request",
     "waiting": "all time in the queue, also after preemptions, by what the first request in the queue "
-    "waited for: the end of the current iteration, a sequence slot, token budget, KV memory, an adapter "
-    "slot, or the policy's permission",
-    "hit rate": "share of prompt tokens whose KV was in the prefix cache or another tier at admission",
-    "goodput": "requests per second that finished within every limit of the SLO",
-    "GPU busy": "share of the time with an iteration running, which nvidia-smi calls utilisation",
-    "MFU": "model FLOPs done / (time × peak dense FLOP/s of the data type)",
-    "MBU": "bytes of weights and KV read / (time × peak memory bandwidth)",
-    "KV use": "blocks of the KV cache that sequences hold, as a share of all",
-    "internal waste": "internal fragmentation: share of the allocated KV slots without a token, at the ends "
-    "of last blocks",
-    "decode, prefill, mixed": "iterations with decodes only, with prefill chunks only, or with both",
-    "cost, split": "the rent divided between input and output tokens by the GPU time that each took; "
-    "mixed iterations are divided by their tokens",
-    "energy": "of the GPUs, between idle power and TDP according to MFU and MBU; kWh and CO2e include the "
-    "data centre's overhead (PUE)",
-    "confidence (single run)": "95 % confidence intervals by the method of batch means, where the run is "
-    "long enough for independent batches; several seeds give better ones: windtunnel compare",
-    "percentiles": "by linear interpolation; p99: 99 % of the values are at most this large",
+    "waited for: the end of the current iteration, a sequence slot (max_num_seqs), token budget "
+    "(max_num_batched_tokens), KV memory, an adapter slot, or the policy",
+    "hit rate": "share of prompt tokens with KV in the prefix cache or another tier when the request started",
+    "goodput": "requests per second that finished within all limits of the SLO",
+    "GPU busy": "share of the time in which an iteration runs; nvidia-smi calls it utilisation",
+    "MFU": "model FLOPs utilisation: FLOPs of the model / (time × peak dense FLOP/s of the data type)",
+    "MBU": "memory bandwidth utilisation: bytes of weights and KV read / (time × peak memory bandwidth)",
+    "KV mean / peak": "share of the KV cache's blocks that are in use: mean over time, and maximum",
+    "batch mean / max": "requests per iteration",
+    "decode, prefill, mixed": "kinds of iterations: with decodes only, with prefill chunks only, with both",
+    "gemm, attention, communication, elementwise, lm_head, launch, host": "parts of an iteration's time: "
+    "matrix products of the layers, attention, data exchange between GPUs, other operators of the layers, "
+    "output projection and sampling, kernel launches, and work on the CPU",
+    "cost": "price of all GPUs for the measured time; per M output tokens: the whole cost per million output "
+    "tokens",
+    "cost, split": "the cost divided between input and output tokens by the GPU time that each took; mixed "
+    "iterations are divided by their tokens",
+    "energy": "electricity of the GPUs, at a power between idle power and TDP according to MFU and MBU; kWh "
+    "and CO2e include the overhead of the data centre (PUE)",
+    "warm-up": "the first requests, until latencies no longer depend on the empty start; MSER-5 is the "
+    "method that finds its end",
+    "confidence (single run)": "95 % confidence intervals by the method of batch means, if the run is long "
+    "enough for independent batches; several seeds give better ones: windtunnel compare",
+    "p50, p99": "percentiles: 50 % or 99 % of the values are at most this large (linear interpolation)",
 }
 
 NOTHING = "Nothing was served in the measured time, so there is nothing to draw."
 
 
 class Section(NamedTuple):
-    """A figure with its title and caption; None: no time passed."""
+    """A plot with its title and caption; the plot is None for a run with a duration of 0 s."""
 
     title: str
     caption: str
@@ -65,7 +82,7 @@ class Section(NamedTuple):
 
 _PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 _CODE = "plotly.js\N{NULL}"
-"""Stands for 5 MB of code until all else is in its place."""
+"""Placeholder for 5 MB of code while the rest of the page is filled in."""
 
 
 def write_report(
@@ -78,10 +95,10 @@ def write_report(
     config: dict[str, Any],
     slo: Slo | None,
 ) -> None:
-    """Write one self-contained HTML file below 6 MB, however long the run; it needs no network to open.
+    """Writes one self-contained HTML file of less than 6 MB for runs of any length; it opens offline.
 
-    request_table: what `request_metrics` made of the records; summary: what `summarise` made of them;
-    config: the resolved configuration as plain data.
+    request_table: result of `request_metrics`; summary: result of `summarise`; config: the resolved
+    configuration as plain data.
     """
     sections = report_sections(
         records=records, request_table=request_table, summary=summary, models=models, slo=slo
@@ -128,7 +145,7 @@ def report_sections(
     models: Sequence[IterationModel],
     slo: Slo | None,
 ) -> list[Section]:
-    """The figures of the page from its top down; none where nothing was served in the measured time."""
+    """Returns the sections of the page from the top; none if nothing was served in the measured time."""
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
     measured = request_table[window.holds(request_table["arrival_s"].to_numpy())]
     inside_s = seconds_inside(records.iterations, window)
@@ -136,18 +153,21 @@ def report_sections(
     if measured.empty and not len(records.iterations):
         return sections
     if slo and not measured.empty:
-        caption = "Share of the requests that met the SLO, and each of its limits alone. Dashed: the target."
+        caption = "Share of the requests that met all limits of the SLO, and each limit. Dashed: the target."
         sections.append(Section("SLO attainment", caption, slo_attainment(measured, window, slo)))
-    caption = "Cumulative share of requests (ITL: of gaps between tokens). Dashed: the SLO's limit."
+    caption = (
+        "Share of the requests (ITL: of the gaps between tokens) with at most the latency on the x axis. "
+        "Dashed: the limit of the SLO."
+    )
     sections.append(Section("Latency", caption, latency_cdfs(records, measured, window, slo)))
     caption = (
-        f"One point per request (at most {MAX_SCATTER_POINTS:,}; the slowest are always shown); "
-        "lines: median and p99 per doubling of the prompt length."
+        f"One point per request (at most {MAX_SCATTER_POINTS:,}; the slowest are always shown). "
+        "Lines: median and p99 per doubling of the prompt length."
     )
     sections.append(Section("TTFT against prompt length", caption, ttft_by_prompt_length(measured, slo)))
-    caption = "Means over short intervals; dotted: the maximum of each interval."
+    caption = "Means over short intervals. Dotted: the maximum in each interval."
     if records.num_replicas > MAX_REPLICAS_APART:
-        caption = f"Mean of {records.num_replicas} replicas over short intervals; dotted: the highest one."
+        caption = f"Mean of {records.num_replicas} replicas over short intervals. Dotted: their maximum."
     elif records.num_replicas > 1:
         caption += " One colour per replica."
     if window != (0.0, records.end_s):
@@ -155,13 +175,18 @@ def report_sections(
     sections.append(Section("Over time", caption, timeline(records, window)))
     if (figure := replicas_over_time(records)) is not None:
         caption = (
-            "Wanted: all replicas except draining ones. Starting, down and draining ones are billed too."
+            "Wanted: all replicas except draining ones, which finish their requests and stop. Replicas that "
+            "start, drain or are down cost as much as serving ones."
         )
         sections.append(Section("Replicas", caption, figure))
-    caption = "Time by kind of iteration, split into the parts that the hardware model computes."
+    caption = (
+        "Share of the replicas' time by kind of iteration, split into the parts that the hardware model "
+        "computes."
+    )
     sections.append(Section("Where the time went", caption, time_by_kind(records, window, inside_s, models)))
     caption = (
-        "Duration of iterations against the tokens in their batch; the longest iterations are always shown."
+        "One point per iteration: its duration against the tokens in its batch. If there are many, a part is "
+        "shown, always with the longest."
     )
     sections.append(Section("Iterations", caption, iteration_times(records, inside_s)))
     return sections
@@ -169,14 +194,14 @@ def report_sections(
 
 def _drawn(section: Section) -> str:
     settings = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
-    drawn = "<p>No time passed.</p>"
+    drawn = "<p>The run has a duration of 0 s: there is nothing to draw.</p>"
     if section.figure is not None:
         drawn = section.figure.html(settings)
     return f"<section><h2>{section.title}</h2><p class=caption>{section.caption}</p>{drawn}</section>"
 
 
 def _title(config: dict[str, Any]) -> str:
-    """The named parts of the configuration: "llama-3.1-8b · H100 SXM · chat"."""
+    """Returns the names of the parts of the configuration: "llama-3.1-8b · H100 SXM · chat"."""
     names = [part["name"] for part in config.values() if isinstance(part, dict) and part.get("name")]
     return " · ".join(map(str, names)) or "simulation"
 
@@ -202,7 +227,7 @@ def _blocks(summary: dict[str, Any]) -> str:
 
 
 def headline_html(summary: dict[str, Any]) -> str:
-    """Latencies and blocks of figures as tables without a style of their own."""
+    """Returns the latencies and the blocks of figures as HTML tables without style."""
     return f"{_latency_table(summary)}<div style='display:flex;gap:24px'>{_blocks(summary)}</div>"
 
 
@@ -211,7 +236,7 @@ def _latency_table(summary: dict[str, Any]) -> str:
 
 
 def _latencies(rows: list[list[str]]) -> str:
-    """A heading and its rows as a table."""
+    """Returns a heading and its rows as an HTML table."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
     body = "".join(
         f"<tr><th>{html.escape(label)}</th>{''.join(f'<td>{value}</td>' for value in values)}</tr>"

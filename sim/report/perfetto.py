@@ -1,9 +1,9 @@
-"""timeline.json: a run in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
+"""Writes timeline.json: a run in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
 
-One process a replica: its iterations as slices, counters of sequences and KV blocks, and one asynchronous
-slice a request with its phases inside. Times are microseconds, to the nanosecond. A pipeline has
-one more track a stage, with its micro-batches as slices: of the first iterations, for these are many.
-10,000 requests of 256 output tokens, on one replica: 40 MB, half of it iterations.
+Each replica is a process with its iterations as slices, counters of sequences and KV blocks, and one
+asynchronous slice per request that contains its phases. Times are in microseconds with three decimals. With
+pipeline parallelism each stage has a track with its micro-batches as slices, for the first iterations only,
+as there are many. Size: 40 MB for 10,000 requests of 256 output tokens on one replica, half of it iterations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sim.records.run import ReplicaRecord, RunRecords
 
 ITERATIONS_TRACK = 1
 PIPELINE_ITERATIONS = 2000
-"""Of each replica, whose stages are drawn: 8 stages of 8 micro-batches are 64 slices, 15 kB, an iteration."""
+"""Iterations of each replica with slices of pipeline stages: 8 stages and 8 micro-batches take 15 kB each."""
 
 
 def write_timeline(
@@ -36,10 +36,10 @@ def write_timeline(
     max_num_requests: int | None = None,
     models: Sequence[IterationModel] = (),
 ) -> str | None:
-    """Write a run's timeline; returns a note if it was cut to the first max_num_requests arrivals.
+    """Writes the timeline of a run; returns a note if it is cut to the first max_num_requests arrivals.
 
-    Cut means: of the later requests nothing, and iterations until the last of the first ones has ended.
-    models: by pool, what the iterations were priced by, for the stages of a pipeline.
+    A cut timeline has no later requests, and iterations until the last of the first requests has ended.
+    models: hardware models by pool, for the stages of a pipeline.
     """
     events, iterations = events_table(records), records.iterations
     note = None
@@ -49,8 +49,8 @@ def write_timeline(
         events = events[events["request_id"].isin(first["request_id"])]
         iterations = iterations[iterations["start_s"] < until_s]
         note = (
-            f"timeline.json shows the first {max_num_requests:,} of {len(records.requests):,} requests, and "
-            f"iterations until {until_s:,.1f} s; output.timeline_requests=null for all"
+            f"timeline.json shows the first {max_num_requests:,} of {len(records.requests):,} requests and "
+            f"the iterations until {until_s:,.1f} s; output.timeline_requests=null shows all"
         )
     other = {"source": "windtunnel", **({"note": note} if note else {})}
     with file.open("w", encoding="utf-8") as out:
@@ -69,9 +69,9 @@ def trace_events(
     events: pd.DataFrame,
     models: Sequence[IterationModel] = (),
 ) -> Iterator[dict[str, Any]]:
-    """The trace's events. Of a replica and of a request they come in the order of time."""
+    """Yields the events of the trace; those of a replica and of a request are in order of time."""
     for replica in range(records.num_replicas):
-        pid = replica + 1  # process 0 is the idle process to some viewers
+        pid = replica + 1  # some viewers treat process 0 as the idle process
         yield _metadata("process_name", pid, 0, f"replica {replica}")
         yield _metadata("thread_name", pid, ITERATIONS_TRACK, "iterations")
         yield from _iterations(pid, iterations[iterations["replica"] == replica])
@@ -108,9 +108,10 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _stages(pid: int, rows: pd.DataFrame, model: Roofline) -> Iterator[dict[str, Any]]:
-    """The classic picture: stages below each other, micro-batches that wander down, gaps where nobody works.
+    """Yields one track per pipeline stage with its micro-batches as slices; gaps are bubbles.
 
-    Played through exactly from each iteration's start; stages further down are still busy when it has ended.
+    The micro-batches of an iteration are simulated exactly from its start, without regard to the previous
+    iteration, so slices of later stages may extend beyond its end.
     """
     assert model.stages is not None
     num_stages = len(model.stages.all)
@@ -141,7 +142,7 @@ def _stages(pid: int, rows: pd.DataFrame, model: Roofline) -> Iterator[dict[str,
 
 
 def _crashes(pid: int, replica: ReplicaRecord) -> Iterator[dict[str, Any]]:
-    """A slice for each time in which it was down."""
+    """Yields a slice for each period in which the replica was down."""
     for down_s, up_s in replica.down:
         start_ns, end_ns = _ns(down_s), _ns(up_s)
         yield {
@@ -156,7 +157,7 @@ def _crashes(pid: int, replica: ReplicaRecord) -> Iterator[dict[str, Any]]:
 
 
 def _counters(pid: int, rows: pd.DataFrame, records: RunRecords, replica: int) -> Iterator[dict[str, Any]]:
-    """Values where they change; 0 while the replica has no request."""
+    """Yields counter values where they change; 0 while the replica has no request."""
     start_ns, end_ns = _spans_ns(rows)
     end_s = (rows["start_s"] + rows["duration_s"]).to_numpy()
     mine = records.requests[records.requests["replica"] == replica]
@@ -179,7 +180,7 @@ def _counters(pid: int, rows: pd.DataFrame, records: RunRecords, replica: int) -
 
 
 def _request(pid: int, request_id: int, phases: list[RequestPhase]) -> Iterator[dict[str, Any]]:
-    """An asynchronous slice, and one inside it for each phase."""
+    """Yields an asynchronous slice for the request, and one inside it for each phase."""
     same = {"cat": "request", "id": str(request_id), "pid": pid, "tid": 0}
     if not phases:
         return
@@ -205,7 +206,7 @@ def _counter(name: str, pid: int, at_ns: int, values: dict[str, int]) -> dict[st
 
 
 def _spans_ns(rows: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Start and end of iterations; rounding makes none overlap the next."""
+    """Returns start and end of iterations, in ns; after rounding, none overlaps the next."""
     start_ns = np.rint(rows["start_s"].to_numpy() * 1e9).astype(np.int64)
     end_ns = np.rint((rows["start_s"] + rows["duration_s"]).to_numpy() * 1e9).astype(np.int64)
     end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])

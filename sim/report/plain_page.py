@@ -1,4 +1,4 @@
-"""A page of figures under headings, for commands without a run to report on."""
+"""Writes an HTML page of plots under headings, for commands that report on several runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ $sections
 
 
 def write_page(path: Path, title: str, introduction: str, sections: Mapping[str, str]) -> None:
-    """One HTML file that opens offline. sections: HTML by heading."""
+    """Writes one HTML file that opens offline. sections: heading -> HTML."""
     body = "".join(f"<h2>{html.escape(heading)}</h2>{content}" for heading, content in sections.items())
     page = _PAGE.substitute(
         title=html.escape(title),
@@ -56,7 +56,7 @@ def drawn(figure: go.Figure) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the heading, the first column labels."""
+    """Returns the rows as an HTML table; the first row is the heading, the first column has labels."""
     head, *body = rows
     cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     lines = "".join(
@@ -72,7 +72,7 @@ def listed(lines: Sequence[str]) -> str:
 
 
 def folded(title: str, text: str, state: str = "") -> str:
-    """Text that is shown when its title is clicked on; state: open to begin with."""
+    """Returns HTML that shows `text` when its title is clicked. state: "open" shows it from the beginning."""
     return f"<details {state}><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
 
 
@@ -86,9 +86,9 @@ def line_with_band(
     factor: float = 1.0,
     legend: bool = True,
 ) -> list[go.Scatter]:
-    """A band between the bounds, which begins at 0 for a positive mean, and the line of the means.
+    """Plots the line of the means and a band between the bounds, which is cut at 0 for positive means.
 
-    line: its colour and dash. symbols: of the markers. factor: of all values.
+    line: colour and dash of the line. symbols: of the markers. factor: multiplies all values.
     """
     lows = [max(i.low, 0.0) if i.mean >= 0 else i.low for i in intervals]
     known = [i for i, low in enumerate(lows) if not math.isnan(low)]

@@ -1,9 +1,9 @@
-"""What the tables of a run do not hold but its figures need, written beside them and read back.
+"""Saves and reads the records that figures need besides the tables of a run.
 
-itl.parquet: every gap between two tokens, one behind the other (how long, of how many sequences, when it
-ended); those of single requests, which gaps.parquet has, among them.
-records.json: pools and replicas, and when the run was over. With them and the tables the report can be drawn
-again without simulating.
+itl.parquet: every gap between two tokens (seconds, number of sequences, end), including the gaps of single
+requests that gaps.parquet has.
+records.json: pools, replicas and the end of the run.
+With these files and the tables, the report can be written again without a simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GAPS, RECORDS = "itl.parquet", "records.json"
 
 
 def saved_records(records: RunRecords) -> Iterator[tuple[str, bytes]]:
-    """Name and content of both files."""
+    """Yields name and content of both files."""
     gaps = pd.DataFrame(
         {"gap_s": records.gap_s, "gap_count": records.gap_count, "gap_end_s": records.gap_end_s}
     )
@@ -38,7 +38,7 @@ def saved_records(records: RunRecords) -> Iterator[tuple[str, bytes]]:
 
 
 def read_records(table: Callable[[str], pd.DataFrame], plain: dict[str, Any]) -> RunRecords:
-    """The records as far as figures need them. table: of a name; plain: records.json."""
+    """Returns the records that figures need. table: reads the table of a file name; plain: records.json."""
     gaps = table(GAPS)
     return RunRecords(
         requests=table("requests.parquet"),

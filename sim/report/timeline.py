@@ -1,4 +1,4 @@
-"""The run over time: load, running and waiting requests, KV use, batch size, throughput."""
+"""Plots the run over time: requests running and waiting, KV blocks in use, batch size, throughput."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sim.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, time_unit
 NUM_STATE_BUCKETS = 500
 NUM_RATE_BUCKETS = 200
 MAX_REPLICAS_APART = 2
-"""With more replicas, two lines for each hide each other: their mean and the highest of any are drawn."""
+"""With more replicas, their mean and their maximum are drawn instead of two lines for each."""
 
 
 class _State(NamedTuple):
-    """A panel: its title and, for the rows of some iterations, the quantity that it draws."""
+    """A panel: its title and the column of the iterations that it shows, times a scale."""
 
     title: str
     column: str
     scale: NDArray[np.float64] | float = 1.0
-    """Of all replicas, or of each."""
+    """One factor for all replicas, or one for each."""
 
 
 def timeline(records: RunRecords, window: Window) -> Chart | None:
-    """Seven panels over one time axis; None for a run of no duration. Trimmed time is shaded."""
+    """Plots seven panels over one time axis; returns None for a run of 0 s. Trimmed time is shaded."""
     if not records.end_s > 0:
         return None
     divisor, unit = time_unit(records.end_s)
@@ -89,7 +89,7 @@ def _state_traces(
     traces = []
     for (name, (mean, highest)), colour in zip(named.items(), SERIES, strict=False):
         for label, height, line in (
-            ("highest", highest, {"color": colour, "width": 0.8, "dash": "dot"}),
+            ("maximum", highest, {"color": colour, "width": 0.8, "dash": "dot"}),
             ("mean", mean, {"color": colour, "width": 1.8}),
         ):
             full = f"{name} {label}".strip()
@@ -98,7 +98,7 @@ def _state_traces(
 
 
 def _rate_traces(records: RunRecords, divisor: float) -> dict[str, list[dict[str, Any]]]:
-    """Panels by title. Output has one of its own: prompts are many times longer than most answers."""
+    """Returns the lines of the rate panels by title; output has its own, as input rates are much higher."""
     edges_s = np.linspace(0.0, records.end_s, NUM_RATE_BUCKETS + 1)
     middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
     requests = records.requests
@@ -136,6 +136,6 @@ def _quantity(rows: pd.DataFrame, column: str) -> NDArray[np.float64]:
 def _line(
     x: NDArray[np.float64], y: NDArray[np.float64], name: str, line: dict[str, Any], **more: Any
 ) -> dict[str, Any]:
-    # Seven digits are plenty for a screen, and halve the file.
+    # Seven digits are enough for a screen and halve the file.
     points = {"x": x.astype(np.float32), "y": y.astype(np.float32)}
     return {**points, "name": name, "mode": "lines", "line": line, **more}

@@ -1,8 +1,8 @@
-"""A run in the JSON layout of `vllm bench serve --save-result --save-detailed`, for plots that read it.
+"""Writes a run in the JSON layout of `vllm bench serve --save-result --save-detailed`.
 
-Lists have an element a request, in order of arrival, in seconds; aggregates in milliseconds. Of a failed
-request, as there: no tokens, times of 0, and an error. generated_texts are empty: the simulator has no text.
-Source: vllm/benchmarks/serve.py, `benchmark` and `main`, read in November 2026.
+Lists have one element per request, in order of arrival, in seconds; aggregates are in milliseconds. As in
+vLLM, a failed request has no tokens, times of 0 s and an error. generated_texts are empty, as the simulator
+has no text. Source: vllm/benchmarks/serve.py, `benchmark` and `main`, read in November 2026.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sim.metrics.window import Window
 
 FILE = "vllm_bench.json"
 PERCENTILES = (50, 90, 95, 99)
-"""As by --metric-percentiles."""
+"""Percentiles of the aggregates, as vLLM's option --metric-percentiles selects them."""
 DECIMALS = 9
-"""Of seconds: a nanosecond."""
+"""Decimal places of times in seconds: nanoseconds."""
 
 
 def write_vllm_bench(
     file: Path, requests: pd.DataFrame, times: TokenTimes, window: Window, slo: Slo | None, model: str
 ) -> None:
-    """requests and times: of the whole run; those that arrived in the window are written."""
+    """Writes the requests that arrived in the window. requests, times: of the whole run."""
     fields = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         **as_vllm_bench(requests, times, window, slo, model),
@@ -43,7 +43,7 @@ def write_vllm_bench(
 def as_vllm_bench(
     requests: pd.DataFrame, times: TokenTimes, window: Window, slo: Slo | None, model: str
 ) -> dict[str, Any]:
-    """What the file holds, but for the date."""
+    """Returns the content of the file, except for the date."""
     served = Served.of(requests, window, times)
     figures = vllm_bench(served, slo)
     done, num = served.done, len(served.done)
@@ -91,7 +91,7 @@ def as_vllm_bench(
 
 
 def _aggregates(name: str, values_s: NDArray[np.float64]) -> dict[str, float]:
-    """In ms; 0 where there is nothing, as there."""
+    """Computes the aggregates of a latency, in ms; as in vLLM they are 0 without values."""
     known = values_s[~np.isnan(values_s)] * 1e3
     known = known if len(known) else np.zeros(1)
     return {
@@ -111,7 +111,7 @@ def _gaps(served: Served) -> list[list[float]]:
 
 
 def _errors(requests: pd.DataFrame, window: Window) -> list[str]:
-    """Empty for those that finished; else the status and the reason."""
+    """Returns the error of each request: its status and reason, or an empty text if it finished."""
     inside = requests[window.holds(requests["arrival_s"].to_numpy(np.float64))]
     inside = inside.sort_values("arrival_s", kind="stable")
     reasons = inside["reason"] if "reason" in inside else [""] * len(inside)
@@ -122,20 +122,20 @@ def _errors(requests: pd.DataFrame, window: Window) -> list[str]:
 
 
 def _peaks(served: Served) -> tuple[float, int]:
-    """Most tokens in a second, counted from the first request; most requests under way."""
+    """Computes the most tokens in one second, from the first request on, and the most concurrent requests."""
     done = served.done
     if not done.any():
         return 0.0, 0
     zero_s = float(served.sent_s[done].min())
     starts, ends = served.sent_s[done], served.last_s[done]
     change = np.concatenate([np.ones(len(starts)), -np.ones(len(ends))])
-    order = np.lexsort((change, np.concatenate([starts, ends])))  # one ends before another begins
+    order = np.lexsort((change, np.concatenate([starts, ends])))  # ends come before starts at the same time
     seconds = np.floor(served.token_s[done[served.token_row]] - zero_s).astype(np.int64)
     return float(np.bincount(seconds).max()), int(np.cumsum(change[order]).max())
 
 
 def _rate(sent_s: NDArray[np.float64]) -> float | str:
-    """Requests/s that were sent; inf, as there, where all came at once."""
+    """Computes the request rate, in requests/s; as in vLLM it is "inf" if all requests came at once."""
     span_s = float(sent_s.max() - sent_s.min()) if len(sent_s) else 0.0
     return len(sent_s) / span_s if span_s > 0 else "inf"
 

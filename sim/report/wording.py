@@ -35,7 +35,7 @@ CLASS_LATENCIES = ("ttft", "tpot", "e2e")
 
 
 def verdict(summary: dict[str, Any]) -> str:
-    """One sentence: how many requests met the SLO; without an SLO, how many finished."""
+    """Returns one sentence: the share of requests that met the SLO; without an SLO, how many finished."""
     requests, goodput = summary["requests"], summary["goodput"]
     measured = requests["arrived"] - summary["trimmed"]["requests_left_out"]
     if measured == 0:
@@ -50,7 +50,7 @@ def verdict(summary: dict[str, Any]) -> str:
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:
-    """Sentences to read before the figures: trimming, early ends, rejected and unfinished requests, notes."""
+    """Returns the sentences above the figures: trimming, early ends, rejected and unfinished requests."""
     trimmed, requests = summary["trimmed"], summary["requests"]
     found = []
     if summary["interrupted"]:
@@ -88,7 +88,7 @@ def caveats(summary: dict[str, Any]) -> list[str]:
 
 
 def slo_terms(goodput: dict[str, Any]) -> list[str]:
-    """Each limit of the SLO and the share of the requests that met it."""
+    """Returns one text per limit of the SLO, with the share of the requests that met it."""
     return [
         f"{LATENCIES[term]} ≤ {goodput['slo'][f'{term}_ms']:g} ms: {percent_at_least(share)} of requests"
         for term, share in goodput["term_shares"].items()
@@ -96,7 +96,7 @@ def slo_terms(goodput: dict[str, Any]) -> list[str]:
 
 
 def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The blocks below the latency table: title -> label -> value with its unit."""
+    """Returns the blocks of headline figures: title -> label -> value with its unit."""
     throughput, goodput, kv, cost = (summary[key] for key in ("throughput", "goodput", "kv", "cost"))
     iterations = summary["iterations"]
     return {
@@ -125,7 +125,7 @@ def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def energy(summary: dict[str, Any]) -> dict[str, str]:
-    """Energy figures: label -> value with its unit; empty if the summary has none."""
+    """Returns the energy figures: label -> value with its unit; empty if the summary has none."""
     figures = summary.get("energy")
     if figures is None:
         return {}
@@ -139,9 +139,9 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def pressure_lines(summary: dict[str, Any]) -> list[str]:
-    """One line each, if not empty, for cache, preemptions, waiting, pipeline and KV transfers.
+    """Returns lines on the cache, preemptions, waiting, the pipeline and KV transfers, where there are any.
 
-    The line on waiting is left out unless causes other than the current iteration and the frontend exceed a
+    The line on waiting appears only if causes other than the current iteration and the frontend exceed a
     tenth of the mean wait and 1 ms per request.
     """
     lines = (
@@ -184,7 +184,7 @@ def _pipeline(title: str, figures: dict[str, Any] | None) -> str:
 
 
 def fleet_lines(summary: dict[str, Any]) -> list[str]:
-    """One line each, if not empty, for failures, retries and scaling."""
+    """Returns lines on failures, retries and scaling, where there are any."""
     return [line for line in (_failures(summary), _retries(summary), _scaling(summary)) if line]
 
 
@@ -213,7 +213,7 @@ def _crashes(figures: dict[str, Any]) -> str:
 
 
 def _recovered(figures: dict[str, Any]) -> str:
-    """How much of the resent requests was resumed, recomputed and restored; empty without resends."""
+    """Returns the text on resumed requests and on recomputed and restored KV; empty without resends."""
     if not figures.get("resends"):
         return ""
     text = f" ({figures['resumed']:,} resumed at their last token)" if figures["resumed"] else ""
@@ -251,7 +251,7 @@ def _scaling(summary: dict[str, Any]) -> str:
 
 
 def pool_table(summary: dict[str, Any]) -> list[list[str]]:
-    """Heading and rows, one per pool; empty if there is one pool only."""
+    """Returns a table (heading and rows) with one row per pool; empty if there is one pool only."""
     pools = summary.get("by_pool")
     if not pools:
         return []
@@ -271,7 +271,7 @@ def pool_table(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun: 1 request, 2 requests; many: an irregular plural."""
+    """Returns a count with its noun: 1 request, 2 requests. many: an irregular plural."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -287,7 +287,7 @@ def _cache(summary: dict[str, Any]) -> str:
         parts.append(
             f"hit rate {percent(cache['hit_share'])} of {cache['looked_up_tokens']:,} prompt tokens{resumed}"
         )
-    if cache["evicted_blocks"] and again["found_tokens"]:  # without hits, evictions change nothing
+    if cache["evicted_blocks"] and again["found_tokens"]:  # without hits, evictions have no effect
         trimmed = summary["trimmed"]
         when = " in the whole run" if trimmed["warmup_s"] or trimmed["cooldown_s"] else ""
         parts.append(f"{plural(cache['evicted_blocks'], 'block')} evicted{when}")
@@ -331,7 +331,7 @@ def _waiting(summary: dict[str, Any]) -> str:
 
 
 def energy_line(summary: dict[str, Any]) -> str:
-    """The energy figures in one line; empty if the summary has none."""
+    """Returns the energy figures in one line; empty if the summary has none."""
     figures = energy(summary)
     if not figures:
         return ""
@@ -342,7 +342,7 @@ def energy_line(summary: dict[str, Any]) -> str:
 
 
 def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
-    """One row per latency: label, the `STATISTICS` in milliseconds, count."""
+    """Returns one row per latency: label, the `STATISTICS` in milliseconds, count."""
     return [
         [
             label,
@@ -354,7 +354,7 @@ def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def class_tables(summary: dict[str, Any]) -> list[list[list[str]]]:
-    """Tables (heading and rows) by priority and by tenant; none if there is one class only."""
+    """Returns tables (heading and rows) by priority and by tenant; none if there is one class only."""
     tables = []
     for kind in ("priority", "tenant"):
         classes = summary.get(f"by_{kind}", {})

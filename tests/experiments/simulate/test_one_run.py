@@ -71,7 +71,7 @@ def test_a_found_warm_up_is_cut_and_reported(tmp_path, monkeypatch, capsys):
     assert summary["warmup"]["requests"] == summary["trimmed"]["requests_left_out"] == 200
     assert summary["trimmed"]["warmup_s"] == 30.0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Warm-up detected (MSER-5). TTFT: the first 200 requests (" in printed
+    assert "Warm-up detected and removed (MSER-5). TTFT: the first 200 requests (" in printed
     assert "Measured from 30.0 s" in printed
 
 

@@ -157,7 +157,7 @@ def test_each_of_two_replicas_has_its_lines_and_more_share_them(tmp_path):
     assert all(f"replica {i} mean" in two for i in range(2))
     three = report_of(run_of(50, num_replicas=3), tmp_path / "three.html")
     assert "all replicas mean" in three
-    assert "all replicas highest" in three
+    assert "all replicas maximum" in three
     assert "Mean of 3 replicas" in three
     assert "replica 0 mean" not in three
 
