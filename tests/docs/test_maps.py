@@ -71,7 +71,7 @@ def test_every_relative_link_leads_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_file_and_folder_that_a_page_names_exists(page):
-    """As seen from the page's folder, or from the root."""
+    """Paths are relative to the page's folder or to the root."""
     places = (page.parent, ROOT)
     named = named_paths(page.read_text())
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
@@ -105,7 +105,7 @@ def test_a_map_is_short(page):
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=name_of)
 def test_every_module_is_on_a_map(folder):
-    """On the map of its folder; a folder of three modules or fewer may be named on the map above instead."""
+    """A module is on the map of its folder; up to three modules may be on the map above instead."""
     modules = {path.name for path in MODULES if path.parent == folder}
     own = folder / "README.md"
     if own.exists():

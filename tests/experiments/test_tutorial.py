@@ -31,6 +31,6 @@ def test_the_tutorial_runs(tmp_path):
 
 
 def test_the_tutorial_is_kept_without_outputs():
-    """They would grow old; whoever reads it runs it."""
+    """Saved outputs would become outdated; every reader runs the notebook."""
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         assert not cell.get("outputs")

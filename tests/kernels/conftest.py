@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-# Before triton is imported, whoever imports it first.
+# This must be set before any module imports triton.
 os.environ["TRITON_INTERPRET"] = "0" if "KERNELS_DEVICE" in os.environ else "1"
 
 from collections.abc import Callable, Iterator
@@ -95,8 +95,8 @@ class Guards:
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a contiguous copy of `tensor` between guards of NaN; of 0, a valid index, for int32 and
-        int64."""
+        """Returns a contiguous copy of `tensor` between guards of NaN (of 0, a valid index, in int32,
+        int64)."""
         around = torch.empty(tensor.numel() + 2 * GUARD, dtype=tensor.dtype)
         if tensor.dtype.itemsize == 1:
             around.view(torch.uint8).fill_(0x7F)  # NaN in fp8, 127 in int8

@@ -37,7 +37,7 @@ def test_equals_reference(guarded, generator, assert_close, segments, k, n, rank
     given = Segments(guarded(starts), guarded(used), max(lengths) if tight else None)
     num_tokens = sum(lengths)
     a, b = (torch.randn(shape, generator=random).to(dtype) for shape in ((3, rank, k), (3, n, rank)))
-    for adapter in range(3):  # an adapter nobody uses must not be read
+    for adapter in range(3):  # an unused adapter must not be read
         if adapter not in adapters:
             a[adapter] = b[adapter] = torch.nan
     a, b = guarded(a), guarded(b)

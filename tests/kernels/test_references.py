@@ -25,7 +25,7 @@ OPTIONS = {
 def test_decodes_padded_together_see_their_own_context_only(
     options, most, guarded, generator, assert_close, monkeypatch
 ):
-    """Of lengths a block's edge apart, and far apart; all together, or few at a time."""
+    """Context lengths differ by a block or by much; decodes run all together, or few at a time."""
     monkeypatch.setattr(decode_module, "MAX_GATHERED", most)
     gen = generator(5)
     kv, contexts, dense = paged(LENS, 8, 2, 16, torch.float32, guarded, gen)

@@ -82,7 +82,7 @@ class Engine(Protocol):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests inside."""
+        """Requests that have not ended."""
 
 
 class OurEngine:
@@ -220,7 +220,7 @@ def first_difference(
 
 
 def _due(to_come: list[Arrival], now: int, ours: OurEngine) -> list[Arrival]:
-    """Takes out of to_come who arrives now."""
+    """Removes the requests that arrive now from to_come and returns them."""
     ids_to_come = {arrival.request_id for arrival in to_come}
     due = []
     for arrival in to_come:
@@ -353,8 +353,7 @@ class _ContentTree:
         self._share_new = random.choice((0.1, 0.3, 0.6))
 
     def add_answer(self, request_id: int, prompt: Prompt, num_output: int) -> int | None:
-        """Names the answer to a prompt, so that prompts may quote both; None if a part of the prompt is
-        nameless."""
+        """Names the answer to a prompt, so that prompts may quote both; None after a nameless prompt."""
         if prompt.num_tokens > sum(segment.num_tokens for segment in prompt.segments):
             return None
         answer = Segment(len(self._paths), num_output)

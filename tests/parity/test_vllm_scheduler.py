@@ -120,8 +120,8 @@ def test_an_engine_with_one_other_setting_is_found_out(change):
 def test_vllm_finds_blocks_that_were_never_computed_and_we_do_not():
     """A bug of vLLM 0.32: the victim was given its chunk earlier in the very step that preempts it.
 
-    Request 0 has 24 of 31 tokens computed when request 1, more urgent and behind it in the running, takes its
-    blocks. vLLM then finds 30 of them in the cache.
+    Request 0 has 24 of 31 tokens computed when request 1, which is more urgent and behind it in the running
+    queue, takes its blocks. vLLM then finds 30 of them in the cache.
     """
     settings = Settings(
         max_num_seqs=3,

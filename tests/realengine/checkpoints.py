@@ -102,7 +102,7 @@ GGUF_NAMES = {
 
 
 def as_gguf(config: Mapping[str, Any], checkpoint: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Returns the checkpoint as llama.cpp stores it: names, stacked experts, interleaved rotary rows of
+    """Returns the checkpoint with llama.cpp's names, stacked experts, and interleaved rotary rows of
     llama."""
     stored: dict[str, np.ndarray] = {}
     experts: dict[str, list[np.ndarray]] = {}

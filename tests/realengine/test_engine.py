@@ -418,9 +418,7 @@ def test_two_ranks_give_the_tokens_of_one():
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 @pytest.mark.parametrize("caching", [PrefixCaching(block_size=4), Radix(block_size=4)])
-def test_a_launch_that_fails_ends_who_took_part_and_nobody_finds_what_it_did_not_compute(
-    caching, overlap, expected
-):
+def test_a_launch_that_fails_ends_its_requests_and_leaves_nothing_in_the_cache(caching, overlap, expected):
     llm = make(caching=caching, overlap=overlap, batching=Chunked(max_num_batched_tokens=24))
     execute, launches = llm.engine.runner.execute, []
 
@@ -443,7 +441,7 @@ def test_a_launch_that_fails_ends_who_took_part_and_nobody_finds_what_it_did_not
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
-def test_who_gives_up_frees_its_memory_and_leaves_the_others_alone(overlap, expected):
+def test_an_aborted_request_frees_its_memory_and_leaves_the_others_alone(overlap, expected):
     llm = make(overlap=overlap)
     answers = [llm.engine.add(prompt, GREEDY) for prompt in prompts()]
     for num_steps, given_up in ((3, 1), (4, 6), (1, 11)):
@@ -502,7 +500,7 @@ def test_an_engine_that_cannot_go_on_ends_all_with_the_reason(what):
 
 
 @pytest.mark.parametrize("num_reads", [1, 4])
-def test_tokens_that_cannot_be_read_end_all_and_tell_who_was_done(num_reads):
+def test_tokens_that_cannot_be_read_end_every_request_and_each_end_is_reported(num_reads):
     """A kernel's error shows when its tokens are fetched: nothing is computed after that."""
     llm = make(overlap=True)
     answers = [llm.engine.add(prompt, replace(GREEDY, max_tokens=n)) for n, prompt in enumerate(prompts(), 1)]

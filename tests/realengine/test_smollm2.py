@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 QUESTIONS = (
     "The capital of France is",
     "def fibonacci(n):\n",
-    "Once upon a time, in a village by the sea, there lived a boy who",
+    "Once upon a time, in a village by the sea, there lived a boy called",
 )
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 
@@ -76,7 +76,7 @@ def test_a_stop_string_ends_the_text_before_it(engines, stop):
     assert output.outputs[0].finish_reason == "stop"
 
 
-def test_who_stops_listening_gives_the_request_up(engines):
+def test_a_client_that_stops_listening_aborts_the_request(engines):
     pieces = engines[2048].stream("Once upon a time", SamplingParams(max_tokens=50, ignore_eos=True))
     next(pieces)
     pieces.close()

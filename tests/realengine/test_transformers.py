@@ -101,7 +101,7 @@ def test_logits_of_mixed_batches_are_those_of_transformers(saved):
 
 
 def test_greedy_tokens_are_those_of_transformers(saved):
-    """Of requests served together, their prompts in chunks, by an engine that runs out of memory."""
+    """The requests are served together, their prompts in chunks, by an engine that runs out of memory."""
     model, folder = saved
     settings = EngineSettings(device="cpu", num_kv_blocks=7, batching=Chunked(max_num_batched_tokens=24))
     engine = build_engine(Model(Architecture.from_path(folder), folder, None), settings)

@@ -178,7 +178,7 @@ def draw_event(draw: st.DrawFn, num_replicas: int, num_pools: int, tick_s: float
     def time_s(least: int = 1) -> float:
         return draw(st.integers(least, 120)) * tick_s / 2
 
-    whom: dict[str, Any] = draw(
+    target: dict[str, Any] = draw(
         st.just({})
         | st.lists(st.integers(0, num_replicas - 1), min_size=1, unique=True).map(lambda r: {"replicas": r})
         | st.integers(0, num_pools - 1).map(lambda place: {"pool": chr(ord("a") + place)})
@@ -188,10 +188,10 @@ def draw_event(draw: st.DrawFn, num_replicas: int, num_pools: int, tick_s: float
     how: dict[str, Any] = {"kind": kind, "factor": factor if kind.has_factor else None}
     which = draw(st.sampled_from(["scripted", "scripted", "random", "release"]))
     if which == "scripted":
-        return Scripted(at_s=time_s(0), duration_s=time_s(), **how, **whom)
+        return Scripted(at_s=time_s(0), duration_s=time_s(), **how, **target)
     if which == "random":
         together = draw(st.booleans())
-        return Random(mtbf_s=time_s(10), mttr_s=time_s(), together=together, **how, **whom)
+        return Random(mtbf_s=time_s(10), mttr_s=time_s(), together=together, **how, **target)
     return BadRelease(
         at_s=time_s(0),
         rolled_back_after_s=time_s(),
@@ -199,7 +199,7 @@ def draw_event(draw: st.DrawFn, num_replicas: int, num_pools: int, tick_s: float
         factor=draw(st.sampled_from([None, factor])),
         crash_after_s=time_s(10),
         restart_s=time_s(),
-        **whom,
+        **target,
     )
 
 

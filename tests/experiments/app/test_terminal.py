@@ -70,8 +70,8 @@ def test_a_near_miss_does_not_read_like_the_target():
 
 def test_verdict_without_an_objective_or_without_requests():
     assert wording.verdict(summary(goodput=None)) == "19,366 of 19,366 requests finished; no SLO was given."
-    nobody = dict.fromkeys(("arrived", "finished", "rejected", "aborted", "unfinished"), 0)
-    assert wording.verdict(summary(requests=nobody)) == "No request arrived in the measurement window."
+    none = dict.fromkeys(("arrived", "finished", "rejected", "aborted", "unfinished"), 0)
+    assert wording.verdict(summary(requests=none)) == "No request arrived in the measurement window."
 
 
 def test_caveats_come_only_when_there_are_any():
@@ -210,7 +210,7 @@ def test_waits_are_one_line_once_they_are_for_more_than_an_iteration():
 
 def test_lines_about_pressure_are_printed():
     text = printed(summary(cache=CACHE | {"evicted_blocks": 7}, preemption=PREEMPTION, waiting=WAITING))
-    assert "blocks evicted" not in text  # nobody has asked for them again
+    assert "blocks evicted" not in text  # none was asked for again
 
 
 def classes(**goodput):
@@ -234,12 +234,12 @@ def test_classes_of_requests_have_a_line_each():
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_tables_of_classes_fit_any_terminal_uncut(width):
-    tenants = {"": classes(share=0.5)} | {f"somebody-{i}": classes(share=i / 100) for i in range(19)}
+    tenants = {"": classes(share=0.5)} | {f"tenant-{i}": classes(share=i / 100) for i in range(19)}
     text = printed(summary(by_priority={"0": classes(), "1": classes()}, by_tenant=tenants), width)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     words = text.split()
-    assert {"(none)", "50.0", *(f"somebody-{i}" for i in range(19)), "18.0"} <= set(words)
+    assert {"(none)", "50.0", *(f"tenant-{i}" for i in range(19)), "18.0"} <= set(words)
     assert words.count("1,999") == 22
 
 

@@ -178,7 +178,7 @@ def test_figures_follow_from_cost_devices_and_power():
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
-def test_the_front_is_beaten_by_nobody_and_beats_all_others(points):
+def test_the_front_is_not_dominated_and_dominates_all_others(points):
     front = {points[i] for i in pareto(points)}
     for x, y in points:
         beaten = any(a >= x and b >= y and (a, b) != (x, y) for a, b in points)

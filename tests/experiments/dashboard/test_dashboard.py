@@ -291,7 +291,7 @@ class TestCallbacks:
         callbacks.answer("page", board.defaults, [])  # the same again is another question
         assert callbacks.grow("page", shown)[2] != shown
 
-    def test_a_page_that_nobody_knows_is_left_as_it_is(self, callbacks):
+    def test_an_unknown_page_is_left_as_it_is(self, callbacks):
         for call in (callbacks.details, lambda client: callbacks.grow(client, None)):
             with pytest.raises(self.dash.exceptions.PreventUpdate):
                 call("unheard of")

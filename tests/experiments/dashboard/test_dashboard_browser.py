@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_reported_and_the_last_answer_stays_stale(address):
 
 
 def test_while_a_run_is_under_way_the_last_answer_is_grey_and_says_so(address):
-    """The server's answer is held back."""
+    """The test delays the server's answer."""
     grey = (
         "() => getComputedStyle(document.querySelector('#results')).opacity < 1"
         " && getComputedStyle(document.querySelector('#busy')).visibility === 'visible'"

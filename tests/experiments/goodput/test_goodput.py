@@ -149,7 +149,7 @@ def test_arms_have_names_or_are_called_by_what_they_override():
 
 
 def test_each_seed_has_its_own_draws_in_routers_and_predictors_too():
-    """Else the intervals over seeds would leave out what these draw."""
+    """With shared draws, the intervals over seeds would leave out their variance."""
     _, (one,) = arms_of("routing=random", "replicas=2", "prediction=oracle", "goodput.seeds=[3,8]")
     drawn = {seed: (s.seed, s.routing.seed, s.prediction.seed) for seed, s in one.scenarios.items()}
     assert drawn == {3: (3, 3, 3), 8: (8, 8, 8)}

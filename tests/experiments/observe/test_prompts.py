@@ -12,7 +12,7 @@ from policies.core.request import Prompt, Request, Segment
 
 
 def make_request(request_id: int, *segments: tuple[int, int], extra: int = 0) -> Request:
-    """Segments as (content, tokens); extra: tokens behind them that nobody shares."""
+    """Returns a request for segments (content, tokens); extra: unshared tokens behind them."""
     runs = tuple(Segment(*segment) for segment in segments)
     return Request(request_id, 0.0, Prompt(sum(run.num_tokens for run in runs) + extra, runs))
 

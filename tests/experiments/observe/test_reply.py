@@ -53,7 +53,7 @@ def test_an_empty_text_is_a_token_if_the_usage_says_so():
 
 
 def test_a_chunk_without_a_token_is_not_the_first_token():
-    """Of chat: the role comes first, with a usage of 0."""
+    """In chat the role comes first, with a usage of 0."""
     reply = make_reply()
     first = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": {"completion_tokens": 0}}
     second = {"choices": [{"delta": {"content": "a"}}], "usage": {"completion_tokens": 1}}

@@ -92,9 +92,9 @@ def figures(observed: Observed) -> dict[str, Any]:
 
 
 def test_recorded_times_are_the_servers():
-    """Both sides on one clock: the client sees each chunk after it was sent, by milliseconds.
+    """Both sides read one clock: the client sees each chunk milliseconds after it was sent.
 
-    Other programs may hold both up; what is then off is the server's own schedule, and it is asked again.
+    Other programs may delay both. If the server missed its own schedule, the request is repeated.
     """
     script_s = 0.1 + 0.03 * np.arange(5)
     for _ in range(10):
@@ -472,7 +472,7 @@ def test_the_capture_has_the_columns_of_the_shared_runs():
 
 
 def test_all_that_a_dying_endpoint_was_answering_has_failed():
-    """30 are being answered, more than are lost in a row before the run is given up."""
+    """30 answers are under way, more than the failures in a row that end a run."""
     lasting = make_workload(num_requests=60, rate_per_s=200, output_tokens=100)
     observed, _ = run(lambda body: Script(gap_s=0.1), lasting, dies_at=30, give_up_after=4)
     statuses = {reply.status for reply in observed.load.replies}

@@ -336,7 +336,7 @@ def test_a_run_that_was_observed_twice_has_a_noise_floor(vllm, observed_twice, t
 
 
 def test_a_server_that_is_killed_leaves_a_part_that_can_be_validated(vllm, tmp_path):
-    """Last in this file, for nothing is left of the server."""
+    """This test must be the last one of the file, because it kills the server."""
     before = counted(vllm.url, "request_success")
     command = windtunnel(tmp_path / "observed", "observe", f"url={vllm.url}", *LONG, "give_up_after=5")
     client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -34,7 +34,7 @@ def test_layouts_win_by_their_rate_a_gpu():
     assert best_placement({ONE: 3.0, TWO: 7.0}, {ONE: 12.0, TWO: 20.0}, 8) == Placement(TWO, 3, ONE, 2)
 
 
-def test_gpus_that_serve_nobody_are_left_out():
+def test_gpus_that_serve_no_request_are_left_out():
     assert best_placement({ONE: 4.0}, {ONE: 4.0}, 5).num_gpus == 4
 
 

@@ -38,7 +38,7 @@ def prompts(num_tokens, num_decodes=0):
 
 @pytest.mark.parametrize(("budget", "figure"), [("power", "power"), ("cost", "cost")])
 def test_no_design_has_more_than_the_baseline_on_h100(budget, figure):
-    """Of power, or of cost, but for the rounding to whole machines: a tenth."""
+    """Equal power or equal cost, except for the rounding to whole machines: a tenth."""
     designs = {design.name: getattr(design, figure) for design in BUDGETS[budget]}
     limit = designs["Baseline-H100"]
     for name, used in designs.items():
@@ -108,7 +108,7 @@ def test_a_better_split_is_found_a_machine_at_a_time(design, found):
 
 
 def test_a_split_leaves_both_phases_a_machine():
-    """However much more prompts would like."""
+    """This holds however strong the demand for prompts is."""
     best, _ = best_split(
         Design("Splitwise-HH", H100, 5, H100, 3), lambda tried: float(tried.num_prompt), "cost"
     )
@@ -134,7 +134,7 @@ def test_prompts_cost_by_their_tokens_and_a_tenth_more_beside_decodes():
 
 @pytest.mark.parametrize("by_batch", [True, False])
 def test_many_decodes_are_priced_as_each_alone(by_batch):
-    """To the bit, as leaps need it."""
+    """Prices are equal to the last bit, as leaps need it."""
     model = timed(by_batch=by_batch)
     shape = decodes(7)._replace(decode_context_tokens=4200 + 7 * np.arange(5))
     steps = np.asarray(model.seconds(shape)).tolist()
@@ -150,7 +150,7 @@ def test_times_are_of_every_point():
 
 @pytest.mark.slow
 def test_machines_for_tokens_serve_more_where_a_batch_costs_as_much_as_one(tmp_path):
-    """What decides the paper's figure: two machines, a batch of decodes priced by its size or not."""
+    """The paper's figure depends on this: two machines, decodes priced by the batch's size or not."""
     lengths = pd.DataFrame({"ContextTokens": [1000], "GeneratedTokens": [200]})
     write_requests(tmp_path / "requests.csv", lengths, 2000, 0)
     apart = Design("Splitwise-AA", A100, 1, A100, 1)

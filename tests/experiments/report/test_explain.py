@@ -58,7 +58,7 @@ def test_an_undisturbed_life(pressed, explain):
     assert "ms to spare (limit 50.0 ms); 100.0 % of this time: decoding" in text
 
 
-def test_a_preemption_says_why_and_for_whom(pressed, explain):
+def test_a_preemption_says_why_and_for_which_request(pressed, explain):
     folder, requests = pressed
     request_id = requests.index[requests["preemptions"] > 0][0]
     events = pd.read_parquet(folder / "events.parquet")
@@ -82,7 +82,7 @@ def test_a_missed_term_says_by_how_much_and_what_dominated(pressed, explain):
 
 
 def test_a_disaggregated_life_tells_both_replicas_and_the_hand_over_between(tmp_path, explain):
-    """Copies of the whole KV at the end, and another iteration under way when it comes."""
+    """The whole KV is copied at the end, and arrives while another iteration is under way."""
     slow = ("kv_transfer.transfer=at_end", "workload.num_requests=20", "workload.arrivals.rate_per_s=10")
     requests = simulate(tmp_path, "pools=disaggregated", *slow)
     request_id = requests.index[requests["kv_transfer_s"] > 0][5]

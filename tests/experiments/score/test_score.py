@@ -385,7 +385,7 @@ def test_a_table_without_rows_is_refused(score):
 
 
 def test_a_few_impossible_rows_are_predicted_and_left_out_of_the_errors(score):
-    """As of speculative decoding that no column tells; a whole table of them is in another unit."""
+    """A few such rows may be speculative decoding that no column names; a whole table is in another unit."""
     rows = [{**SILICON, "id": f"row-{i}"} for i in range(3)]
     rows[1]["tpot_ms"] = 0.5
     code, predicted, said = score(rows)

@@ -176,7 +176,7 @@ def test_every_hardware_runs_a_small_model(hardware):
 
 @pytest.mark.parametrize("model", [name for name in choices("model") if name != "hf"])
 def test_every_model_runs_on_hardware_that_holds_it(model):
-    """On 8 devices, cut as far as its heads allow; what that leaves is a pipeline."""
+    """On 8 devices: tensor parallelism as far as the heads allow, the rest as a pipeline."""
     cfg = with_choice("model", model, *SMALL, "hardware=mi300x")
     spec = build_scenario(cfg).model
     tensor = max(size for size in (1, 2, 4, 8) if spec.divides(size))

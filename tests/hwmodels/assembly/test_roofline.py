@@ -157,7 +157,7 @@ def test_bounds_are_the_textbooks(models, devices, make_shape):
 
 
 def test_only_short_kernels_are_bound_by_launches(models, devices, make_shape):
-    """Far below the roof for some other reason: one long kernel of 1 % of the peak is still bound by it."""
+    """A long kernel far below the roof, at 1 % of the peak, is still bound by the roof."""
     roofline = Roofline(model=models["llama3_1_8b"], device=devices["h100_sxm"])
     gemm = next(op for op in roofline.operators if op.name == "gate_up_proj")
     flops_of_10us, bytes_of_1us = 989e12 * 10e-6, 3.35e12 * 1e-6
@@ -180,7 +180,7 @@ def pipeline(models, devices, stages):
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_one_sequence_takes_one_pass_of_all_stages(models, devices, make_shape, stages):
-    """As long as on one device that holds all layers, and the sends: a few microseconds each."""
+    """It takes as long as on one device that holds all layers, plus sends of a few microseconds each."""
     alone, cut = (pipeline(models, devices, count) for count in (1, stages))
     for shape in (make_shape([1000]), make_shape(chunks=[(200, 0)])):
         sends_s = cut.seconds(shape) - alone.seconds(shape)
@@ -189,9 +189,9 @@ def test_one_sequence_takes_one_pass_of_all_stages(models, devices, make_shape, 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
 def test_prices_of_a_pipeline_rise_without_jumps(models, devices, make_shape, stages):
-    """With every decode, and with every token of a chunk, however it is cut.
+    """Prices rise with every decode, and with every token of a chunk, however it is cut.
 
-    Sequence by sequence a pipeline fills, at most by one of so many micro-batches; then they grow.
+    Sequence by sequence a pipeline fills, at most by one per micro-batch; then the micro-batches grow.
     """
     roofline = pipeline(models, devices, stages)
     decodes = [roofline.seconds(make_shape([1000] * count)) for count in range(1, 60)]
@@ -288,7 +288,8 @@ def shape_of(make_shape, counts):
 def test_a_larger_batch_of_longer_contexts_is_never_cheaper(roofline, make_shape, counts, more):
     """More sequences of the same kind, longer contexts, longer chunks, more cached tokens; all at once.
 
-    A first chunk would end a graph's replay, and with it the padding: there are some in both, or in neither.
+    A first chunk would end the replay of a graph, and with it the padding: both batches have chunks, or
+    neither.
     """
     decodes, context, chunks, new, cached = (a + b for a, b in zip(counts, more, strict=True))
     larger = (decodes if counts[0] else 0, context, chunks if counts[2] else 0, new, cached)

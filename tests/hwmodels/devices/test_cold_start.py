@@ -51,7 +51,7 @@ def test_the_slowest_of_source_pcie_and_loader_counts(settings, load_s):
 
 
 def test_devices_load_their_shares_at_the_same_time(models, devices):
-    """Two devices of half the weights: half the time, but for what each holds in full."""
+    """Two devices load half of the weights each in half the time, except for what each holds in full."""
     model = models["llama3_1_8b"]
     one, two = (weight_bytes(model, ParallelLayout(tensor_parallel_size=size)) for size in (1, 2))
     assert parts(two).load_s / parts(one).load_s == pytest.approx(two / one)

@@ -89,7 +89,7 @@ def test_multiprocessors_are_those_that_cuda_reports(devices):
 
 @pytest.mark.skipif(not GPU_FIGURES.exists(), reason="needs ../shared/data/ops/gpus.csv")
 def test_figures_agree_with_the_performance_database(devices):
-    """Memory, bandwidth, peaks, power and links of every GPU there, within 1 %, but for what is explained."""
+    """Memory, bandwidth, peaks, power and links of every GPU there, within 1 %, except where explained."""
     differing = set()
     with GPU_FIGURES.open() as file:
         for row in csv.DictReader(file):

@@ -72,7 +72,7 @@ def test_newest_versions_in_graphs_are_fitted():
     assert fitted_rows(rows).tolist() == [False, True, True, False]
 
 
-def test_rejects_a_collective_that_nobody_prices(devices):
+def test_rejects_an_unknown_collective(devices):
     rows = rows_of(("nccl", "2.0", "broadcast", "NCCL", 2, 1))
     with pytest.raises(ValueError, match=r"collective=broadcast: must be one of all_reduce"):
         predict_collectives(rows, devices["h100_sxm"], CollectiveCurve())

@@ -145,7 +145,7 @@ def test_matrices_that_were_not_fitted_are_within_the_goal(measured, devices, cu
 
 
 def test_a_gpu_that_was_not_measured_is_within_the_goal(measured, devices, curves):
-    """With the curve of its relative; the kernels are those of its own kind of chip."""
+    """It uses the curve of its relative, and the kernels of its own kind of chip."""
 
     def relative(gpu):
         return replace(curves[RELATIVES[gpu]], compute_capability=curves[gpu].compute_capability)

@@ -557,7 +557,7 @@ def test_has_exactly_the_parameters_of_the_checkpoint(config, num_parameters):
     ],
 )
 def test_has_about_the_parameters_of_the_checkpoint(config, total, active):
-    """Total: of the published weights without vision tower, MTP layers and scales."""
+    """The total is that of the published weights without vision tower, MTP layers and scales."""
     assert read(config).num_parameters == pytest.approx(total, rel=2e-3)
     assert read(config).num_active_parameters == pytest.approx(active, rel=0.02)
 

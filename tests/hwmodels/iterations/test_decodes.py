@@ -110,7 +110,7 @@ def test_rows_are_computed_once_and_grow_as_asked():
     st.lists(st.floats(0, 1e5), min_size=1, max_size=5),
 )
 def test_straight_lines_are_the_price_to_the_last_bit(drawn, num_seqs, bounds, beyond):
-    """Behind the context that they are said to hold from."""
+    """The lines hold beyond the context that they name."""
     counted_s, floor_s = bounds
     decodes = Decodes([make_operator(lambda n, own=own: tuple(own), 3.0, window) for own, window in drawn])
     straight = decodes.straight(num_seqs, counted_s, floor_s)

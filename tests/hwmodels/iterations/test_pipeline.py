@@ -58,7 +58,7 @@ def test_equal_stages_stand_still_for_stages_less_one_places(stages, micro_batch
 
 
 @given(data=st.data(), stages=counts, micro_batches=counts)
-def test_nobody_works_on_two_micro_batches_nor_before_they_are_there(data, stages, micro_batches):
+def test_no_stage_works_on_two_micro_batches_nor_before_they_are_there(data, stages, micro_batches):
     pipeline = Pipeline(stages)
     before_s = np.zeros(stages)
     for _ in range(3):
@@ -194,7 +194,7 @@ def test_an_lm_head_on_the_last_stage_holds_a_full_pipeline_up(models, devices, 
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_operators_of_a_pipeline_sum_to_its_price(models, devices, make_shape, stages):
-    """Whether one pass or the slowest stage sets the pace; pieces of a chunk among decodes, too."""
+    """This holds whether one pass or the slowest stage sets the pace, and with pieces of a chunk, too."""
     roofline = cut(models, devices, stages)
     for shape in (make_shape([10]), make_shape([10] * 64), make_shape([1000] * 64, [(300, 0)])):
         lines = roofline.explain(shape)

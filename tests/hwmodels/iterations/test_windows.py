@@ -56,7 +56,7 @@ def test_a_chunk_by_hand(make_shape):
 def test_a_mixture_is_counted_in_full_or_too_high_but_never_above_no_window(
     make_shape, contexts, chunks, window
 ):
-    """min(mean, w) >= mean of min(., w): the sums of a mixture hide who is shorter than the window."""
+    """min(mean, w) >= mean of min(., w): the sums of a mixture hide which contexts are below the window."""
     whole = ParallelLayout().rank_batch(make_shape(contexts, chunks))
     batch = within_window(whole, window)
     assert sum(min(context, window) for context in contexts) <= batch.decode_context_tokens

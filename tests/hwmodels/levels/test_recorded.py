@@ -75,7 +75,7 @@ def test_an_unknown_shape_is_refused_with_its_fields():
 
 
 def test_a_leap_ends_before_what_lies_beyond_the_recording():
-    """It may be cut before it gets there."""
+    """The leap may be cut before it gets there."""
     assert make_recorded().decode_ends(0.0, 2, 100, 3) == [0.15, 0.15 + 0.2]
     assert np.isnan(make_recorded().seconds(decode(np.array([104, 102])))).tolist() == [True, False]
 

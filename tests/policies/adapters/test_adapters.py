@@ -183,7 +183,7 @@ def test_a_sequence_waits_with_its_slot_until_its_adapter_has_come():
     assert machine.log == [("a", "disk")]
 
 
-def test_who_finds_no_slot_is_passed_over_by_those_who_need_none():
+def test_a_request_without_a_slot_is_passed_by_requests_that_need_none():
     machine = Machine(FixedSlots(max_loras=1))
     first, second, plain, same = machine.ask("a", 4, 20), machine.ask("b"), machine.ask(), machine.ask("a")
     machine.step()
@@ -228,7 +228,7 @@ def test_host_memory_keeps_those_that_were_loaded_last():
     assert tiers == ["a disk", "b disk", "a host", "c disk", "a host", "b disk", "c disk"]
 
 
-def test_adapters_of_those_who_wait_are_loaded_before_their_turn():
+def test_adapters_of_waiting_requests_are_loaded_before_their_turn():
     for prefetch, there in ((0, {"a"}), (1, {"a", "b"}), (2, {"a", "b", "c"})):
         machine = Machine(FixedSlots(max_loras=3, prefetch=prefetch), max_num_seqs=1)
         for name in "abc":
@@ -262,7 +262,7 @@ def test_an_adapter_takes_blocks_of_kv_memory_by_its_rank():
     assert machine.residents.num_blocks == 3
     assert machine.core.block_pool.num_used == 3 + 1
     machine.run()
-    assert machine.core.block_pool.num_used == 3  # nobody uses it, and it stays
+    assert machine.core.block_pool.num_used == 3  # it is unused, and it stays
 
 
 def test_an_idle_adapter_gives_way_to_the_kv_of_a_prompt_and_of_an_answer():
@@ -320,7 +320,7 @@ def test_a_wanted_adapter_is_evicted_last():
     prefetch=st.integers(0, 3),
     data=st.data(),
 )
-def test_no_block_is_leaked_and_everybody_ends(asks, num_blocks, block_size, cache, prefetch, data):
+def test_no_block_is_leaked_and_every_request_ends(asks, num_blocks, block_size, cache, prefetch, data):
     """After every commit, as `Machine.step` checks: blocks free + owned + of adapters = all."""
     ranks = {name: data.draw(st.sampled_from([1, 4, 9])) for name in "abcd"}
     adapters = [Adapter(name=name, rank=rank) for name, rank in ranks.items()]
@@ -372,7 +372,7 @@ def test_adapters_that_always_have_requests_all_get_their_turns():
     assert counts[0] >= 0.7 * counts[-1]
 
 
-def test_nobody_leaves_while_nobody_else_waits():
+def test_no_adapter_leaves_while_no_other_is_waited_for():
     machine = Machine(Exchange(max_loras=2, max_active_adapters=1, cycle_time_s=2.0))
     machine.ask("a", 4, 50)
     for _ in range(30):
@@ -380,7 +380,7 @@ def test_nobody_leaves_while_nobody_else_waits():
     assert machine.residents.active == ("a",)
     machine.ask("b")
     machine.step()
-    assert machine.residents.active == ("b",)  # its time was over, and somebody waits
+    assert machine.residents.active == ("b",)  # its time was over, and a request waits
     assert machine.residents.is_resident("a")  # it still runs
 
 
@@ -413,7 +413,7 @@ def test_an_adapter_whose_time_is_over_lets_others_in():
     assert all(seq.finish_reason is not None for seq in first)
 
 
-# Everybody.
+# All ways of serving adapters.
 
 
 def test_a_step_says_what_it_computes_with_adapters():

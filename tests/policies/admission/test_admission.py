@@ -37,7 +37,7 @@ def admitted(policy, requests, replicas=ONE, now=0.0):
     return [policy.refusal(request, replicas, now) is None for request in requests]
 
 
-def test_none_lets_everybody_in():
+def test_none_admits_every_request():
     assert all(admitted(AdmitAll(), [ask(i, 10**6) for i in range(1000)]))
 
 
@@ -82,7 +82,7 @@ class TestTokenBucket:
         assert admitted(policy, requests) == [True, True, False]
         assert admitted(TokenBucket(rate_per_s=1, burst=1), requests) == [True, False, False]
 
-    def test_tenants_who_came_once_are_forgotten(self, bytes_held):
+    def test_tenants_that_came_once_are_forgotten(self, bytes_held):
         policy, fresh = (TokenBucket(rate_per_s=1, burst=1, per="tenant") for _ in range(2))
         for i in range(1000):
             policy.refusal(ask(tenant=str(i)), ONE, 0.0)
@@ -100,7 +100,7 @@ class TestTokenBucket:
         count=st.sampled_from(["requests", "tokens"]),
     )
     def test_no_window_lets_in_more_than_burst_and_rate(self, rate_per_s, burst, comes, count):
-        """And who is refused is let in at the very time that it was given, if no other request comes."""
+        """A refused request is admitted at the very time that it was told, if no other request comes."""
         policy = TokenBucket(rate_per_s=rate_per_s, burst=burst, count=count)
         let_in, now = [], 0.0
         for i, (gap_s, num_tokens) in enumerate(comes):
@@ -232,7 +232,7 @@ class TestDeadlineFeasible:
         assert policy.refusal(ask(3, 100, arrival_s=0.2), ONE, 0.2) is not None
 
     def test_a_rate_that_was_bad_once_is_measured_again(self):
-        """A first token after 100 s makes 0.1 tokens a second; with nobody waiting all are let in."""
+        """A first token after 100 s makes 0.1 tokens a second; while no request waits, all are admitted."""
         policy = DeadlineFeasible(ttft_s=(1.0,), initial_tokens_per_s=100)
         request = ask(0, 10)
         policy.refusal(request, ONE, 0.0)
@@ -245,7 +245,7 @@ class TestDeadlineFeasible:
                 policy.on_first_token(request, 100.0 + i + 0.001)
                 policy.on_end(request, 102.0)
 
-    def test_who_is_gone_is_in_nobodys_way(self):
+    def test_a_request_that_has_ended_takes_no_room(self):
         policy = DeadlineFeasible(ttft_s=(1.0,), initial_tokens_per_s=100)
         request = ask(0, 90)
         policy.refusal(request, ONE, 0.0)
@@ -257,7 +257,7 @@ class TestDeadlineFeasible:
 def filled_to(uses, weights, limits):
     """DRF's progressive filling, exactly: the dominant share over weight up to which tenants are filled.
 
-    Between two levels at which somebody is full, what is taken grows linearly.
+    Between two levels at which a tenant is full, what is taken grows linearly.
     """
     shares = {t: max(Fraction(u, c) for u, c in zip(uses[t], limits, strict=True)) for t in uses}
     fulls = {t: shares[t] / weights[t] for t in uses}
@@ -320,7 +320,7 @@ class TestTenantQuotas:
         policy.on_end(huge, 0.0)
         assert admitted(policy, [ask(1, 1), huge]) == [True, False]
 
-    def test_nothing_is_left_of_those_who_are_gone(self, bytes_held):
+    def test_nothing_is_left_of_requests_that_have_ended(self, bytes_held):
         policy = TenantQuotas()
         requests = [ask(i, 5, tenant=str(i)) for i in range(50)]
         admitted(policy, requests)
@@ -335,16 +335,16 @@ class TestTenantQuotas:
         weights=st.dictionaries(st.sampled_from("abcde"), st.sampled_from([0.5, 2.0, 3.0])),
         limits=st.tuples(st.integers(1, 15), st.none() | st.integers(1, 60)),
     )
-    def test_let_in_is_who_would_be_filled(self, outstanding, tenant, num_tokens, weights, limits):
-        """Against progressive filling in exact fractions; and within its share nobody is refused."""
+    def test_progressive_filling_admits_the_same(self, outstanding, tenant, num_tokens, weights, limits):
+        """Compared to progressive filling in exact fractions; within its share no tenant is refused."""
         policy = TenantQuotas(
             max_outstanding=limits[0], max_outstanding_tokens=limits[1], tenant_weights=weights
         )
-        everybody = TenantQuotas(max_outstanding=10**6, tenant_weights=weights)
+        unlimited = TenantQuotas(max_outstanding=10**6, tenant_weights=weights)
         for of, prompts in outstanding.items():
             for i, num in enumerate(prompts):
-                everybody.refusal(ask(i, num, tenant=of), ONE, 0.0)
-        policy._uses, policy._total = everybody._uses, everybody._total
+                unlimited.refusal(ask(i, num, tenant=of), ONE, 0.0)
+        policy._uses, policy._total = unlimited._uses, unlimited._total
 
         uses = {t: (len(prompts), sum(prompts)) for t, prompts in outstanding.items()}
         before = uses.get(tenant, (0, 0))
@@ -363,7 +363,7 @@ class TestTenantQuotas:
     )
     def test_with_one_limit_each_keeps_its_max_min_share(self, calls, limit):
         """Water filling by hand: sort demands, give each the smaller of its demand and an equal part of the
-        rest. Whoever is let in has no more than that; the total exceeds the limit by shares at most."""
+        rest. An admitted tenant has no more than that; the total exceeds the limit by shares at most."""
         policy, here, serial = TenantQuotas(max_outstanding=limit), {t: [] for t in "abc"}, 0
         for tenant, ends in calls:
             if ends:

@@ -83,7 +83,7 @@ def test_static_follows_the_schedule_worked_out_on_paper(make_core, make_request
 
     step  A      B      C      D      blocks
     0     0>4*   0>3*                 2
-    1     4>5*   3>4*                 3   B ends; nobody takes its place
+    1     4>5*   3>4*                 3   B ends; its place stays empty
     2     5>6*                        2   A ends
     3                   0>2*   0>5*   3   C ends
     4                          5>6*   2   D ends
@@ -110,7 +110,7 @@ def test_a_static_batch_holds_as_many_prompts_as_the_budget(make_core, make_requ
 
 
 def test_chunked_admits_only_if_the_whole_prompt_can_get_blocks(make_core, make_request, run_step):
-    """Three free blocks hold the first chunk of B, not its 13 tokens; nobody overtakes it."""
+    """Three free blocks hold the first chunk of B, not its 13 tokens; no request overtakes it."""
     core = make_core(batching=Chunked(max_num_batched_tokens=8), num_blocks=4)
     core.add(make_request(A, 4), stop_after=9)
     core.add(make_request(B, 13), stop_after=1)

@@ -55,7 +55,7 @@ def test_an_adaptive_threshold_is_at_least_an_equal_share(make_core, make_reques
     assert tokens_of(run_out, core) == [{A: 6, B: 3}, {A: 9}]
 
 
-def test_without_chunking_a_prompt_waits_for_room_and_nobody_passes_it(make_core, make_request, run_step):
+def test_without_chunking_a_prompt_waits_for_room_and_no_request_passes_it(make_core, make_request, run_step):
     """Budget 8: B (5) does not fit beside A (6), and C (1), which would, stays behind it."""
     core = make_core(batching=Chunked(max_num_batched_tokens=8, enable_chunked_prefill=False))
     for request_id, prompt, answer in [(A, 6, 2), (B, 5, 1), (C, 1, 1)]:

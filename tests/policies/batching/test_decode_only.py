@@ -12,7 +12,7 @@ from policies.core.plan import StepOutcome
 A, B, C = range(3)
 
 
-def test_only_who_has_its_kv_is_admitted(make_core, make_request, run_step):
+def test_only_a_sequence_with_its_kv_is_admitted(make_core, make_request, run_step):
     """The pool has all full blocks of a prompt but the last token: of 5 tokens it has 4, of 4 none."""
     core = make_core(batching=DecodeOnly(), presume_cached=True)
     core.add(make_request(A, 4), stop_after=2)

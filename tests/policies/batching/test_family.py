@@ -74,7 +74,7 @@ def run_core(core, make_request, asked, leap):
         core.commit(plan, StepOutcome(num_iterations), float(now + num_iterations))
         core.check_integrity()
         now += num_iterations
-        assert len(decision_log) < 20_000, "somebody starves"
+        assert len(decision_log) < 20_000, "a request starves"
     return decision_log
 
 
@@ -97,7 +97,7 @@ def settings_of(policy):
 
 @every_policy
 @given(asked=requests, size=sizes)
-def test_leap_equals_step_and_everybody_ends(make_core, make_request, name, asked, size):
+def test_leap_equals_step_and_every_request_ends(make_core, make_request, name, asked, size):
     leapt = run_core(make(name, make_core, size), make_request, asked, leap=True)
     assert leapt == run_core(make(name, make_core, size), make_request, asked, leap=False)
     admitted = {request_id for step in leapt for request_id in step[1]}
@@ -119,7 +119,7 @@ def test_the_budget_is_kept(make_core, make_request, name, asked, size):
 @every_policy
 @given(asked=requests, size=sizes)
 def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, name, asked, size):
-    """But for short prompts that pass long ones, where that is the policy's point."""
+    """Short prompts pass long ones only under the policies that are made for it."""
     begun = []
     for _, admitted, _, _ in run_core(make(name, make_core, size), make_request, asked, leap=True):
         begun += [request_id for request_id in admitted if request_id not in begun]
@@ -129,7 +129,7 @@ def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, n
 
 @pytest.mark.parametrize("name", ["inflight", "inflight, whole", "one_at_a_time"])
 @given(asked=requests, size=sizes)
-def test_who_reserves_or_runs_alone_is_never_preempted(make_core, make_request, name, asked, size):
+def test_policies_that_reserve_or_run_one_at_a_time_never_preempt(make_core, make_request, name, asked, size):
     decision_log = run_core(make(name, make_core, size), make_request, asked, leap=True)
     assert not any(preempted for _, _, preempted, _ in decision_log)
 

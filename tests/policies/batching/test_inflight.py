@@ -48,7 +48,7 @@ def test_a_cut_prompt_ends_on_a_block_boundary_and_is_leapt_over(make_core, make
     core.add(make_request(A, 26), stop_after=1)
     core.add(make_request(B, 1), stop_after=1)
     plan = core.plan(0.0)
-    assert plan.tokens_by_request == {A: 8}, "nobody uses the two tokens that the cut leaves"
+    assert plan.tokens_by_request == {A: 8}, "no request uses the two tokens that the cut leaves"
     assert plan.horizon == 2
 
 

@@ -20,10 +20,10 @@ def test_every_pass_is_composed_to_the_same_size(make_core, make_request, run_ou
     ]
 
 
-def test_a_decode_without_room_stands_still_until_nobody_can_go_on(make_core, make_request, run_out):
+def test_a_decode_without_room_stalls_until_no_sequence_can_go_on(make_core, make_request, run_out):
     """Three blocks of 4, two prompts of 4, answers of 6; both need a second block at once.
 
-    A gets it, B stands still for as long as A fills it. Then A needs a third: nobody can go on, both lose
+    A gets it, B stalls for as long as A fills it. Then A needs a third: no sequence can go on, and both lose
     their KV. A's 9 known tokens take all three blocks and yield its last; B recomputes its 5 and goes on.
     """
     core = make_core(batching=SplitFuse(max_num_batched_tokens=16), num_blocks=3)

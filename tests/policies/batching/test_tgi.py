@@ -22,7 +22,7 @@ def running_four(make_core, make_request, run_step, **settings):
 
 
 def test_one_request_joins_when_it_has_waited_long_enough(make_core, make_request, run_step):
-    """The counter stands at 1 after the prompts; at 3 anybody may join, so two decodes come before."""
+    """The counter stands at 1 after the prompts; at 3 any request may join, so two decodes come before."""
     core = running_four(make_core, make_request, run_step)
     core.add(make_request(E), stop_after=20)
     assert run_step(core)[0] == RUNNING

@@ -77,7 +77,7 @@ def test_sixteen_slots_by_hand():
 
 
 def test_free_neighbours_that_are_not_buddies_stay_apart():
-    """Of four regions of 2 the two in the middle touch, but belong to different pairs."""
+    """The middle two of four regions of 2 touch, but belong to different pairs."""
     memory = Buddy(8)
     regions = [memory.allocate(2) for _ in range(4)]
     memory.free(regions[1])

@@ -67,7 +67,7 @@ def test_a_path_has_a_stretch_for_each_place_where_requests_differ():
     assert len(Places(BLOCK_SIZE, is_by_piece=True).path(texts[1])) == 4
 
 
-def test_nobody_quotes_one_of_several_answers():
+def test_no_request_quotes_one_of_several_answers():
     places = Places(BLOCK_SIZE)
     assert places.path(Request(0, 0.0, Prompt(9), branching=Branching(2)))[-1][1] == 2
 
@@ -77,7 +77,7 @@ def test_nobody_quotes_one_of_several_answers():
     st.booleans(),
 )
 def test_a_turn_that_quotes_the_last_answer_is_found_where_its_tokens_are(turns, forgets):
-    """A request quotes one of those before it, whoever has quoted that one already; answers as cut short."""
+    """A request quotes any earlier one, even one that was quoted before; answers may be cut short."""
     places, name_of, tokens_at = Places(BLOCK_SIZE), {}, {}
     said = [()]
     for request_id, (quoted, message, answer) in enumerate(turns):

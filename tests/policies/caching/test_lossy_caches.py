@@ -193,7 +193,7 @@ def test_an_idle_or_paused_sequence_holds_its_window():
     st.sampled_from([0, 20]),
 )
 def test_random_traffic_leaks_nothing_and_holds_no_more_than_allowed(seed, block_size, kind, num_swap_blocks):
-    """Under a cache so small that sequences are preempted."""
+    """The cache is so small that sequences are preempted."""
     rng = random.Random(seed)
     kept = rng.randint(1, 20)
     caching = {

@@ -31,7 +31,7 @@ def test_ids_come_as_from_a_stack_of_all_of_them(data):
     num_blocks = data.draw(st.integers(1, 20))
     pool, stack, drawn = BlockPool(num_blocks, 4), list(range(num_blocks, 0, -1)), []
     for _ in range(data.draw(st.integers(0, 12))):
-        num_ids = data.draw(st.integers(-1, len(stack)))  # who has too many ids already asks for fewer than 0
+        num_ids = data.draw(st.integers(-1, len(stack)))  # a holder of too many ids asks for fewer than 0
         expected = [stack.pop() for _ in range(num_ids)]
         assert pool.draw(num_ids) == expected
         drawn += expected

@@ -65,7 +65,7 @@ def replay(memory, operations):
 @every_allocator
 @given(num_tokens=NUM_TOKENS, operations=OPERATIONS)
 def test_regions_never_overlap_and_grow_keeps_the_start(make, num_tokens, operations):
-    """`replay` follows who owns each slot."""
+    """`replay` tracks the owner of each slot."""
     for operation, region, wanted, result, _ in replay(make(num_tokens), operations):
         if operation != "free" and result is not None:
             assert result.num_tokens >= wanted

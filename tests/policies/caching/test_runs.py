@@ -34,7 +34,7 @@ def test_what_one_offers_another_finds_up_to_a_limit():
     assert runs.find([(9, 8)], 8) == ((), 0)
 
 
-def test_holding_a_part_cuts_the_run_for_all_who_hold_it():
+def test_holding_a_part_cuts_the_run_for_all_its_holders():
     runs = Runs([])
     first, second = hold(runs, 0, 6), Held(PATH)
     second.found, _ = runs.find(PATH, 4)
@@ -49,7 +49,7 @@ def test_holding_a_part_cuts_the_run_for_all_who_hold_it():
     assert runs.check_integrity(set()) == (6, 0)
 
 
-def test_who_computes_the_same_holds_a_copy_that_is_offered_when_the_original_goes():
+def test_a_second_computation_is_a_copy_that_is_offered_when_the_original_goes():
     free_ids = []
     runs = Runs(free_ids)
     original = hold(runs, 0, 4, ids=[1, 2, 3, 4])
@@ -94,7 +94,7 @@ def test_a_second_owner_keeps_its_part_when_the_first_lets_go(num_blocks):
     assert runs.check_integrity(set(shared.runs)) == (6 - num_blocks, num_blocks)
 
 
-def test_integrity_knows_a_run_that_nobody_accounts_for():
+def test_integrity_detects_a_run_without_an_owner():
     runs = Runs([])
     hold(runs, 0, 6)
     with pytest.raises(AssertionError, match="a run is lost"):
@@ -113,7 +113,7 @@ def test_a_run_that_only_its_owner_holds_grows_and_one_that_is_shared_does_not()
     assert (first.num_keyed, second.num_keyed) == (6, 4)
 
 
-def test_evictions_that_are_put_off_are_carried_out_before_somebody_looks():
+def test_evictions_that_are_put_off_are_carried_out_before_the_next_look():
     runs = Runs([])
     early, late = hold(runs, 0, 4), Held([(6, 3)])
     runs.offer(late, 1, 6, 0, 3)
@@ -170,7 +170,7 @@ def test_a_request_that_comes_again_finds_its_own_contents_where_they_stood_amon
     assert runs.next_free.first == 3
 
 
-def test_own_contents_become_a_run_when_somebody_asks_for_their_blocks():
+def test_own_contents_become_a_run_when_their_blocks_are_asked_for():
     runs = Runs([])
     own = hold_own(runs, 4)
     runs.make_run(own, 1)

@@ -70,7 +70,7 @@ def test_what_was_evicted_is_loaded_from_host_memory():
 
 
 def test_a_hit_goes_on_below_where_it_ends_on_the_gpu():
-    """Of the first prompt's four blocks the last is evicted: three are found on the GPU, one on the host."""
+    """The last of the first prompt's four blocks is evicted: three are found on the GPU, one on the host."""
     core = make_engine(host_blocks=100)
     serve(core, 0, 0)
     serve(core, 1, 1)
@@ -133,7 +133,7 @@ def test_an_abort_while_loading_leaves_no_content_that_never_came():
     core.take_transfers()
     core.abort(3)
     core.check_integrity()
-    core.loaded(3)  # too late: nobody waits
+    core.loaded(3)  # too late: no sequence waits
     seq = core.add(Request(4, 0.0, prompt(0)), stop_after=1)
     assert core.block_pool.num_cached(seq) == 0
 
@@ -213,7 +213,7 @@ def test_a_tier_is_a_set_of_blocks(num_blocks, operations):
 )
 @example([(0, (0, 0, 1)), (0, (1, 1, 1)), (1, (1, 0, 2))], [4, 9], 0, 1)
 def test_what_is_found_below_are_the_blocks_that_follow_without_a_gap(stored, runs, num_cached, least):
-    """Of each block the tier nearest to the GPU counts, but who has begun a piece goes on with it.
+    """The tier nearest to the GPU counts for each block, but a piece that was begun in a tier goes on there.
 
     The last known token is never found.
     """
@@ -306,7 +306,7 @@ def test_rejects_tiers_that_cannot_be(settings, message):
         Tiered(**settings)
 
 
-def test_transfers_name_who_waits():
+def test_transfers_name_the_waiting_sequence():
     core = make_engine(host_blocks=100)
     for request_id in range(3):
         serve(core, request_id, request_id)

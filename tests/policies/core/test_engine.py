@@ -59,7 +59,7 @@ def test_rejects_a_request_id_that_is_being_served(make_core, make_request, run_
         ({"max_model_len": 1}, "max_model_len=1: must be >= 2"),
     ],
 )
-def test_rejects_an_engine_that_can_serve_nobody(make_core, settings, message):
+def test_rejects_an_engine_that_can_serve_no_request(make_core, settings, message):
     with pytest.raises(ValueError, match=message):
         make_core(**settings)
 
@@ -239,7 +239,7 @@ def swap_out_then_in(make_core, make_request, run_step):
     return core
 
 
-def test_who_is_aborted_between_its_transfer_and_the_next_plan_is_not_admitted(
+def test_a_request_aborted_between_its_transfer_and_the_next_plan_is_not_admitted(
     make_core, make_request, run_step
 ):
     core = swap_out_then_in(make_core, make_request, run_step)
@@ -248,9 +248,9 @@ def test_who_is_aborted_between_its_transfer_and_the_next_plan_is_not_admitted(
     assert core.plan(0.0).admitted == []
 
 
-def test_a_sequence_says_what_it_lost_and_to_whom(make_core, make_request, run_step):
-    """Two answers need a second block each, and there is one: 0 takes it, and 1 has nobody to displace but
-    itself. A policy's own wish displaces for nobody."""
+def test_a_preempted_sequence_says_what_it_lost_and_to_which_request(make_core, make_request, run_step):
+    """Two answers need a second block each, and there is one: 0 takes it, and 1 can displace only itself. A
+    preemption by the policy's own wish has no beneficiary."""
     core = make_core(num_blocks=3)
     seqs = [core.add(make_request(i), stop_after=9) for i in range(2)]
     run_step(core)
@@ -260,7 +260,7 @@ def test_a_sequence_says_what_it_lost_and_to_whom(make_core, make_request, run_s
     assert (core.find(1).num_lost, core.find(1).displaced_by) == (4, None)
 
 
-def test_without_work_the_core_says_why_who_waits_has_to(make_core, make_request):
+def test_without_work_the_core_says_why_requests_wait(make_core, make_request):
     def script(view, step):
         step.wait_until(5.0)
 

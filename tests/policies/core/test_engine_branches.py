@@ -85,7 +85,7 @@ def test_the_budget_gives_all_branches_a_token_or_none(make_core, make_request, 
     assert run_step(core)[0] == {0: 1, 1: 3}
 
 
-def test_the_world_chooses_who_goes_on(make_core, make_request, run_step):
+def test_the_world_chooses_the_branches_that_go_on(make_core, make_request, run_step):
     """Both beams continue the first: they share it, and the second's blocks are free."""
     core = make_core()
     add(core, make_request, num_prompt_tokens=4, width=2, every=1, stop_after=9)

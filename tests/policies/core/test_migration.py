@@ -139,8 +139,8 @@ def test_a_sequence_decodes_on_when_its_kv_transfer_is_cancelled(make_core):
         core.cancel_kv_transfer(5)
 
 
-def test_memory_pressure_spares_who_is_leaving(make_core, make_request):
-    """6 blocks: 3 leave, the other 3 are full with the 12th token, and who needs a 4th preempts itself."""
+def test_memory_pressure_spares_a_sequence_that_is_leaving(make_core, make_request):
+    """6 blocks: 3 leave, the other 3 are full with the 12th token; the need for a 4th is a preemption."""
     core = make_core(num_blocks=6)
     begin_kv_transfer(core, num_prompt_tokens=12)
     seq = core.add(make_request(6, 11), stop_after=9)

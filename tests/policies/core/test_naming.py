@@ -84,7 +84,7 @@ def test_a_swap_names_the_blocks_that_are_filled_and_not_those_that_were_planned
     contents = ((-1, 0), (-1, 1))
     wishes.append(seq)
     assert run_step(core) == [Transfer(None, "gpu", "host", 6, tuple(ids), contents)]
-    core.block_pool.take(2)  # somebody else gets its blocks
+    core.block_pool.take(2)  # its blocks are given to another owner
     core.block_pool.draw(2)
     (load,) = run_step(core)
     assert load == Transfer(seq, "host", "gpu", 6, load.blocks, contents)
@@ -94,7 +94,7 @@ def test_a_swap_names_the_blocks_that_are_filled_and_not_those_that_were_planned
     assert run_step(core)[0] == Transfer(None, "host", "nowhere", 6, (), contents)
 
 
-def test_who_is_aborted_in_host_memory_leaves_it():
+def test_a_sequence_that_is_aborted_in_host_memory_leaves_it():
     script, wishes = swapper()
     core = make_engine(PAGED, script=script, num_swap_blocks=5)
     seq = core.add(Request(3, 0.0, Prompt(6)), stop_after=20)

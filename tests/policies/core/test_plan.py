@@ -24,7 +24,7 @@ def test_equal_decisions_have_equal_digests(make_core, make_request):
     assert digests(10)[1:] != digests()[1:]
 
 
-def test_digest_tells_who_was_preempted(make_core, make_request):
+def test_digest_depends_on_the_preempted_requests(make_core, make_request):
     def digest(preempts):
         def script(view, step):
             if view.num_decoding < 3:

@@ -87,7 +87,7 @@ def admit_all_then(*preempted, swap=None):
 
 
 @pytest.mark.parametrize("cache", SHARING)
-def test_who_has_found_what_a_preempted_sequence_was_to_compute_goes_with_it(cache):
+def test_sharers_of_what_a_preempted_sequence_was_to_compute_go_with_it(cache):
     """0 is to compute four blocks of text 7. 1 finds them and computes text 8 behind it, which 3 finds, too.
     2 has a text of its own. Of all 40 blocks only its three are in use; then all come back, and share."""
     core = make_engine(cache, admit_all_then(0))
@@ -107,7 +107,7 @@ def test_who_has_found_what_a_preempted_sequence_was_to_compute_goes_with_it(cac
     assert (one.num_found, three.num_found) == (16, 20)
 
 
-def test_a_radix_cache_lets_nobody_find_what_is_not_computed_yet():
+def test_a_radix_cache_does_not_offer_what_is_not_computed_yet():
     core = make_engine("radix", admit_all_then(0))
     add(core, 0, (7, 16))
     add(core, 1, (7, 16))
@@ -118,7 +118,7 @@ def test_a_radix_cache_lets_nobody_find_what_is_not_computed_yet():
 
 @pytest.mark.parametrize("cache", SHARING)
 def test_a_sharer_may_go_alone_and_its_victims_may_be_named_in_any_order(cache):
-    """Whoever went with another one need not be known to the policy: preempting it again does nothing."""
+    """The policy need not know which sequences went with another: preempting them again does nothing."""
     core = make_engine(cache, admit_all_then(1))
     add(core, 0, (7, 16))
     add(core, 1, (7, 16))
@@ -161,7 +161,7 @@ def test_what_was_computed_before_is_shared_on(cache):
 
 
 @pytest.mark.parametrize(("last", "lost"), [(1, [1]), (0, [1, 0])])
-def test_who_makes_room_displaces_sharers_too(last, lost):
+def test_making_room_displaces_sharers_too(last, lost):
     """Ten blocks: 2 has filled four; 0 takes five, 1 finds four of these and takes the last.
     For a fifth block of 2 the one goes that came last: 1 alone, or 0 and with it 1."""
     core = make_engine("prefix", lambda view, step: step.admit(next(iter(view.waiting)), 99), num_blocks=10)
@@ -182,7 +182,7 @@ def test_who_makes_room_displaces_sharers_too(last, lost):
     commit(core, plan)
 
 
-def test_who_is_preempted_by_the_step_that_admitted_it_is_not_swapped_out():
+def test_a_sequence_preempted_by_the_step_that_admitted_it_is_not_swapped_out():
     """The store would be made before the step that computes what 1 has found."""
     core = make_engine("prefix", admit_all_then(1), mode="swap")
     add(core, 0, (7, 16))
@@ -214,7 +214,7 @@ def below(core, *segments):
 
 @pytest.mark.parametrize("names_blocks", [False, True])
 @pytest.mark.parametrize("branching", [None, Branching(2)])
-def test_who_loads_what_comes_behind_that_goes_too_and_loads_nothing(branching, names_blocks):
+def test_a_sharer_that_loads_what_comes_behind_that_goes_too_and_loads_nothing(branching, names_blocks):
     """Host memory has text 8 behind text 7, of which 0 is to compute 7, which 1 finds."""
     core = make_engine("tiered back", admit_all_then(0), names_blocks=names_blocks)
     add(core, 0, (7, 16))
@@ -226,7 +226,7 @@ def test_who_loads_what_comes_behind_that_goes_too_and_loads_nothing(branching, 
     assert (one.state, core.loading, len(core.free_slots)) == (SequenceState.waiting, {}, 7)
     assert (core.block_pool.num_free, [t for t in core.take_transfers() if t.target == "gpu"]) == (37, [])
     commit(core, plan)
-    core.loaded(1)  # nobody waits
+    core.loaded(1)  # no sequence waits
     if names_blocks:
         return  # nothing was copied into this host memory
     plan = core.plan(0.0)
@@ -240,7 +240,7 @@ def test_who_loads_what_comes_behind_that_goes_too_and_loads_nothing(branching, 
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_of_a_plan_that_is_given_up_nobody_keeps_what_it_was_to_compute(cache):
+def test_after_a_plan_that_is_given_up_no_sequence_keeps_what_it_was_to_compute(cache):
     """0, 1 and 2 took part. 3 waits for text 8, and has found text 7, if the cache offers it beforehand."""
     core = make_engine(cache, admit_all_then())
     add(core, 0, (7, 16), num_pinned=16)
@@ -302,8 +302,8 @@ def draw_requests(rng):
 
 @pytest.mark.parametrize("cache", CACHES)
 @given(st.integers(0, 2**32))
-def test_whoever_is_preempted_after_an_admission_everybody_computes_on_kv_that_is_there(cache, seed):
-    """On a memory that knows what it holds (test_transfers.py)."""
+def test_after_any_preemption_behind_an_admission_all_sequences_compute_on_existing_kv(cache, seed):
+    """The engine runs on a memory with labelled contents (test_transfers.py)."""
     rng = random.Random(seed)
     num_swap_blocks, num_blocks = rng.choice([0, 20]), rng.randint(24, 40)
     host_blocks = rng.choice([4, 12, 40])

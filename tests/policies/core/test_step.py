@@ -78,7 +78,7 @@ def test_tokens_are_cut_to_what_is_left_of_a_prompt(begun):
     assert [chunk.completes for chunk in plan.chunks] == [True, True]
 
 
-def test_a_step_that_preempted_admits_nobody(begun):
+def test_a_step_that_preempted_admits_no_request(begun):
     def script(step, decoding, prefilling, waiting):
         step.preempt(prefilling)
         assert not step.admit(waiting, 1)
@@ -124,8 +124,8 @@ def test_preempting_gives_the_tokens_of_this_step_back(begun):
 
 
 def test_a_loop_over_the_view_survives_preemptions(make_core, make_request, run_step):
-    """The plainest policy: it looks at nobody's state. Three blocks, all taken; 0 needs another, so 2 must go
-    before its turn comes. Then two prompts begun together: the first outgrows the free blocks."""
+    """The simplest policy looks at no state. Three blocks, all taken; 0 needs another, so 2 must go before
+    its turn comes. Then two prompts begun together: the first outgrows the free blocks."""
 
     def plain(view, step):
         for seq in view.decoding:

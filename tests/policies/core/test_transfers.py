@@ -200,7 +200,7 @@ class Machine:
             assert found == labels, "it reads what is not its own KV"
 
     def check_those_at_rest(self):
-        """Everybody's KV is still there, also of those that did not compute."""
+        """Checks that the KV of every sequence is still there, also of those that did not compute."""
         core = self.core
         for seq in core.running.values():
             if seq.request.branching is None and seq.state is not SequenceState.loading:

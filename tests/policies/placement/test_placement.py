@@ -242,7 +242,7 @@ def shared(rate_34b, switch_share=0.0, **changes):
 
 
 def test_time_sliced_replicas_serve_no_more_than_one_less_the_switches():
-    """30 tokens/s whoever runs; with switches a GPU is better left to one model where traffic allows."""
+    """30 tokens/s whichever model runs; with switches a GPU is better left to one model if traffic allows."""
     assert Milp().place(shared(12.0)).value == pytest.approx(30)
     alone = Milp().place(shared(12.0, switch_share=0.1))
     assert alone.value == pytest.approx(30)

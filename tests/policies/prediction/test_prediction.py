@@ -125,7 +125,7 @@ def test_learners_do_not_look_at_the_truth(predictor):
 
 
 @pytest.mark.parametrize("predictor", STAND_INS, ids=ids)
-def test_stand_ins_refuse_to_work_where_nobody_knows_the_truth(predictor):
+def test_stand_ins_refuse_to_work_without_the_true_length(predictor):
     assert predictor.needs_truth
     with pytest.raises(
         ValueError, match=f"{ids(predictor)} needs the true output length.*prediction=histogram"

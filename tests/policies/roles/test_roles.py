@@ -27,7 +27,7 @@ POLICY = {"max_backlog_tokens": 1000, "max_kv_share": 0.8, "rest_s": 10.0}
 @pytest.mark.parametrize(
     ("prefill", "decode", "expected"),
     [
-        ([1000, 1000], [0.8, 0.8], None),  # at the limits nobody is behind
+        ([1000, 1000], [0.8, 0.8], None),  # at the limits no role is behind
         ([2500, 0], [0.3, 0.4], Switch(3, "prefill")),  # 1,250 on average; the decodes fit on one
         ([2500, 0], [0.5, 0.5], None),  # they would not fit
         ([2500, 0], [0.1], None),  # the last of its role
@@ -48,7 +48,7 @@ def test_after_a_change_there_is_rest():
     assert policy.switch(behind, 15.0) == Switch(3, "prefill")
 
 
-def test_who_is_being_emptied_is_waited_for():
+def test_a_replica_that_is_being_drained_is_waited_for():
     assert Balance(**POLICY).switch(loads([5000], [0.1, 0.1], is_changing=True), 0.0) is None
 
 

@@ -36,8 +36,8 @@ def test_too_many_there_and_another_replica_gets_it():
     assert AdapterAffinity(max_excess=7).choose(ask("a"), views, 0.0) == 1
 
 
-@pytest.mark.parametrize("adapter", [None, "nobody's"])
-def test_who_is_nowhere_goes_to_the_fewest(adapter):
+@pytest.mark.parametrize("adapter", [None, "unknown"])
+def test_an_adapter_that_is_nowhere_goes_to_the_replica_with_the_fewest_requests(adapter):
     assert AdapterAffinity().choose(ask(adapter), replicas((3, "a"), (2, "b"), (2, "c")), 0.0) == 1
 
 

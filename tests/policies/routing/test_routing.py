@@ -80,8 +80,8 @@ def test_weights_are_shares_in_turns(make_request):
 
 @given(weights=st.lists(st.integers(1, 20), min_size=1, max_size=8), num_requests=st.integers(1, 300))
 def test_weighted_replicas_get_their_shares_at_any_time(weights, num_requests):
-    """At virtual time V replica i was due floor(w_i V) times, so of m requests it has about w_i V, and
-    m / W <= V <= (m + n) / W; whoever is due at V itself may still be missing."""
+    """At virtual time V replica i was due floor(w_i V) times, so of m requests it has about w_i V, and m / W
+    <= V <= (m + n) / W; requests due at V itself may still be missing."""
     routing, views = Weighted(weights=tuple(map(float, weights))), idle(len(weights))
     counts = Counter(routing.choose(ask(i, (0, 4)), views, 0.0) for i in range(num_requests))
     for index, weight in enumerate(weights):
@@ -91,7 +91,7 @@ def test_weighted_replicas_get_their_shares_at_any_time(weights, num_requests):
 
 
 def test_power_of_two_takes_the_less_loaded_of_those_drawn(make_request):
-    """Of three loads 0, 1, 2 drawn in pairs: 0 wins two of three pairs, 1 one, 2 none."""
+    """Loads 0, 1, 2 drawn in pairs: the replica with 0 wins two of three pairs, 1 one, 2 none."""
     counts = Counter(choices(PowerOfTwo(), replicas(1, 0, 2), make_request, 3000))
     assert counts[2] == 0
     assert counts[1] == pytest.approx(2000, abs=120)
@@ -148,7 +148,7 @@ def test_one_replica_more_moves_few_sessions_and_only_to_itself():
 
 @given(loads=st.lists(st.integers(0, 30), min_size=1, max_size=6), session=st.integers(0, 50))
 def test_no_replica_above_its_bound_is_chosen_and_the_first_below_it_is(loads, session):
-    """The order on the ring, by brute force: the replicas as they are reached with everybody before full."""
+    """The order on the ring, by brute force: the replicas as they are reached with all previous ones full."""
     request, views = ask(0, (0, 4), session_id=session), replicas(*loads)
     bound = -(-5 * (sum(loads) + 1) // (4 * len(loads)))  # ceil(1.25 * (total + 1) / replicas)
     chosen = SessionAffinity(max_load=1.25).choose(request, views, 0.0)
@@ -208,7 +208,7 @@ def longest_prefix(prompt, known):
 
 
 @given(sent=st.lists(st.tuples(pieces, st.integers(0, 2)), max_size=12), asked=pieces)
-def test_the_tree_finds_the_longest_prefix_and_who_was_sent_it(sent, asked):
+def test_the_tree_finds_the_longest_prefix_and_the_replicas_that_have_it(sent, asked):
     tree, known = PrefixTree(10**6), [set(), set(), set()]
     tree.keep_only(range(3))
     for prompt, replica in sent:
@@ -272,7 +272,7 @@ def test_a_tree_that_forgets_keeps_its_bound_and_only_what_was_sent(sent, asked,
 
 
 def test_prefix_index_weighs_what_is_cached_against_what_is_there(make_request):
-    """Of 100 tokens: nothing cached and idle costs 0 - 0 + 0; 60 cached beside 50 outstanding costs -10."""
+    """100 tokens: nothing cached and idle costs 0 - 0 + 0; 60 cached beside 50 outstanding costs -10."""
     views = replicas(0, 1, 1, num_queued_tokens=[0, 0, 40], num_outstanding_tokens=[0, 50, 40])
     for view, num_cached in zip(views, (0, 60, 100), strict=True):
         view.num_cached = lambda request, found=num_cached: found
@@ -325,7 +325,7 @@ def test_slo_aware_fills_the_fullest_that_is_in_time(make_request):
     assert least.choose(make_request(0, 50), queued(60, 40, 10), 0.0) == 1
     most = SloAware(ttft_s=1, headroom="most", initial_tokens_per_s=100)
     assert most.choose(make_request(0, 50), queued(60, 40, 10), 0.0) == 2
-    assert least.choose(make_request(1, 50), queued(60, 90, 70), 0.0) == 0  # nobody is in time: the first
+    assert least.choose(make_request(1, 50), queued(60, 90, 70), 0.0) == 0  # none is in time: the first
 
 
 def test_estimates_learn_how_fast_each_replica_is(make_request):
@@ -342,7 +342,7 @@ def test_estimates_learn_how_fast_each_replica_is(make_request):
     assert estimates.estimate_s(0, 46) == pytest.approx(1.0)
 
 
-def test_slo_aware_forgets_who_gave_up(make_request, bytes_held):
+def test_slo_aware_forgets_requests_that_gave_up(make_request, bytes_held):
     routing = SloAware()
     before = bytes_held(routing)
     routing.choose(make_request(0), queued(0), 0.0)
@@ -362,7 +362,7 @@ def test_cost_aware_takes_the_cheapest_in_time(make_request):
 
     assert routing.choose(make_request(0, 50), priced(0, 40, 30), 0.0) == 2  # of equals the faster
     assert routing.choose(make_request(1, 50), priced(0, 60, 51), 0.0) == 0
-    assert routing.choose(make_request(2, 50), priced(80, 60, 70), 0.0) == 1  # nobody in time
+    assert routing.choose(make_request(2, 50), priced(80, 60, 70), 0.0) == 1  # none in time
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_targets_stay_within_bounds(name, rates_per_s, bounds, num_replicas):
     cold_start_s=st.sampled_from([30.0, 120.0, 300.0]),
 )
 def test_shipped_settings_come_to_rest_under_constant_load(name, rate_per_s, num_replicas, cold_start_s):
-    """In the last two of eight hours nothing changes, and nobody waits whom 8 replicas could serve."""
+    """In the last two of eight hours nothing changes, and no request waits that 8 replicas could serve."""
     scaling = shipped(name)
     day = Day(
         scaling=scaling,

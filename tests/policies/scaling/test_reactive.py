@@ -136,7 +136,7 @@ def test_a_replica_goes_after_a_calm_if_the_rest_has_room(counts, wanted, make_p
     assert targets == [3, 3, wanted]
 
 
-def test_nobody_goes_while_others_start(make_pool):
+def test_no_replica_goes_while_others_start(make_pool):
     policy = QueueLength(calm_s=60)
     targets = [policy.target(make_pool(3, num_starting=num), now) for num, now in ((0, 0), (1, 60), (0, 75))]
     assert targets == [3, 3, 2]

@@ -58,7 +58,7 @@ def test_with_too_many_waiting_it_is_first_come_first_served():
 
 
 @pytest.mark.parametrize(("max_wait_s", "order"), [(None, [3, 2, 1]), (10.0, [3, 2, 1]), (9.0, [1, 3, 2])])
-def test_who_has_waited_for_too_long_goes_before_any_hit(max_wait_s, order):
+def test_a_request_that_has_waited_for_too_long_goes_before_any_hit(max_wait_s, order):
     """At 10 s; 1 came at 1 s and finds nothing, 3 finds 20 tokens, 2 finds 10."""
     core = make_engine(max_wait_s=max_wait_s)
     add(core, 0, (0, 20))
@@ -69,6 +69,6 @@ def test_who_has_waited_for_too_long_goes_before_any_hit(max_wait_s, order):
     assert order_of_service(core, 10.0) == order
 
 
-def test_rejects_sorting_nobody():
+def test_rejects_sorting_no_request():
     with pytest.raises(ValueError, match="max_sorted=0: must be >= 1"):
         LongestPrefix(max_sorted=0)

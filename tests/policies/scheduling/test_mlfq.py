@@ -47,10 +47,10 @@ def test_a_new_short_request_takes_the_slot_of_one_that_has_gone_down(make_core,
     assert one_step(core) == ({0: 4}, [])
 
 
-def test_who_has_just_been_loaded_computes_a_token_before_it_is_displaced(make_core, make_request):
+def test_a_loaded_sequence_computes_a_token_before_it_is_displaced(make_core, make_request):
     """One slot. 0 is swapped out for 1 and comes back; 2, of a better level, came while it was loaded.
 
-    Else two that are promoted in turn could swap each other out for ever.
+    Otherwise two that are promoted in turn could swap each other out for ever.
     """
     policy = Mlfq(quantum_tokens=4, preemption_mode="swap")
     core = make_core(scheduling=policy, max_num_seqs=1, num_swap_blocks=10)
@@ -71,7 +71,7 @@ def test_who_has_just_been_loaded_computes_a_token_before_it_is_displaced(make_c
 
 
 def test_a_plan_holds_until_the_first_quantum_in_use_ends(make_core, make_request):
-    """13 known tokens entered level 2 (16 tokens) with 12: 15 more. Nobody waits: no bound."""
+    """13 known tokens entered level 2 (16 tokens) with 12: 15 more. Without a waiting request, no bound."""
     core = make_core(scheduling=Mlfq(quantum_tokens=4), max_num_seqs=1)
     core.add(make_request(0, 12), stop_after=50)
     one_step(core)
@@ -126,7 +126,7 @@ def test_without_host_memory_paused_kv_stays(make_core, make_request):
         assert one_step(core)[1] == []
 
 
-def test_who_stands_still_too_long_goes_to_the_first_level(make_core, make_request):
+def test_a_request_that_waits_too_long_goes_to_the_first_level(make_core, make_request):
     """Two long requests, one slot. 1 has waited for 30 s at 31 s, and then goes before 0."""
     core = make_core(scheduling=Mlfq(quantum_tokens=4, starvation_s=30.0), max_num_seqs=1)
     core.add(make_request(0, 12), stop_after=500)

@@ -77,7 +77,7 @@ def test_shortest_job_first_lets_the_overdue_go_before_all_others(make_core, mak
     assert one_step(core, 5.0)[0] == {0: 4}
 
 
-def test_a_plan_of_shortest_job_first_holds_until_somebody_is_overdue(make_core, make_request):
+def test_a_plan_of_shortest_job_first_holds_until_a_request_is_overdue(make_core, make_request):
     core = make_core(
         scheduling=ShortestJobFirst(max_wait_s=5.0), predictor=FixedPredictions(30, 10), max_num_seqs=1
     )
@@ -130,7 +130,7 @@ def test_an_outgrown_prediction_counts_double(make_core, make_request):
     assert one_step(core) == ({1: 4}, [0])
 
 
-def test_shortest_remaining_preempts_nobody_for_less_than_its_gain(make_core, make_request):
+def test_shortest_remaining_does_not_preempt_for_less_than_its_gain(make_core, make_request):
     core = make_core(
         scheduling=ShortestRemaining(min_gain_tokens=17), predictor=FixedPredictions(22, 5), max_num_seqs=1
     )
@@ -140,8 +140,8 @@ def test_shortest_remaining_preempts_nobody_for_less_than_its_gain(make_core, ma
     assert one_step(core) == ({0: 1}, [])
 
 
-def test_nobody_is_preempted_if_that_does_not_make_enough_room(make_core, make_request):
-    """5 blocks: the short answer that runs holds 3, the long one 2; who waits needs 3."""
+def test_no_request_is_preempted_if_that_does_not_make_enough_room(make_core, make_request):
+    """5 blocks: the short answer that runs holds 3, the long one 2; the waiting request needs 3."""
     core = make_core(
         scheduling=ShortestRemaining(min_gain_tokens=0), predictor=FixedPredictions(2, 99, 50), num_blocks=5
     )

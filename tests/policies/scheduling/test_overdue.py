@@ -55,7 +55,7 @@ def test_the_overdue_go_first_in_the_order_of_their_arrival(make_core, make_requ
     assert [seq.rank for seq in core.waiting] == [(0, 0.5), (0, 1.0), (0, 2.0)]
 
 
-def test_who_runs_when_its_time_comes_is_overdue_once_it_waits_again(make_core, make_request):
+def test_a_request_that_runs_when_its_time_comes_is_overdue_once_it_waits_again(make_core, make_request):
     """Two blocks: 0 and 1 hold one each. 0 needs a second, 1 has the longer answer and must go."""
     policy = ShortestJobFirst(max_wait_s=5.0)
     core = make_core(scheduling=policy, predictor=FixedPredictions(2, 9, 1), num_blocks=2)
@@ -83,7 +83,7 @@ def test_asking_for_a_rank_again_and_again_sets_one_alarm(make_core, make_reques
         (8.0, ({0: 1}, []), ({0: 1}, [])),
     ],
 )
-def test_an_answer_as_old_as_max_wait_s_displaces_nobody_and_gives_way_to_nobody(
+def test_an_answer_as_old_as_max_wait_s_neither_displaces_nor_is_displaced(
     make_core, make_request, max_wait_s, first, second
 ):
     """One slot. 20 to go against 5, at 8 s: 0, which came at 0 s, gives way unless it is that old."""
@@ -97,7 +97,7 @@ def test_an_answer_as_old_as_max_wait_s_displaces_nobody_and_gives_way_to_nobody
 
 
 def test_an_overdue_request_waits_for_a_slot_and_then_comes_before_shorter_ones(make_core, make_request):
-    """One slot. 1, the longest, is overdue from 5 s on: nobody is displaced until 0 has ended."""
+    """One slot. 1, the longest, is overdue from 5 s on: it waits until 0 has ended."""
     policy = ShortestRemaining(min_gain_tokens=0, max_wait_s=5.0)
     core = make_core(scheduling=policy, predictor=FixedPredictions(50, 99, 2), max_num_seqs=1)
     core.add(make_request(1, arrival_s=0.0), stop_after=9)

@@ -41,7 +41,7 @@ def offered(waiting, window, room, wanted):
 
 
 pushes = st.tuples(st.integers(1, 60), st.integers(0, 5))  # prompt tokens, arrival
-packings = st.tuples(st.integers(-3, NUM_BLOCKS), st.sets(st.integers(0, 20)))  # room, who is taken
+packings = st.tuples(st.integers(-3, NUM_BLOCKS), st.sets(st.integers(0, 20)))  # room, taken requests
 
 
 @given(window=st.integers(1, 6), acts=st.lists(st.lists(pushes, max_size=5) | packings, max_size=12))
@@ -69,7 +69,7 @@ def test_the_queue_offers_what_its_definition_says(make_core, make_request, wind
         assert len(queue) == len(waiting)
 
 
-def test_who_comes_into_the_window_while_it_is_gone_through_is_not_offered(make_core, make_request):
+def test_a_request_that_enters_the_window_during_a_pass_is_not_offered(make_core, make_request):
     """A window of one: 0 is taken, 1 takes its place in the window, and is offered the next time."""
     policy = S3(window=1)
     queue = policy.queue()

@@ -50,17 +50,18 @@ BOUND_S = 0.2
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_nobody_is_overtaken_by_those_that_come_later_than_the_bound(name):
+def test_no_request_is_overtaken_by_those_that_come_later_than_the_bound(name):
     policy = MAKERS[name](BOUND_S)
     assert policy.starvation_bound_s == BOUND_S
     in_worlds_of(policy, 25, lambda world: overtaken_within(world, BOUND_S))
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"longest_prefix"}))
-def test_without_the_bound_somebody_is_overtaken(name):
-    """The worlds above can tell: with a bound of an hour, some request waits while later ones pass.
+def test_without_the_bound_some_request_is_overtaken(name):
+    """The worlds above can fail: with a bound of an hour, some request waits while later ones pass.
 
-    Of longest_prefix the first that comes after the bound and passes is further off: test_longest_prefix.py.
+    Under longest_prefix the first request that comes after the bound and passes is rarer:
+    test_longest_prefix.py.
     """
     with pytest.raises(AssertionError, match="was overtaken by"):
         in_worlds_of(MAKERS[name](3600.0), 40, lambda world: overtaken_within(world, BOUND_S))

@@ -102,7 +102,7 @@ def test_logits_of_mixed_batches_are_those_of_a_textbook_model(config):
 
 
 def test_windows_are_those_of_their_layers():
-    """Were the first layer's window the second's, logits would be far off: the test above can fail."""
+    """With the windows of both layers exchanged, logits would be far off: the test above can fail."""
     spec, weights, _ = make("qwen2_window_from_layer_1")
     tokens = torch.tensor(prompts(97)[2])
     everywhere = Architecture.from_hf(CONFIGS["qwen2_window_from_layer_1"] | {"max_window_layers": 0})
@@ -168,7 +168,7 @@ def test_triton_computes_what_torch_does(config, kv_dtype):
     [("llama", name) for name in (None, *QUANTIZATIONS)] + [("qwen3_moe", None), ("qwen3_moe", "w8a16")],
 )
 def test_a_decode_step_reads_nothing_back_to_the_host(config, quantization):
-    """Which a CUDA graph could not do: fake tensors have no values, and reading one raises."""
+    """A CUDA graph could not read back: fake tensors have no values, and reading one raises."""
     spec = Architecture.from_hf(CONFIGS[config])
     launched = []
     with FakeTensorMode(), compiling_for("sm_90", lambda kernel, *_: launched.append(kernel.__name__)):

@@ -78,7 +78,7 @@ def test_the_layers_with_experts_are_those_of_the_architecture():
 
 
 def test_greedy_tokens_are_those_of_a_textbook_model():
-    """Decoded one by one beside each other, 12 each."""
+    """The sequences decode beside each other, 12 tokens each."""
     spec, weights, decoder = make({})
     sequences = prompts(spec.vocab_size, lengths=(3, 9, 14))
     cache = KvCache(spec, 40, 4, torch.float32, CPU)

@@ -235,7 +235,7 @@ def test_abort_ends_a_request_on_its_way_and_frees_its_memory(expected):
             if len(outputs) == 3:
                 await llm.abort("mine")
                 await llm.abort("mine")
-                await llm.abort("nobody's")
+                await llm.abort("unknown")
         return outputs, await other
 
     outputs, other = run_scenario(scenario)
@@ -543,7 +543,7 @@ def test_a_last_token_that_is_on_its_way_is_waited_for(how, expected):
 
 
 def test_shutdown_may_come_from_the_engine_s_own_thread():
-    """Where the garbage collector happens to run there."""
+    """The garbage collector may run in that thread."""
 
     async def scenario(llm):
         step = llm.engine.step

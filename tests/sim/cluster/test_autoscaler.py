@@ -80,7 +80,7 @@ def test_what_is_paid_is_from_the_order_to_the_end(run_world, ask):
     assert cost["usd"] == pytest.approx(10 * 86 * TICK_S / 3600)
 
 
-def test_requests_are_held_while_a_replica_starts_and_nobody_serves(run_world, ask):
+def test_requests_are_held_while_a_replica_starts_and_no_other_serves(run_world, ask):
     """The first crashes at 17, and the second, ordered at 16, is there at 21."""
     pool = WorldPool(scaling=by_the_clock(1, 2, 2, interval=16), cold_start_s=5 * TICK_S)
     crash = Scripted(kind=FailureKind.crash, at_s=17 * TICK_S, duration_s=100 * TICK_S, replicas=(0,))
@@ -103,9 +103,9 @@ def test_requests_that_are_held_for_a_replica_that_will_not_come_are_refused(run
     assert (row.finished_s, row.wait_gateway_s) == (32 * TICK_S, 14 * TICK_S)
 
 
-def test_who_comes_when_nobody_is_there_waits_for_one_to_start(run_world, ask):
-    """None are wanted from 16 on. At 20 one is ordered, there at 25, first token at 26; it goes at 32, for
-    at 28 it has something to do. At 40 the next one."""
+def test_a_request_that_finds_no_replica_waits_for_one_to_start(run_world, ask):
+    """No replica is wanted from 16 on. At 20 one is ordered, ready at 25, first token at 26; it goes at 32,
+    because at 28 it has work. At 40 the next one is ordered."""
     pool = WorldPool(scaling=by_the_clock(1, 0, 0, interval=4), cold_start_s=5 * TICK_S)
     asks = [ask(tick * TICK_S, 4, num) for tick, num in [(0, 3), (20, 5), (22, 1), (40, 3)]]
     records = run_world(*asks, pools=(pool,))
@@ -117,13 +117,13 @@ def test_who_comes_when_nobody_is_there_waits_for_one_to_start(run_world, ask):
 
 
 def test_the_last_one_goes_only_when_it_has_nothing_to_do(run_world, ask):
-    """Not at 16, but at 32; who comes at 33 has another, there at 38."""
+    """It goes at 32, not at 16; the request at 33 gets another replica, ready at 38."""
     pool = WorldPool(scaling=by_the_clock(1, 0, 0, interval=16), cold_start_s=5 * TICK_S)
     records = run_world(ask(0.0, 4, 20), ask(33 * TICK_S, 4, 2), pools=(pool,))
     assert spans(records) == [(0, 32), (33, 40)]
 
 
-def test_a_replica_that_is_down_and_will_be_back_is_waited_for_by_nobody(run_world, ask):
+def test_a_replica_that_is_down_and_will_be_back_is_not_replaced(run_world, ask):
     """No other is ordered in its place."""
     pool = WorldPool(scaling=by_the_clock(1, 0, 0, interval=16), cold_start_s=5 * TICK_S)
     crash = Scripted(kind=FailureKind.crash, at_s=8 * TICK_S, duration_s=12 * TICK_S, replicas=(0,))

@@ -78,7 +78,7 @@ def test_a_crash_loses_a_link_that_comes_back_with_the_replica_only(run_world, a
 
 
 def test_a_crash_at_random_ends_with_the_run(run_world, ask):
-    """Else it would never end."""
+    """Otherwise the run would never end."""
     event = Random(kind=FailureKind.crash, mtbf_s=0.5 * TICK_S, mttr_s=0.5 * TICK_S)
     records = run_world(ask(0.0, 4, 10), events=[event], num_replicas=2, max_resends=3)
     assert records.requests.status.tolist() == ["rejected"]
@@ -86,7 +86,7 @@ def test_a_crash_at_random_ends_with_the_run(run_world, ask):
 
 
 def test_what_a_crash_has_lost_is_computed_again(run_world, ask):
-    """Of the long prompt 2 chunks of 8 were done at tick 2.5."""
+    """Two chunks of 8 of the long prompt were done at tick 2.5."""
     records = run_world(
         ask(0.0, 40, 2),
         batching=Chunked(max_num_batched_tokens=8),

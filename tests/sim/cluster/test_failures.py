@@ -28,7 +28,7 @@ def schedule(*events, seed=0, num_replicas=3, until_s=10_000.0, pools=None):
     return list(Failures(events=events).schedule(seed, num_replicas, until_s, pools))
 
 
-def test_what_is_scripted_happens_at_its_time_to_those_who_are_named():
+def test_what_is_scripted_happens_at_its_time_to_the_named_replicas():
     slow = Scripted(kind=FailureKind.straggler, at_s=5, duration_s=2, factor=3, replicas=(2,))
     crash = Scripted(kind=FailureKind.crash, at_s=1, duration_s=4)
     assert schedule(slow, crash) == [
@@ -64,7 +64,7 @@ events = st.lists(
 
 
 @given(events=events, num_replicas=st.integers(1, 6), seed=st.integers(0, 9))
-def test_a_schedule_is_in_order_and_a_replica_more_changes_nobody_elses(events, num_replicas, seed):
+def test_a_schedule_is_in_order_and_a_replica_more_changes_no_other(events, num_replicas, seed):
     fewer = schedule(*events, seed=seed, num_replicas=num_replicas)
     more = schedule(*events, seed=seed, num_replicas=num_replicas + 1)
     assert fewer == sorted(fewer)
@@ -118,7 +118,7 @@ def test_a_release_in_a_pool_counts_the_pools_replicas():
 
 
 def test_a_release_that_crashes_crashes_until_it_is_rolled_back():
-    """Of 400 replicas those without a crash in 60 s at a mean of 60 s: exp(-1)."""
+    """The share of 400 replicas without a crash in 60 s at a mean of 60 s is exp(-1)."""
     release = BadRelease(at_s=100, rolled_back_after_s=60, crash_after_s=60, restart_s=30)
     got = schedule(release, num_replicas=400)
     assert all(100 < t.at_s < 160 and t.duration_s == 30 for t in got)

@@ -84,7 +84,7 @@ def test_a_client_waits_as_long_as_a_refusal_says(run_world, ask):
     assert ticks(requests, "scheduled_s") == [(0, 11)]
 
 
-def test_a_rate_limit_lets_those_in_who_come_when_it_says(run_world, ask):
+def test_a_rate_limit_admits_requests_that_come_when_it_says(run_world, ask):
     """A request every 4 ticks. At 1 it says 3 ticks, at 2 it says 2; at 4 it is the first one's turn, and the
     other must wait 4 more."""
     requests = run_world(
@@ -138,8 +138,8 @@ def test_a_budget_without_a_deposit_lets_the_burst_try_again(run_world, ask):
     assert requests.status.tolist() == ["finished", "finished", "rejected", "rejected"]
 
 
-def test_a_crash_costs_what_was_done_and_the_time_until_somebody_serves(run_world, ask):
-    """3 tokens by tick 3.5. Nobody serves at 3.5, 7.5 and 11.5; at 15.5 the replica does, since 13.5."""
+def test_a_crash_costs_what_was_done_and_the_time_until_a_replica_serves(run_world, ask):
+    """3 tokens by tick 3.5. No replica serves at 3.5, 7.5 and 11.5; at 15.5 one does, since 13.5."""
     requests = run_world(ask(0.0, 4, 10), failures=crash(3.5, 10), max_resends=1, retries=clients(4, 4))
     assert requests.status.tolist() == ["finished"]
     assert requests.lost_tokens.tolist() == [3]
@@ -163,7 +163,7 @@ def test_a_crash_at_the_end_of_an_iteration_comes_after_it(run_world, ask):
     assert requests.status.tolist() == ["finished"]
 
 
-def test_a_request_that_nobody_sends_again_is_rejected_when_its_replica_crashes(run_world, ask):
+def test_a_request_that_is_not_resent_is_rejected_when_its_replica_crashes(run_world, ask):
     requests = run_world(ask(0.0, 4, 10), num_replicas=2, failures=crash(3.5, 10, 0))
     assert (requests.status[0], requests.reason[0]) == ("rejected", "its replica crashed")
     assert ticks(requests, "finished_s") == [(3.5,)]
@@ -171,7 +171,7 @@ def test_a_request_that_nobody_sends_again_is_rejected_when_its_replica_crashes(
 
 
 def test_every_crash_takes_one_of_the_resends(run_world, ask):
-    """Of four replicas three crash, one after the other."""
+    """Three of four replicas crash, one after the other."""
     events = [event for at in (1.5, 3.5, 5.5) for event in crash(at, 100, int(at / 2)).events]
     settings = {"num_replicas": 4, "routing": LeastOutstanding(), "failures": Failures(events=tuple(events))}
     requests = run_world(ask(0.0, 4, 10), **settings, max_resends=2)

@@ -201,7 +201,7 @@ def test_a_long_prompt_that_was_half_done_goes_on_from_its_copy(run_world, ask):
     assert records.recovery[:2] == (1, 8)
 
 
-def test_who_cannot_go_on_in_a_smaller_replica_begins_there(run_world, ask):
+def test_a_request_that_cannot_go_on_in_a_smaller_replica_begins_there(run_world, ask):
     """Known at 6.5: 10 tokens, replica 1 has room for 8, and ends the answer after 5."""
     pools = (WorldPool(), WorldPool(num_blocks=2))
     records = run_world(
@@ -223,7 +223,7 @@ def test_several_answers_begin_again(run_world, ask):
     assert (row.output_tokens, row.lost_tokens, row.finished_s) == (20, 6, 13.5 * TICK_S)
 
 
-def test_tokens_of_a_request_that_nobody_goes_on_with_are_lost(run_world, ask):
+def test_tokens_of_a_request_that_no_replica_continues_are_lost(run_world, ask):
     """The second crash comes when all resends are used; the client begins again, from scratch, at 6.5."""
     records = run_world(
         ask(0.0, 4, 10),
@@ -315,7 +315,7 @@ def assert_all_adds_up(world, same_records):
 
 @given(data=st.data())
 def test_a_token_that_went_out_is_never_sampled_again(data):
-    """Nobody runs out of resends or patience: with its tokens kept, every request loses none."""
+    """No request runs out of resends or patience: with its tokens kept, every request loses none."""
     world = data.draw(draw_crashes().filter(lambda world: world.recovery.keeps_tokens))
     alone = replace(
         world,

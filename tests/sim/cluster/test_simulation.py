@@ -82,7 +82,7 @@ def test_iterations_follow_each_other_within_the_limits(data, worlds):
 
 
 @given(data=st.data())
-def test_nobody_starves_and_every_answer_has_its_length(data):
+def test_no_request_starves_and_every_answer_has_its_length(data):
     """First come, first served, without time limit or impatience: all that can be served are, to the end."""
     world = data.draw(draw_worlds(schedulings=st.just(Fcfs())))
     world = type(world)(**(vars(world) | {"until_s": None, "patience_s": None, "num_users": None}))
@@ -125,7 +125,7 @@ def test_round_robin_sends_to_one_after_the_other(make_world, ask):
     assert world.simulate().records.requests.replica.tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_least_outstanding_sends_to_whom_has_least_to_do(make_world, ask):
+def test_least_outstanding_sends_to_the_replica_with_the_fewest_requests(make_world, ask):
     """0: 9 ticks on replica 0. 1: 2 ticks on 1. 2: a tie, to 0. 3: to 1. Request 1 has ended when 4 comes."""
     arrivals_and_answers = [(0.0, 9), (0.0, 2), (1.0, 9), (1.0, 9), (2.0, 9), (3.0, 9)]
     asks = [ask(ticks * TICK_S, 4, answer) for ticks, answer in arrivals_and_answers]
@@ -152,7 +152,7 @@ def test_a_closed_loop_sends_on_when_a_request_ends(make_world, ask):
 
 @pytest.mark.parametrize("patience_s", [None, 99.0])
 def test_a_run_ends_with_the_last_thing_that_happened(make_world, ask, patience_s):
-    """Not with a timer that nobody waits for: a leap that was cut, a client whose answer came long before."""
+    """Leaps that were cut and clients that were answered leave timers behind, which do not prolong it."""
     world = make_world(ask(0.0, 4, 9), ask(4.5 * TICK_S, 4, 2), patience_s=patience_s)
     assert world.simulate().records.end_s == 9 * TICK_S
     world = make_world(ask(0.0, 4, 900), ask(0.0, 4, 900), patience_s=5 * TICK_S)

@@ -56,7 +56,7 @@ def test_the_first_request_of_an_adapter_waits_for_it_the_next_does_not(make_wor
     assert mine == ["arrive", "load", "loaded", "admit", "first_token", "end"]
 
 
-def test_one_copy_serves_all_who_wait_for_it_and_others_go_on_meanwhile(make_world, ask):
+def test_one_copy_serves_all_that_wait_for_it_and_others_go_on_meanwhile(make_world, ask):
     asks = named(ask, "a"), named(ask, "a", at=5), named(ask, None, num_output=10)
     run = run_world(make_world, *asks)
     assert ticks(run.records.requests.finished_s) == [18, 10, 18]  # by time of arrival
@@ -87,8 +87,8 @@ def test_a_switch_of_merged_weights_takes_the_copy_and_the_merge(make_world, ask
 
 
 def test_a_request_without_a_slot_for_its_adapter_is_reported_as_waiting_for_it(make_world, ask):
-    """One slot: b waits until a has come (16 ticks) and answered (2), then for its own 4 bytes from disk.
-    Who needs no adapter passes it by."""
+    """One slot: b waits until a has come (16 ticks) and answered (2), then for its own 4 bytes from disk. A
+    request without an adapter passes it."""
     asks = named(ask, "a"), named(ask, "b"), named(ask, None, at=17, num_output=3)
     requests = run_world(make_world, *asks, serving=FixedSlots(max_loras=1)).records.requests
     assert ticks(requests.wait_adapter_s) == [0, 18, 0]

@@ -290,7 +290,7 @@ def test_two_whose_kv_takes_turns_in_memory_come_to_an_end(make_world, ask):
 
 @pytest.mark.parametrize("half_ticks", range(20, 60))
 def test_a_run_may_end_while_kv_is_on_its_way_or_has_just_come(make_world, ask, half_ticks):
-    """Whoever is coming back has its newest token from before it went, not from the step under way."""
+    """A sequence that comes back has its newest token from before its preemption."""
     world = make_world(
         *[ask(0.0, 6, 40)] * 3,
         scheduling=Fcfs(preemption_mode="swap"),

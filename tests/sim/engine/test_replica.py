@@ -31,8 +31,7 @@ class Watched:
 
 @pytest.fixture
 def make_replica(toy_model):
-    """Returns a maker of a replica with two slots and iterations of one tick; log, clock and ended with
-    it."""
+    """Returns a maker of a replica with two slots, iterations of one tick, a log, a clock and its `ended`."""
 
     def make(**given):
         clock, log, ended = Clock(), RequestLog(), []
@@ -172,7 +171,7 @@ def test_requests_on_the_way_to_the_engine_are_outstanding(make_replica):
         (True, 8.0, 8.5),
     ],
 )
-def test_who_gives_up_on_the_way_is_let_go_when_the_engine_can(
+def test_a_request_that_gives_up_on_the_way_is_released_when_the_engine_can(
     make_replica, leap, plans_ahead, given_up_at, ends_at
 ):
     """Request 0, known at 2.5 ticks, has boundaries at 3.5, 4.5, ...; 1 is sent at 4.25, so known at 6.75."""
@@ -187,7 +186,7 @@ def test_who_gives_up_on_the_way_is_let_go_when_the_engine_can(
 
 
 @pytest.mark.parametrize("plans_ahead", [False, True])
-def test_who_gives_up_on_the_way_to_an_idle_engine_leaves_no_trace(make_replica, plans_ahead):
+def test_a_request_that_gives_up_on_the_way_to_an_idle_engine_leaves_no_trace(make_replica, plans_ahead):
     replica = make_replica(frontend_s=2.5 * TICK_S, plans_ahead=plans_ahead)
     send(replica, 0, 9)
     replica.abort(0)

@@ -230,8 +230,9 @@ def test_what_a_leap_has_evicted_is_not_found(make_world, ask):
 @pytest.mark.parametrize("plans_ahead", [False, True])
 @pytest.mark.parametrize("known_after", [0.5, 1.0, 1.25])
 def test_a_look_behind_an_arrival_does_not_let_it_in_early(make_world, ask, known_after, plans_ahead):
-    """As above. A request reaches the engine in the middle of a leap that evicts; the next one looks into the
-    cache before the iteration is over: the leap is cut where the engine did not know of the first yet."""
+    """The world of the test above. A request reaches the engine in the middle of a leap that evicts; the next
+    one looks into the cache before the iteration is over: the leap is cut where the engine did not know the
+    first yet."""
     world = make_world(
         ask(0.0, 16, 1, contents=((7, 16),)),
         ask(1.5 * TICK_S, 12, 26),

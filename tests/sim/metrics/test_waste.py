@@ -48,7 +48,7 @@ def test_a_region_is_filled_reserved_or_lost(run_world, ask):
     assert waste["wasted_share"] == pytest.approx(24 / 30)
 
 
-def test_free_places_count_as_external_while_somebody_waits_for_memory(run_world, ask):
+def test_free_places_count_as_external_while_a_request_waits_for_memory(run_world, ask):
     """15 places: A has 10 of them for 3 s, and B wants 10, too; then B has them alone for 3 s."""
     records = run_world(
         *[ask(0.0, 1, 3, max_tokens=9), ask(0.0, 1, 3, max_tokens=9)],
@@ -100,7 +100,7 @@ def place_seconds_one_by_one(records, inside_s):
 
 @given(data=st.data())
 def test_shares_add_up_and_none_is_negative(worlds, data):
-    """Whatever the cache, the traffic and the window."""
+    """This holds for any cache, traffic and window."""
     records = data.draw(worlds).simulate().records
     trim = {"warmup_s": data.draw(st.sampled_from([0.0, 0.3])) * records.end_s}
     window = measured_window(records.end_s, **trim)

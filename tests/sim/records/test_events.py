@@ -72,7 +72,7 @@ def test_a_wait_for_a_slot_begins_behind_the_iteration_under_way(run_world, make
     assert waits_of(run_world(world), 1) == {"iteration": 0.5, "slot": 7}
 
 
-def test_who_waits_for_a_static_batch_waits_for_the_policy(run_world, make_world, ask):
+def test_a_request_that_waits_for_a_static_batch_waits_for_the_policy(run_world, make_world, ask):
     world = make_world(ask(0.0, 4, 10), ask(2.5 * TICK_S, 4, 2), batching=Static(batch_size=1))
     assert waits_of(run_world(world), 1) == {"iteration": 0.5, "policy": 7}
 
@@ -109,7 +109,7 @@ def test_a_request_cut_off_by_the_time_limit_has_waited_until_then(
     assert story_of(records, 1) == [(2.5, "arrive"), (until_ticks, "unserved")]
 
 
-def test_who_gives_up_in_the_queue_has_waited_until_then(run_world, make_world, ask):
+def test_a_request_that_gives_up_in_the_queue_has_waited_until_then(run_world, make_world, ask):
     world = make_world(ask(0.0, 4, 30), ask(0.0, 4, 2), max_num_seqs=1, patience_s=3.5 * TICK_S)
     records = run_world(world)
     assert waits_of(records, 1) == {"slot": 4}
@@ -188,7 +188,7 @@ def test_leaping_and_stepping_leave_the_same_events(data, worlds):
 
 @given(data=st.data())
 def test_waits_are_what_a_count_of_plan_after_plan_gives(data, worlds):
-    """Step by step, each plan's cause is charged to whoever is in the queue behind it until the next plan."""
+    """Step by step, each plan's cause is charged to the queue behind it until the next plan."""
     world = data.draw(worlds)
     plans = {}
     original = EngineCore.plan
@@ -242,8 +242,8 @@ def test_the_causes_add_up_to_the_time_without_work(data, worlds):
     assert (records.requests[list(WAIT_COLUMNS)] >= 0).all(axis=None)
 
 
-def test_who_gives_up_while_its_kv_comes_has_waited_until_then(run_world, make_world, ask):
-    """As above, but B gives up at 7.5 ticks, while its KV is on its way: at once, for nothing runs."""
+def test_a_request_that_gives_up_while_its_kv_comes_has_waited_until_then(run_world, make_world, ask):
+    """The world of the swap above, but B gives up at 7.5 ticks, while its KV is on its way: at once."""
     records = run_world(
         make_world(
             ask(0.0, 4, 6),

@@ -221,7 +221,7 @@ def test_says_why_requests_waited(tmp_path):
     records = replace(whole, requests=whole.requests.assign(**waits), num_evicted_blocks=7)
     page = report_of(records, tmp_path / "report.html")
     assert "Waiting, ms per request: 1,000; no KV memory 1,000" in page
-    assert "blocks evicted" not in page  # nobody has asked for them again
+    assert "blocks evicted" not in page  # none was asked for again
     assert "Waiting, ms" not in report_of(whole, tmp_path / "report.html")
 
 

@@ -70,7 +70,7 @@ def test_every_event_has_the_fields_that_its_kind_needs(trace):
 
 
 def test_asynchronous_slices_open_and_close_in_pairs_and_nest(trace):
-    """As importers read them: by (category, id), each end closes the slice that was opened last."""
+    """Importers read (category, id): each end closes the slice that was opened last."""
     open_: dict[tuple, list] = {}
     last_ts: dict[tuple, float] = {}
     for event in of(trace, "b") + of(trace, "e"):

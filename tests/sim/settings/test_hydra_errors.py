@@ -54,7 +54,7 @@ def test_a_value_without_a_key_is_reported_with_the_right_form(source, override)
 
 
 def test_a_part_of_what_is_null_is_answered_with_the_whole():
-    """And the answer works."""
+    """The suggested setting works."""
     simulate = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     with pytest.raises(COMPOSE_ERRORS) as error:
         simulate.compose(["lora.rank=16"])

@@ -121,7 +121,7 @@ class Queue:
 
     @property
     def second_moment(self) -> float:
-        """Of the size in seconds, whose mean is 1; a rounding of lognormal sizes is left out."""
+        """Second moment of the size in s^2, for a mean of 1 s; the rounding of lognormal sizes is ignored."""
         if self.sizes is None:
             return 2 - 1 / self.server.mean_tokens
         return 1 + getattr(self.sizes, "cv", 0.0) ** 2

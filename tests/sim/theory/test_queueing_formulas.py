@@ -16,7 +16,7 @@ from tests.sim.theory.queueing_formulas import (
 
 
 def test_lindley_by_hand():
-    """The second comes 1 s into a service of 3 s, the third when all is over, the fourth with it."""
+    """The second comes 1 s into a service of 3 s, the third after all have ended, the fourth with it."""
     assert lindley_wait_s([0.0, 1.0, 9.0, 9.0], [3.0, 2.0, 1.0, 5.0]).tolist() == [0.0, 2.0, 0.0, 1.0]
 
 

@@ -231,7 +231,7 @@ def test_a_prompt_that_no_decode_replica_can_hold_is_refused_on_arrival(ask):
         (3.5, 2),  # decoding
     ],
 )
-def test_who_gives_up_leaves_nothing_behind(ask, patience_ticks, num_tokens):
+def test_a_request_that_gives_up_leaves_nothing_behind(ask, patience_ticks, num_tokens):
     """8 prompt tokens until tick 1, KV until 3."""
     records = run_world(ask(0, 8, 20), kv_transfer=AT_END, patience_s=patience_ticks * TICK_S)
     (row,) = records.requests.itertuples()
@@ -310,7 +310,7 @@ def test_the_prompts_policy_of_a_prefill_replica_may_be_any(ask):
 
 
 def test_long_answers_are_spread(ask):
-    """Of six answers two are long; a router that knows it sends each to a replica of its own."""
+    """Two of six answers are long; a router that knows it sends each to a replica of its own."""
     lengths = [90, 2, 2, 90, 2, 2]
     asks = [ask(i * TICK_S, 4, num_tokens) for i, num_tokens in enumerate(lengths)]
     records = run_world(
@@ -402,7 +402,7 @@ def test_a_replica_changes_its_role_when_it_is_empty(ask):
 
 
 def test_roles_follow_the_load(ask):
-    """A burst of prompts turns a decode replica; who waits has its first token earlier."""
+    """A burst of prompts turns a decode replica; a waiting request has its first token earlier."""
     asks = tuple(ask(i * TICK_S / 4, 30, 2) for i in range(60))
     fixed = Service(asks=asks, num_decode=3, prefill_batching=Chunked(max_num_batched_tokens=30))
     balance = Balance(interval_s=TICK_S, max_backlog_tokens=100, max_kv_share=0.9, rest_s=2 * TICK_S)

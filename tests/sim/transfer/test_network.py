@@ -68,7 +68,7 @@ def test_two_flows_share_and_the_second_speeds_up_when_the_first_leaves(wire):
     assert wire.run() == [("a", 10.0), ("b", 16.0)]
 
 
-def test_who_cannot_use_its_share_leaves_it_to_the_others(wire):
+def test_a_flow_that_cannot_use_its_share_leaves_it_to_the_others(wire):
     """Egress 12 B/s of three flows: one is held at 2 by its receiver, the others get 5 each, not 4."""
     out = Capacity("out", 12.0)
     wire.send(0.0, "slow", between(out, Capacity("in 0", 2.0)), 20.0)
@@ -126,7 +126,7 @@ def test_bounded_flows_wait_for_their_turn(wire):
     assert wire.run() == [("a", 3.0), ("b", 5.0)]
 
 
-def test_a_full_buffer_holds_back_only_those_who_do_not_fit(wire):
+def test_a_full_buffer_holds_back_only_flows_that_do_not_fit(wire):
     """40 B of buffer: the 30 B behind 20 B wait; the 20 B behind them, from elsewhere, do not.
 
     An oversized flow goes alone.
@@ -140,7 +140,7 @@ def test_a_full_buffer_holds_back_only_those_who_do_not_fit(wire):
     assert wire.run() == [("a", 4.0), ("c", 4.0), ("b", 7.0), ("d", 12.0)]
 
 
-def test_who_waits_may_be_cancelled_and_does_not_hold_up_who_stands_behind(wire):
+def test_a_waiting_flow_may_be_cancelled_and_does_not_hold_up_those_behind_it(wire):
     into = Capacity("in", 10.0, max_bytes=40.0)
     route = between(into)
     wire.send(0.0, "a", route, 30.0)
@@ -202,7 +202,7 @@ def scale(wire, capacity, factor):
 
 @given(traffic=draw_traffic())
 def test_rates_are_max_min_fair_at_every_instant(traffic):
-    """Each flow has a bottleneck: a capacity in full use on which nobody gets more (the definition)."""
+    """Each flow has a bottleneck: a full capacity on which no flow gets more (the definition)."""
     wire = Wire()
     capacities = put_on(wire, traffic)
     at_s = TICK_S / 3

@@ -138,7 +138,7 @@ def test_every_preset_joins_two_h100(h100, path):
     assert 1e9 < topology.route(0, 1).bytes_per_s < 1e13
 
 
-def test_who_is_gone_leaves_no_port_and_its_devices_to_the_next_like_it(h100, l4):
+def test_a_replica_that_is_gone_leaves_no_port_and_its_devices_to_the_next_like_it(h100, l4):
     settings = NetworkSettings(kind="ethernet", bandwidth_bytes_per_s=1e9, latency_s=0.0)
     topology = placed(settings, *[(h100, 4)] * 4, (l4, 1))
     routes = [topology.route(0, 2), topology.route(2, 1), topology.route(3, 1)]

@@ -23,7 +23,7 @@ def names_of(workload, seed=0):
 
 
 def test_shares_follow_zipfs_law():
-    """Of three with exponent 1: 6/11, 3/11, 2/11; 11,000 requests, five standard deviations."""
+    """Three adapters with exponent 1: 6/11, 3/11, 2/11; 11,000 requests, five standard deviations."""
     counts = Counter(names_of(WithAdapters(of=synthetic(11_000), num=3, zipf=1.0)))
     assert [counts[f"adapter-{i}"] for i in range(3)] == pytest.approx([6000, 3000, 2000], abs=5 * 53)
 
@@ -61,7 +61,7 @@ def test_another_seed_draws_others_and_the_same_seed_the_same():
 
 
 def test_which_adapter_does_not_depend_on_the_order_in_which_answers_end():
-    """A user of a closed loop, who is a session, has one adapter, whoever else is served and when."""
+    """A user of a closed loop is a session and has one adapter, in whichever order requests are served."""
     loop = ClosedLoop(num_users=9, think_time_s=Fixed(value=1.0))
     workload = WithAdapters(of=synthetic(30, loop), num=50)
 

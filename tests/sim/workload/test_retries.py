@@ -85,7 +85,7 @@ def test_a_refusal_is_honoured_if_it_asks_for_more(retry_after_s):
 
 
 @pytest.mark.parametrize("honours", [True, False])
-def test_never_is_believed_by_everybody_and_costs_no_budget(honours):
+def test_never_is_believed_by_every_client_and_costs_no_budget(honours):
     retries = Retries(honours_retry_after=honours, retry_budget=0.0, retry_burst=1)
     assert retries.next_at(0, 1, 0.0, inf) is None
     assert retries.next_at(0, 1, 0.0) is not None

@@ -16,7 +16,7 @@ NAMES = ("arrivals", "lengths", "priorities", "troubles.0")
 
 
 def test_streams_of_other_seeds_names_and_keys_are_uncorrelated():
-    """Of n pairs of independent values the correlation is below 4 / sqrt(n) but once in 16,000 times."""
+    """The correlation of n independent pairs exceeds 4 / sqrt(n) only once in 16,000 times."""
     num = 20_000
     drawn = {(seed, name): stream(seed, name).standard_normal(num) for seed in (0, 1) for name in NAMES}
     drawn[0, "arrivals", 1] = stream(0, "arrivals", 1).standard_normal(num)

@@ -109,7 +109,7 @@ def test_closed_loop_users_think_after_each_answer():
     ]
 
 
-def test_what_a_user_sends_does_not_depend_on_who_is_served_first():
+def test_what_a_user_sends_does_not_depend_on_the_order_of_service():
     loop = users(num_users=5, think_time_s=Exponential(mean=1.0))
     workload = make_synthetic(arrivals=loop, num_requests=None, duration_s=60.0)
 

@@ -74,7 +74,7 @@ def test_a_crowd_is_served_side_by_side_and_decided_again():
     assert replay(recording, fresh_core(llm, {})).difference is None
 
 
-def test_who_loses_patience_leaves():
+def test_a_client_that_loses_patience_leaves():
     _, run, recording = drive(SteppedClock(1e-3), source_of(np.zeros(30), patience_s=0.05))
     reasons = {answer.outputs[0].finish_reason for answer in run.answers.values()}
     assert reasons == {"length", "aborted"}

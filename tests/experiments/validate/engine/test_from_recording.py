@@ -67,21 +67,21 @@ def test_idle_time_is_in_no_iteration():
     assert [one.seen_s - START_S for one in asked(found) if one.request_ids] == [pytest.approx(0.050)]
 
 
-def test_who_was_given_up_leaves_nothing_to_do():
+def test_an_aborted_request_leaves_nothing_to_do():
     """The only one that was left at 10 ms left before the second plan."""
     leave = Event(1, "leave", START_S + 0.012, 0, "aborted")
     found = recording([step(0.001, 0.010), step(0.050, 0.060)], [leave, enter(1, 0.049, 1)])
     assert spans(found) == [(1, 10), (50, 60)]
 
 
-def test_waiting_for_somebody_else_is_idle_time():
+def test_waiting_for_another_request_is_idle_time():
     """Asked at 12 ms, the policies had nothing to compute until a request came."""
     found = recording([step(0.001, 0.010), step(0.050, 0.060)], [wait(1, 0.012), enter(1, 0.049)])
     assert spans(found) == [(1, 10), (50, 60)]
 
 
 def test_waking_late_is_the_hosts_time():
-    """The policies wanted to be asked at 42 ms, and were at 50 ms; who came in between takes part."""
+    """The policies asked to be called at 42 ms and were called at 50 ms; later requests take part."""
     events = [wait(1, 0.012, 0.030), enter(1, 0.049)]
     found = recording([step(0.001, 0.010), step(0.050, 0.060)], events)
     assert spans(found) == [(1, 10), (42, 60)]
@@ -89,7 +89,7 @@ def test_waking_late_is_the_hosts_time():
     assert START_S + 0.0419 < seen_s < START_S + 0.042
 
 
-def test_who_ends_a_wait_early_begins_the_iteration():
+def test_a_request_that_ends_a_wait_early_begins_the_iteration():
     """The policies would have waited until 42 ms; a batch was full at 30 ms."""
     events = [wait(1, 0.012, 0.030), enter(1, 0.029)]
     found = recording([step(0.001, 0.010), step(0.030, 0.040)], events)
@@ -118,7 +118,7 @@ def test_what_was_never_read_ends_with_its_commit():
 
 
 def test_a_request_is_seen_in_the_last_iteration_of_the_launch_before():
-    """Four iterations from 10 to 50 ms: who comes in them is known to the plan at 50 ms, to none before."""
+    """Four iterations from 10 to 50 ms: requests that come in them are known to the plan at 50 ms."""
     steps = [step(0.001, 0.010), step(0.010, 0.050, num_iterations=4), step(0.051, 0.060)]
     found = recording(steps, [enter(0, 0.0), enter(2, 0.015, 1)])
     seen_s = {request_id: one.seen_s - START_S for one in asked(found) for request_id in one.request_ids}

@@ -136,7 +136,7 @@ def test_runs_of_other_traffic_are_no_repetitions(recorded, tmp_path, capsys):
 
 
 def test_other_settings_are_refused_with_what_to_add(recorded, tmp_path, capsys):
-    """What it says to add makes it right."""
+    """The suggested arguments remove the error."""
     error = refusal(capsys, tmp_path, recorded / "0", "batching=orca", blocks="engine.num_kv_blocks=11")
     assert error.startswith(f"windtunnel: against={recorded / '0'}: was recorded with other settings; add  ")
     advice = re.search(r"add  (.*)  or check_config=false", error).group(1).split(" ")
@@ -222,7 +222,7 @@ def test_what_is_no_recording_is_refused(copy, tmp_path, capsys, spoil, message)
 
 
 def test_a_recording_without_a_config_can_be_used_unchecked(copy, tmp_path, capsys):
-    """As of somebody who has made one with a `Recorder` alone."""
+    """A `Recorder` used directly writes such a recording."""
     recording = load(copy)
     about = {name: value for name, value in recording.engine.items() if not name.startswith("config")}
     replace(recording, engine=about).save(copy)

@@ -155,7 +155,7 @@ def test_bad_input_is_one_line_before_anything_is_measured(arguments, message, t
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "policies" else name for name in SUITES]
 )
 def test_every_case_can_be_built_and_run(name):
-    """On the default machine, as is done before anything is measured."""
+    """On the default machine, as `validate` builds them before it measures anything."""
     device = "cuda" if name.endswith("_gpu") else "cpu"
     found = cases(suite_of(name), device=device)
     assert list(found) == list(suite_of(name).cases)

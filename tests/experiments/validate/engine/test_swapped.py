@@ -70,7 +70,7 @@ def test_what_was_run_is_simulated_plan_by_plan_and_to_the_microsecond(kind):
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 @pytest.mark.parametrize("name", ["swap", "prefix_swap", "mlfq"])
-def test_who_comes_while_the_engine_only_waits_for_kv_takes_part_in_the_plan_after_it(name, overlap):
+def test_a_request_that_comes_during_a_wait_for_kv_takes_part_in_the_next_plan(name, overlap):
     scenario = scenario_of(overlap=overlap, **WORLDS[name])
     source = traffic(30, seed=4, gap_s=3e-3, priorities=(0, 1))
     recording = run_engine(scenario, source, clock=UnevenClock(4))
@@ -83,8 +83,8 @@ def test_who_comes_while_the_engine_only_waits_for_kv_takes_part_in_the_plan_aft
     assert (largest_differences(recording, replayed) < 1e-6).all()
 
 
-def test_priorities_decide_who_waits():
-    """So that equal plans say something about them."""
+def test_priorities_decide_which_requests_wait():
+    """Otherwise equal plans would say nothing about priorities."""
     scenario = scenario_of(**WORLDS["priority"])
     recording = run_engine(scenario, traffic(gap_s=3e-4, priorities=(0, 1)))
     waits = recording.requests.assign(waited_s=lambda table: table["scheduled_s"] - table["arrival_s"])
@@ -171,7 +171,7 @@ def test_shapes_that_were_not_run_are_priced_in_proportion(crowded):
 
 
 def test_the_hosts_recorded_time_is_added_to_what_the_model_says_without_one(crowded):
-    """What an iteration took less what its executor took; for a shape that was not run, the mean."""
+    """The host's time is the iteration's less the executor's; for a shape that was not run, the mean."""
     scenario, recording = crowded
     busy = replace(scenario, engine=replace(scenario.engine, host=HostOverhead(iteration_s=0.5)))
     base = without_host(busy).iteration_model()
@@ -234,6 +234,6 @@ def test_what_is_modelled_wrongly_is_the_part_that_grows(two_runs):
     assert late["queueing"] == pytest.approx(5e-3 / real_s, rel=0.2)
     assert max(abs(late[name]) for name in late if name != "queueing") < 0.1 * late["queueing"]
     slow = changed(host=replace(scenario.engine.host, iteration_s=2e-3))
-    last = [*slow][-2]  # nobody reacts to the answers
+    last = [*slow][-2]  # no request depends on the answers
     assert slow[last] > 1
     assert max(abs(slow[name]) for name in slow if name != last) < 0.1 * slow[last]

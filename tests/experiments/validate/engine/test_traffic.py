@@ -132,7 +132,7 @@ def test_conversations_are_paced_by_what_people_take_to_think():
 @pytest.mark.parametrize(
     "arrivals",
     [AllAtOnce(), ClosedLoop(num_users=2, think_time_s=Fixed(value=0))],
-    ids=["a crowd", "users who do not think"],
+    ids=["a crowd", "users without think time"],
 )
 def test_what_leaves_no_time_between_requests_cannot_be_paced(arrivals):
     scenario = scenario_of(workload=equal_requests(arrivals), host_s=1e-3)
@@ -148,7 +148,7 @@ def test_what_is_never_answered_gives_no_load():
 
 
 def test_both_worlds_serve_the_same_requests():
-    """Ids, lengths, and, at so low a load that nobody queues, moments of arrival."""
+    """Ids and lengths are equal, and, at so low a load that no request queues, arrival times."""
     scenario = at_load(scenario_of(workload=drawn("workload.priority_shares=[0.5,0.5]")), 1e-4)
     real = run_engine(scenario, scenario.source()).requests
     simulated = scenario.simulate(scenario.source()).requests
