@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from omegaconf import OmegaConf
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.study.presets import NotSimulatedError, plain, preset
 from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
+from sim.settings.bounded_yaml import read_yaml
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError, suggest
 
@@ -64,7 +64,7 @@ def is_called(device: Device, gpu: str) -> bool:
     except NotSimulatedError:
         return plain(gpu) == plain(device.name)
     files = {found.name: found.file for found in find_groups([CONFIG_DIR])["hardware"]}
-    return bool(OmegaConf.select(OmegaConf.load(files[choice]), "name") == device.name)
+    return bool(read_yaml(files[choice]).get("name") == device.name)
 
 
 def read(path: Path, operator: Operator) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
 from sim.report.page import report_sections, write_report
 from sim.report.saved import GAPS, RECORDS, read_records
+from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError
 from sim.settings.recorded import check_recorded
 from sim.settings.scenario import build_scenario
@@ -36,7 +37,7 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
     Raises ConfigError for a folder that lacks something.
     """
     _check(folder)
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    config: Any = read_yaml(folder / "config.yaml")
     if not trust:
         check_recorded(config, f"run={folder}")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -78,7 +78,12 @@ def _serve(rank: int, address: str, model: Model, settings: EngineSettings) -> N
         torch.cuda.set_device(device)
     group = connect(rank, settings.tensor_parallel_size, device, address)
     executor, _ = build_executor(model, settings, device, group)
-    follow(StepChannel(group), lambda words: executor.run(pickle.loads(words.numpy().tobytes())))  # nosec B301: from rank 0 of this engine
+
+    def run(words: torch.Tensor) -> None:
+        # Sent by rank 0 of this engine.
+        executor.run(pickle.loads(words.numpy().tobytes()))  # nosec B301
+
+    follow(StepChannel(group), run)
     disconnect()
 
 

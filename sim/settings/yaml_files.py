@@ -14,22 +14,8 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
-from omegaconf._utils import get_yaml_loader
 
-
-def _fast_loader() -> type:
-    """OmegaConf's loader, which knows what is a number and refuses a key given twice, on libyaml's parser.
-
-    Where PyYAML was built without libyaml, OmegaConf's own.
-    """
-    loader: type = get_yaml_loader()
-    return type("FastLoader", (yaml.CSafeLoader, loader), {}) if yaml.__with_libyaml__ else loader
-
-
-_LOADER = _fast_loader()
-MAX_CHARACTERS = 10_000
-"""Longest file that libyaml parses: it nests calls in C, so deeper nesting than that ends the process."""
-
+from sim.settings.bounded_yaml import TooLargeError, parse_yaml
 
 KEPT = 2_000
 """Files that are remembered, those that were asked for last."""
@@ -63,7 +49,8 @@ class YamlRepository(ConfigRepository):
         known = _read.get(key)
         if known is not None:
             _read.move_to_end(key)
-            return pickle.loads(known)  # type: ignore[no-any-return]  # nosec B301: made by this process
+            # Made by this process.
+            return pickle.loads(known)  # type: ignore[no-any-return]  # nosec B301
         result = super().load_config(config_path)
         # Most processes compose once: the first time nothing is pickled.
         _read[key] = pickle.dumps(result) if key in _read else None
@@ -87,24 +74,23 @@ class YamlFolder(FileConfigSource):
             return ""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """The content of a file. Hydra's own loader reads long ones, and says what is wrong with a bad one.
+        """Returns the content of a file. Hydra's own loader says what is wrong with a bad one.
 
-        Raises YAMLError for a file that is no UTF-8 text, or nests its values deeper than Python can follow.
+        Raises YAMLError for a file that is not UTF-8 text, or exceeds the limits of `parse_yaml`.
         """
         file = self._file(config_path)
         try:
             text = file.read_text(encoding="utf-8")
-            content = yaml.load(text, Loader=_LOADER) if len(text) <= MAX_CHARACTERS else None  # nosec B506: a safe loader
+            content = parse_yaml(text, str(file))
         except UnicodeDecodeError as error:
             raise yaml.YAMLError(f"{file}: must be UTF-8 text: {error}") from None
+        except TooLargeError:
+            raise
         except (OSError, yaml.YAMLError):
             content = None
-        try:
-            if isinstance(content, dict):
-                return self._result(text, content)
-            return super().load_config(config_path)
-        except RecursionError:
-            raise yaml.YAMLError(f"{file}: its values are nested too deeply; write them flatter") from None
+        if isinstance(content, dict):
+            return self._result(text, content)
+        return super().load_config(config_path)
 
     def _file(self, config_path: str) -> Path:
         return Path(self.path, self._normalize_file_name(config_path))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments.compare.settings import Experiment
 from experiments.compare.whatif.offered import OFFERED, Baseline, Change, DoesNotApply
@@ -15,6 +15,7 @@ from experiments.study.figures import Metric, as_text, known_figures
 from experiments.study.override_lines import by_name, line_of
 from experiments.study.request_limit import limiting_override
 from experiments.study.runs import Point
+from sim.settings.bounded_yaml import read_yaml
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import find_groups
@@ -183,4 +184,4 @@ def _offered(
 def _bandwidth(source: ConfigSource, hardware: str) -> float:
     """Bytes/s of a choice of `hardware`."""
     file = next(choice.file for choice in find_groups(source.dirs)["hardware"] if choice.name == hardware)
-    return float(OmegaConf.load(file)["memory_bandwidth_bytes_per_s"])  # type: ignore[index]
+    return float(read_yaml(file)["memory_bandwidth_bytes_per_s"])

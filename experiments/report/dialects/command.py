@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from omegaconf import OmegaConf
 from rich.text import Text
 
 from experiments.app.key_values import key_values
@@ -19,6 +18,7 @@ from sim.metrics.token_times import known_token_times
 from sim.metrics.window import Window
 from sim.report.dialect_tables import dialect_tables
 from sim.report.vllm_bench import FILE, write_vllm_bench
+from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError, suggest
 
 USAGE = f"""\
@@ -120,5 +120,5 @@ def _slo(summary: dict[str, Any]) -> Slo | None:
 
 def _model(folder: Path) -> str:
     file = folder / "config.yaml"
-    config: Any = OmegaConf.load(file) if file.is_file() else {}
+    config: Any = read_yaml(file) if file.is_file() else {}
     return str(config.get("model", {}).get("name", ""))

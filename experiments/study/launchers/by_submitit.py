@@ -148,7 +148,8 @@ class _Chunk:
         for index in self.indices:
             file = self.results / f"{index}.pkl"
             if index not in self.seen and file.exists():
-                result, error = pickle.loads(file.read_bytes())  # nosec B301: our own job wrote it, mode 700
+                # Written by our own job, in a folder of mode 700.
+                result, error = pickle.loads(file.read_bytes())  # nosec B301
                 file.unlink()
                 self.seen.add(index)
                 yield Outcome(index, result, error)

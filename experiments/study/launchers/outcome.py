@@ -84,7 +84,8 @@ def exited(stop: SystemExit) -> RuntimeError:
 def _picklable(error: Exception) -> Exception:
     """The error without its causes, which a message may not keep; in words if it cannot travel."""
     try:
-        copy: Any = pickle.loads(pickle.dumps(error))  # nosec B301: made in this line
+        # Made in this very line.
+        copy: Any = pickle.loads(pickle.dumps(error))  # nosec B301
     except Exception:
         copy = None
     if isinstance(copy, Exception):

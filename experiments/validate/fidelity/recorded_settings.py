@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import OmegaConf
 
 from experiments.study.measured_requests import scenario_of
 from experiments.study.presets import NotSimulatedError, preset
+from sim.settings.bounded_yaml import read_yaml
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.convert import shown
 from sim.setup.scenario import Scenario
@@ -65,7 +65,7 @@ def differences(file: Path, run: str, scenario: Scenario, config: Mapping[str, A
     """
     beside = file.parent if file.is_file() else file
     if (recorded := beside / "config.yaml").is_file():
-        settings: Any = OmegaConf.to_container(OmegaConf.load(recorded), resolve=False)
+        settings: Any = read_yaml(recorded)
         return list(_config_differences(settings, config)) if isinstance(settings, dict) else []
     if (runs := beside / "runs.csv").is_file():
         table = pd.read_csv(runs)

@@ -1,0 +1,100 @@
+"""YAML within limits: a text of a few hundred characters may stand for billions of values by its aliases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from omegaconf._utils import get_yaml_loader
+
+from sim.settings.errors import ConfigError
+
+MAX_CHARACTERS = 1_000_000
+SHORT = 10_000
+"""Characters of a text that indentation alone cannot nest deeper than 141 levels."""
+MAX_DEPTH = 50
+"""Deepest nesting of lists and mappings; our deepest config has eight levels."""
+MAX_VALUES = 100_000
+"""Most keys and values, with those that aliases repeat."""
+
+
+def _fast_loader() -> type:
+    """Returns OmegaConf's loader on libyaml's parser; without libyaml, OmegaConf's own.
+
+    It knows what is a number, refuses a key given twice, and builds nothing but plain values.
+    """
+    loader: type = get_yaml_loader()
+    return type("FastLoader", (yaml.CSafeLoader, loader), {}) if yaml.__with_libyaml__ else loader
+
+
+_LOADER = _fast_loader()
+
+
+class TooLargeError(yaml.YAMLError):  # type: ignore[misc]
+    """Raised for YAML that is larger, deeper or has more values than any config."""
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parses YAML to plain values. where: the file, for messages.
+
+    Raises TooLargeError beyond the limits, and other YAMLErrors for what is not YAML.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise TooLargeError(f"{where}: must have at most {MAX_CHARACTERS:,} characters, has {len(text):,}")
+    if not _is_small(text):
+        _check_size(text, where)
+    # The loader derives from SafeLoader.
+    return yaml.load(text, Loader=_LOADER)  # nosec B506
+
+
+def read_yaml(file: Path) -> Any:
+    """Reads a YAML file that is data, such as the config of a run. Raises ConfigError."""
+    try:
+        return parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    except TooLargeError as error:
+        raise ConfigError(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: must be UTF-8 text: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ConfigError(f"{file}: not valid YAML: {what}") from error
+
+
+def _is_small(text: str) -> bool:
+    """Returns whether a text needs no count of its values, as almost all configs: counting takes time."""
+    nested = text.count("[") + text.count("{") > MAX_DEPTH or "- -" in text or "? -" in text
+    return len(text) <= SHORT and "&" not in text and not nested
+
+
+def _check_size(text: str, where: str) -> None:
+    """Raises TooLargeError by reading the parser's events, which needs no memory for values."""
+    sizes: dict[str, int] = {}
+    """Anchor -> number of values that it stands for."""
+    open_nodes: list[tuple[str | None, int]] = []
+    """Of the lists and mappings around: the anchor, and the number of values before it."""
+    count = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, count))
+            if len(open_nodes) > MAX_DEPTH:
+                raise TooLargeError(
+                    f"{where}: nests values more than {MAX_DEPTH} levels deep; write it flatter"
+                )
+            count += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise TooLargeError(f"{where}: *{event.anchor} stands for a value that contains it")
+            count += sizes[event.anchor]
+        if count > MAX_VALUES:
+            raise TooLargeError(f"{where}: must have at most {MAX_VALUES:,} values, with those of aliases")
