@@ -1,6 +1,6 @@
-"""`windtunnel calibrate`: from measured operators of a device to the parameters of its hardware model.
+"""`windtunnel calibrate`: fits the parameters of a device's hardware model to measured operators.
 
-With device= it is this machine that is measured, for our own engine: `experiments.calibrate.engine`.
+With device=, the command measures this machine for windtunnel's own engine: `experiments.calibrate.engine`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from experiments.app.job import Job
 from experiments.app.output_file import check_output_file
 from experiments.app.run_folder import print_path
 from experiments.app.terminal import terminal_console
-from experiments.calibrate.engine import command as of_engine
+from experiments.calibrate.engine import command as engine_command
 from experiments.calibrate.fit import (
     error_table,
     fit_calibration,
@@ -42,17 +42,17 @@ COLUMNS = {
     "median": "fitted_median",
     "p90": "fitted_p90",
     "bias": "fitted_bias",
-    "rows kept back": "rows",
-    "answered": "coverage",
+    "validation rows": "rows",
+    "predicted": "coverage",
     "median ": "median",
     "p90 ": "p90",
     "bias ": "bias",
 }
-"""Of the printed table, and the keys of `error_table` that they show."""
+"""Columns of the printed table -> the keys of `error_table` that they show."""
 
 
-OF_ENGINE = ("device", "model", "measure")
-"""Settings of the other use, with a device."""
+ENGINE_SETTINGS = ("device", "model", "measure")
+"""Settings that only the measurement of this machine uses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,18 +64,18 @@ class CalibrateSettings:
     out: str
     report: str | None = None
     gpu: str | None = None
-    """As the tables' column gpu has it; null: by the names of the presets."""
+    """Name of the device in the column gpu of the tables; None: the names of the hardware presets."""
     compute_capability: str | None = None
-    """sm80, sm90, ...; null: by the kernels that the rows name."""
+    """sm80, sm90, ...; None: inferred from the kernels that the rows name."""
     source: str | None = None
-    """Who measured; null: the folder's name."""
+    """Name of the source of the measurements; None: the name of the folder."""
     sustained_clock_share: float = 0.9
-    """Taken over as it is: operators measured alone do not show it."""
+    """Copied to the calibration: it cannot be fitted to operators that were measured alone."""
     start_share: float = 0.8
-    """Taken over, too."""
+    """Copied to the calibration, for the same reason."""
 
     def __post_init__(self) -> None:
-        # Raises for what is no share.
+        # Raises ValueError if a value is not a share from 0 to 1.
         Calibration(sustained_clock_share=self.sustained_clock_share, start_share=self.start_share)
         for name in ("out", "report"):
             if (value := getattr(self, name)) is not None:
@@ -83,21 +83,21 @@ class CalibrateSettings:
         if Path(self.out).exists() and not is_calibration(Path(self.out)):
             raise ValueError(
                 f"out={self.out}: exists and is not a calibration file; "
-                "name another, say configs/calibration/my_gpu.yaml"
+                "name another file, such as configs/calibration/my_gpu.yaml"
             )
         if self.compute_capability is not None:
-            GemmCurve(compute_capability=self.compute_capability)  # raises for one that it does not know
+            GemmCurve(compute_capability=self.compute_capability)  # raises ValueError if it is unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrateJob:
-    """Measured operators, read and checked."""
+    """Fit of a calibration to measured operators, which have been read and checked."""
 
     settings: CalibrateSettings
     tables: dict[str, Measured]
 
     def run(self, folder: Path) -> None:
-        """Fit, write, print."""
+        """Fits the calibration, writes its file and the report, and prints the errors."""
         settings, tables, device = self.settings, self.tables, self.settings.hardware
         console = terminal_console()
         num_rows = sum(len(table.sound) for table in tables.values())
@@ -121,7 +121,7 @@ class CalibrateJob:
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
         count = len(fitted_figures(calibration))
-        description = f"{device.name}: {count} figures, fitted to {num_rows:,} measured calls of operators"
+        description = f"{device.name}: {count} figures, fitted to {num_rows:,} measured operator calls"
         text = calibration_yaml(calibration, fitted_curves(tables), description)
         Path(settings.out).write_text(text, encoding="utf-8")
         print_path(settings.out, console)
@@ -131,37 +131,41 @@ class CalibrateJob:
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> Job:
-    """Raises ConfigError for settings and for tables that cannot be right."""
+    """Builds the job. Raises ConfigError for wrong settings and for implausible tables."""
     if cfg.device is not None:
-        return of_engine.prepare(cfg)
+        return engine_command.prepare(cfg)
     settings = _settings(cfg)
     tables = read_tables(Path(settings.ops), settings.hardware, settings.gpu)
     return CalibrateJob(settings=settings, tables=tables)
 
 
 def _settings(cfg: DictConfig) -> CalibrateSettings:
-    # Every hardware preset brings the calibration that it has now; the fit does not start from it.
-    others = ("calibration", *OF_ENGINE)
+    # Every hardware preset selects its present calibration, which the fit does not use.
+    others = ("calibration", *ENGINE_SETTINGS)
     given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in others])
     settings: CalibrateSettings = build_as(CalibrateSettings, given, "")
     return settings
 
 
 def source_of(num_rows: int, source: str) -> str:
-    """What the calibration says of its measurements."""
-    kept_back = "one group of shapes in four kept back for validation"
-    return f"{source}; {num_rows:,} rows, {kept_back}; fitted {date.today().isoformat()}"
+    """Returns the calibration's text about its measurements."""
+    held_out = "one group of shapes in four held out for validation"
+    return f"{source}; {num_rows:,} rows, {held_out}; fitted {date.today().isoformat()}"
 
 
 def remarks(tables: Mapping[str, Measured], calibration: Calibration) -> list[str]:
-    """What the figures alone do not say."""
+    """Returns notes on the fit: the number of figures, missing tables and rows that were left out."""
     count = len(fitted_figures(calibration))
-    notes = [f"{count} figures fitted to {calibration.measured_on}, errors in percent of the measured time."]
+    figures = "1 figure was" if count == 1 else f"{count} figures were"
+    notes = [
+        f"{figures} fitted to measurements of {calibration.measured_on}; errors are in percent of the "
+        "measured time."
+    ]
     missing = [OPERATORS[name].title for name in OPERATORS if name not in tables]
     if missing:
-        notes.append(f"No rows for this device, defaults are kept: {', '.join(missing)}.")
+        notes.append(f"Defaults are kept for operators without rows of this device: {', '.join(missing)}.")
     return notes + [
-        f"{OPERATORS[name].title}: {t.caveat}; left out." for name, t in tables.items() if t.caveat
+        f"{OPERATORS[name].title}: left out {t.caveat}." for name, t in tables.items() if t.caveat
     ]
 
 

@@ -1,4 +1,4 @@
-"""From the measured tables of a device to its calibration, and how far that is from them."""
+"""Fits a calibration to the measured tables of a device, and computes its errors."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ CURVES = {
     "moe": ("moe",),
     "collectives": ("collectives",),
 }
-"""Fields of `Calibration`, in the order of the fits, and the tables that each one needs."""
+"""Fields of `Calibration`, in the order of the fits -> the tables that each one needs."""
 
 
 def fit_calibration(
     tables: Mapping[str, Measured], device: Device, *, compute_capability: str | None, source: str
 ) -> Calibration:
-    """Every curve whose tables are there; the others keep their defaults.
+    """Fits every curve whose tables exist; the other curves keep their defaults.
 
-    Validation groups are kept back. Raises ConfigError where rows cannot be fitted.
+    Validation groups are held out. Raises ConfigError if rows cannot be fitted.
     """
     rows = {
         name: kept(table.rows, table.sound & ~validation(name, table.rows)) for name, table in tables.items()
@@ -48,7 +48,7 @@ def fit_calibration(
     def chip() -> str:
         if capability is None:
             raise ConfigError(
-                "compute_capability: rows of mla and moe alone do not tell the chip; "
+                "compute_capability: cannot be inferred from rows of mla and moe alone; "
                 "give compute_capability=sm80, sm90, sm100 or sm120"
             )
         return capability
@@ -72,7 +72,7 @@ def fit_calibration(
 
 
 def fitted_curves(tables: Mapping[str, Measured]) -> list[str]:
-    """Those whose tables are all there."""
+    """Returns the curves whose tables all exist."""
     return [curve for curve, needed in CURVES.items() if all(name in tables for name in needed)]
 
 
@@ -81,7 +81,10 @@ def validation(operator: str, rows: Rows) -> Bools:
 
 
 def capability_from(rows: Mapping[str, Rows]) -> str | None:
-    """The chip's compute capability, by the kernels that libraries chose on it; None: no row asks for it."""
+    """Infers the compute capability from the kernels that libraries chose; None if no row needs it.
+
+    Raises ConfigError if the kernels are of different capabilities.
+    """
     if "attention_decode" in rows:
         try:
             return capability_of(rows["attention_decode"]["kernel"])
@@ -95,11 +98,14 @@ def kept(rows: Rows, chosen: Bools) -> Rows:
 
 
 def residuals(operator: Operator, table: Measured, device: Device, calibration: Calibration) -> pd.DataFrame:
-    """A line a row: data_type, size, measured_s, predicted_s (NaN: no answer), validation (was kept back)."""
+    """Returns data_type, size, measured_s, predicted_s and validation (held out) of every row.
+
+    predicted_s is NaN for rows that the operator does not model.
+    """
     rows = table.rows
-    answered = table.sound & operator.answered(rows, device)
-    predicted_s = np.full(len(answered), np.nan)
-    predicted_s[answered] = operator.predict(kept(rows, answered), device, calibration)
+    modelled = table.sound & operator.modelled(rows, device)
+    predicted_s = np.full(len(modelled), np.nan)
+    predicted_s[modelled] = operator.predict(kept(rows, modelled), device, calibration)
     return pd.DataFrame(
         {
             "data_type": operator.data_type(rows),
@@ -112,17 +118,17 @@ def residuals(operator: Operator, table: Measured, device: Device, calibration: 
 
 
 def error_figures(lines: pd.DataFrame) -> dict[str, float]:
-    """rows, coverage (share of them with an answer), median, p90 and bias in percent."""
-    answered = lines[lines["predicted_s"].notna()]
-    figures = {"rows": len(lines), "coverage": len(answered) / len(lines) if len(lines) else np.nan}
-    if answered.empty:
+    """Computes rows, coverage (share of rows with a prediction), and median, p90 and bias in percent."""
+    predicted = lines[lines["predicted_s"].notna()]
+    figures = {"rows": len(lines), "coverage": len(predicted) / len(lines) if len(lines) else np.nan}
+    if predicted.empty:
         return figures | {"median": np.nan, "p90": np.nan, "bias": np.nan}
-    found = errors(answered["predicted_s"].to_numpy(), answered["measured_s"].to_numpy())
+    found = errors(predicted["predicted_s"].to_numpy(), predicted["measured_s"].to_numpy())
     return figures | {"median": found.median, "p90": found.p90, "bias": found.bias}
 
 
 def error_table(lines: pd.DataFrame) -> pd.DataFrame:
-    """`error_figures` of each data type, and of all, side by side: those of fitted and of validation rows."""
+    """Computes `error_figures` of fitted and of validation rows, for each data type and for all."""
     groups = [*lines.groupby("data_type")]
     if len(groups) > 1:
         groups.append(("all", lines))
@@ -137,7 +143,7 @@ def error_table(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def fitted_figures(calibration: Calibration) -> list[str]:
-    """curve.name of every number that differs from its default: those that rows decided."""
+    """Returns curve.name of every number that differs from its default, that is, was fitted."""
     default = Calibration()
     return [
         f"{curve}.{field.name}"

@@ -1,6 +1,7 @@
-"""The measured tables that a device is calibrated with: their columns, their fit, their predictions.
+"""Measured tables from which a device is calibrated: their columns, and the predictions for their rows.
 
-Columns and units are those of the fits (`hwmodels.fitting`); `id`, `gpu` and `latency_us` are in every table.
+Columns and units are those of the fits (`hwmodels.fitting`). Every table has the columns `id`, `gpu` and
+`latency_us`.
 """
 
 from __future__ import annotations
@@ -30,30 +31,31 @@ def every_row(rows: Rows, device: Device) -> Bools:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """One table, and what is done with its rows."""
+    """Columns and functions of one table."""
 
     name: str
-    """Of the table's file, without .parquet."""
+    """Name of the table's file, without .parquet."""
     title: str
     curve: str
-    """Field of `Calibration` that prices it."""
+    """Field of `Calibration` that predicts the operator's time."""
     sizes: tuple[str, ...]
     """Columns of numbers > 0."""
     choices: Mapping[str, tuple[str, ...]]
-    """Columns of words, and those that are understood; none: any."""
+    """Columns of words -> the words allowed; empty: any word."""
     optional: Mapping[str, float] = field(default_factory=dict)
-    """Columns that may be missing, as may their values, and what is taken then."""
+    """Columns that may be missing, or have missing values -> the default."""
     group_by: tuple[str, ...]
-    """Rows alike in these columns are fitted, or kept back for validation, together."""
+    """Columns that define a group of rows; a group is fitted or held out for validation as a whole."""
     predict: Callable[[Rows, Device, Calibration], Floats]
-    """Seconds."""
+    """Predicted time of every row, in seconds."""
     least_seconds: Callable[[Rows, Device], Floats]
-    answered: Callable[[Rows, Device], Bools] = every_row
-    """Rows that show what the operator prices."""
+    """Lower bound of the time of every row by the data sheet, in seconds."""
+    modelled: Callable[[Rows, Device], Bools] = every_row
+    """Rows whose time the calibration models."""
     data_type: Callable[[Rows], list[str]]
-    """What each row's errors are counted under."""
+    """Data type of every row, by which errors are grouped."""
     size: Callable[[Rows], Floats]
-    """To draw errors against."""
+    """Size of every row, the x axis of the residual plot."""
     size_label: str
 
     @property
@@ -62,7 +64,7 @@ class Operator:
 
 
 def in_a_graph(rows: Rows, device: Device) -> Bools:
-    """Rows of vLLM outside CUDA graphs time the host's launches, whatever the message."""
+    """Selects rows measured in CUDA graphs; others of vLLM time launches from the host, at every size."""
     return np.array([not name.endswith("_eager") for name in rows["implementation"]], dtype=np.bool_)
 
 
@@ -103,7 +105,7 @@ OPERATORS = {
             group_by=gemm.GROUP_BY,
             predict=lambda rows, device, fitted: gemm.predict_gemm(rows, device, fitted.gemm),
             least_seconds=limits.least_gemm_seconds,
-            answered=lambda rows, device: gemm.modelled_rows(rows),
+            modelled=lambda rows, device: gemm.modelled_rows(rows),
             data_type=column("dtype"),
             size=product("m"),
             size_label="m, rows of the activations",
@@ -201,11 +203,11 @@ OPERATORS = {
                 rows, device, fitted.collectives
             ),
             least_seconds=limits.least_collective_seconds,
-            answered=in_a_graph,
+            modelled=in_a_graph,
             data_type=column("collective"),
             size=product("bytes"),
             size_label="bytes",
         ),
     )
 }
-"""By name of the table."""
+"""Operators by the name of their table."""

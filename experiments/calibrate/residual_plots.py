@@ -1,4 +1,4 @@
-"""Predicted against measured times, as figures and as a page."""
+"""Plots of predicted against measured times of operators."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from plotly.subplots import make_subplots
 from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
 
 MAX_POINTS = 2000
-"""Of each colour in each figure."""
+"""Largest number of points of each colour in a plot."""
 
 
 def residual_figure(lines: pd.DataFrame, size_label: str, seed: int = 0) -> go.Figure:
-    """Left: predicted against measured. Right: error against size, with medians by factors of 4 in size.
+    """Draws predicted against measured times (left) and errors against size (right).
 
-    lines: of `experiments.calibrate.fit.residuals`; those without an answer are not drawn.
+    The error plot also shows medians by factors of 4 in size. lines: from
+    `experiments.calibrate.fit.residuals`; rows without a prediction are not drawn.
     """
-    answered = lines[lines["predicted_s"].notna()]
-    error = 100 * (answered["predicted_s"] / answered["measured_s"] - 1)
+    predicted = lines[lines["predicted_s"].notna()]
+    error = 100 * (predicted["predicted_s"] / predicted["measured_s"] - 1)
     figure = make_subplots(1, 2, subplot_titles=["predicted against measured, us", "error, %"])
     for name, colour, part in (
-        ("fitted", BLUE, answered[~answered["validation"]]),
-        ("validation", ORANGE, answered[answered["validation"]]),
+        ("fitted", BLUE, predicted[~predicted["validation"]]),
+        ("validation", ORANGE, predicted[predicted["validation"]]),
     ):
         shown = part.sample(min(len(part), MAX_POINTS), random_state=seed)
         marker = {"color": colour, "size": 3, "opacity": 0.4}
@@ -40,10 +41,10 @@ def residual_figure(lines: pd.DataFrame, size_label: str, seed: int = 0) -> go.F
             col=2,
             **common,
         )
-    limits = 1e6 * answered["measured_s"].agg(["min", "max"]).to_numpy()
+    limits = 1e6 * predicted["measured_s"].agg(["min", "max"]).to_numpy()
     equal = {"mode": "lines", "line": LIMIT, "showlegend": False, "hoverinfo": "skip"}
     figure.add_scatter(x=limits, y=limits, row=1, col=1, **equal)
-    steps = np.floor(np.log2(answered["size"].to_numpy(dtype=np.float64)) / 2)
+    steps = np.floor(np.log2(predicted["size"].to_numpy(dtype=np.float64)) / 2)
     medians = error.groupby(steps).median()
     figure.add_scatter(
         x=2.0 ** (2 * medians.index.to_numpy() + 1),

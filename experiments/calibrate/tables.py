@@ -1,4 +1,4 @@
-"""Reading the measured tables of one device, and refusing what cannot be right."""
+"""Reads the measured tables of one device and refuses implausible rows."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError, suggest
 
 LEAST_SHARE = 0.5
-"""A row that took less than this share of the shortest possible time has another unit than it should."""
+"""A row below this share of the shortest possible time is taken to be in a wrong unit."""
 
 
 class Measured(NamedTuple):
-    """What one table says of the device."""
+    """Rows of one table for the device."""
 
     rows: Rows
     """Columns as numpy arrays."""
     sound: Bools
-    """False: faster than the data sheet allows; neither fitted nor counted as predicted."""
+    """False for rows faster than the data sheet allows, which are neither fitted nor predicted."""
     caveat: str
-    """About those rows; empty: there are none."""
+    """Description of the rows that are not sound; empty if there are none."""
 
 
 def read_tables(ops: Path, device: Device, gpu: str | None = None) -> dict[str, Measured]:
-    """The rows of the device in each of its tables that the folder has, by name of the operator.
+    """Returns the device's rows of every table in the folder, by name of the operator.
 
-    gpu: what the column gpu calls it; None: whatever stands for the preset of that device.
-    Raises ConfigError naming file, row, and column.
+    gpu: name of the device in the column gpu; None: any name of the device's preset.
+    Raises ConfigError naming the file, row and column.
     """
     if not ops.is_dir():
-        raise ConfigError(f"ops={ops}: no such folder")
+        raise ConfigError(f"ops={ops}: is not a folder")
     paths = {name: ops / f"{name}.parquet" for name in OPERATORS}
     tables = {name: read(path, OPERATORS[name]) for name, path in paths.items() if path.exists()}
     if not tables:
         known = ", ".join(path.name for path in paths.values())
-        raise ConfigError(f"ops={ops}: none of the tables is there: {known}")
+        raise ConfigError(f"ops={ops}: must contain at least one of the tables {known}")
     names = {name for table in tables.values() for name in table["gpu"].unique().tolist()}
     ours = {name for name in names if (name == gpu if gpu is not None else is_called(device, name))}
     if not ours:
         asked = device.name if gpu is None else gpu
-        raise ConfigError(f"ops={ops}: no rows of {asked}; {suggest(asked, sorted(names))}; give gpu=NAME")
+        raise ConfigError(
+            f"ops={ops}: the tables have no rows of {asked}; {suggest(asked, sorted(names))}; give gpu=NAME"
+        )
     chosen = {name: table[table["gpu"].isin(ours)] for name, table in tables.items()}
     return {
         name: checked(paths[name], table, OPERATORS[name], device)
@@ -58,7 +60,7 @@ def read_tables(ops: Path, device: Device, gpu: str | None = None) -> dict[str, 
 
 
 def is_called(device: Device, gpu: str) -> bool:
-    """Whether a table's name of a GPU stands for the device: by the preset of that name, or by its own."""
+    """Returns whether a GPU name in a table means the device: the device's own name or its preset's."""
     try:
         choice = preset("hardware", gpu)
     except NotSimulatedError:
@@ -74,14 +76,14 @@ def read(path: Path, operator: Operator) -> pd.DataFrame:
         raise ConfigError(f"ops: {path}: cannot be read: {error}") from error
     for name in operator.columns:
         if name not in table:
-            raise ConfigError(f"ops: {path}: no column {name}; {suggest(name, map(str, table.columns))}")
+            raise ConfigError(f"ops: {path}: has no column {name}; {suggest(name, map(str, table.columns))}")
     for name, value in operator.optional.items():
         table[name] = table[name].fillna(value) if name in table else value
     return table
 
 
 def checked(path: Path, table: pd.DataFrame, operator: Operator, device: Device) -> Measured:
-    """The table as arrays. Raises ConfigError."""
+    """Returns the table as arrays. Raises ConfigError for a wrong value and for a wrong unit of time."""
     for name in (*operator.sizes, "latency_us"):
         values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         refuse(path, table, ~(np.isfinite(values) & (values > 0)), name, "must be a finite number > 0")
@@ -98,22 +100,24 @@ def checked(path: Path, table: pd.DataFrame, operator: Operator, device: Device)
     share = rows["latency_us"] / np.maximum(least_us, 1e-9)
     worst = int(np.argmin(share))
     found = f"id={rows['id'][worst]}: latency_us={rows['latency_us'][worst]:g}"
-    reason = f"{found}: {device.name} cannot do it in less than {least_us[worst]:.4g} us"
+    reason = f"{found}, less than the {least_us[worst]:.4g} us that {device.name} needs by its data sheet"
     if share[worst] < LEAST_SHARE:
-        raise ConfigError(f"ops: {path}: {reason}, says its data sheet; is the unit us?")
+        raise ConfigError(f"ops: {path}: {reason}; is the column in us?")
     factor = slowness(1e-6 * rows["latency_us"], 1e-6 * least_us)
     if factor > TOO_SLOW:
         raise ConfigError(
-            f"ops: {path}: latency_us: large rows take {factor:,.0f} times as long as {device.name} needs at "
-            f"the least (median; must be <= {TOO_SLOW:g}); is it in us?"
+            f"ops: {path}: latency_us: large rows take {factor:,.0f} times as long as {device.name} needs by "
+            f"its data sheet (median; must be <= {TOO_SLOW:g}); is the column in us?"
         )
     sound = share >= 1
-    caveat = f"{(~sound).sum():,} rows faster than the data sheet allows, such as {reason}"
+    num_wrong = int((~sound).sum())
+    count = "1 row" if num_wrong == 1 else f"{num_wrong:,} rows"
+    caveat = f"{count} faster than the data sheet allows, such as {reason}"
     return Measured(rows, sound, "" if sound.all() else caveat)
 
 
 def refuse(path: Path, table: pd.DataFrame, wrong: Bools, name: str, rule: str) -> None:
-    """Raise ConfigError for the first wrong row."""
+    """Raises ConfigError for the first wrong row, if there is one."""
     if wrong.any():
         row = table.iloc[int(np.argmax(wrong))]
         raise ConfigError(f"ops: {path}: id={row['id']}: {name}={row[name]}: {rule}")

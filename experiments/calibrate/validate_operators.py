@@ -1,11 +1,12 @@
-"""How far operators are from measurements to which nothing was fitted.
+"""Errors of predicted operator times on held-out measurements.
 
     python -m experiments.calibrate.validate_operators ops=DIR [report=FILE.html] [refit=true]
 
-Prints Markdown: median / p90 absolute percentage error and coverage on the validation groups, by operator and
-data type, beside the targets. First with each device's own calibration, then with that of a relative, as if
-the device had never been measured. ops: a folder of tables as for `windtunnel calibrate`. report: a page with
-residual plots. refit: fit again instead of reading configs/calibration.
+Prints Markdown tables: median / p90 absolute percentage error and coverage on the validation groups, by
+operator and data type, beside the targets. The first table uses each device's own calibration; the others use
+the calibration of a related device, as if the device had never been measured. ops: a folder of tables as for
+`windtunnel calibrate`. report: a page with residual plots. refit: fit again instead of reading
+configs/calibration.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RELATIVES = {
     "b200_sxm": "h100_sxm",
     "rtx_pro_6000_server": "h100_sxm",
 }
-"""The measured devices, and whose calibration each gets when its own is left out."""
+"""Measured device -> the device whose calibration it gets when its own is left out."""
 
 TARGETS = {
     ("gemm", "bfloat16"): "6 / 20",
@@ -79,16 +80,18 @@ def main(arguments: Sequence[str]) -> None:
     gpus = {name: read_gpu(name, settings) for name in RELATIVES}
     own = {name: lines_of(gpu, gpu.calibration) for name, gpu in gpus.items()}
     relatives = {name: gpus[relative].calibration for name, relative in RELATIVES.items()}
-    print(f"Validation groups, {date.today().isoformat()}: median / p90 absolute percentage error.\n")
+    print(f"Median / p90 absolute percentage error on validation groups, {date.today().isoformat()}.\n")
     print(markdown(own, gpus, TARGETS, by_type=True))
     by = ", ".join(
         f"{gpus[name].device.name} by {gpus[other].device.name}" for name, other in RELATIVES.items()
     )
-    print(f"\nAs if never measured, with the calibration of a relative and the data sheet ({by}):\n")
+    print(f"\nWith the calibration of another device and the device's own data sheet ({by}):\n")
     left_out = {name: lines_of(gpu, relatives[name]) for name, gpu in gpus.items()}
     print(markdown(left_out, gpus, LEFT_OUT_TARGETS, by_type=False))
-    print("\nThe same with the device's own compute capability, and so the kernels that libraries run there;")
-    print("what sets these apart was fitted with rows of the device among others.\n")
+    print("\nWith the calibration of another device and the kernels of the device's own compute capability;")
+    print(
+        "the differences between these kernels were fitted to rows of several devices, this one included.\n"
+    )
     left_out = {
         name: lines_of(gpu, with_capability(relatives[name], gpu.calibration)) for name, gpu in gpus.items()
     }
@@ -113,7 +116,7 @@ def kept_back(operator: str, table: Measured) -> Measured:
 
 
 def lines_of(gpu: Gpu, calibration: Calibration) -> dict[str, pd.DataFrame]:
-    """Residuals by operator."""
+    """Computes the residuals of a GPU by operator."""
     return {
         name: residuals(OPERATORS[name], table, gpu.device, calibration) for name, table in gpu.tables.items()
     }
@@ -136,9 +139,12 @@ def markdown(
     *,
     by_type: bool,
 ) -> str:
-    """A line an operator, by_type also each data type, and a column a GPU. lines: by GPU and operator."""
+    """Returns a Markdown table with one column per GPU and one row per operator.
+
+    by_type: also one row per data type. lines: residuals by GPU and operator.
+    """
     names = [gpus[name].device.name.split(" Blackwell")[0] for name in lines]
-    heading = ["operator", "data type", "target", "all GPUs", "rows", "answered", *names]
+    heading = ["operator", "data type", "target", "all GPUs", "rows", "predicted", *names]
     table = [heading, ["---"] * len(heading)]
     for operator in OPERATORS.values():
         of_operator = [found.get(operator.name, NO_LINES) for found in lines.values()]
@@ -166,7 +172,7 @@ def _write_report(path: Path, lines: Mapping[str, Mapping[str, pd.DataFrame]]) -
     for name, operator in OPERATORS.items():
         together = pd.concat([found[name] for found in lines.values() if name in found], ignore_index=True)
         sections[operator.title] = drawn(residual_figure(together, operator.size_label))
-    write_page(path, "Operators against validation groups", f"All GPUs: {', '.join(lines)}.", sections)
+    write_page(path, "Errors of operators on validation groups", f"All GPUs: {', '.join(lines)}.", sections)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Prints a trace's statistics as the two config files from which `workload=azure_conv_like` imitates it.
+"""Prints the statistics of a trace as the two config files of `workload=azure_conv_like`.
 
     python -m experiments.calibrate.workload_stats azure_2023_conv.csv.gz
 
-printed configs/workload/arrivals/azure_conv_2023.yaml and configs/workload/lengths/azure_conv_2023.yaml: the
-rate in each minute, quantiles of both lengths and the rank correlation of the two.
+This command printed configs/workload/arrivals/azure_conv_2023.yaml (the request rate of each minute) and
+configs/workload/lengths/azure_conv_2023.yaml (quantiles of prompt and output lengths, and their rank
+correlation).
 """
 
 import argparse
@@ -16,7 +17,7 @@ from scipy import stats
 
 from sim.workload.csv_traces import AzureCsv
 
-# Every 2.5%, and the tails finer: of the long prompts, 1% hold the tokens that steps of 2.5% would get wrong.
+# Steps of 2.5 %, finer in the tails: the longest 1 % of prompts hold many of the tokens.
 PROBABILITIES = [0.0, 0.01, *(round(i / 40, 3) for i in range(1, 40)), 0.99, 0.999, 1.0]
 
 CITATION = """\
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def extract(trace: Path) -> dict[str, str]:
-    """File name below configs/workload -> its text, for a trace in the Azure CSV format."""
+    """Returns {file name below configs/workload: its text} for a trace in the Azure CSV format."""
     arrivals = list(AzureCsv(path=trace).source(seed=0, max_model_len=2**31).arrivals())
     arrival_s = np.array([arrival.request.arrival_s for arrival in arrivals])
     prompts = np.array([arrival.request.prompt.num_tokens for arrival in arrivals])

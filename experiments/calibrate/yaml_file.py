@@ -1,4 +1,4 @@
-"""A calibration as a file of the config group `calibration`, every figure with its meaning beside it."""
+"""Writes a calibration as a file of the config group `calibration`, with a comment on every figure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CURVES = [f.name for f in fields(Calibration) if is_dataclass(getattr(Calibratio
 
 
 def calibration_yaml(calibration: Calibration, curves: Sequence[str], description: str) -> str:
-    """The text of the file. curves: those that were fitted; the others are left to their defaults."""
+    """Returns the text of the file. curves: the fitted curves; the others are left to their defaults."""
     lines = [
         f"# {description}",
-        "# Written by `windtunnel calibrate`; values without a remark were fitted.",
+        "# Written by `windtunnel calibrate`; values without a remark were fitted to measurements.",
         f"_target_: {path_of(Calibration)}",
         f"measured_on: {quoted(str(calibration.measured_on))}",
         *textwrap.wrap(f"source: {quoted(calibration.source)}", MAX_WIDTH, subsequent_indent="  "),
@@ -29,16 +29,16 @@ def calibration_yaml(calibration: Calibration, curves: Sequence[str], descriptio
     meanings = field_meanings(Calibration)
     for share in ("sustained_clock_share", "start_share"):
         given = f"{share}: {figure(getattr(calibration, share))}"
-        lines.append(commented(given, meanings[share], "; given, not fitted"))
+        lines.append(commented(given, meanings[share], "; a setting, not fitted"))
     for curve in curves:
         lines += [f"{curve}:", *curve_lines(getattr(calibration, curve))]
     default = [name for name in CURVES if name not in curves]
-    lines.append(f"# Not measured, as by default: {', '.join(default)}")
+    lines.append(f"# Not measured, so defaults are used: {', '.join(default)}")
     return "\n".join(lines) + "\n"
 
 
 def is_calibration(file: Path) -> bool:
-    """Whether the file is of the group `calibration`, and so may be written anew."""
+    """Returns whether the file is a choice of the group `calibration`, so that it may be overwritten."""
     return f"_target_: {path_of(Calibration)}\n" in file.read_text(encoding="utf-8", errors="replace")
 
 
@@ -47,14 +47,14 @@ def curve_lines(curve: Any) -> Iterator[str]:
     meanings, default = field_meanings(type(curve)), type(curve)()
     for field in fields(curve):
         value = getattr(curve, field.name)
-        by_default = isinstance(value, float) and value == getattr(default, field.name)
-        remark = "; default, no fitted row decides it" if by_default else ""
+        is_default = isinstance(value, float) and value == getattr(default, field.name)
+        remark = "; default, as no measurement determines it" if is_default else ""
         shown = figure(value) if isinstance(value, float) else str(value)
         yield commented(f"  {field.name}: {shown}", meanings[field.name], remark)
 
 
 def commented(setting: str, meaning: str, remark: str) -> str:
-    """The meaning behind the setting, where `--help` looks for it: less of it where it is long."""
+    """Returns the setting with its meaning as a comment, which `--help` shows, shortened if long."""
     clauses = meaning.split("; ")
     while len(clauses) > 1 and len(f"{setting}  # {'; '.join(clauses)}{remark}") > MAX_WIDTH:
         clauses.pop()
@@ -62,7 +62,7 @@ def commented(setting: str, meaning: str, remark: str) -> str:
 
 
 def field_meanings(settings: type) -> dict[str, str]:
-    """The first sentence of the docstring below each field of a dataclass."""
+    """Returns the first sentence of the docstring below each field of a dataclass."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(settings))).body
     assert isinstance(definition, ast.ClassDef)
     meanings = {field.name: "" for field in fields(settings)}

@@ -1,1 +1,1 @@
-"""Measures this machine for our own engine: `windtunnel calibrate device=...`."""
+"""`windtunnel calibrate device=...`: measures this machine for windtunnel's own engine."""

@@ -1,8 +1,8 @@
-"""The link between the devices of a node, from all-reduces as tensor parallel ranks make them.
+"""Bandwidth and latency of the link between the devices of a node, measured with all-reduces.
 
     seconds(bytes) = 2 (n - 1) hop latency + 2 (n - 1) / n bytes / bandwidth        n ranks in a ring
 
-With NCCL on GPUs it is written for torch 2.11 and not run on one yet; with gloo on a CPU it is tested.
+It is tested with gloo on a CPU. The NCCL path is written for torch 2.11 and has not run on GPUs yet.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.multiprocessing.spawn import spawn
 from realengine.runner.parallel import connect, disconnect
 
 SIZES = tuple(1 << power for power in range(12, 28, 2))
-"""Bytes: 4 KiB, a decode of few sequences, to 64 MiB, a prefill."""
+"""Message sizes in bytes, from 4 KiB (a decode of few sequences) to 64 MiB (a prefill)."""
 REPEATS = 20
 
 
 class RingLink(NamedTuple):
-    """What all-reduces say of the link; by_bytes: seconds of each size."""
+    """Link of a ring all-reduce; by_bytes: message size in bytes -> measured seconds."""
 
     num_ranks: int
     bandwidth_bytes_per_s: float
@@ -34,7 +34,10 @@ class RingLink(NamedTuple):
 
 
 def measure_link(device_type: str, num_ranks: int) -> RingLink:
-    """Between num_ranks devices, a process each. Raises RuntimeError where one of them fails."""
+    """Measures the link between num_ranks devices, with one process each.
+
+    Raises RuntimeError if a process fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (num_ranks, device_type, folder), nprocs=num_ranks)
         seconds = json.loads((Path(folder) / "seconds.json").read_text())
@@ -42,7 +45,7 @@ def measure_link(device_type: str, num_ranks: int) -> RingLink:
 
 
 def link_of(num_ranks: int, by_bytes: dict[int, float]) -> RingLink:
-    """The line through the measurements, each as important as another."""
+    """Fits bandwidth and hop latency to measured seconds; relative errors of all sizes count the same."""
     sizes, seconds = np.array(list(by_bytes)), np.array(list(by_bytes.values()))
     hops = 2 * (num_ranks - 1)
     columns = np.stack([np.full(len(sizes), hops), hops / num_ranks * sizes], axis=1) / seconds[:, None]
@@ -51,7 +54,7 @@ def link_of(num_ranks: int, by_bytes: dict[int, float]) -> RingLink:
 
 
 def _rank(rank: int, num_ranks: int, device_type: str, folder: str) -> None:
-    """One process; the first writes what it has seen."""
+    """Measures as one rank; rank 0 writes its medians to a file."""
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
@@ -64,7 +67,7 @@ def _rank(rank: int, num_ranks: int, device_type: str, folder: str) -> None:
         for _ in range(REPEATS):
             begin_s = time.perf_counter()
             group.all_reduce(x)
-            x.view(-1)[0].item()  # waits for it
+            x.view(-1)[0].item()  # waits until the all-reduce has ended
             times_s.append(time.perf_counter() - begin_s)
             x.fill_(1.0)
         found[size] = float(np.median(times_s))

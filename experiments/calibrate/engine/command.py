@@ -1,6 +1,6 @@
-"""`windtunnel calibrate device=...`: measure this machine for our own engine, in minutes.
+"""`windtunnel calibrate device=...`: measures this machine for windtunnel's own engine.
 
-Nothing here imports torch: settings are checked, and refused, without it.
+This module does not import torch, so that settings are checked without it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sim.settings.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureJob:
-    """What is measured, and the model's node, which the engine reads in its own way."""
+    """Settings of the measurement, and the config node of the model, which the engine reads itself."""
 
     settings: MeasureSettings
     node: Mapping[str, Any]
 
     def run(self, folder: Path) -> None:
-        """Measure, write, print."""
+        """Measures the machine, writes its configs and prints the errors of the table."""
         console = terminal_console()
         with console.status("measuring") as status:
             try:
@@ -42,11 +42,11 @@ class MeasureJob:
         console.print(error_table(found.errors, self.settings.device))
         for note in found.notes:
             console.print(note, highlight=False, soft_wrap=True)
-        console.print(found.how_to, style="dim", highlight=False, soft_wrap=True)
+        console.print(found.next_command, style="dim", highlight=False, soft_wrap=True)
 
 
 def prepare(cfg: DictConfig) -> MeasureJob:
-    """Raises ConfigError for what cannot be measured, here and so."""
+    """Builds the job. Raises ConfigError for wrong settings, and if this machine cannot run the model."""
     settings, node = _settings(cfg)
     try:
         _engine().check(settings, node)
@@ -56,8 +56,8 @@ def prepare(cfg: DictConfig) -> MeasureJob:
 
 
 def operator_table(operators: pd.DataFrame) -> Table:
-    """What was measured, one line an operator."""
-    table = _plain_table("Operators, microseconds a call")
+    """Returns a table of the measured operators, one row each."""
+    table = _plain_table("Operators, microseconds per call")
     for heading in ("operator", "component", "calls", "points", "smallest", "largest"):
         table.add_column(heading, justify="left" if heading in ("operator", "component") else "right")
     for row in operators.to_dict("records"):
@@ -68,10 +68,10 @@ def operator_table(operators: pd.DataFrame) -> Table:
 
 
 def error_table(errors: pd.DataFrame, device: str) -> Table:
-    """Whole iterations at random, priced by the table."""
-    clock = "thread time, one thread" if device == "cpu" else "wall clock"
-    table = _plain_table(f"Whole iterations against the table's price ({clock})")
-    for heading in ("kind", "iterations", "median error", "p90", "bias", "of the total time"):
+    """Returns a table of the errors of predicted iteration times, one row per kind of iteration."""
+    clock = "thread time, one thread" if device == "cpu" else "wall time"
+    table = _plain_table(f"Iteration times predicted by the table against measured ones ({clock})")
+    for heading in ("kind", "iterations", "median error", "p90 error", "bias", "error of the total"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for row in errors.to_dict("records"):
         figures = [f"{row[name]:.1%}" for name in ("median", "p90")]
@@ -85,13 +85,16 @@ def _plain_table(title: str) -> Table:
 
 
 def _settings(cfg: DictConfig) -> tuple[MeasureSettings, Mapping[str, Any]]:
-    """The settings, and the model's node, which the engine reads in its own way."""
+    """Returns the settings, and the config node of the model, which the engine reads itself.
+
+    Raises ConfigError if no model is chosen or a setting is wrong.
+    """
     if "model" not in cfg or cfg.model is None:
-        raise ConfigError("model: must be chosen, say model=random_8m, or model=hf model.path=FOLDER")
+        raise ConfigError("model: must be chosen, such as model=random_8m, or model=hf model.path=FOLDER")
     given: dict[str, Any] = dict(OmegaConf.to_container(cfg.measure, resolve=True))  # type: ignore[arg-type]
     chosen: Any = OmegaConf.to_container(cfg.model, resolve=True)
     if cfg.device == "cpu" and chosen.get("dtype") == "auto":
-        chosen["dtype"] = "fp32"  # as the engine does by default
+        chosen["dtype"] = "fp32"  # the engine's default on a CPU
     given |= {"device": cfg.device, "model": chosen}
     if not OmegaConf.is_missing(cfg, "out"):
         given["out"] = cfg.out
@@ -100,7 +103,7 @@ def _settings(cfg: DictConfig) -> tuple[MeasureSettings, Mapping[str, Any]]:
 
 
 def _engine() -> Any:
-    """The part that needs torch."""
+    """Imports the module that needs torch. Raises ConfigError if a package is missing."""
     try:
         return importlib.import_module("experiments.calibrate.engine.run")
     except ImportError as error:

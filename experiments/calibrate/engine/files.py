@@ -1,7 +1,7 @@
-"""What a calibration leaves in a folder of the user's own configs: for `--config-dir` of every command.
+"""Files that a measurement writes into a folder of the user's own configs, for `--config-dir`.
 
 hardware/NAME.yaml           the machine: peaks, bandwidth, memory
-engine/NAME.yaml             our engine on it: limits of the measurement, the host's time, graphs
+engine/NAME.yaml             the engine on it: limits of the measurement, host time, CUDA graphs
 latency/NAME_MODEL.yaml      the measured table as a choice of the group latency
 profiles/NAME_MODEL.parquet  the table
 profiles/NAME_MODEL.json     the fit report
@@ -22,13 +22,14 @@ if TYPE_CHECKING:  # they need torch
     from experiments.calibrate.engine.collectives import RingLink
     from experiments.calibrate.engine.machine import Machine
 
-WRITTEN_BY = "# Written by `windtunnel calibrate`; it may be written anew."
+WRITTEN_BY = "# Written by `windtunnel calibrate`"
+"""Comment that marks the files that a later measurement may overwrite."""
 UNKNOWN_TDP_W = 1.0
-"""Device wants a figure."""
+"""Placeholder, because `Device` requires a TDP."""
 
 
 class Files(NamedTuple):
-    """Where everything goes."""
+    """Paths of the files that a measurement writes."""
 
     hardware: Path
     engine: Path
@@ -38,6 +39,7 @@ class Files(NamedTuple):
 
     @classmethod
     def under(cls, folder: Path, name: str, model: str) -> Files:
+        """Returns the paths below a folder for a machine's name and a model's name."""
         both = f"{name}_{plain(model)}"
         return cls(
             folder / "hardware" / f"{name}.yaml",
@@ -48,7 +50,10 @@ class Files(NamedTuple):
         )
 
     def check(self) -> None:
-        """Make the folders. Raises ValueError where they cannot be written, or a file is not ours."""
+        """Creates the folders.
+
+        Raises ValueError if a file cannot be written, or exists and was not written by calibrate.
+        """
         for file in self:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,18 +73,21 @@ class Files(NamedTuple):
 
 
 def plain(name: str) -> str:
-    """As a file's name: small letters, digits and _."""
+    """Returns the name in the form of a file name: lower-case letters, digits and _."""
     return re.sub(r"[^a-z0-9]+", "_", name.rsplit("/", 1)[-1].lower()).strip("_")
 
 
 def hardware_yaml(name: str, machine: Machine, link: RingLink | None = None) -> str:
-    """A choice of the group hardware. link: between several devices, where there are."""
+    """Returns the text of a choice of the group hardware.
+
+    link: between the devices of the machine; None if there is only one.
+    """
     gib = machine.memory_bytes / 2**30
     rate, best = machine.bandwidth_bytes_per_s, max(machine.flops_per_s.values())
     peaks = "\n".join(f"  {dtype}: {figure(peak)}" for dtype, peak in machine.flops_per_s.items())
     return f"""\
 # {machine.name}, measured: {gib:.0f} GiB at {rate / 1e9:,.0f} GB/s, {best / 1e12:.3g} TFLOP/s
-{WRITTEN_BY}
+{WRITTEN_BY}; the next measurement overwrites it.
 defaults:
   - override /calibration@_global_.calibration: none
 
@@ -88,11 +96,11 @@ name: {name}
 source: {quoted(f"measured by windtunnel calibrate on {machine.name}, {date.today().isoformat()}")}
 memory_bytes: {machine.memory_bytes}  # as the system reports it
 memory_bandwidth_bytes_per_s: {figure(rate)}  # the faster of copying and reading
-peak_flops_per_s:  # the fastest of square products; of a CPU on one thread
+peak_flops_per_s:  # the fastest square matrix product; on a CPU, with one thread
 {peaks}
 num_sms: {machine.num_sms}
 l2_bytes: {machine.cache_bytes}  # as the system reports it
-tdp_w: {figure(UNKNOWN_TDP_W)}  # not known: figures of energy mean nothing until it is set
+tdp_w: {figure(UNKNOWN_TDP_W)}  # not known: energy figures mean nothing until it is set
 idle_w: 0  # not known
 gpus_per_node: {1 if link is None else link.num_ranks}
 pcie:
@@ -102,7 +110,7 @@ pcie:
   latency_s: {figure(machine.host_copy_s / 2)}
 scale_up: {_link(link)}
 price_usd_per_hour: 0
-price_source: not known; set it for figures of cost
+price_source: not known; set price_usd_per_hour for cost figures
 """
 
 
@@ -112,19 +120,19 @@ def _link(link: RingLink | None) -> str:
     return f"""
   _target_: hwmodels.devices.interconnect.Link
   name: all-reduces of {link.num_ranks}
-  bandwidth_bytes_per_s: {figure(link.bandwidth_bytes_per_s)}  # as a ring reaches it
+  bandwidth_bytes_per_s: {figure(link.bandwidth_bytes_per_s)}  # reached by a ring all-reduce
   latency_s: {figure(link.latency_s)}"""
 
 
 def engine_yaml(name: str, profile: EngineProfile, block_size: int) -> str:
-    """A choice of the group engine: our engine with its default policies."""
+    """Returns the text of a choice of the group engine: windtunnel's engine with its default policies."""
     host, graphs = profile.host, profile.cuda_graphs
     settings = "\n".join(f"  {field}: {_written(getattr(host, field))}" for field in HostOverhead.__slots__)
     captured = "\n".join(f"  {field}: {_written(getattr(graphs, field))}" for field in CudaGraphs.__slots__)
     blocks = "null" if profile.num_kv_blocks is None else profile.num_kv_blocks
     return f"""\
-# The project's own engine on {name}: the host's time as measured, limits as in the measurement
-{WRITTEN_BY}
+# windtunnel's own engine on {name}, with the measured host time and the limits of the measurement
+{WRITTEN_BY}; the next measurement overwrites it.
 defaults:
   - override /batching@_global_.batching: chunked
   - override /scheduling@_global_.scheduling: fcfs
@@ -135,7 +143,7 @@ max_num_seqs: {profile.max_num_seqs}
 max_num_batched_tokens: {profile.max_num_batched_tokens}
 max_model_len: {profile.max_model_len}
 gpu_memory_utilization: {profile.gpu_memory_utilization}
-num_kv_blocks: {blocks}  # of {block_size} tokens
+num_kv_blocks: {blocks}  # blocks of {block_size} tokens
 swap_space_gib: {profile.swap_space_gib:g}
 frontend_s: 0
 host:
@@ -148,10 +156,10 @@ cuda_graphs:
 
 
 def latency_yaml(name: str, model: str, table: Path) -> str:
-    """A choice of the group latency."""
+    """Returns the text of a choice of the group latency."""
     return f"""\
-# {model} in our engine on {name}, measured and interpolated
-{WRITTEN_BY}
+# {model} in windtunnel's own engine on {name}, measured and interpolated
+{WRITTEN_BY}; the next measurement overwrites it.
 _target_: hwmodels.levels.files.TableLevel
 path: {quoted(str(table.resolve()))}
 gpu: null

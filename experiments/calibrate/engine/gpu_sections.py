@@ -1,10 +1,10 @@
-"""Seconds of every operator on a GPU: a step is run once, its calls are kept, and timed one kind at a time.
+"""Seconds of every operator on a GPU: a step runs once, its calls are recorded and timed by operator.
 
-Calls of different layers have weights and KV of their own, so that caches hold none of them for the next;
-short ones are timed in CUDA graphs (`experiments.calibrate.engine.timing`): what Python needs to launch them
-is the host's. What a step of decodes takes beyond its operators is called inputs.
+Calls of different layers have their own weights and KV, so that the L2 cache holds nothing for the next call.
+Short calls are timed in CUDA graphs (`experiments.calibrate.engine.timing`), because the launch from Python
+counts as host time. The time of a decode step beyond its operators is called "inputs".
 
-Written for torch 2.11; not run on a GPU yet.
+Written for torch 2.11; it has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ ATTENTION = ("decode_attention", "prefill_attention")
 REPEATS = 9
 
 
-@torch.inference_mode()  # as the calls were made: some write in place
+@torch.inference_mode()  # the calls were recorded in this mode, and some write in place
 def measure_sections(served: Served, points: Sequence[Point], progress: Progress) -> list[Sections]:
-    """As those of a CPU. Operators that depend on tokens alone are timed where a size first comes up."""
+    """Times the operators of every point, in seconds.
+
+    An operator whose time depends only on the number of tokens is timed once per size.
+    """
     known: set[tuple[str, int]] = set()
     found = []
     inputs_s = 0.0
@@ -50,23 +53,26 @@ def measure_sections(served: Served, points: Sequence[Point], progress: Progress
             seconds[INPUTS] = inputs_s
         found.append(Sections(point, seconds))
     largest = max(found, key=lambda sections: sections.point.step.num_tokens)
-    largest.seconds.setdefault(INPUTS, inputs_s)  # tiny kernels: as long for a large step as for a batch
+    largest.seconds.setdefault(INPUTS, inputs_s)  # tiny kernels, whose time does not depend on the size
     return found
 
 
 def _whole_s(served: Served, step: Step) -> float:
-    """By the wall clock, waited for. Each run has words of its own: a decode step writes into them."""
+    """Times a whole step until the device has finished, in wall seconds.
+
+    Each run has its own input, because a decode step writes into it.
+    """
     works = iter([served.work(step) for _ in range(REPEATS + 1)])
     return wall_s(lambda: served.plain.run(next(works)), served.device, REPEATS)
 
 
 def measure_totals(served: Served, steps: Sequence[Step]) -> list[Total]:
-    """Whole steps; what repetitions spread by is not known."""
+    """Times whole steps; the spread of repetitions is not measured and set to 0."""
     return [Total(step, _whole_s(served, step), 0.0) for step in steps]
 
 
 def _calls(served: Served, step: Step) -> dict[str, tuple[int, list[Callable[[], Any]]]]:
-    """By operator: how often a step runs it, and some of its calls."""
+    """Returns for each operator how often a step calls it, and some of its calls."""
     catcher = Catcher(LAYERS_TIMED)
     served.watched.watch = catcher
     try:
@@ -78,7 +84,7 @@ def _calls(served: Served, step: Step) -> dict[str, tuple[int, list[Callable[[],
 
 
 def _ends(served: Served, step: Step) -> dict[str, tuple[int, list[Callable[[], Any]]]]:
-    """The embedding with the first norm, and the head with the last: what no hook sees."""
+    """Returns the calls that no hook records: the embedding with the first norm, the head with the last."""
     table_VH, head_VH = served.weights["embedding.weight"], served.weights["head.weight"]
     norm_H = served.weights["norm.weight"]
     assert isinstance(table_VH, torch.Tensor)

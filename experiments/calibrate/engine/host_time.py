@@ -1,8 +1,9 @@
-"""What Python does around a step: an engine's time without that of its executor.
+"""Host time of a step: the time that the engine's Python code takes, without its executor.
 
-On a CPU the executor works in between, on the model that is measured: it leaves none of the engine's code in
-the caches, and the engine takes three times as long as with one that does nothing (116 us a step against 300
-with one sequence, 8 M parameters). On a GPU, where the device works, the executor does nothing here.
+On a CPU the executor runs the measured model between the steps. It evicts the engine's code from the CPU
+caches, so that a step takes about three times as long as with an executor that does nothing (300 us against
+116 us, for one sequence and a model of 8 M parameters). On a GPU the device does that work, and the executor
+here does nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from realengine.settings import EngineSettings
 PROMPT = 16
 STEPS = 30
 LEAST_BATCH = 64
-"""Up to which batch, at least, where nothing is executed: what a sequence takes shows in large ones."""
+"""Smallest largest batch size if the executor does nothing: the time per sequence shows in large batches."""
 WARM_UP = 5
 
 
 class HostTime(NamedTuple):
-    """A step takes iteration_s + sequence_s * sequences. by_batch: what was measured."""
+    """Host time of a step: iteration_s + sequence_s * sequences.
+
+    by_batch: batch size -> measured seconds.
+    """
 
     iteration_s: float
     sequence_s: float
@@ -40,21 +44,21 @@ class HostTime(NamedTuple):
 
 
 def measure_host(max_num_seqs: int, block_size: int, served: Served | None = None) -> HostTime:
-    """Thread time of steps in which all decode: plan, pack, read, commit.
+    """Measures the thread time of decode steps (plan, pack, read, commit) and fits it by batch size.
 
-    served: whose executor works in between, and has other block tables afterwards; None: no engine.
+    served: its executor runs between the steps, which changes its block tables; None: no executor runs.
     """
     largest = max_num_seqs if served is not None else max(max_num_seqs, LEAST_BATCH)
     by_batch = {count: _step_s(count, block_size, served) for count in upto(BATCHES, largest)}
     counts, seconds = np.array(list(by_batch)), np.array(list(by_batch.values()))
-    # Relative errors count: a large batch must not decide what a small one takes.
+    # Relative errors are minimised, so that large batches do not dominate the fit of small ones.
     columns = np.stack([np.ones(len(counts)), counts], axis=1) / seconds[:, None]
     (fixed_s, each_s), *_ = np.linalg.lstsq(columns, np.ones(len(counts)), rcond=None)
     return HostTime(max(float(fixed_s), 0.0), max(float(each_s), 0.0), by_batch)
 
 
 def _step_s(num_seqs: int, block_size: int, served: Served | None) -> float:
-    """Median of one step."""
+    """Returns the median host time of one step, in seconds."""
     blocks_each = (PROMPT + STEPS + WARM_UP) // block_size + 2
     padding = Padding(num_seqs, blocks_each) if served is None else served.padding
     max_model_len = padding.max_blocks * block_size

@@ -1,4 +1,4 @@
-"""What the machine can do, whatever runs on it: its peaks, its memory, its bus, the cost of a launch."""
+"""Figures of the machine alone: peak FLOP/s, memory bandwidth, host link, and the time of a kernel launch."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ KERNELS_IN_GRAPH = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Measured, but for memory_bytes, cache_bytes and num_sms, which the system says."""
+    """Measured figures; memory_bytes, cache_bytes and num_sms are reported by the system."""
 
     name: str
-    """Of the processor."""
+    """Name of the processor."""
     copy_bytes_per_s: float
-    """Bytes read plus bytes written."""
+    """Bytes read plus bytes written per second of a copy."""
     read_bytes_per_s: float
     flops_per_s: dict[str, float]
-    """Of square products in each dtype, the fastest."""
+    """Rate of the fastest square matrix product, by data type."""
     memory_bytes: int
     cache_bytes: int
-    """The last cache that all cores share."""
+    """Size of the largest shared cache."""
     num_sms: int
-    """Of a CPU: threads that compute."""
+    """Number of SMs; on a CPU, the number of threads that compute."""
     host_copy_bytes_per_s: float
-    """To the device, or from it if that is slower. Of a CPU: of memory to memory."""
+    """Bandwidth to or from the device, the slower of the two; on a CPU, of a copy in memory."""
     host_copy_s: float
-    """4 KiB there and back."""
+    """Time of a copy of 4 KiB to the device and back."""
     launch_s: float
-    """CPU time of one kernel; nothing on a CPU, where it is part of the operator."""
+    """CPU time of a kernel launch; 0 on a CPU, where it is part of the operator."""
     graph_replay_s: float
-    """CPU time of one graph."""
+    """CPU time of the replay of a CUDA graph."""
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """What no operator exceeds by much."""
+        """Memory bandwidth: the faster of copying and reading."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
 
 def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
-    """In seconds. dtype: of the model; fp32 is measured beside it."""
+    """Measures the machine; on a CPU, matrix products in fp32 and in the model's dtype."""
     return _gpu(device) if device.type == "cuda" else _cpu(dtype)
 
 
 def thread_s(call: Callable[[], object], times: int) -> float:
-    """The shortest thread time of so many: what others leave in the caches only adds to it."""
+    """Returns the shortest thread time of several calls, in seconds; other programs only slow calls down."""
     call()
     found = []
     for _ in range(times):
@@ -100,7 +100,7 @@ def _cpu(dtype: torch.dtype) -> Machine:
 
 
 def _gpu(device: torch.device) -> Machine:
-    """Written for torch 2.11; not run on a GPU yet."""
+    """Measures a GPU. Written for torch 2.11; it has not run on a GPU yet."""
     found = torch.cuda.get_device_properties(device)
     source = torch.ones(GPU_COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
@@ -145,7 +145,7 @@ def _gpu(device: torch.device) -> Machine:
 
 
 def _processor() -> str:
-    """As the system calls it."""
+    """Returns the system's name of the processor."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,11 +1,11 @@
-"""Seconds of every operator in every step of a grid, and of whole steps: all in one random order.
+"""Seconds of every operator in every step of a grid, and of whole steps, measured in random order on a CPU.
 
-Each comes behind a small decode step, the one of reference, as it does in service: caches hold what such a
-step leaves. That one tells the machine's pace besides.
+A small decode step, the reference step, runs before each measured step, so that the CPU caches hold what they
+hold in service. It also shows the speed of the machine at that moment.
 
-A shared machine is now faster and now slower, by a quarter for seconds at a time. So steps are repeated all
-over the budget, and each repetition is taken as it would have been at the machine's usual pace
-(`experiments.calibrate.engine.pace`); medians of that are the answer.
+The speed of a shared machine varies by a quarter for seconds at a time. Steps are therefore repeated over the
+whole budget, each repetition is corrected to the machine's usual speed (`experiments.calibrate.engine.pace`),
+and the median of the corrected times is the result.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from experiments.calibrate.engine.watch import OUTPUTS, Stopwatch
 
 LEAST_REPEATS = 3
 MOST_REPEATS = 50
-TOLD_EVERY = 100
-"""Runs between two messages of progress."""
+PROGRESS_EVERY = 100
+"""Runs between two progress messages."""
 
 Progress = Callable[[str], None]
 
 
 class Sections(NamedTuple):
-    """One step's operators: median seconds by name, all calls of a name together."""
+    """Operators of one step: median seconds by name, summed over the calls of the name."""
 
     point: Point
     seconds: dict[str, float]
 
 
 class Total(NamedTuple):
-    """One step as a whole: median seconds, and the spread of its repetitions (p90 - p10 over the median).
+    """One whole step: median seconds, and the spread of its repetitions (p90 - p10 over the median).
 
-    On a CPU at one pace of the machine.
+    On a CPU, the repetitions are corrected to the machine's usual speed.
     """
 
     step: Step
@@ -58,9 +58,9 @@ def measure(
     seed: int,
     progress: Progress,
 ) -> tuple[list[Sections], list[Total], float]:
-    """On a CPU, by thread time: the operators of points, and whole steps without a watch.
+    """Measures on a CPU, in thread time, the operators of the points and whole steps without a watch.
 
-    The last of the answer: what the step of reference takes.
+    Returns the operators, the whole steps, and the seconds of the reference step.
     """
     watch = served.watched.watch = Stopwatch()
     num_points = len(points)
@@ -68,7 +68,7 @@ def measure(
     marks: list[dict[str, int]] = []
 
     def run(place: int) -> dict[str, float]:
-        """By operator where the step is watched, else all of it is outputs."""
+        """Runs a step and returns seconds by operator; the time of an unwatched step is all `OUTPUTS`."""
         work = served.work(todo[place])
         watch.start()
         (served.executor if place < num_points else served.plain).run(work)
@@ -82,20 +82,20 @@ def measure(
 
     begin_s = time.thread_time()
     first_s = [run_first(place) for place in range(num_points)]
-    short = np.argsort(first_s)[: num_points // 3 + 1].tolist()  # of which is seen what watching takes
+    short = np.argsort(first_s)[: num_points // 3 + 1].tolist()  # short steps show the overhead of the watch
     todo += [*(todo[place] for place in short), *steps, REFERENCE]
     first_s += [run_first(place) for place in range(num_points, len(todo))]
     places = _order(np.array(first_s), budget_s - (time.thread_time() - begin_s), seed)
     found: list[dict[str, float]] = []
     for number, place in enumerate(places.tolist()):
-        if number % TOLD_EVERY == 0:
+        if number % PROGRESS_EVERY == 0:
             progress(f"{number} of {len(places)} steps, {time.thread_time() - begin_s:.0f} s")
         found.append(run(place))
     served.watched.watch = None
     pace = paces(places, np.array([sum(seconds.values()) for seconds in found]))
     repetitions: list[list[dict[str, float]]] = [[] for _ in todo]
-    for place, seconds, slower in zip(places.tolist(), found, pace.tolist(), strict=True):
-        repetitions[place].append({name: value / slower for name, value in seconds.items()})
+    for place, seconds, slowdown in zip(places.tolist(), found, pace.tolist(), strict=True):
+        repetitions[place].append({name: value / slowdown for name, value in seconds.items()})
     watched_s = [_medians(each) for each in repetitions[:num_points]]
     *totals, reference = map(_total, todo[num_points:], repetitions[num_points:])
     mark_s = _mark_seconds([watched_s[place] for place in short], [marks[place] for place in short], totals)
@@ -109,7 +109,7 @@ def measure(
 def _mark_seconds(
     watched_s: Sequence[Mapping[str, float]], marks: Sequence[Mapping[str, int]], totals: Sequence[Total]
 ) -> float:
-    """What watching takes of each mark: by how much steps take longer, at the median."""
+    """Returns the overhead of one mark in seconds: the median extra time of watched steps per mark."""
     return float(
         np.median(
             [
@@ -121,9 +121,9 @@ def _mark_seconds(
 
 
 def _order(each_s: NDArray[np.float64], budget_s: float, seed: int) -> NDArray[np.intp]:
-    """Places in the order of their runs, the last place before every other.
+    """Returns the indices of the steps in the order of their runs, with the reference step before each.
 
-    Short steps come more often: their error is cheap to lower.
+    Short steps are repeated more often, because lowering their error takes little time.
     """
     *todo_s, reference_s = each_s.tolist()
     weight = 1 / np.sqrt(todo_s)

@@ -1,8 +1,8 @@
-"""How fast a shared machine was at every moment of a measurement, from what was measured itself.
+"""Speed of a shared machine during a measurement, estimated from the measured times themselves.
 
-Neighbours of a virtual machine take caches, memory bandwidth and clock; the same step then takes longer, in
-thread time too. That lasts: repetitions of different steps that follow each other are off by much the same
-factor (correlation 0.8, and still 0.5 a minute later), and it is as large as 20 to 40 %.
+Other virtual machines on the same host take cache, memory bandwidth and clock, so that the same step takes
+20 to 40 % longer, also in thread time. The slowdown lasts: consecutive runs of different steps deviate by
+nearly the same factor (correlation 0.8, and still 0.5 a minute later).
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 NEAR = 3
-"""Runs before and behind one that say how fast the machine was."""
+"""Runs before and after a run from which its slowdown is estimated."""
 ROUNDS = 8
-"""Until what is usual for a step and what is due to the moment have settled."""
+"""Iterations after which the estimates have converged."""
 
 
 def paces(places: NDArray[np.intp], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of runs in their order: how many times as long as usual they took for reasons of the moment. [N]
+    """Returns the slowdown of every run, in the order of the runs: [N], with median 1.
 
-    places: which step each of them repeats. What is usual for a step is the median of its repetitions without
-    their pace; the pace is the median of what its neighbours take over their usual, 1 in the middle of all.
+    places: index of the step that each run repeats. The usual time of a step is the median of its
+    repetitions, each divided by its slowdown. The slowdown of a run is the median of its neighbours' times,
+    each divided by the usual time of its step.
     """
     log_s = np.log(seconds)
     pace = np.zeros(len(log_s))

@@ -1,4 +1,4 @@
-"""From the sections of measured steps to the rows of a profile: `hwmodels.levels.profile`."""
+"""Converts the operators of measured steps to the rows of a profile: `hwmodels.levels.profile`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from experiments.calibrate.engine.watch import HEAD, INPUTS, OUTPUTS
 from hwmodels.levels.profile import ATTENTION_SIZES
 
 LEAST_US = 1e-3
-"""In place of times that a correction has taken down to nothing: a profile has no zeros."""
+"""Least time in a profile, in us; a correction can bring a measured time down to zero or below."""
 
 
 class Operator(NamedTuple):
-    """How a section enters the profile. per_layer: its calls are the layers', else one an iteration."""
+    """Component of an operator in the profile; per_layer: called once per layer, else once per iteration."""
 
     component: str
     per_layer: bool
@@ -40,14 +40,14 @@ OPERATORS = {
     "sampler": Operator("lm_head", False),
     OUTPUTS: Operator("lm_head", False),
 }
-"""layernorm is one a layer here: what a layer spends on its norms."""
+"""Operators by name. layernorm covers all norms of a layer together."""
 
 ENGINE_NAMES = {"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}
-"""Names by which `hwmodels.levels.physical.check_physical` knows matrices."""
+"""Names of the matrices in `hwmodels.levels.physical.check_physical`."""
 
 
 def profile_rows(sections: Sequence[Sections], num_layers: int) -> pd.DataFrame:
-    """One row a measurement; medians where several steps measure the same."""
+    """Returns one row per measurement; if several steps measure the same, their median."""
     by_size: dict[tuple[str, int], list[float]] = defaultdict(list)
     rows = []
     for point, seconds in sections:

@@ -1,4 +1,4 @@
-"""Whole iterations at random against the table's price: what the sum over operators gets wrong."""
+"""Errors of the measured table: predicted against measured times of random whole iterations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from hwmodels.iterations.iteration import COUNTED
 
 KINDS = ("decode", "prefill", "mixed")
 SIGMA = 0.7
-"""Of the logarithms of contexts in one step: their own deviate by 0.8 of the mean, before they are cut."""
+"""Standard deviation of the logarithms of contexts in one step.
+
+It gives contexts a standard deviation of 0.8 times their mean, before they are cut at max_model_len.
+"""
 
 
 def random_steps(
     count: int, *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int, seed: int
 ) -> list[Step]:
-    """Decodes, chunks and both in turns; contexts of any mean, prompts of any length, within the limits."""
+    """Draws steps: in turn decodes only, chunks only, and both, with random lengths within the limits."""
     random = np.random.default_rng(seed)
     steps = []
     for place in range(count):
@@ -45,7 +48,7 @@ def random_steps(
 def residual_table(
     steps: Sequence[Step], measured_s: Sequence[float], priced_s: Sequence[float]
 ) -> pd.DataFrame:
-    """One row a step: kind, sizes, both times, and the price's relative error."""
+    """Returns one row per step: kind, sizes, measured and predicted seconds, and the relative error."""
     table = pd.DataFrame(
         {
             "kind": [step.kind for step in steps],
@@ -58,7 +61,11 @@ def residual_table(
 
 
 def errors_by_kind(table: pd.DataFrame) -> pd.DataFrame:
-    """iterations, median and p90 of absolute errors, median of signed ones: of each kind, and of all."""
+    """Summarises the errors of each kind of iteration and of all.
+
+    The columns are the number of iterations, median and p90 of the absolute error, median of the signed
+    error, and error of the total time.
+    """
     groups = [(kind, table[table["kind"] == kind]) for kind in KINDS]
     return pd.DataFrame(
         [

@@ -1,4 +1,4 @@
-"""The measurement from beginning to end: needs torch."""
+"""Measures the machine, writes its config files and checks the table; needs torch."""
 
 from __future__ import annotations
 
@@ -54,24 +54,30 @@ from sim.setup.engine_profile import EngineProfile
 NO_HOST = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
 
 
-class Found(NamedTuple):
-    """What there is to print."""
+class Results(NamedTuple):
+    """Results to print, and the paths of the files written."""
 
     operators: pd.DataFrame
     errors: pd.DataFrame
     notes: list[str]
-    how_to: str
+    next_command: str
     files: Files
 
 
 def check(settings: MeasureSettings, node: Mapping[str, Any]) -> None:
-    """Raises ValueError, RuntimeError or OSError for a missing GPU, model, format or folder."""
+    """Checks the model, the device and the folder.
+
+    Raises ValueError, RuntimeError or OSError for a missing GPU, model, number format or folder.
+    """
     check_model(settings.model, node, settings.device)
     _files(settings, settings.device).check()
 
 
 def check_model(model: ModelSpec, node: Mapping[str, Any], device: str) -> None:
-    """Raises ValueError or RuntimeError for a missing GPU, and for what the engine does not compute on it."""
+    """Checks that the engine can run the model on the device.
+
+    Raises ValueError or RuntimeError if the GPU is missing or the model or number format is not supported.
+    """
     check_supported(
         architecture_of(node),
         choose_backend(None, choose_device(device)),
@@ -81,22 +87,22 @@ def check_model(model: ModelSpec, node: Mapping[str, Any], device: str) -> None:
     )
 
 
-def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progress) -> Found:
-    """Measure and write; the same errors as `check`."""
+def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progress) -> Results:
+    """Measures the machine and writes the files. Raises the same errors as `check`."""
     device = choose_device(settings.device)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # thread time sees no other
+        torch.set_num_threads(1)  # thread time does not include other threads
     architecture = architecture_of(node)
     name, files = settings.name or machine_name(device.type), _files(settings, device.type)
     progress("the machine")
     machine = measure_machine(device, DTYPES[TORCH_DTYPES[settings.model.dtype]])
     link = _link_between_gpus(device)
     served, sections, totals, usual_s = _operators(settings, architecture, device, progress)
-    progress("the host")
+    progress("the host time")
     with_executor = served if device.type == "cpu" else None
     host = measure_host(settings.limit("max_num_seqs"), settings.block_size, with_executor)
     rows = profile_rows(sections, architecture.num_layers)
-    chunks_apart = int(served.backend.name == "torch")  # the reference goes through them one by one
+    chunks_apart = int(served.backend.name == "torch")  # the torch reference computes chunks one by one
     rows = rows.assign(gpu=name, model=settings.model.name, chunks_apart=chunks_apart)
     write_table(rows, files.table)
     hardware_text = hardware_yaml(name, machine, link)
@@ -128,28 +134,29 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
         "iterations": residuals.to_dict("records"),
     }
     files.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return Found(operators, errors, _notes(machine, host, residuals), _how_to(settings, name, files), files)
+    notes = _notes(machine, host, residuals)
+    return Results(operators, errors, notes, _next_command(settings, name, files), files)
 
 
 def check_same(files: Files, model: ModelSpec, block_size: int) -> None:
-    """Raises ValueError where a calibration was of other number formats, or of other blocks."""
+    """Raises ValueError if a calibration was measured with other number formats or another block size."""
     measured = json.loads(files.report.read_text(encoding="utf-8"))["settings"]
     own = _formats(model) | {"block_size": block_size}
     for name, value in own.items():
         if measured[name] != value:
             raise ValueError(
-                f"{files.report}: {name}={measured[name]} was measured, not {value}; measure it anew"
+                f"{files.report}: was measured with {name}={measured[name]}, not {value}; measure again"
             )
 
 
 def reference_s(files: Files) -> float | None:
-    """What a step of reference took on a CPU, at its usual pace; None on a GPU, whose pace is its own."""
+    """Returns the seconds of a reference step on the CPU at its usual speed, or None for a GPU."""
     seconds: float | None = json.loads(files.report.read_text(encoding="utf-8")).get("reference_s")
     return seconds
 
 
 def device_of(hardware_text: str) -> Device:
-    """The device that a written file describes."""
+    """Builds the device that a written hardware file describes."""
     node: Any = OmegaConf.to_container(OmegaConf.create(hardware_text))
     del node["defaults"]
     device: Device = build(node, "hardware")
@@ -187,14 +194,14 @@ def _operators(
 
 
 def _link_between_gpus(device: torch.device) -> RingLink | None:
-    """None where there is one, or none."""
+    """Measures the link between the GPUs; returns None if there are fewer than two."""
     if device.type == "cpu" or torch.cuda.device_count() < 2:
         return None
     return measure_link(device.type, torch.cuda.device_count())
 
 
 def _profile(settings: MeasureSettings, served: Served, machine: Machine, host: HostTime) -> EngineProfile:
-    """Our engine as it is by default on the device: overlapped and with graphs on a GPU."""
+    """Returns windtunnel's engine with its defaults; on a GPU, overlapped and with CUDA graphs."""
     on_gpu = served.device.type == "cuda"
     block_bytes = KvCache.bytes_per_block(
         served.architecture, settings.block_size, kv_dtype_of(settings.model)
@@ -217,7 +224,7 @@ def _profile(settings: MeasureSettings, served: Served, machine: Machine, host: 
 
 
 def _priced(settings: MeasureSettings, device: Device, table: Path, machine: Machine) -> IterationModel:
-    """What latency=table says of an executor without an engine around it."""
+    """Builds the iteration model of latency=table for the executor alone, without the engine's host time."""
     on_gpu = settings.device == "cuda"
     host = HostOverhead(
         iteration_s=0.0, sequence_s=0.0, launch_s=machine.launch_s, graph_replay_s=machine.graph_replay_s
@@ -235,7 +242,7 @@ def _priced(settings: MeasureSettings, device: Device, table: Path, machine: Mac
 
 
 def _summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line an operator."""
+    """Summarises the rows by operator."""
     grouped = rows.groupby(["component", "operator"], sort=False)
     summary = grouped.agg(
         calls=("calls", "first"),
@@ -249,29 +256,33 @@ def _summary(rows: pd.DataFrame) -> pd.DataFrame:
 def _notes(machine: Machine, host: HostTime, residuals: pd.DataFrame) -> list[str]:
     peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in machine.flops_per_s.items())
     notes = [
-        f"{machine.name}: {machine.copy_bytes_per_s / 1e9:.1f} GB/s copied, "
-        f"{machine.read_bytes_per_s / 1e9:.1f} GB/s read, {peaks}.",
-        f"Host: {host.iteration_s * 1e6:.0f} us a step and {host.sequence_s * 1e6:.2f} us a sequence.",
+        f"{machine.name}: memory bandwidth {machine.copy_bytes_per_s / 1e9:.1f} GB/s copying, "
+        f"{machine.read_bytes_per_s / 1e9:.1f} GB/s reading; peak {peaks}.",
+        f"Host time: {host.iteration_s * 1e6:.0f} us per step, {host.sequence_s * 1e6:.2f} us per sequence.",
     ]
     if machine.launch_s:
-        launches = f"{machine.launch_s * 1e6:.1f} us a kernel, {machine.graph_replay_s * 1e6:.1f} us a graph"
-        notes.append(f"Launches: {launches}; {machine.host_copy_bytes_per_s / 1e9:.1f} GB/s to the host.")
+        notes.append(
+            f"Launch time: {machine.launch_s * 1e6:.1f} us per kernel, {machine.graph_replay_s * 1e6:.1f} us "
+            f"per CUDA graph. Copies to or from the host: {machine.host_copy_bytes_per_s / 1e9:.1f} GB/s."
+        )
     else:
         spread = residuals["spread"].median()
         notes.append(
-            f"Repetitions of one iteration, at one pace: spread of {spread:.0%} (p90 - p10 over the median)."
+            f"Spread of the repetitions of one iteration: {spread:.0%} (p90 - p10 over the median, corrected "
+            "for the machine's speed)."
         )
     return notes
 
 
-def _how_to(settings: MeasureSettings, name: str, files: Files) -> str:
+def _next_command(settings: MeasureSettings, name: str, files: Files) -> str:
+    """Returns the command that simulates with the written files."""
     chosen = f"hardware={name} engine={name} latency={files.latency.stem}"
     model = f"model=... model.dtype={settings.model.dtype}"
     return f"windtunnel simulate --config-dir {settings.out} {chosen} {model}   (report: {files.report})"
 
 
 def machine_name(device: str) -> str:
-    """Of cpu or cuda, as a file's name."""
+    """Returns the default name of this machine: cpu, or the GPU's name in the form of a file name."""
     return "cpu" if device == "cpu" else plain(torch.cuda.get_device_name(device))
 
 
@@ -284,7 +295,7 @@ def _formats(model: ModelSpec) -> dict[str, Any]:
 
 
 def _shown(settings: MeasureSettings) -> dict[str, Any]:
-    """As they took effect."""
+    """Returns the settings with defaults filled in, for the report."""
     limits = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
     return {
         "device": settings.device,

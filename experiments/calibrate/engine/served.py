@@ -1,6 +1,6 @@
-"""The engine that is measured: of a model from the config group `model`, with random weights.
+"""The measured engine, for a model of the config group `model`, with random weights.
 
-How long a product takes does not depend on what is multiplied, so no weights are read.
+No weights are read, because the time of a matrix product does not depend on its values.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ MODEL_TYPES = {
 }
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 QUANTIZATIONS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "int8": "int8", "fp8": "fp8"}
-"""Names of the hardware models, and the engine's."""
+"""Names of weight formats in the hardware models -> in the engine."""
 
 CPU_KV_BYTES = 1 << 29
 
 
 def architecture_of(node: Mapping[str, Any]) -> Architecture:
-    """What the engine computes for a choice of the config group `model`. Raises ValueError for others."""
+    """Returns the architecture of a choice of the config group `model`.
+
+    Raises ValueError if the engine does not support it.
+    """
     if node.get("transform"):
         raise ValueError(
-            "model.transform: the engine has no weights of a transformed model; choose model/transform=none"
+            "model.transform: the engine does not support transformed models; choose model/transform=none"
         )
     if "path" in node:
         return Architecture.from_path(Path(node["path"]))
@@ -54,20 +57,22 @@ def architecture_of(node: Mapping[str, Any]) -> Architecture:
     model_type = next((MODEL_TYPES[name] for name in named if name in MODEL_TYPES), None)
     if model_type is None:
         raise ValueError(
-            f"model: the engine does not compute {', '.join(named) or 'it'}; it has {', '.join(MODEL_TYPES)}"
+            f"model: the engine does not support {', '.join(named) or 'this architecture'}; "
+            f"it supports {', '.join(MODEL_TYPES)}"
         )
-    # Of no consequence for times, and left out of most of the group's files.
+    # Defaults that do not change times; most files of the group leave them out.
     return Architecture.from_hf({"model_type": model_type, "rms_norm_eps": 1e-5} | config)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """An executor under watch, the same as in service, and what is needed to give them steps."""
+    """A watched executor, an unwatched one, and the parts needed to give them steps."""
 
     architecture: Architecture
     executor: Executor
-    """Its operators are watched: each costs some time more, and none runs in a graph."""
+    """Executor whose operators are watched, which makes each slower; none runs in a CUDA graph."""
     plain: Executor
+    """Executor without a watch, as in service."""
     weights: Weights
     watched: Watched
     padding: Padding
@@ -78,7 +83,7 @@ class Served:
         return self.executor.device
 
     def work(self, step: Step) -> Work:
-        """Input of the executor for a step; REFERENCE uses the padding slot, as it does in service."""
+        """Returns the executor's input for a step; `REFERENCE` uses the padding slot."""
         if step is REFERENCE:
             return padding_work(self.padding)
         return work_of(step, self.padding, self.architecture.vocab_size, self.plain.graphs)
@@ -94,7 +99,11 @@ def serve(
     block_size: int,
     seed: int = 0,
 ) -> Served:
-    """Raises ValueError where the engine does not compute the model in its number formats."""
+    """Loads the model with random weights on a device.
+
+    Raises ValueError if the engine does not support the model's number formats, or if the KV cache is too
+    small for one sequence of max_model_len tokens.
+    """
     backend = choose_backend(None, device)
     dtype, kv_dtype = DTYPES[TORCH_DTYPES[model.dtype]], kv_dtype_of(model)
     quantization = quantization_of(model)
@@ -106,8 +115,8 @@ def serve(
     num_blocks = min(max_num_seqs * blocks_each, _kv_bytes(device) // block_bytes)
     if num_blocks < blocks_each:
         raise ValueError(
-            f"measure.max_model_len={max_model_len}: {num_blocks} blocks of KV fit, one sequence needs "
-            f"{blocks_each}; lower it"
+            f"measure.max_model_len={max_model_len}: memory has room for {num_blocks} KV blocks, but one "
+            f"sequence needs {blocks_each}; set a smaller max_model_len"
         )
     cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device)
 
@@ -146,28 +155,31 @@ def serve(
 
 
 def kv_dtype_of(model: ModelSpec) -> torch.dtype:
-    """Of keys and values. Raises ValueError for what the engine has not."""
+    """Returns the data type of keys and values. Raises ValueError if the engine does not support it."""
     if model.kv_dtype == model.dtype:
         return DTYPES[TORCH_DTYPES[model.dtype]]
     if model.kv_dtype not in KV_DTYPES:
         raise ValueError(
-            f"model.kv_cache_dtype={model.kv_dtype}: the engine has auto, {', '.join(KV_DTYPES)}"
+            f"model.kv_cache_dtype={model.kv_dtype}: the engine supports auto, {', '.join(KV_DTYPES)}"
         )
     return KV_DTYPES[model.kv_dtype]
 
 
 def quantization_of(model: ModelSpec) -> str | None:
-    """Of the linear layers, as the engine calls it. Raises ValueError for what it has not."""
+    """Returns the engine's name of the weight format of linear layers, None if they are not quantized.
+
+    Raises ValueError if the engine does not support the format.
+    """
     stored = model.moe_weights or model.weights
     if stored is None or stored == model.dtype:
         return None
     if stored not in QUANTIZATIONS:
-        raise ValueError(f"model.weights={stored}: the engine has {', '.join(QUANTIZATIONS)}")
+        raise ValueError(f"model.weights={stored}: the engine supports {', '.join(QUANTIZATIONS)}")
     return QUANTIZATIONS[stored]
 
 
 def _kv_bytes(device: torch.device) -> int:
-    """For KV: on a GPU three quarters of what the weights have left."""
+    """Returns the bytes for the KV cache; on a GPU, three quarters of the memory that is free."""
     if device.type == "cpu":
         return CPU_KV_BYTES
     return int(torch.cuda.mem_get_info(device)[0] * 3 // 4)

@@ -1,4 +1,4 @@
-"""What is measured of this machine, on which device, up to which sizes and for how long."""
+"""Settings of `windtunnel calibrate device=...`: device, model, largest sizes and time of the measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMITS = {
     "cpu": {"max_num_seqs": 32, "max_model_len": 1024, "max_num_batched_tokens": 1024, "budget_s": 45.0},
     "cuda": {"max_num_seqs": 256, "max_model_len": 8192, "max_num_batched_tokens": 8192, "budget_s": 300.0},
 }
-"""The sizes that are measured by default; beyond them a table goes on in proportion."""
+"""Default limits of the measured sizes and time; beyond the largest size, the table is extrapolated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +24,17 @@ class MeasureSettings:
     """The device that the engine runs on: cpu or cuda."""
     model: ModelSpec
     out: str = DEFAULT_OUT
-    """A folder of the user's own configs."""
+    """Folder of the user's own configs, to which the files are written."""
     name: str | None = None
-    """The name of the machine, as in hardware=; None: cpu, or the name of the GPU."""
+    """Name of the machine, as in hardware=NAME; None: cpu, or the name of the GPU."""
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int = 16
     budget_s: float | None = None
-    """Of measuring, whole rounds though: one to warm up and three at least."""
+    """Time of the measurement, in seconds; at least one warm-up round and three more are run."""
     iterations: int = 60
-    """At random, to compare the table with."""
+    """Number of random iterations with which the table is checked."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,15 +50,15 @@ class MeasureSettings:
         if self.budget_s is not None:
             check_finite("budget_s", self.budget_s, unit="s")
         if self.name is not None and not self.name.isidentifier():
-            raise ValueError(f"name={self.name}: must be letters, digits and _: it is a file's name")
+            raise ValueError(f"name={self.name}: must consist of letters, digits and _, for a file name")
 
     def limit(self, name: str) -> int:
-        """max_num_seqs, max_model_len or max_num_batched_tokens; never more than the model's context."""
+        """Returns max_num_seqs, max_model_len (at most the model's context) or max_num_batched_tokens."""
         given: int | None = getattr(self, name)
         value = int(LIMITS[self.device][name]) if given is None else given
         return min(value, self.model.max_position_embeddings) if name == "max_model_len" else value
 
     @property
     def seconds(self) -> float:
-        """The wall time that the measurements may take, in seconds."""
+        """Wall time that the measurements may take, in seconds."""
         return LIMITS[self.device]["budget_s"] if self.budget_s is None else self.budget_s

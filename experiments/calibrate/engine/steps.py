@@ -1,7 +1,7 @@
-"""Steps of any shape for an executor, without requests and policies: what `realengine.runner.runner` would
-pack.
+"""Input of an executor for steps of any shape, without requests and policies.
 
-Every slot has the same block table from beginning to end, so that steps bring no updates of tables.
+`realengine.runner.runner` packs the same input in service. Every slot keeps its block table during a
+measurement, so that steps contain no updates of block tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from realengine.runner.work import SAMPLING_WORDS, Draw, Padding, Shape, Work, p
 
 
 class Chunk(NamedTuple):
-    """New tokens of one prompt behind cached ones, and whether they complete it."""
+    """New tokens of one prompt after its cached tokens, and whether they complete the prompt."""
 
     cached: int
     new: int
@@ -27,31 +27,31 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """contexts: of each sequence that decodes, its new token included."""
+    """Decodes and prefill chunks of one step; contexts: tokens of each decode, its new token included."""
 
     contexts: tuple[int, ...] = ()
     chunks: tuple[Chunk, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        """That go through the layers."""
+        """Number of tokens that pass through the layers."""
         return len(self.contexts) + sum(chunk.new for chunk in self.chunks)
 
     @property
     def num_drawn(self) -> int:
-        """Rows through the LM head."""
+        """Number of rows that pass through the LM head."""
         return len(self.contexts) + sum(chunk.completes for chunk in self.chunks)
 
     @property
     def kind(self) -> str:
-        """decode, prefill or mixed."""
+        """One of decode, prefill and mixed."""
         if not self.chunks:
             return "decode"
         return "mixed" if self.contexts else "prefill"
 
     @property
     def shape(self) -> IterationShape:
-        """As hardware models price it."""
+        """Shape of the step as hardware models take it."""
         return IterationShape(
             decode_seqs=len(self.contexts),
             decode_context_tokens=sum(self.contexts),
@@ -64,30 +64,30 @@ class Step:
 
 
 REFERENCE = Step(contexts=(1,) * 8)
-"""What it takes tells how fast a machine is at the moment."""
+"""Step whose time shows the speed of the machine at that moment."""
 
 
 class Tables(NamedTuple):
-    """Block tables of all slots [S, M], and the work that enters them."""
+    """Block tables of all slots: [S, M]."""
 
     ids_SM: NDArray[np.int32]
 
     @classmethod
     def drawn(cls, num_slots: int, num_blocks: int, blocks_each: int, seed: int) -> Tables:
-        """Blocks in random order, as after hours of serving; shared where there are too few."""
+        """Draws blocks in random order, as after hours of serving; if there are too few, slots share them."""
         random = np.random.default_rng(seed)
         wanted = num_slots * blocks_each
         rounds = [random.permutation(num_blocks) + 1 for _ in range(-(-wanted // num_blocks))]
         return cls(np.concatenate(rounds)[:wanted].reshape(num_slots, blocks_each).astype(np.int32))
 
     def work(self) -> Work:
-        """Enters them all."""
+        """Returns the work that writes all block tables."""
         places = np.arange(self.ids_SM.size, dtype=np.int32)
         return Work(table_updates=np.stack([places, self.ids_SM.ravel()], axis=1))
 
 
 def work_of(step: Step, padding: Padding, vocab_size: int, graphs: DecodeGraphs | None = None) -> Work:
-    """The step as arrays: greedy, tokens at random, slots from 0 on, decodes padded as a graph wants them."""
+    """Packs a step: greedy sampling, random tokens, slots from 0 on, decodes padded to a graph's size."""
     if step.chunks:
         return _mixed(step, vocab_size)
     count = len(step.contexts)
@@ -102,7 +102,7 @@ def work_of(step: Step, padding: Padding, vocab_size: int, graphs: DecodeGraphs 
 
 
 def padding_work(padding: Padding) -> Work:
-    """The REFERENCE step on the padding slot, which changes no sequence."""
+    """Packs the reference step on the padding slot, which changes no sequence."""
     contexts = np.array(REFERENCE.contexts, np.int32)
     return _decode(np.zeros_like(contexts), np.full_like(contexts, padding.slot), contexts, padding)
 

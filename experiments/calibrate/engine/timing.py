@@ -1,8 +1,8 @@
-"""How long a call takes on the device: the median over inputs that the cache does not hold.
+"""Times of calls on a device: the median over inputs that are not in the cache.
 
-Long calls are timed one by one between events, the L2 cache flushed before each. Short ones are recorded in a
-CUDA graph over several sets of inputs, whose replays are timed as a whole: so a launch from Python does not
-count, as it does not in the engine's graphs. On a CPU, wall time: only for dry runs.
+Long calls are timed one by one between CUDA events, with the L2 cache flushed before each. Short calls on
+several sets of inputs are recorded in one CUDA graph, and its replays are timed as a whole. Launches from
+Python then do not count, as in the engine's graphs. On a CPU, wall time is measured, for dry runs only.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from triton.testing import do_bench
 Call = Callable[[], object]
 
 SHORT_S = 300e-6
-GRAPH_S = 2e-3  # of one replay, at least
+GRAPH_S = 2e-3  # least time of one replay
 MOST_IN_GRAPH = 400
 MOST_SETS = 32
-CACHES = 3  # the sets of inputs are together as large as that many L2 caches
-L2_BYTES = 64 << 20  # where torch does not say
+CACHES = 3  # total size of the sets of inputs, in L2 caches
+L2_BYTES = 64 << 20  # size of the L2 cache if torch does not report it
 
 
 class Timing(NamedTuple):
-    """Seconds a call: median, 20th and 80th percentile; method: graph, events or wall."""
+    """Seconds per call: median, 20th and 80th percentile; method: graph, events or wall."""
 
     median_s: float
     low_s: float
@@ -36,22 +36,22 @@ class Timing(NamedTuple):
     method: str
 
     def row(self) -> dict[str, float | str]:
-        """As parts of a row; spread: the percentiles' distance over the median."""
+        """Returns columns of a row; spread: (80th - 20th percentile) / median."""
         spread = (self.high_s - self.low_s) / self.median_s
         return {"median_s": self.median_s, "spread": spread, "method": self.method}
 
 
 def timed(calls: Sequence[Call], device: torch.device, *, rep_ms: float = 60.0) -> Timing:
-    """The time of one of `calls`, which do the same on inputs of their own."""
+    """Measures the time of one of `calls`, which do the same on different inputs."""
     if device.type == "cpu":
         return _wall(calls[0])
-    for call in calls:  # compiles, and chooses what libraries choose at first
+    for call in calls:  # compiles kernels and lets libraries choose theirs
         call()
     torch.cuda.synchronize()
     if _rough_s(calls) < SHORT_S:
         try:
             return _graph(calls, rep_ms / 1e3)
-        except RuntimeError:  # something in it cannot be recorded
+        except RuntimeError:  # a call cannot be recorded in a graph
             torch.cuda.synchronize()
     each = [_events(call, rep_ms / len(calls)) for call in calls[: math.ceil(rep_ms / 10)]]
     median_s, low_s, high_s = (statistics.median(values) for values in zip(*each, strict=True))
@@ -59,7 +59,7 @@ def timed(calls: Sequence[Call], device: torch.device, *, rep_ms: float = 60.0) 
 
 
 def input_sets(make: Callable[[torch.device], Call], device: torch.device, bytes_moved: float) -> list[Call]:
-    """Calls on sets of inputs that are together far larger than the L2 cache, as far as memory goes."""
+    """Makes calls on sets of inputs that are together larger than the L2 cache, if memory allows."""
     if device.type == "cpu":
         return [make(device)]
     before = torch.cuda.memory_allocated()
@@ -73,7 +73,7 @@ def input_sets(make: Callable[[torch.device], Call], device: torch.device, bytes
 
 
 def host_s(call: Call, device: torch.device, times: int) -> float:
-    """Host seconds a call, `times` of them without waiting for the device: few enough for its queue."""
+    """Measures the host seconds per call over `times` calls, which must fit in the device's queue."""
     call()
     synchronize(device)
     begin = time.perf_counter()
@@ -85,7 +85,7 @@ def host_s(call: Call, device: torch.device, times: int) -> float:
 
 
 def wall_s(call: Call, device: torch.device, times: int) -> float:
-    """Median wall seconds of a call and the wait for its end."""
+    """Measures the median wall seconds of a call until the device has finished it."""
     call()
     synchronize(device)
     found = []
@@ -98,13 +98,13 @@ def wall_s(call: Call, device: torch.device, times: int) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
+    """Waits for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def recorded(call: Call) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of what `call` launches, warmed up beforehand. Raises RuntimeError if it cannot be one."""
+    """Records the launches of `call` in a CUDA graph after a warm-up. Raises RuntimeError if it cannot."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -126,7 +126,7 @@ def _wall(call: Call) -> Timing:
 
 
 def _rough_s(calls: Sequence[Call]) -> float:
-    """Mean device seconds a call, launches included where they are what takes long."""
+    """Measures roughly the mean device seconds per call; launches count if they take longer."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     rounds = max(1, 8 // len(calls))
     start.record()

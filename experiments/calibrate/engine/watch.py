@@ -1,9 +1,10 @@
-"""Where a step's time goes: a decoder that tells a watch of every operator that it runs.
+"""A decoder that reports every operator that it runs to a watch.
 
-On a CPU a stopwatch reads the thread's time behind each operator, in the middle of real steps: caches are as
-they are in service. What lies between two operators (views, Python) belongs to the second. Being watched
-takes 5 to 10 us an operator, for the watch is not in the caches; `experiments.calibrate.engine.measure` takes
-that out. On a GPU, where the host runs ahead, calls are kept and timed one by one later.
+On a CPU, a stopwatch reads the thread time after each operator in the middle of real steps, so that the CPU
+caches are in the state that they have in service. The time between two operators (views, Python) counts for
+the second one. Watching an operator adds 5 to 10 us, because the watch itself is not in the caches;
+`experiments.calibrate.engine.measure` subtracts it. On a GPU, where the host runs ahead, the calls are
+recorded and timed one by one later.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from realengine.model.moe import Experts
 from realengine.runner.batch import Batch
 
 INPUTS = "inputs"
-"""What the executor makes of a step's words before the first layer."""
+"""Work of the executor before the first layer."""
 OUTPUTS = "outputs"
-"""What is left behind the tokens."""
+"""Work after sampling."""
 HEAD = "lm_head"
-"""The last norm and the head, of the rows that draw."""
+"""Last norm and LM head of the sampled rows."""
 
 
 class Watch(Protocol):
     """Observer of operators by name."""
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Run it."""
+        """Runs an operator and returns its result."""
         ...
 
     def mark(self, name: str) -> None:
@@ -43,13 +44,13 @@ class Watch(Protocol):
 
 
 class Stopwatch:
-    """Seconds of thread time by name, since `start`; marks: how often each was marked."""
+    """Thread time in seconds by operator since `start`; marks: number of marks by operator."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """From here on, with nothing on the clock."""
+        """Resets the times and starts measuring."""
         self.seconds: dict[str, float] = {}
         self.marks: dict[str, int] = {}
         self._last_s = time.thread_time()
@@ -67,12 +68,12 @@ class Stopwatch:
 
 
 class Catcher:
-    """Calls by name, kept with their arguments to be timed later. limit: kept of each name."""
+    """Recorder of calls with their arguments, to be timed later; limit: recorded calls per operator."""
 
     def __init__(self, limit: int) -> None:
         self.calls: dict[str, list[Callable[[], Any]]] = {}
         self.counts: dict[str, int] = {}
-        """All calls, kept or not."""
+        """Number of all calls by operator, recorded or not."""
         self._limit = limit
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -88,7 +89,7 @@ class Catcher:
 
 
 def _kept(value: Any) -> Any:
-    """A copy of index tensors, alone or in a NamedTuple: a decode step counts its contexts up in place."""
+    """Copies index tensors, alone or in a NamedTuple, because a decode step increments contexts in place."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_kept, value))
     is_index = isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64)
@@ -96,14 +97,14 @@ def _kept(value: Any) -> Any:
 
 
 class Watched:
-    """The watch of the moment, which may change; none: operators just run."""
+    """Holder of the current watch, which may change; without one, operators run unwatched."""
 
     def __init__(self) -> None:
         self.watch: Watch | None = None
         self.in_head = False
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Run it, watched or not."""
+        """Runs an operator, watched if there is a watch."""
         if self.watch is None:
             return function(*args, **options)
         return self.watch.call(name, function, *args, **options)
@@ -113,7 +114,7 @@ class Watched:
             self.watch.mark(name)
 
     def backend(self, backend: Backend) -> Backend:
-        """The same, its operators watched. What linear layers call is theirs."""
+        """Returns the backend with watched operators; operators that linear layers call stay unwatched."""
 
         def norm(*args: Any, **options: Any) -> Any:
             return self.call(HEAD if self.in_head else "layernorm", backend.add_rms_norm, *args, **options)
@@ -138,7 +139,7 @@ class Watched:
 
 
 class WatchedDecoder(Decoder):
-    """A decoder whose linear layers, experts and head are watched too."""
+    """Decoder whose linear layers, experts and head are watched as well."""
 
     def __init__(self, watched: Watched, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -152,16 +152,17 @@ def test_the_file_says_where_its_figures_come_from(mine, written):
     lines = (written / "mine.yaml").read_text().splitlines()
     assert mine.measured_on == "H100 SXM"
     assert mine.source.startswith(
-        "a test; 368 rows, one group of shapes in four kept back for validation; fitted 20"
+        "a test; 368 rows, one group of shapes in four held out for validation; fitted 20"
     )
-    assert lines[0] == "# H100 SXM: 13 figures, fitted to 368 measured calls of operators"
-    assert lines[-1].startswith("# Not measured, as by default: ")
+    assert lines[0] == "# H100 SXM: 13 figures, fitted to 368 measured operator calls"
+    assert lines[-1].startswith("# Not measured, so defaults are used: ")
     assert {"mla", "moe", "collectives"} <= set(lines[-1].partition(": ")[2].split(", "))
     assert any(
         line.endswith("  # Seconds of launch, start and drain of one kernel in a stream") for line in lines
     )
     assert any(
-        "flops_share_4bit: " in line and line.endswith("default, no fitted row decides it") for line in lines
+        "flops_share_4bit: " in line and line.endswith("default, as no measurement determines it")
+        for line in lines
     )
 
 
@@ -169,7 +170,7 @@ def test_the_report_draws_every_table(written):
     page = (written / "mine.html").read_text()
     assert page.count('class="plotly-graph-div"') == 3
     assert "Calibration of H100 SXM" in page
-    assert "defaults are kept: Multi-head latent attention, Mixture of experts, Collectives" in page
+    assert "without rows of this device: Multi-head latent attention, Mixture of experts, Collectives" in page
 
 
 def test_only_groups_that_are_not_kept_back_are_fitted(ops, h100):
@@ -240,10 +241,12 @@ def test_figures_that_rows_decided_are_counted():
 
 
 @pytest.mark.parametrize("name", ["mla", "moe"])
-def test_tables_that_do_not_tell_the_chip_need_its_capability(h100, name):
+def test_tables_that_do_not_determine_the_capability_need_it(h100, name):
     empty = {column: np.array([]) for column in OPERATORS[name].columns}
     given = {name: Measured(empty, np.array([], dtype=bool), "")}
-    with pytest.raises(ConfigError, match="rows of mla and moe alone do not tell the chip; give compute_cap"):
+    with pytest.raises(
+        ConfigError, match="cannot be inferred from rows of mla and moe alone; give compute_cap"
+    ):
         fit_calibration(given, h100, compute_capability=None, source="")
 
 
@@ -261,7 +264,7 @@ def bad_value(operator: str, column: str, value: object):
     [
         (
             lambda t: t.update(gemm=t["gemm"].drop(columns="kernel")),
-            r"gemm.parquet: no column kernel; (nearest: \w+; )?allowed: m, n, k",
+            r"gemm.parquet: has no column kernel; (nearest: \w+; )?allowed: m, n, k",
         ),
         (bad_value("gemm", "latency_us", 0.0), r"id=gemm-3: latency_us=0.0: must be a finite number > 0"),
         (bad_value("gemm", "latency_us", np.nan), r"id=gemm-3: latency_us=nan: must be a finite number > 0"),
@@ -269,11 +272,11 @@ def bad_value(operator: str, column: str, value: object):
         (bad_value("gemm", "dtype", "fp3"), r"id=gemm-3: dtype=fp3: must be one of bfloat16, fp8, fp8_block"),
         (
             lambda t: t["gemm"].update(t["gemm"]["latency_us"] / 1000),
-            r"id=gemm-\d+: latency_us=[\d.e-]+: H100 SXM cannot do it in less than .* is the unit us\?",
+            r"id=gemm-\d+: latency_us=[\d.e-]+, less than the .* us that H100 SXM needs .*; is the column in us\?",
         ),
         (
             lambda t: t["gemm"].update(t["gemm"]["latency_us"] * 1000),
-            r"gemm.parquet: latency_us: large rows take \d,\d{3} times as long .*; is it in us\?",
+            r"gemm.parquet: latency_us: large rows take \d,\d{3} times as long .*; is the column in us\?",
         ),
         (
             lambda t: t["attention_prefill"].update(t["attention_prefill"]["latency_us"] * 1000),
@@ -281,7 +284,7 @@ def bad_value(operator: str, column: str, value: object):
         ),
         (
             lambda t: t.update(gemm=t["gemm"].assign(gpu="h101"), attention_decode=t["gemm"].head(0)),
-            r"attention_decode.parquet: no column",
+            r"attention_decode.parquet: has no column",
         ),
         (
             lambda t: [t.update({name: rows.assign(gpu="b200_sxm")}) for name, rows in t.items()],
@@ -309,7 +312,7 @@ def test_rows_a_little_too_fast_are_left_out_and_named(tmp_path, h100):
     rows.loc[slowest, "latency_us"] = 0.9 * least_us[slowest]
     found = read_tables(write(tmp_path, {"gemm": rows}), h100)["gemm"]
     assert np.flatnonzero(~found.sound).tolist() == [slowest]
-    assert found.caveat.startswith(f"1 rows faster than the data sheet allows, such as id=gemm-{slowest}: ")
+    assert found.caveat.startswith(f"1 row faster than the data sheet allows, such as id=gemm-{slowest}: ")
     lines = residuals(OPERATORS["gemm"], found, h100, TRUTH)
     assert np.flatnonzero(lines["predicted_s"].isna()).tolist() == [slowest]
 
@@ -334,8 +337,8 @@ def test_small_tensors_may_beat_memory(tmp_path, h100):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ops=nowhere", "out=x.yaml"], "ops=nowhere: no such folder"),
-        (["ops=.", "out=x.yaml"], "ops=.: none of the tables is there: gemm.parquet"),
+        (["ops=nowhere", "out=x.yaml"], "ops=nowhere: is not a folder"),
+        (["ops=.", "out=x.yaml"], "ops=.: must contain at least one of the tables gemm.parquet"),
         (["ops=.", "out=no/folder/x.yaml"], "out=no/folder/x.yaml: there is no folder "),
         (["ops=.", "out=."], "out=.: is a folder; name a file in it"),
         (["ops=.", "out=x.yaml", "report=."], "report=.: is a folder; name a file in it"),

@@ -409,12 +409,15 @@ def test_calibrating_again_writes_over_its_own_files_only(calibrated, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["device=cpu"], "model: must be chosen, say model=random_8m"),
+        (["device=cpu"], "model: must be chosen, such as model=random_8m"),
         (["device=tpu", "model=random_8m"], "device=tpu: must be one of cpu, cuda"),
         (["device=cpu", "model=random_9m"], "model=random_9m: no such choice; nearest: random_8m"),
-        (["device=cpu", "model=gpt_oss_20b"], "model: the engine does not compute GptOssForCausalLM"),
+        (["device=cpu", "model=gpt_oss_20b"], "model: the engine does not support GptOssForCausalLM"),
         (["device=cpu", "model=hf", "model.path=nowhere"], "nowhere"),
-        (["device=cpu", "model=random_8m", "model.weights=nvfp4"], "model.weights=nvfp4: the engine has"),
+        (
+            ["device=cpu", "model=random_8m", "model.weights=nvfp4"],
+            "model.weights=nvfp4: the engine supports",
+        ),
         (["device=cpu", "model=random_8m", "out=a_file"], "out=a_file: cannot be written"),
         (["device=cpu", "model=random_8m", "measure.max_num_seqs=0"], "max_num_seqs=0: must be a whole"),
         (["device=cpu", "model=random_8m", "measure.budget=3"], "measure.budget"),
@@ -458,9 +461,7 @@ def test_limits_never_exceed_the_models_context():
 def test_kv_that_does_not_fit_one_sequence_is_refused(monkeypatch):
     block_bytes = KvCache.bytes_per_block(architecture_of(TINY), 16, torch.float32)
     monkeypatch.setattr("experiments.calibrate.engine.served.CPU_KV_BYTES", 3 * block_bytes)
-    with pytest.raises(
-        ValueError, match=r"measure\.max_model_len=128: 3 blocks of KV fit, one sequence needs 8"
-    ):
+    with pytest.raises(ValueError, match=r"measure\.max_model_len=128: memory has room for 3 KV blocks"):
         serve(
             spec(),
             architecture_of(TINY),
