@@ -1,4 +1,4 @@
-"""Admission control at the gateway: asks the policy before routing, and reports ends of requests to it."""
+"""Admission control at the gateway: calls the policy before routing, and reports ends of requests to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.engine.replica import Replica
 
 
 class AdmissionControl(GatewayAttachment):
-    """Asks the admission policy about each attempt once, and reports the end of those it admitted."""
+    """Calls the admission policy once per attempt, and reports the end of the attempts that it admitted."""
 
     def __init__(self, admission: Admission, gateway: Gateway) -> None:
         self._admission = admission

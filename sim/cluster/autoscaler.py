@@ -1,4 +1,4 @@
-"""Asks a pool's autoscaler now and then how many replicas there should be, and sees to it."""
+"""Calls the scaling policy of a pool at its interval, and starts or drains replicas accordingly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from sim.engine.clock import Clock, Phase
 
 
 class Autoscaler:
-    """Of one pool; it is a `policies.scaling.PoolView`.
+    """The autoscaler of one pool; it is a `policies.scaling.PoolView`.
 
-    counts: of its pool. busy_times: of all replicas, by index. cold_start_s: from the order of a replica
-    until it takes requests; it is paid for from the order on. on_start is told of every replica that was
-    ordered. requests_remain: whether requests are under way or to come.
+    counts: request counts of the pool. busy_times: busy seconds of all replicas, by index. cold_start_s:
+    seconds from the start of a replica until it accepts requests; it is paid for from its start on. on_start
+    is called with every replica that is started. requests_remain: returns whether requests are in progress or
+    still to arrive.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class Autoscaler:
         self._busy_times = busy_times
         self._on_start = on_start
         self._requests_remain = requests_remain
-        self._num_askings = 0
-        self._busy_s: dict[int, float] = {}  # by replica: until it was last asked
-        self._called: Member | None = None  # ordered last because a request had come
+        self._num_decisions = 0
+        self._busy_s: dict[int, float] = {}  # by replica index, as of the last decision
+        self._woken: Member | None = None  # started last from zero because a request had arrived
         if policy.min_replicas == 0:
-            fleet.on_call[pool_index] = self._on_call
-        self._wait()
+            fleet.start_from_zero[pool_index] = self._start_from_zero
+        self._schedule_decision()
 
     @property
     def num_replicas(self) -> int:
@@ -118,14 +119,14 @@ class Autoscaler:
         return self._fleet.of_pool(self._pool_index, *states)
 
     def _sum(self, name: str) -> int:
-        """Over the replicas that have requests."""
+        """Returns the sum of a count over the serving and draining replicas."""
         return sum(getattr(m.replica, name) for m in self._members(State.serving, State.draining))
 
-    def _wait(self) -> None:
-        self._num_askings += 1
-        self._clock.at(self._num_askings * self._policy.interval_s, Phase.control, self._ask)
+    def _schedule_decision(self) -> None:
+        self._num_decisions += 1
+        self._clock.at(self._num_decisions * self._policy.interval_s, Phase.control, self._decide)
 
-    def _ask(self, event: int) -> None:
+    def _decide(self, event: int) -> None:
         if not self._requests_remain():
             return
         now = self._clock.now
@@ -137,20 +138,20 @@ class Autoscaler:
             wanted = 1
         for _ in range(wanted - len(present)):
             self._start()
-        for member in sorted(present, key=_last_to_go, reverse=True)[: max(0, len(present) - wanted)]:
+        for member in sorted(present, key=_drain_rank, reverse=True)[: max(0, len(present) - wanted)]:
             self._fleet.drain(member, now)
-        self._wait()
+        self._schedule_decision()
 
     def _is_needed(self) -> bool:
-        """Whether the last replica has something to do, or will have: what it was called for."""
-        is_coming = self._called is not None and self._called.state is State.starting
-        return is_coming or any(member.replica.num_outstanding for member in self._members(State.serving))
+        """Returns whether the last replica has requests, or is starting because of one."""
+        is_starting = self._woken is not None and self._woken.state is State.starting
+        return is_starting or any(member.replica.num_outstanding for member in self._members(State.serving))
 
-    def _on_call(self) -> bool:
-        """A request has come, and nobody serves: order a replica, unless there is one that will be back."""
+    def _start_from_zero(self) -> bool:
+        """Starts a replica for a request that none can serve; returns false if one will serve again."""
         if self._members(State.starting, State.serving, State.down):
             return False
-        self._called = self._start()
+        self._woken = self._start()
         return True
 
     def _start(self) -> Member:
@@ -164,6 +165,9 @@ class Autoscaler:
         self._fleet.ready(member, self._clock.now)
 
 
-def _last_to_go(member: Member) -> tuple[bool, int, int]:
-    """Those that do not serve yet, or again, go first, then those with the least to do, then the newest."""
+def _drain_rank(member: Member) -> tuple[bool, int, int]:
+    """Returns the sort key of a member; the largest is drained first.
+
+    Order: replicas that do not serve, then those with the fewest outstanding requests, then the newest.
+    """
     return member.state is not State.serving, -member.replica.num_outstanding, member.replica.index

@@ -1,8 +1,8 @@
-"""How many spare replicas are enough: the probability that at least k of n are up, in theory and simulated.
+"""Spare replicas: the probability that at least k of n replicas are up, in theory and by simulation.
 
-Replicas that fail by themselves are up for the share a = MTBF / (MTBF + MTTR) of the time, whatever the
-distributions (renewal theory), so the number that is up has a binomial distribution. MTBF 30 days, MTTR 2 h:
-a = 0.99723; all of 8 are up 97.81 % of the time, 8 of 9 for 99.973 %.
+Replicas that fail independently are up for the share a = MTBF / (MTBF + MTTR) of the time, whatever the
+distributions (renewal theory), so the number of replicas that are up has a binomial distribution. MTBF 30
+days, MTTR 2 h: a = 0.99723; all of 8 are up for 97.81 % of the time, at least 8 of 9 for 99.973 %.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sim.cluster.failures import Failures, Pools
 from sim.records.failure import FailureKind
 
 FATAL = (FailureKind.crash, FailureKind.host_out_of_memory, FailureKind.link_down)
-"""Failures in which a replica is not up."""
+"""Failures during which a replica is down."""
 
 
 def availability(mtbf_s: float, mttr_s: float) -> float:
-    """Share of the time in which one replica is up, in the long run."""
+    """Returns the long-run share of the time in which one replica is up; both times in seconds, > 0."""
     for name, value in (("mtbf_s", mtbf_s), ("mttr_s", mttr_s)):
         if not value > 0:
             raise ValueError(f"{name}={value}: must be > 0 s")
@@ -29,15 +29,15 @@ def availability(mtbf_s: float, mttr_s: float) -> float:
 
 
 def at_least_up(k: int, n: int, up_share: float) -> float:
-    """Probability that k or more of n independent replicas are up."""
+    """Returns the probability that at least k of n independent replicas are up."""
     _check_k_of_n(k, n)
     return float(stats.binom.sf(k - 1, n, up_share))
 
 
 def replicas_for(k: int, up_share: float, wanted_share: float, *, most: int = 1000) -> int:
-    """The smallest n with which k or more are up for wanted_share of the time. N+1 is enough if it is k + 1.
+    """Returns the smallest n with which at least k replicas are up for wanted_share of the time.
 
-    Raises ValueError if not even `most` are enough.
+    N+1 redundancy is enough if the result is k + 1. Raises ValueError if the result would exceed `most`.
     """
     if not 0 < wanted_share < 1:
         raise ValueError(f"wanted_share={wanted_share}: must be > 0 and < 1")
@@ -45,14 +45,14 @@ def replicas_for(k: int, up_share: float, wanted_share: float, *, most: int = 10
         if at_least_up(k, n, up_share) >= wanted_share:
             return n
     raise ValueError(
-        f"wanted_share={wanted_share}: {most} replicas that are up {up_share:.3g} of the time are not enough "
-        f"for {k}; ask for less"
+        f"wanted_share={wanted_share}: {most} replicas, each up for {up_share:.3g} of the time, are too few "
+        f"to keep {k} up; choose a smaller share"
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A probability from replications, with its exact (Clopper-Pearson) interval."""
+    """A probability estimated from replications, with its exact (Clopper-Pearson) confidence interval."""
 
     num_true: int
     num_replications: int
@@ -75,10 +75,11 @@ def simulated_at_least_up(
     confidence: float = 0.95,
     pools: Pools | None = None,
 ) -> Estimate:
-    """The same at one moment of a run, over runs of different seeds: for failures that no formula covers.
+    """Estimates the probability that at least k of n replicas are up at time at_s, over runs of other seeds.
 
-    Crashes, lost links and hosts out of memory count as down. Runs begin with everybody up: with exponential
-    times a replica is down at time t with (1 - a) (1 - exp(-t / MTBF - t / MTTR)), within 1 % after 5 MTTR.
+    It also holds for failures that no formula covers. Crashes, lost links and hosts out of memory count as
+    down. All replicas are up when a run begins: with exponential times a replica is down at time t with
+    probability (1 - a) (1 - exp(-t / MTBF - t / MTTR)), within 1 % of the long-run value after 5 MTTR.
     """
     _check_k_of_n(k, n)
     if num_replications < 1:
@@ -102,16 +103,16 @@ def simulated_kv_copies_left(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Estimate | None:
-    """Of the crashes of n replicas by until_s, at how many the replica that had a copy of the KV was up.
+    """Estimates the share of the crashes by until_s after which a copy of the lost KV is in another replica.
 
-    A copy is with the next replica that was up (`sim.transfer.kv_replication`), and made anew at once when
-    that goes down: so only those that go down together lose it. None: there was no crash.
+    The copy is in the next replica that is up (`sim.transfer.kv_replication`) and is made again at once when
+    that replica fails, so it is lost only if both fail together. None: there was no crash.
     """
     num_crashes = num_left = 0
     for i in range(num_replications):
         up_again_s = [0.0] * n
-        for at_s, together in groupby(failures.schedule(seed + i, n, until_s), attrgetter("at_s")):
-            fatal = [failure for failure in together if failure.kind in FATAL]
+        for at_s, simultaneous in groupby(failures.schedule(seed + i, n, until_s), attrgetter("at_s")):
+            fatal = [failure for failure in simultaneous if failure.kind in FATAL]
             was_up = [replica for replica in range(n) if up_again_s[replica] <= at_s]
             hit = {failure.replica for failure in fatal}
             crashed = {failure.replica for failure in fatal if failure.kind is not FailureKind.link_down}

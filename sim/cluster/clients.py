@@ -1,4 +1,4 @@
-"""Clients that give up their requests after a time, or retry them."""
+"""Clients that abandon a request after their patience, time out an attempt, or retry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clients(GatewayAttachment):
         self._clock = clock
         self._requests = requests
 
-    def asks(self, attempt: RequestAttempt) -> None:
+    def submitted(self, attempt: RequestAttempt) -> None:
         if attempt.number == 1:
             self._retries.first_sent()
         if self._retries.timeout_s is not None:
@@ -40,7 +40,7 @@ class Clients(GatewayAttachment):
             self._clock.at(self._clock.now + self._retries.timeout_s, Phase.arrive, time_out)
 
     def arrived(self, attempt: RequestAttempt) -> None:
-        if self._patience_s is not None and self._is_under_way(attempt):
+        if self._patience_s is not None and self._is_in_progress(attempt):
             give_up_s = self._clock.now + self._patience_s
             self._clock.at(give_up_s, Phase.arrive, partial(self._give_up, attempt))
 
@@ -61,21 +61,21 @@ class Clients(GatewayAttachment):
         self._clock.at(again_s, Phase.arrive, partial(self._retry, attempt, number))
         return True
 
-    def _is_under_way(self, attempt: RequestAttempt) -> bool:
+    def _is_in_progress(self, attempt: RequestAttempt) -> bool:
         return self._gateway.attempts.get(attempt.arrival.request.request_id) is attempt
 
     def _is_at(self, attempt: RequestAttempt, number: int) -> bool:
-        """Whether the request is under way in the attempt of that number."""
-        return attempt.number == number and self._is_under_way(attempt)
+        """Returns whether the request is in progress and in its attempt `number`."""
+        return attempt.number == number and self._is_in_progress(attempt)
 
     def _retry(self, attempt: RequestAttempt, number: int, event: int) -> None:
         if self._is_at(attempt, number):
             attempt.begin_retry()
             self._requests.tries[attempt.arrival.request.request_id] += 1
-            self._gateway.ask(attempt)
+            self._gateway.submit(attempt)
 
     def _time_out(self, attempt: RequestAttempt, number: int, event: int) -> None:
-        """A client has waited long enough for the answer to an attempt, or for its first token."""
+        """Times out an attempt: its output, or its first token, has taken longer than the client waits."""
         if not self._is_at(attempt, number) or attempt.is_given_up:
             return
         if self._retries.waits_for_token and attempt.has_token:
@@ -83,16 +83,16 @@ class Clients(GatewayAttachment):
         if attempt.replica is not None:
             attempt.is_timed_out = True
             self._gateway.abort(attempt.replica, attempt)
-        elif self._gateway.forget_held(attempt):
+        elif self._gateway.stop_holding(attempt):
             self._gateway.fail(attempt, "timed out")
 
     def _give_up(self, attempt: RequestAttempt, event: int) -> None:
-        """A client's patience is at its end."""
-        if not self._is_under_way(attempt):
+        """Aborts a request whose client has lost patience; the client does not retry."""
+        if not self._is_in_progress(attempt):
             return
         if attempt.replica is not None:
             attempt.is_given_up, attempt.is_timed_out = True, False
             self._gateway.abort(attempt.replica, attempt)
             return
-        self._gateway.forget_held(attempt)
+        self._gateway.stop_holding(attempt)
         self._gateway.abandon(attempt)

@@ -1,11 +1,11 @@
-"""Early stops of a run: once its service is overloaded, or once its SLO can no longer be attained.
+"""Early stops of a run: when the service is overloaded, or when the SLO can no longer be attained.
 
-`OverloadStop` applies the test of `sim.cluster.overload` while the run goes on.
+`OverloadStop` applies the test of `sim.cluster.overload` during the run.
 
 `MissedSloStop` counts requests that are certain to miss the SLO: finished outside a limit, without a first
 token beyond the limit of TTFT, or unfinished beyond the limit of E2E. Of N requests, floor((1 - target) N)
-may miss; the count is made 400 times while they arrive. Once more are certain to miss, no later request can
-change the outcome. The verdict is exact: a run that is stopped so would have missed the SLO.
+may miss; they are counted 400 times while requests arrive. Once more than that are certain to miss, no later
+request can change the outcome. The verdict is exact: a run that is stopped here would have missed the SLO.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sim.records.requests import RequestLog, Status
 from sim.records.run import MissedSlo, Overload
 
 NUM_COUNTS = 400
-"""Counts of missed requests while requests arrive; the same interval goes on after that."""
+"""Number of times that missed requests are counted while requests arrive; the interval is constant."""
 MIN_INTERVAL_S = 0.05
 
 
 class OverloadStop:
-    """Stops a run's clock once its service is overloaded; `found` then has the evidence.
+    """Stops the clock of a run once the service is overloaded; `found` then has the evidence.
 
-    requests_remain: whether requests are under way or to come.
+    requests_remain: returns whether requests are in progress or still to arrive.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class OverloadStop:
         self._num_ended = num_ended
         self._requests_remain = requests_remain
         self._counts = [Count(0.0, 0, 0)]
-        self._expect()
+        self._schedule_check()
 
-    def _expect(self) -> None:
+    def _schedule_check(self) -> None:
         at_s = FIRST_S * 2 ** ((len(self._counts) - 1) / PARTS)
         self._clock.at(at_s, Phase.control, self._check)
 
@@ -63,7 +63,7 @@ class OverloadStop:
             self.found = growing
             self._clock.stop()
         else:
-            self._expect()
+            self._schedule_check()
 
     def _is_past_filling(self, growing: Overload) -> bool:
         served_s = np.array(self._requests.finished_s) - np.array(self._requests.scheduled_s)
@@ -71,10 +71,10 @@ class OverloadStop:
 
 
 class MissedSloStop:
-    """Stops a run's clock once its SLO is out of reach; `found` then has the evidence.
+    """Stops the clock of a run once the SLO is out of reach; `found` then has the evidence.
 
-    num_requests: of the whole run, the last of which arrives at last_arrival_s, in seconds. requests_remain:
-    whether requests are under way or to come.
+    num_requests: number of requests of the whole run, the last of which arrives at last_arrival_s, in
+    seconds. requests_remain: returns whether requests are in progress or still to arrive.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class MissedSloStop:
         self._requests = requests
         self._requests_remain = requests_remain
         self._num_counts = 0
-        self._expect()
+        self._schedule_check()
 
-    def _expect(self) -> None:
+    def _schedule_check(self) -> None:
         self._num_counts += 1
         self._clock.at(self._num_counts * self._interval_s, Phase.control, self._check)
 
@@ -110,16 +110,16 @@ class MissedSloStop:
             self.found = MissedSlo(self._clock.now, missed, self._allowed, self._num_requests)
             self._clock.stop()
         else:
-            self._expect()
+            self._schedule_check()
 
 
 def most_missed(num_requests: int, target: float) -> int:
-    """The number of requests that may miss the SLO; 1 of 15 at a target of 0.9, as 14 must attain it."""
+    """Returns how many requests may miss the SLO: 1 of 15 at a target of 0.9, as 14 must attain it."""
     return num_requests - math.ceil(target * num_requests * (1 - 1e-12))
 
 
 def num_missed(requests: RequestLog, slo: Slo, now: float) -> int:
-    """The number of requests that are certain to miss the SLO, whatever happens after `now`, in seconds."""
+    """Returns how many requests are certain at `now` (in seconds) to miss the SLO, whatever happens later."""
     has_arrived = np.array(requests.has_arrived, dtype=np.bool_)
     columns: dict[str, NDArray[Any]] = {
         name: np.array(getattr(requests, name))[has_arrived]

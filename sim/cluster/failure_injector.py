@@ -21,8 +21,8 @@ _FATAL = (FailureKind.crash, FailureKind.host_out_of_memory)
 class FailureInjector:
     """Injects the failures of a run.
 
-    on_lost is called with the id of every request that a crash has lost. requests_remain: whether requests
-    are under way or to come.
+    on_lost is called with the id of every request that a crash has lost. requests_remain: returns whether
+    requests are in progress or still to arrive.
     """
 
     def __init__(
@@ -42,45 +42,45 @@ class FailureInjector:
         self._on_lost = on_lost
         self._requests_remain = requests_remain
         self.happened: list[Failure] = []
-        self._under_way: dict[int, list[Failure]] = {}  # by replica
+        self._active: dict[int, list[Failure]] = {}  # by replica index
         self._pools: dict[str, list[int]] = {pool.name: [] for pool in fleet.pools}
         if failures.events:
             for member in fleet.members:
-                self.joins(member)
+                self.add(member)
 
-    def joins(self, member: Member) -> None:
-        """A replica joins the fleet: failures may happen to it from now on."""
+    def add(self, member: Member) -> None:
+        """Adds a replica of the fleet, to which failures may happen from now on."""
         if self._failures.events:
             index = member.replica.index
             self._pools[member.replica.pool.name].append(index)
-            self._under_way[index] = []
+            self._active[index] = []
             own = self._failures.of_replica(self._seed, index, inf, self._pools)
-            self._expect(member, (failure for failure in own if failure.at_s >= self._clock.now))
+            self._schedule_next(member, (failure for failure in own if failure.at_s >= self._clock.now))
 
-    def _expect(self, member: Member, failures: Iterator[Failure]) -> None:
-        """Wait for a replica's next failure; only one is known ahead."""
+    def _schedule_next(self, member: Member, failures: Iterator[Failure]) -> None:
+        """Schedules the next failure of a replica; later ones are drawn when it begins."""
         failure = next(failures, None)
         if failure is not None:
             self._clock.at(failure.at_s, Phase.control, partial(self._begin, member, failure, failures))
 
     def _begin(self, member: Member, failure: Failure, more: Iterator[Failure], event: int) -> None:
         if not self._requests_remain() or member.state is State.gone:
-            return  # nor do later ones: the clock would never stop
+            return  # and schedules no later failure, as the clock would never stop
         if failure.kind not in _FATAL or member.state is not State.starting:
             self.happened.append(failure)
-            self._under_way[failure.replica].append(failure)
+            self._active[failure.replica].append(failure)
             self._apply(member)
             end_s = self._clock.now + failure.duration_s
             self._clock.at(end_s, Phase.control, partial(self._end, member, failure))
-        self._expect(member, more)
+        self._schedule_next(member, more)
 
     def _end(self, member: Member, failure: Failure, event: int) -> None:
-        self._under_way[failure.replica].remove(failure)
+        self._active[failure.replica].remove(failure)
         self._apply(member)
 
     def _apply(self, member: Member) -> None:
-        """Apply the failures under way to a replica."""
-        failures = self._under_way[member.replica.index]
+        """Applies the active failures to a replica."""
+        failures = self._active[member.replica.index]
         kinds = [failure.kind for failure in failures]
         now = self._clock.now
         if any(kind in kinds for kind in _FATAL):
@@ -88,6 +88,6 @@ class FailureInjector:
                 self._on_lost(request_id)
         else:
             self._fleet.restore(member, now)
-        self._fleet.reach(member, is_reached=FailureKind.link_down not in kinds)
+        self._fleet.set_reached(member, is_reached=FailureKind.link_down not in kinds)
         member.replica.slow_down(prod(f.factor for f in failures if f.kind is FailureKind.straggler))
         self._fleet.slow_links(member, prod(f.factor for f in failures if f.kind is FailureKind.link_slow))

@@ -1,9 +1,9 @@
 """Failures of replicas and their schedule: scripted, drawn at random, or caused by a bad release.
 
-This module has the settings, and the schedule that follows from them; `FailureInjector` applies failures to
-replicas. Every replica draws from its own random streams, so the failures of a replica do not depend on the
-number of replicas. The schedule is made while it is read. Failures of different events may overlap; those of
-one event on one replica do not.
+This module has the settings and the schedule that they define; `FailureInjector` applies failures to
+replicas. Every replica draws from its own random streams, so its failures do not depend on the number of
+replicas. The schedule is generated lazily. Failures of different events may overlap; those of one event on
+one replica do not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sim.records.failure import Failure, FailureKind
 from sim.workload.streams import stream
 
 Pools = Mapping[str, Sequence[int]]
-"""The replicas of each pool, by their indices in the fleet."""
+"""Indices in the fleet of the replicas of each pool, by the name of the pool."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +28,9 @@ class AffectedReplicas:
     """The replicas that an event affects: those listed, those of a pool, or all."""
 
     replicas: tuple[int, ...] = ()
-    """Indices in the fleet; none: all."""
+    """Indices in the fleet; empty: all replicas, or those of `pool`."""
     pool: str | None = None
-    """All of this pool."""
+    """Name of a pool: all its replicas are affected."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "replicas", tuple(self.replicas))
@@ -40,38 +40,38 @@ class AffectedReplicas:
             if replica < 0:
                 raise ValueError(f"replicas[{i}]={replica}: must be >= 0; the first replica is 0")
             if replica in self.replicas[:i]:
-                raise ValueError(f"replicas[{i}]={replica}: must be named once")
+                raise ValueError(f"replicas[{i}]={replica}: must be listed once")
 
     def check(self, num_replicas: int, pools: Pools) -> None:
-        """Raise ValueError for a replica or a pool that is not in the fleet."""
+        """Raises ValueError for a replica or a pool that is not in the fleet."""
         for i, replica in enumerate(self.replicas):
             if replica >= num_replicas:
                 raise ValueError(f"replicas[{i}]={replica}: must be < {num_replicas}, the number of replicas")
         if self.pool is not None and self.pool not in pools:
-            known = ", ".join(pools) or "there are none"
+            known = ", ".join(pools) or "the fleet has no named pools"
             raise ValueError(f"pool={self.pool}: no such pool; known: {known}")
 
     def place(self, replica: int, pools: Pools) -> int | None:
-        """The index of a replica among the affected ones; None if it is not affected."""
-        meant = pools[self.pool] if self.pool is not None else self.replicas
-        if not meant and self.pool is None:
+        """Returns the index of a replica among the affected ones; None if it is not affected."""
+        affected = pools[self.pool] if self.pool is not None else self.replicas
+        if not affected and self.pool is None:
             return replica
-        return list(meant).index(replica) if replica in meant else None
+        return list(affected).index(replica) if replica in affected else None
 
 
 class Event(Protocol):
     """Settings of one source of failures, which may occur once or repeatedly."""
 
     def check(self, num_replicas: int, pools: Pools) -> None:
-        """Raise ValueError for a replica or a pool that is not in the fleet."""
+        """Raises ValueError for a replica or a pool that is not in the fleet."""
         ...
 
     def place(self, replica: int, pools: Pools) -> int | None:
-        """The index of a replica among the affected ones; None if it is not affected."""
+        """Returns the index of a replica among the affected ones; None if it is not affected."""
         ...
 
     def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
-        """The failures of one replica, in order of time; the sequence may be infinite."""
+        """Yields the failures of one replica, in order of time; the sequence may be infinite."""
         ...
 
 
@@ -83,7 +83,7 @@ class Scripted(AffectedReplicas):
     at_s: float
     duration_s: float
     factor: float | None = None
-    """Times as long; for a straggler and a slow link."""
+    """Factor on durations; for a straggler and a slow link."""
 
     def __post_init__(self) -> None:
         AffectedReplicas.__post_init__(self)
@@ -97,23 +97,24 @@ class Scripted(AffectedReplicas):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Random(AffectedReplicas):
-    """Random failures of each replica by itself: a renewal process of times with and without a failure.
+    """Independent random failures of each replica: a renewal process of times with and without a failure.
 
-    Times are Weibull with these means; shape 1 is exponential, below 1 are early failures (or a few long
-    repairs), above 1 wear. Availability, the share of time without a failure: mtbf_s / (mtbf_s + mttr_s).
+    Times have a Weibull distribution with these means; shape 1 is exponential, shapes below 1 model early
+    failures (or a few long repairs), shapes above 1 wear. Availability, the share of time without a failure:
+    mtbf_s / (mtbf_s + mttr_s).
     """
 
     kind: FailureKind
     mtbf_s: float
-    """Mean time from one repair (or the run's beginning) to the next failure."""
+    """Mean time from one repair (or the beginning of the run) to the next failure."""
     mttr_s: float
     """Mean time to repair."""
     failure_shape: float = 1.0
     repair_shape: float = 1.0
     factor: float | None = None
-    """Times as long; for a straggler and a slow link."""
+    """Factor on durations; for a straggler and a slow link."""
     together: bool = False
-    """Whether all affected replicas fail at the same time: a rack's switch, its power."""
+    """Whether all affected replicas fail at the same time, as with the power of a rack."""
 
     def __post_init__(self) -> None:
         AffectedReplicas.__post_init__(self)
@@ -142,13 +143,13 @@ class BadRelease(AffectedReplicas):
     at_s: float
     rolled_back_after_s: float
     share: float = 1.0
-    """Share of the affected replicas that get the release: evenly spread, at least the first."""
+    """Share of the affected replicas that get the release: evenly spread, the first among them."""
     factor: float | None = None
-    """How much slower they are; None: they crash."""
+    """Factor on the durations of their iterations; None: they crash."""
     crash_after_s: float = 60.0
     """Mean time from a start to the next crash; exponential."""
     restart_s: float = 60.0
-    """From a crash until it serves again."""
+    """Seconds from a crash until the replica serves again."""
 
     def __post_init__(self) -> None:
         AffectedReplicas.__post_init__(self)
@@ -175,7 +176,7 @@ class BadRelease(AffectedReplicas):
             now += self.restart_s + rng.exponential(self.crash_after_s)
 
     def _gets_it(self, place: int) -> bool:
-        """Of the first n there are ceil(share * n), whatever n."""
+        """Returns whether the replica at `place` gets the release: ceil(share * n) of the first n do."""
         before, after = (ceil(self.share * n - 1e-9) for n in (place, place + 1))
         return after > before
 
@@ -187,7 +188,7 @@ class Failures:
     events: tuple[Event, ...] = ()
 
     def check(self, num_replicas: int, pools: Pools | None = None) -> None:
-        """Raise ValueError for events about replicas or pools that are not in the fleet."""
+        """Raises ValueError for events of replicas or pools that are not in the fleet."""
         for i, event in enumerate(self.events):
             try:
                 event.check(num_replicas, pools or {})
@@ -197,14 +198,14 @@ class Failures:
     def schedule(
         self, seed: int, num_replicas: int, until_s: float, pools: Pools | None = None
     ) -> Iterator[Failure]:
-        """The failures that begin before until_s, in order of time, made while they are read."""
+        """Yields the failures that begin before until_s, in order of time, generated lazily."""
         self.check(num_replicas, pools)
         return merge(*(self.of_replica(seed, replica, until_s, pools) for replica in range(num_replicas)))
 
     def of_replica(
         self, seed: int, replica: int, until_s: float, pools: Pools | None = None
     ) -> Iterator[Failure]:
-        """The failures of one replica, as `schedule` has them, also for a replica that joins later."""
+        """Yields the failures of one replica as in `schedule`, also for a replica that is added later."""
         pools = pools or {}
         placed = [(i, event, event.place(replica, pools)) for i, event in enumerate(self.events)]
         own = [event.of_replica(seed, i, replica, place) for i, event, place in placed if place is not None]
@@ -225,9 +226,9 @@ def _check_time(name: str, value: float, *, zero_allowed: bool = False) -> None:
 
 
 def _check_factor(kind: FailureKind, factor: float | None) -> None:
-    """Raise ValueError for a factor that is missing, makes nothing slower, or has nothing to act on."""
+    """Raises ValueError for a missing or unused factor, or one that is not greater than 1."""
     if not kind.has_factor:
         if factor is not None:
-            raise ValueError(f"factor={factor}: must be null, {kind.name} slows nothing")
+            raise ValueError(f"factor={factor}: must be null, as {kind.name} slows nothing down")
     elif factor is None or not 1 < factor < inf:
-        raise ValueError(f"factor={factor}: must be a finite number > 1, times as long as without it")
+        raise ValueError(f"factor={factor}: must be a finite number > 1, by which durations are multiplied")

@@ -1,4 +1,4 @@
-"""First tokens of requests, told to the gateway where a policy or a client's time limit depends on them."""
+"""Reports first tokens of requests, if a policy or the timeout of a client depends on them."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from sim.engine.replica import Replica
 
 
 class FirstTokens:
-    """Tells routers, the admission policy and clients about the first token of each request.
+    """Notifies routers, the admission policy and clients of the first token of each request.
 
-    tell_admission: the admission policy's hook. is_waited_for: whether the clients' timeout ends with the
-    first token. attempts: those under way, by request id.
+    notify_admission: the hook of the admission policy. is_waited_for: whether the timeout of the clients ends
+    with the first token. attempts: the attempts in progress, by request id.
     """
 
     def __init__(
         self,
         routers: Routers,
-        tell_admission: Callable[[Request, float], None] | None,
+        notify_admission: Callable[[Request, float], None] | None,
         *,
         is_waited_for: bool,
         attempts: Mapping[int, RequestAttempt],
         clock: Clock,
     ) -> None:
         self._routers = routers
-        self._tell_admission = tell_admission
-        self._is_wanted = is_waited_for or tell_admission is not None or routers.see_first_tokens
+        self._notify_admission = notify_admission
+        self._is_wanted = is_waited_for or notify_admission is not None or routers.see_first_tokens
         self._attempts = attempts
         self._clock = clock
         self._of_replica: dict[int, FirstTokensOfReplica] = {}
 
-    def watch(self, replica: Replica) -> None:
-        """Let a replica tell of first tokens, if they are wanted."""
+    def attach_to(self, replica: Replica) -> None:
+        """Attaches a listener for first tokens to a replica, if any policy or client needs them."""
         if self._is_wanted:
-            watched = self._of_replica[replica.index] = FirstTokensOfReplica(self.tell)
-            replica.attach(watched)
+            listener = self._of_replica[replica.index] = FirstTokensOfReplica(self.notify)
+            replica.attach(listener)
 
     def resumes(self, request_id: int, replica: Replica) -> None:
-        """A request goes on in a replica where another one that crashed had got."""
+        """Marks a request as continued in a replica after the crash of another one."""
         if replica.index in self._of_replica:
             self._of_replica[replica.index].resumes(request_id)
 
-    def tell(self, request_id: int) -> None:
-        """A request has got its first token, from whichever replica."""
+    def notify(self, request_id: int) -> None:
+        """Notifies the policies of the first token of a request, from any replica."""
         attempt = self._attempts[request_id]
         request, now = attempt.arrival.request, self._clock.now
-        tell_router = self._routers[request.model].on_first_token
-        if tell_router is not None:
-            tell_router(request, now)
-        if self._tell_admission is not None and not attempt.has_token:
-            self._tell_admission(request, now)
+        notify_router = self._routers[request.model].on_first_token
+        if notify_router is not None:
+            notify_router(request, now)
+        if self._notify_admission is not None and not attempt.has_token:
+            self._notify_admission(request, now)
         attempt.has_token = True
 
 
@@ -64,10 +64,10 @@ class FirstTokensOfReplica(Attachment):
 
     def __init__(self, on_first_token: Callable[[int], None]) -> None:
         self._on_first_token = on_first_token
-        self._resumed: set[int] = set()  # request ids: they go on, and have no token from here yet
+        self._resumed: set[int] = set()  # ids of continued requests that have no token from here yet
 
     def resumes(self, request_id: int) -> None:
-        """A request goes on here where a replica that crashed had got."""
+        """Marks a request as continued here: its next token counts as its first from this replica."""
         self._resumed.add(request_id)
 
     def prefilled(self, seq: Sequence, now: float) -> None:

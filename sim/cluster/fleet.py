@@ -1,4 +1,4 @@
-"""All replicas of a run: which of them take requests, which come, and which go.
+"""All replicas of a run and their states.
 
 starting --ready--> serving --drain--> draining --last request ended--> gone
                        |  ^
@@ -24,7 +24,7 @@ from sim.transfer.kv_replication import KvReplication
 
 
 class State(Enum):
-    """What a replica is doing."""
+    """State of a replica; see the diagram of the module."""
 
     starting = auto()
     serving = auto()
@@ -34,7 +34,7 @@ class State(Enum):
 
 
 class Member:
-    """A replica, and where it stands."""
+    """A replica of the fleet, its state, and the times of its state changes in seconds."""
 
     __slots__ = (
         "down",
@@ -51,17 +51,17 @@ class Member:
     def __init__(self, replica: Replica, pool_index: int, start_s: float, state: State) -> None:
         self.replica = replica
         self.pool_index = pool_index
-        self.start_s = start_s  # paid for from then on
+        self.start_s = start_s  # the replica is paid for from here on
         self.ready_s = start_s if state is State.serving else None
         self.drain_s: float | None = None
         self.end_s: float | None = None
-        self.down: list[list[float]] = []  # from when until when
+        self.down: list[list[float]] = []  # [start, end] of each downtime, s
         self.state = state
-        self.is_reached = True  # else its link is down: it goes on with what it has
+        self.is_reached = True  # False: its link is down, and it only continues the requests that it has
 
 
 class ServingModel(dict[str | None, list[Replica]]):
-    """Replicas that take requests, by the model that they serve; None: all."""
+    """Replicas that accept requests, by the name of the model that they serve; None: all of them."""
 
     def __missing__(self, model: str | None) -> list[Replica]:
         replicas = self[model] = [replica for replica in self[None] if replica.pool.serves == model]
@@ -69,16 +69,16 @@ class ServingModel(dict[str | None, list[Replica]]):
 
 
 class Fleet:
-    """Members by index, which is never used again. Lists of replicas are new ones whenever they change.
+    """The replicas of a run by index; an index is never reused. A list that changes is replaced by a new one.
 
-    serving      take requests from clients: those of prefill pools, and mixed ones
-    prefilling   of these, those that go first: all, or with prefill pools, theirs
-    decoding     go on with what prefill replicas have computed: those of decode pools
-    decoding_all these and mixed ones
+    serving       accept requests from clients: replicas of prefill and mixed pools
+    prefilling    preferred among these: the replicas of prefill pools if there are any, else all
+    decoding      continue requests that prefill replicas have computed: replicas of decode pools
+    decoding_all  replicas of decode and mixed pools
 
-    attach is called with every new replica, for what joins it. on_change is called when a replica begins to
-    take requests after the beginning of the run, and when one that was on its way does not come; on_gone with
-    every one that has gone.
+    attach is called with every new replica. on_change is called when a replica begins to accept requests
+    during the run, and when a starting replica is stopped; on_gone is called with every replica that has
+    stopped.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class Fleet:
     ) -> None:
         self.pools = pools
         self.members: list[Member] = []
-        self.on_call: dict[int, Callable[[], bool]] = {}
-        """By pool that may have no replica: order one, if it has none; whether it did."""
+        self.start_from_zero: dict[int, Callable[[], bool]] = {}
+        """By index of a pool that scales to zero: starts a replica if it has none; returns whether it did."""
         self.serving: list[Replica] = []
         self.prefilling: list[Replica] = []
         self.decoding: list[Replica] = []
         self.decoding_all: list[Replica] = []
-        self._there: list[list[Member]] = [[] for _ in pools]  # by pool, all but those that have gone
+        self._present: list[list[Member]] = [[] for _ in pools]  # by pool, without those that have gone
         self.serving_model = ServingModel()
-        """The replicas of `serving` that serve a model, by the model's name."""
+        """The replicas of `serving` by the name of their model."""
         self.on_gone: Callable[[Member], None] | None = None
         self._loads = Loads()
         self._context = context
@@ -116,25 +116,26 @@ class Fleet:
 
     @property
     def replicas(self) -> list[Replica]:
-        """All that there ever were, by index."""
+        """All replicas of the run, also those that have gone, by index."""
         return [member.replica for member in self.members]
 
-    def is_growing(self, model: str | None) -> bool:
-        """Whether a replica (None: of any model) is on its way to taking requests."""
+    def is_starting(self, model: str | None) -> bool:
+        """Returns whether a replica that will serve a model (None: any model) is starting."""
         starting = (m.replica.pool for m in self.members if m.state is State.starting)
         return any(pool.role != "decode" and model in (None, pool.serves) for pool in starting)
 
-    def calls_for(self, model: str | None) -> bool:
-        """The same; if none is, it is ordered where a pool that may have none has none."""
-        if self.is_growing(model):
+    def will_serve(self, model: str | None) -> bool:
+        """Returns whether a replica for a model is starting, after starting one in a pool scaled to zero."""
+        if self.is_starting(model):
             return True
-        calls = (call for index, call in self.on_call.items() if model in (None, self.pools[index].serves))
-        return any(call() for call in calls)
+        items = self.start_from_zero.items()
+        starts = (start for index, start in items if model in (None, self.pools[index].serves))
+        return any(start() for start in starts)
 
     def for_prompt(self, overflow_tokens: int) -> list[Replica]:
-        """The replicas that the router chooses from for a new request.
+        """Returns the replicas from which the router chooses for a new request.
 
-        Mixed replicas are among them if the others all have overflow_tokens queued.
+        Mixed replicas are among them if all prefill replicas have overflow_tokens queued.
         """
         first = self.prefilling
         if len(first) < len(self.serving):
@@ -144,9 +145,9 @@ class Fleet:
         return first
 
     def for_decode(self, request: Request) -> list[Replica]:
-        """The replicas that the router chooses from for a request whose prompt is computed.
+        """Returns the replicas from which the router chooses for a request that has completed its prefill.
 
-        Mixed replicas are among them if the others all have no room for the prompt.
+        Mixed replicas are among them if no decode replica has room for the KV of the prompt.
         """
         first = self.decoding
         if len(first) < len(self.decoding_all):
@@ -157,24 +158,27 @@ class Fleet:
         return first
 
     def of_pool(self, pool_index: int, *states: State) -> list[Member]:
-        """Members of a pool that are there, in any of these states, by index."""
-        return [member for member in self._there[pool_index] if member.state in states]
+        """Returns the members of a pool in any of these states, by index; never those that have gone."""
+        return [member for member in self._present[pool_index] if member.state in states]
 
     def start(self, pool_index: int, now: float, instead_of: Member | None = None) -> Member:
-        """A replica more, paid for from now on; `ready` lets it take requests.
+        """Starts a replica, which is paid for from now on; `ready` makes it accept requests.
 
-        instead_of: on the devices of one that has gone.
+        instead_of: a replica that has gone, on the devices of which it runs.
         """
         return self._append(pool_index, now, State.starting, instead_of)
 
     def ready(self, member: Member, now: float) -> None:
-        """A start is over."""
+        """Makes a replica accept requests at the end of its start."""
         if member.state is State.starting:
             member.ready_s = now
             self._begin_to_serve(member)
 
     def drain(self, member: Member, now: float) -> None:
-        """Send it no more; it goes when its last request has ended. One that does not serve goes at once."""
+        """Stops sending requests to a replica, which is removed after its last request has ended.
+
+        A replica that does not serve is removed at once.
+        """
         if member.state in (State.starting, State.serving, State.down):
             member.drain_s = now
         if member.state in (State.starting, State.down):
@@ -183,40 +187,40 @@ class Fleet:
         elif member.state is State.serving:
             member.state = State.draining
             self._list_serving()
-            self._leave_if_done(member, now)
+            self._leave_if_drained(member, now)
 
-    def leave_if_done(self, replica: Replica, now: float) -> None:
-        """A request has ended on a replica: it goes, if it was only waiting for that."""
-        self._leave_if_done(self.members[replica.index], now)
+    def leave_if_drained(self, replica: Replica, now: float) -> None:
+        """Removes a draining replica after its last request has ended."""
+        self._leave_if_drained(self.members[replica.index], now)
 
-    def _leave_if_done(self, member: Member, now: float) -> None:
+    def _leave_if_drained(self, member: Member, now: float) -> None:
         if member.state is State.draining and not member.replica.num_outstanding:
             self._leave(member, now)
 
     def crash(self, member: Member, now: float) -> list[int]:
-        """Lose what a replica was doing: the requests, by id. One that was draining is gone for good."""
-        was = member.state
-        if was not in (State.serving, State.draining):
+        """Crashes a replica; returns the ids of the lost requests. A draining replica does not restart."""
+        state_before = member.state
+        if state_before not in (State.serving, State.draining):
             return []
         member.state = State.down
         member.down.append([now, inf])
         lost = member.replica.crash()
         if self._kv_replication is not None:
             self._kv_replication.crashed(member.replica, lost)
-        if was is State.draining:
+        if state_before is State.draining:
             self._leave(member, now)
         else:
             self._list_serving()
         return lost
 
     def restore(self, member: Member, now: float) -> None:
-        """A replica that was down takes requests again."""
+        """Makes a replica that was down accept requests again."""
         if member.state is State.down:
             member.down[-1][1] = now
             self._begin_to_serve(member)
 
-    def reach(self, member: Member, *, is_reached: bool) -> None:
-        """The link to a replica is lost, or there again."""
+    def set_reached(self, member: Member, *, is_reached: bool) -> None:
+        """Sets whether the link to a replica is up."""
         if member.is_reached != is_reached:
             member.is_reached = is_reached
             if self._interconnect is not None:
@@ -227,13 +231,16 @@ class Fleet:
                     self._on_change()
 
     def slow_links(self, member: Member, factor: float) -> None:
-        """Copies of a replica take `factor` times as long: those between memory tiers from now on."""
+        """Multiplies the duration of the copies of a replica by `factor`; 1: normal speed.
+
+        Copies between its memory tiers that have begun keep their duration.
+        """
         member.replica.copies.links.slowdown = factor
         if self._interconnect is not None:
             self._interconnect.slow_links(member.replica.index, factor)
 
     def records(self, end_s: float) -> tuple[tuple[PoolRecord, ...], tuple[ReplicaRecord, ...]]:
-        """Pools and replicas for the records of a run that ends at end_s."""
+        """Returns the records of pools and replicas for a run that ends at end_s."""
         pools = []
         for index, pool in enumerate(self.pools):
             own = next((m.replica for m in self.members if m.pool_index == index), None)
@@ -243,7 +250,7 @@ class Fleet:
         return tuple(pools), tuple(_record(member, end_s) for member in self.members)
 
     def next_serving(self, replica: Replica) -> Replica | None:
-        """The next one by index that serves and can be reached; None: there is no other."""
+        """Returns the next replica by index that serves and is reached; None: there is no other."""
         for place in range(1, len(self.members)):
             other = self.members[(replica.index + place) % len(self.members)]
             if other.state is State.serving and other.is_reached:
@@ -251,7 +258,7 @@ class Fleet:
         return None
 
     def is_reached(self, replica: Replica) -> bool:
-        """Whether the link to a replica is up."""
+        """Returns whether the link to a replica is up."""
         return self.members[replica.index].is_reached
 
     def _begin_to_serve(self, member: Member) -> None:
@@ -267,18 +274,20 @@ class Fleet:
         interconnect = self._interconnect
         if interconnect is not None:
             if pool.device is None:
-                raise ValueError(f"device=None: pool {pool.name} sends KV, so its network must be known")
+                raise ValueError(
+                    f"device=None: must be set, as pool {pool.name} transfers KV over the network"
+                )
             site = None if instead_of is None else instead_of.replica.index
             host_bytes_per_s = pool.links().host_bytes_per_s
             interconnect.place(replica.index, pool.device, pool.num_devices, host_bytes_per_s, site)
         member = Member(replica, pool_index, now, state)
         self.members.append(member)
-        self._there[pool_index].append(member)
+        self._present[pool_index].append(member)
         return member
 
     def _leave(self, member: Member, now: float) -> None:
         member.state = State.gone
-        self._there[member.pool_index].remove(member)
+        self._present[member.pool_index].remove(member)
         member.end_s = now
         if self.on_gone is not None:
             self.on_gone(member)
@@ -299,7 +308,7 @@ class Fleet:
 
 
 def _record(member: Member, end_s: float) -> ReplicaRecord:
-    """Of a replica in a run that ends at end_s."""
+    """Returns the record of a replica in a run that ends at end_s."""
     gone_s = end_s if member.end_s is None else member.end_s
     ready_s = member.ready_s
     return ReplicaRecord(

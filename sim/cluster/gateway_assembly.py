@@ -42,7 +42,7 @@ class GatewayAssembly:
         patience_s: float | None,
         on_end: Callable[[Request], None],
     ) -> None:
-        self.pool_counts: PoolCounts  # set by `join`
+        self.pool_counts: PoolCounts  # set by `connect`
         self._pools = pools
         self._cluster = cluster
         self._clock = clock
@@ -76,7 +76,7 @@ class GatewayAssembly:
             self._make_transfers(is_disaggregated)
 
     def _make_transfers(self, is_disaggregated: bool) -> None:
-        """The network between replicas, and what moves KV over it."""
+        """Creates the network between replicas and the KV transfers over it."""
         cluster = self._cluster
         self.interconnect = Interconnect(cluster.network, self._clock)
         self._transfers = TransferGateway(
@@ -99,8 +99,8 @@ class GatewayAssembly:
                 interconnect=self.interconnect,
             )
 
-    def join(self, fleet: Fleet) -> None:
-        """Connect the gateway to its fleet, and attach the parts in the order in which they are called."""
+    def connect(self, fleet: Fleet) -> None:
+        """Connects the gateway to its fleet, and attaches its parts in the order in which they are called."""
         gateway, cluster, patience_s = self.gateway, self._cluster, self._patience_s
         gateway.fleet = fleet
         scales = any(pool.scaling is not None for pool in self._pools)

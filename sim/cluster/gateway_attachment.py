@@ -1,4 +1,4 @@
-"""Attachments of the gateway: they are called on the events of requests there, and may decide about them.
+"""Attachments of the gateway: handlers that are called on its events and may decide about requests.
 
 A run attaches the parts that it needs: clients that time out, an admission policy, prefill pools, crashes. A
 gateway without attachments only routes every request to a replica.
@@ -15,54 +15,54 @@ from sim.engine.replica import Replica
 
 
 class GatewayAttachment:
-    """The events of a gateway. A method that a subclass does not override is never called."""
+    """Handlers of the events of a gateway. A method that a subclass does not override is never called."""
 
-    def asks(self, attempt: RequestAttempt) -> None:
-        """A client is about to send its request, for the first time or as a retry."""
+    def submitted(self, attempt: RequestAttempt) -> None:
+        """Handles an attempt that a client submits, the first or a retry; it is not admitted yet."""
 
     def arrived(self, attempt: RequestAttempt) -> None:
-        """A request has arrived for the first time: it is under way now, or has ended already."""
+        """Handles a new request after its first attempt: it is in progress, or has ended already."""
 
     def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
-        """The replicas that the router may choose from, of those that serve a request.
+        """Returns the replicas from which the router may choose, of those that serve the model of a request.
 
-        None: the attachment has refused the request, and has failed it at the gateway.
+        None: the attachment has refused the request, and has failed the attempt at the gateway.
         """
         return serving
 
     def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
-        """The router has chosen a replica; returns whether the attachment has submitted the request itself.
+        """Handles the choice of a replica; returns true if the attachment has submitted the request to it.
 
-        Raises RejectedError for a request that could not be served from there.
+        Raises RejectedError for a request that can never be served by that choice.
         """
         return False
 
     def ends(self, attempt: RequestAttempt, replica: Replica, seq: Sequence) -> bool:
-        """A replica has ended a request; returns whether it was no answer, and the attachment handles it."""
+        """Handles the end of a request on a replica; returns true if the request does not end with it."""
         return False
 
     def failing(self, attempt: RequestAttempt) -> None:
-        """An attempt of a client is about to fail."""
+        """Handles an attempt of a client that is about to fail."""
 
     def will_retry(self, attempt: RequestAttempt, retry_after_s: float | None) -> bool:
-        """An attempt has failed; returns whether its client will retry."""
+        """Returns whether the client of a failed attempt will retry."""
         return False
 
     def aborts(self, request_id: int) -> None:
-        """A replica is about to be told to abort a request."""
+        """Handles a request that is about to be aborted on its replica."""
 
     def left(self, attempt: RequestAttempt, now: float) -> None:
-        """An attempt is over, answered or not."""
+        """Handles an attempt that has ended, complete or not."""
 
     def fleet_changed(self) -> None:
-        """A replica takes requests from now on, or one that was starting will not come."""
+        """Handles a replica that has begun to serve, or a starting replica that was stopped."""
 
 
 class GatewayListeners:
     """The functions that a gateway calls, by event."""
 
     def __init__(self) -> None:
-        self.asks: tuple[Callable[[RequestAttempt], None], ...] = ()
+        self.submitted: tuple[Callable[[RequestAttempt], None], ...] = ()
         self.arrived: tuple[Callable[[RequestAttempt], None], ...] = ()
         self.candidates: tuple[
             Callable[[RequestAttempt, list[Replica], float], list[Replica] | None], ...
@@ -76,7 +76,7 @@ class GatewayListeners:
         self.fleet_changed: tuple[Callable[[], None], ...] = ()
 
     def add(self, attachment: GatewayAttachment) -> None:
-        """Add an attachment; it is called after those added before."""
+        """Adds the handlers that an attachment overrides, to be called after those added before."""
         for event, called in list(vars(self).items()):
             if getattr(type(attachment), event) is not getattr(GatewayAttachment, event):
                 setattr(self, event, (*called, getattr(attachment, event)))

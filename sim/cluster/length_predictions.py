@@ -1,4 +1,4 @@
-"""Predicted output lengths, for routers that need them."""
+"""Predicts output lengths for routers that need them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sim.records.requests import FINISHED, RequestLog
 
 
 class LengthPredictions(GatewayAttachment):
-    """Predictions for the requests under way, from a predictor that learns from those that are answered.
+    """Predicted output lengths of requests, from a predictor that learns from complete requests.
 
-    attempts: those under way, by request id.
+    attempts: the attempts in progress, by request id.
     """
 
     def __init__(
@@ -25,16 +25,16 @@ class LengthPredictions(GatewayAttachment):
         self._attempts = attempts
         self._requests = requests
 
-    def tell(self, routing: Routing, request: Request) -> None:
-        """Tell a router how long an answer is expected to be."""
+    def predict_for(self, routing: Routing, request: Request) -> None:
+        """Passes the predicted output length of a request to a routing policy."""
         predictor = self._predictor
         attempt = self._attempts[request.request_id]
         truth = attempt.arrival.num_output_tokens if predictor.needs_truth else None
         routing.on_predicted(request, predictor.predict(request, truth))  # type: ignore[attr-defined]
 
     def choose(self, routing: Routing, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The choice of a router, which is told before."""
-        self.tell(routing, request)
+        """Returns the choice of a routing policy, after passing it the predicted output length."""
+        self.predict_for(routing, request)
         return routing.choose(request, replicas, now)
 
     def left(self, attempt: RequestAttempt, now: float) -> None:

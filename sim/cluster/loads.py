@@ -1,4 +1,4 @@
-"""What the replicas of a fleet have outstanding, kept side by side where a policy looks at all of them."""
+"""Load counts of all replicas of a fleet in one array each, for policies that compare all replicas."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sim.engine.attachment import Attachment
 from sim.engine.replica import Replica
 
 FEW = 16
-"""Replicas of which it costs no more to ask each for its count than to be told of every change."""
+"""Number of replicas up to which reading the count of each costs no more than updating an array."""
 
 
 class Loads:
-    """The counts of all replicas of a fleet, by index. columns: those that have been asked for, by name."""
+    """The counts of all replicas of a fleet, by index. columns: the counts that policies read, by name."""
 
     def __init__(self) -> None:
         self.columns: dict[str, NDArray[np.int64]] = {}
         self._replicas: list[Replica] = []
 
     def add(self, replica: Replica) -> None:
-        """A replica joins the fleet; its index is the next."""
+        """Adds a new replica of the fleet, which has the next index."""
         self._replicas.append(replica)
         for name, column in self.columns.items():
             self.columns[name] = np.append(column, getattr(replica, name))
@@ -32,11 +32,11 @@ class Loads:
             replica.attach(LoadWatch(replica, self))
 
     def listed(self, replicas: list[Replica]) -> list[Replica]:
-        """Some of these replicas, for policies: by rising index."""
+        """Returns a list of replicas, ordered by index, from which policies can read counts as arrays."""
         return replicas if len(replicas) <= FEW else CountedReplicas(replicas, self)
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """One count of all replicas."""
+        """Returns one count of all replicas, by index. [N]"""
         if not self.columns:
             for replica in self._replicas:
                 replica.attach(LoadWatch(replica, self))
@@ -46,7 +46,7 @@ class Loads:
 
 
 class CountedReplicas(list[Replica]):
-    """A `policies.routing.loads.Counted`."""
+    """A list of replicas with their counts: a `policies.routing.loads.Counted`."""
 
     def __init__(self, replicas: SequenceOf[Replica], loads: Loads) -> None:
         super().__init__(replicas)
@@ -56,17 +56,17 @@ class CountedReplicas(list[Replica]):
         self._num_first = len(replicas) if are_first else None
 
     def counts(self, name: str) -> NDArray[np.int64]:
-        """One count of each of them."""
+        """Returns one count of the replicas of the list, read-only. [N]"""
         column = self._loads.columns.get(name)
         if column is None:
             column = self._loads.column(name)
         counts = column[self._indices] if self._num_first is None else column[: self._num_first]
-        counts.flags.writeable = False  # they are the fleet's own
+        counts.flags.writeable = False  # a view of the array of the fleet
         return counts
 
 
 class LoadWatch(Attachment):
-    """Notes what a replica has outstanding whenever that changes."""
+    """Updates the counts of a replica in the arrays whenever they change."""
 
     def __init__(self, replica: Replica, loads: Loads) -> None:
         self._replica = replica
@@ -74,14 +74,14 @@ class LoadWatch(Attachment):
         self._loads = loads
 
     def sent(self, request: Request) -> None:
-        self._note()
+        self._update()
 
     def left(self, seq: Sequence) -> None:
-        self._note()
+        self._update()
 
     def crashed(self, now: float) -> None:
-        self._note()
+        self._update()
 
-    def _note(self) -> None:
+    def _update(self) -> None:
         for name, column in self._loads.columns.items():
             column[self._index] = getattr(self._replica, name)

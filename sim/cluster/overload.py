@@ -2,16 +2,16 @@
 
 Beyond saturation the backlog grows for as long as the traffic lasts, and so do all latencies: they measure
 the length of the run, not the service. The test counts arrivals and ends of requests at times that grow by a
-twelfth of a doubling, and takes the second half of the time so far. The service is overloaded if
+factor of 2^(1/12), and looks at the second half of the time so far. The service is overloaded if
 
-- more requests arrived than ended in its twelve parts, beyond what their spread explains (t-test, 99.9 %);
-- it is long against the service time of a request (twice the 95th percentile of first work to end), so that
-  a service which only fills at its beginning does not count as overloaded;
-- enough requests ended (`MIN_ENDED`) to know the rate.
+- in its twelve parts significantly more requests arrived than ended (t-test, 99.9 %);
+- it is long compared with the service time of a request (at least twice the 95th percentile of the time from
+  first work to end), so that a service that is only filling up does not count as overloaded;
+- enough requests ended (`MIN_ENDED`) to estimate the rate.
 
-The test is for open-loop traffic of a steady rate: closed-loop users cannot overload a service without bound,
-and a peak of the day ends. Source of the idea: the over-saturation stop of guidellm, which tests
-the slope of concurrency and of TTFT.
+The test is for open-loop traffic of a steady rate: closed-loop users cannot overload a service without
+bound, and a daily peak ends. Source of the idea: the over-saturation stop of guidellm, which tests the slopes
+of concurrency and of TTFT.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SERVICE_TIMES = 2.0
 
 
 class Count(NamedTuple):
-    """Number of requests that have arrived and that have ended, at a time in seconds."""
+    """Numbers of requests that have arrived and that have ended by a time in seconds."""
 
     at_s: float
     arrived: int
@@ -44,7 +44,7 @@ class Count(NamedTuple):
 
 
 def is_past_filling(growing: Overload, served_s: NDArray[np.float64]) -> bool:
-    """Whether the time tested is long against the service time of requests.
+    """Returns whether the tested time is long compared with the service time of requests.
 
     served_s: seconds from first work to end, NaN for requests that have not ended.
     """
@@ -57,15 +57,16 @@ def is_past_filling(growing: Overload, served_s: NDArray[np.float64]) -> bool:
 def overload_of(
     arrival_s: NDArray[np.float64], scheduled_s: NDArray[np.float64], ended_s: NDArray[np.float64]
 ) -> Overload | None:
-    """The evidence of overload of a run that was not stopped, from the time until its last arrival.
+    """Returns the evidence of overload of a complete run, from the time until its last arrival.
 
-    All [N]; NaN: never. None if the backlog may have grown by chance, or only to fill the service.
+    Times of each request in seconds, [N]; NaN: never. None if the backlog may have grown by chance, or only
+    because the service was filling up.
     """
     last_s = float(arrival_s.max(initial=0.0))
-    counts, moment = [Count(0.0, 0, 0)], FIRST_S
-    while moment <= last_s:
-        counts.append(Count(moment, int((arrival_s <= moment).sum()), int((ended_s <= moment).sum())))
-        moment = FIRST_S * 2 ** ((len(counts) - 1) / PARTS)
+    counts, time_s = [Count(0.0, 0, 0)], FIRST_S
+    while time_s <= last_s:
+        counts.append(Count(time_s, int((arrival_s <= time_s).sum()), int((ended_s <= time_s).sum())))
+        time_s = FIRST_S * 2 ** ((len(counts) - 1) / PARTS)
     growing = backlog_growth(counts)
     if growing is None:
         return None
@@ -74,7 +75,7 @@ def overload_of(
 
 
 def backlog_growth(counts: Sequence[Count]) -> Overload | None:
-    """The evidence that the backlog grows in the second half of the time; None if it may be chance."""
+    """Returns the evidence that the backlog grew in the second half; None if it may be chance."""
     if len(counts) < PARTS + 2:
         return None
     recent = counts[-PARTS - 1 :]
@@ -85,7 +86,7 @@ def backlog_growth(counts: Sequence[Count]) -> Overload | None:
     at_s, arrived, ended = (np.array(column, np.float64) for column in zip(*recent, strict=True))
     lengths_s = np.diff(at_s)
     rates = np.diff(arrived - ended) / lengths_s
-    # Parts are of unequal lengths: longer ones know their rate better, in proportion.
+    # The parts have unequal lengths; the variance of a rate is inversely proportional to the length.
     weights = lengths_s / duration_s
     mean = float(np.dot(weights, rates))
     variance = float(np.dot(weights, (rates - mean) ** 2)) / (PARTS - 1)

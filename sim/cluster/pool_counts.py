@@ -1,4 +1,4 @@
-"""What pools were sent and what became of it, for autoscalers; and the end of replicas that are drained."""
+"""Counts the requests that each pool was sent, for autoscalers, and removes drained replicas."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from sim.records.requests import RequestLog
 
 
 class PoolCount:
-    """Counts of the requests that a pool was sent, since the run began."""
+    """Counts of the requests that a pool was sent since the run began."""
 
     __slots__ = ("num_ended", "num_met", "num_sent", "num_sent_tokens")
 
     def __init__(self) -> None:
-        self.num_sent = self.num_sent_tokens = 0  # requests, and tokens of their prompts
-        self.num_ended = self.num_met = 0  # of these; and met the SLO
+        self.num_sent = self.num_sent_tokens = 0  # requests and their prompt tokens
+        self.num_ended = self.num_met = 0  # of these, ended and within the SLO
 
 
 class PoolCounts(GatewayAttachment):
-    """Attached where pools are scaled or hand KV over. slo: None if no policy reads num_met."""
+    """Request counts of all pools, for runs that scale pools or transfer KV.
+
+    slo: None if no policy reads num_met.
+    """
 
     def __init__(self, fleet: Fleet, slo: Slo | None, requests: RequestLog, clock: Clock) -> None:
         self.of_pool = [PoolCount() for _ in fleet.pools]
@@ -38,7 +41,7 @@ class PoolCounts(GatewayAttachment):
         return False
 
     def sent(self, replica: Replica, request: Request) -> None:
-        """A request goes to a replica."""
+        """Counts a request that is sent to a replica."""
         counts = self.of_pool[self._fleet.members[replica.index].pool_index]
         counts.num_sent += 1
         counts.num_sent_tokens += request.prompt.num_tokens
@@ -49,8 +52,8 @@ class PoolCounts(GatewayAttachment):
         return False
 
     def ended(self, replica: Replica, is_met: bool) -> None:
-        """A request has ended on a replica; is_met: within the SLO."""
+        """Counts a request that has ended on a replica; is_met: whether it met the SLO."""
         counts = self.of_pool[self._fleet.members[replica.index].pool_index]
         counts.num_ended += 1
         counts.num_met += is_met
-        self._fleet.leave_if_done(replica, self._clock.now)
+        self._fleet.leave_if_drained(replica, self._clock.now)

@@ -1,4 +1,4 @@
-"""What the gateway does with the requests that a crash has lost; see `sim.cluster.recovery`."""
+"""Resends requests that a crash has lost; see `sim.cluster.recovery`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sim.transfer.kv_transfers import KvTransfers
 
 
 class Resends(GatewayAttachment):
-    """Sends lost requests again, at most max_resends times each; then their clients have to.
+    """Resends lost requests, each at most max_resends times; after that the attempt fails.
 
-    kv_transfers, kv_replication: if the run has them.
+    kv_transfers, kv_replication: None if the run has none.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Resends(GatewayAttachment):
         requests: RequestLog,
         first_tokens: FirstTokens,
     ) -> None:
-        # Both are set by `GatewayAssembly`: they may begin requests again.
+        # Both are set by `GatewayAssembly`, as they call `restart`.
         self.kv_transfers: KvTransfers | None = None
         self.kv_replication: KvReplication | None = None
         self._gateway = gateway
@@ -44,25 +44,25 @@ class Resends(GatewayAttachment):
         self._first_tokens = first_tokens
 
     def lost(self, request_id: int) -> None:
-        """A crash has lost a request: the service sends it again, or its client has to."""
+        """Handles a request that a crash has lost: resends it, or fails the attempt."""
         attempt = self._gateway.attempts[request_id]
         request, transfers = attempt.arrival.request, self.kv_transfers
         if attempt.has_left and attempt.replica is not None and attempt.replica.holds(request_id):
-            return  # Its KV was on the way from the replica that crashed: the one that it went to aborts it.
+            return  # The replica that crashed was transferring its KV; the target replica aborts the request.
         if attempt.has_left or transfers is None or not transfers.lost(request):
             self.restart(request_id)
 
     def restart(self, request_id: int, *, is_resend: bool = True) -> None:
-        """No replica has a request any more: it goes on behind the tokens that went out, or from scratch.
+        """Restarts a request that no replica has any more, after its streamed tokens or from scratch.
 
-        is_resend: the cause is a crash of its replica, not of the one that holds a copy of its KV.
+        is_resend: whether the cause is a crash of its replica, not of the replica with a copy of its KV.
         """
         attempt = self._gateway.attempts[request_id]
         self._gateway.release(attempt)
         self._requests.forget_kv_transfer(request_id)
         is_sent = not attempt.has_left and (not is_resend or attempt.num_resends < self._max_resends)
-        several = attempt.arrival.request.branching is not None
-        attempt.is_resumed = is_sent and self._recovery.keeps_tokens and not several
+        has_branches = attempt.arrival.request.branching is not None
+        attempt.is_resumed = is_sent and self._recovery.keeps_tokens and not has_branches
         if not attempt.is_resumed:
             self._requests.lose(request_id, in_crash=True)
         if attempt.is_given_up:
@@ -102,9 +102,10 @@ class Resends(GatewayAttachment):
         self._requests.lost_kv.pop(request_id, None)
 
     def _migrant(self, attempt: RequestAttempt, replica: Replica, request: Request) -> Migrant | None:
-        """With what a request goes on in a replica; None: it begins there, for want of anything, or of room.
+        """Returns the state with which a request continues in a replica; None: it restarts from scratch.
 
-        At least two tokens are left to compute, so that it gets its next one as prompts do.
+        None if nothing was kept, or if the replica has too little KV memory. At least two tokens are left to
+        compute, so that the next token comes from a prefill.
         """
         request_id, arrival = request.request_id, attempt.arrival
         num_known = request.prompt.num_tokens + self._requests.output_tokens[request_id]
@@ -122,7 +123,7 @@ class Resends(GatewayAttachment):
         return Migrant(request, num_known, num_computed)
 
     def _restart_from_scratch(self, attempt: RequestAttempt) -> None:
-        """Nothing is kept of a request that was to go on."""
+        """Drops the tokens and the KV that were kept of a request, which then restarts from scratch."""
         request_id = attempt.arrival.request.request_id
         attempt.is_resumed = False
         self._requests.lose(request_id, in_crash=True)

@@ -1,8 +1,7 @@
 """Replicas that change between a prefill and a decode pool.
 
-A replica that is to change is drained. When it is empty, it leaves its pool, and its devices come to the
-other pool at once: as a replica of that pool, with a number of its own. Weights stay where they are, a cache
-is lost.
+A replica that is to change is drained. When it has no requests, it leaves its pool, and its devices join the
+other pool at once, as a new replica with a new index. The weights stay in memory, the cache is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sim.engine.replica import Replica
 
 
 class RoleSwitching:
-    """Asks a policy at its interval, for as long as the run goes on."""
+    """Calls the roles policy at its interval for as long as requests remain, and switches replicas."""
 
     def __init__(
         self, *, roles: Roles, fleet: Fleet, clock: Clock, requests_remain: Callable[[], bool]
@@ -25,17 +24,17 @@ class RoleSwitching:
         self._fleet = fleet
         self._clock = clock
         self._requests_remain = requests_remain
-        self._changing: dict[int, int] = {}  # by replica: the pool that its devices will come to
+        self._changing: dict[int, int] = {}  # replica index -> index of its next pool
         self._pools = {pool.role: index for index, pool in enumerate(fleet.pools) if pool.role != "mixed"}
         fleet.on_gone = self._on_gone
-        self._wait()
+        self._schedule_switch()
 
-    def _wait(self) -> None:
+    def _schedule_switch(self) -> None:
         interval_s = self._roles.interval_s
         if interval_s is not None:
-            self._clock.at(self._clock.now + interval_s, Phase.control, self._look)
+            self._clock.at(self._clock.now + interval_s, Phase.control, self._switch)
 
-    def _look(self, event: int) -> None:
+    def _switch(self, event: int) -> None:
         if not self._requests_remain():
             return
         members = [
@@ -48,7 +47,7 @@ class RoleSwitching:
         if change is not None:
             self._changing[change.name] = self._pools[change.role]
             self._fleet.drain(self._fleet.members[change.name], self._clock.now)
-        self._wait()
+        self._schedule_switch()
 
     def _load(self, member: Member) -> ReplicaLoad:
         replica: Replica = member.replica
@@ -63,7 +62,7 @@ class RoleSwitching:
         )
 
     def _on_gone(self, member: Member) -> None:
-        """A replica has left its pool."""
+        """Adds the devices of a replica that has left its pool to the other pool."""
         pool_index = self._changing.pop(member.replica.index, None)
         if pool_index is not None:
             self._fleet.ready(

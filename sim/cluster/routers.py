@@ -1,4 +1,4 @@
-"""The routing policies of a run: one for each model, each with a memory of its own."""
+"""The routing policies of a run: one per model, each with its own state."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sim.cluster.length_predictions import LengthPredictions
 
 
 class Hooks(NamedTuple):
-    """The events of which a policy wants to be told, if any."""
+    """The optional event handlers of a policy; None: the policy has no such handler."""
 
     first_token: Callable[[Request, float], None] | None
     end: Callable[[Request, float], None] | None
 
     @classmethod
     def of(cls, policy: object) -> Hooks:
-        """Those that a policy defines."""
+        """Returns the handlers that a policy defines."""
         return cls(getattr(policy, "on_first_token", None), getattr(policy, "on_end", None))
 
 
 class Router(NamedTuple):
-    """A routing policy, how it is asked, and what it wants to be told."""
+    """A routing policy with its entry point and its optional event handlers."""
 
     policy: Routing
     choose: Callable[[Request, Sequence[ReplicaView], float], int]
@@ -36,7 +36,7 @@ class Router(NamedTuple):
 class Routers(dict[str | None, Router]):
     """Copies of one policy by model; requests that name no model share the policy itself.
 
-    lengths: tells a policy that needs it how long answers are expected to be.
+    length_predictions: passes predicted output lengths to a policy that needs them.
     """
 
     def __init__(self, routing: Routing, length_predictions: LengthPredictions | None) -> None:
@@ -46,7 +46,7 @@ class Routers(dict[str | None, Router]):
 
     @property
     def see_first_tokens(self) -> bool:
-        """Whether the policy wants to know of them."""
+        """True if the policy has a handler of first tokens."""
         return Hooks.of(self._routing).first_token is not None
 
     def __missing__(self, model: str | None) -> Router:

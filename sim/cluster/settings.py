@@ -1,4 +1,4 @@
-"""Settings of a cluster beside those of its pools, and of how its simulation is run."""
+"""Settings of a cluster besides those of its pools, and settings of the simulation itself."""
 
 from __future__ import annotations
 
@@ -24,50 +24,50 @@ from sim.workload.retries import Retries
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimSettings:
-    """How the simulation is run."""
+    """Settings of the simulation itself."""
 
     leap: bool = True
-    """Run iterations that repeat as one event; false steps through each, with the same result."""
+    """Runs repeated iterations as one event; false: one event per iteration, with the same result."""
     until_s: float | None = None
-    """End at this simulated time, whatever is then unfinished."""
+    """Ends the run at this simulated time, with requests unfinished; null: no limit."""
     stop_overloaded: bool = False
-    """Stop early once the service is overloaded: see `sim.cluster.overload`. For traffic of a steady rate."""
+    """Stops early once the service is overloaded, for steady traffic: see `sim.cluster.overload`."""
     stop_missed: bool = False
-    """Stop early once the attainment target of the SLO is out of reach: see `sim.cluster.early_stop`."""
+    """Stops early once the attainment target of the SLO is out of reach: see `sim.cluster.early_stop`."""
 
     def __post_init__(self) -> None:
         if self.until_s is not None and not 0 < self.until_s < inf:
-            raise ValueError(f"until_s={self.until_s}: must be > 0 s; null for no limit")
+            raise ValueError(f"until_s={self.until_s}: must be a finite number > 0 s, or null for no limit")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    """What the replicas of all pools have in common, as objects. Raises ValueError for a wrong setting.
+    """Settings shared by the replicas of all pools, as objects. Raises ValueError for an invalid setting.
 
     The class has no slots because `Scenario` inherits it beside `PoolSettings`, which has them.
     """
 
     routing: Routing
     decode_routing: Routing = LeastOutstanding()
-    """Chooses the decode replica when a prefill replica has computed a prompt."""
+    """Chooses the decode replica after a prefill."""
     prediction: LengthPredictor | None = None
-    """Predicts output lengths for routers that ask for them."""
+    """Predicts output lengths for routers that need them; None: there is no predictor."""
     admission: Admission = field(default_factory=AdmitAll)
-    """Decides which requests are let in."""
+    """Decides which requests are admitted."""
     retries: Retries = field(default_factory=lambda: Retries(max_attempts=1))
-    """What clients do whose requests are refused, or have waited too long."""
+    """Behaviour of clients after a refusal or a timeout."""
     failures: Failures = field(default_factory=Failures)
     """Failures of replicas and links."""
     max_resends: int = 1
-    """How often the service sends a request again whose replica has crashed; then its client has to."""
+    """Maximum number of times that the service resends a request after crashes of its replica."""
     recovery: Recovery = Recovery()
-    """What is kept of a request that is sent again."""
+    """Recovery of a request that is resent: the part of its work that is kept."""
     signal_age_s: float = 0.05
-    """Age that the routers' knowledge of the replicas may reach; 0: always fresh. 50 ms is the default of the
+    """Maximum age of the load signals that routers read, s; 0: always current. 50 ms is the default of the
     Gateway API."""
     kv_transfer: KvTransferSettings = KvTransferSettings()
     network: NetworkSettings = NetworkSettings()
-    """Between replicas."""
+    """The network between replicas."""
     roles: Roles = Fixed()
     """Decides which replicas change between prefill and decode pools."""
     slo: Slo | None = None
@@ -81,6 +81,6 @@ class ClusterSettings:
         check_age(self.signal_age_s)
 
     def for_a_run(self) -> ClusterSettings:
-        """These settings alone, with policies of their own: a run leaves nothing behind in the original."""
+        """Returns a copy with its own policies, so that a run does not change the state of the original."""
         own = {each.name: deepcopy(getattr(self, each.name)) for each in fields(ClusterSettings)}
         return ClusterSettings(**own)

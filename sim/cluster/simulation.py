@@ -1,4 +1,4 @@
-"""A cluster in simulated time: traffic arrives, a router sends it to replicas, clients react to what ends."""
+"""Simulates a cluster: requests arrive, a router sends them to replicas, clients send follow-ups."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ EVENTS_BETWEEN_REPORTS = 4096
 
 
 def check_fleet(routing: Routing, num_replicas: int) -> None:
-    """Raise ValueError where a router's settings and the number of replicas do not go together."""
+    """Raises ValueError if the settings of a router do not fit the number of replicas."""
     check = getattr(routing, "check", None)
     if check is not None:
         check(num_replicas)
 
 
 class Simulation:
-    """One run, of the pools' replicas.
+    """One run of the replicas of all pools.
 
-    cluster: its policies are used as they are, and remember the run. on_plan: is shown every plan
-    before its first iteration.
-    Raises ValueError where the router's settings and the number of replicas do not go together.
+    cluster: its policies are used without a copy, so their state changes. on_plan is called with every plan
+    before its first iteration. Raises ValueError if the settings of the router do not fit the number of
+    replicas.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Simulation:
         self._arrivals = source.arrivals()
         self._next: Arrival | None = None
         self._requests = RequestLog()
-        self._busy_times: dict[int, BusyTime] = {}  # by replica, where it is wanted
+        self._busy_times: dict[int, BusyTime] = {}  # by replica index, if a pool is scaled
         self.num_ended = 0
         self._num_ahead = 0  # requests that will arrive or have not ended
-        self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
+        self._last_end_s = 0.0  # the clock itself runs on to timers that are no longer valid
         self._assembly = assembly = GatewayAssembly(
             pools,
             cluster,
@@ -98,11 +98,11 @@ class Simulation:
                 seed=cluster.seed,
             ),
             self.gateway.fleet_changed,
-            attach=self._attaching(pools, cluster, on_plan),
+            attach=self._attach_function(pools, cluster, on_plan),
             interconnect=assembly.interconnect,
             kv_replication=assembly.resends.kv_replication,
         )
-        assembly.join(self.fleet)
+        assembly.connect(self.fleet)
         if assembly.resends.kv_transfers is not None:
             RoleSwitching(
                 roles=cluster.roles,
@@ -124,13 +124,16 @@ class Simulation:
             self._missed_slo_stop = self._make_missed_slo_stop(cluster.slo)
         self._start_autoscalers(pools)
 
-    def _attaching(
+    def _attach_function(
         self,
         pools: Sequence[ReplicaPool],
         cluster: ClusterSettings,
         on_plan: Callable[[StepPlan], None] | None,
     ) -> Callable[[Replica], None]:
-        """Lets join each new replica what this run has: signals and caches are read by some policies only."""
+        """Returns the function that attaches to each new replica the listeners that this run needs.
+
+        Signals and caches are attached only if a policy reads them.
+        """
         readers: list[object] = [cluster.admission, cluster.routing]
         scales = any(pool.scaling is not None for pool in pools)
         reads_signals = scales
@@ -156,7 +159,7 @@ class Simulation:
         scales: bool,
         on_plan: Callable[[StepPlan], None] | None,
     ) -> None:
-        """Let join a new replica what this run has."""
+        """Attaches the listeners that this run needs to a new replica."""
         if replica.core.residents is not None:
             replica.attach(AdapterLoads(replica, self._clock))
         if self._assembly.resends.kv_replication is not None:
@@ -174,10 +177,10 @@ class Simulation:
         if reads_caches:
             replica.cache_view = view = CacheView(replica, self._clock)
             replica.attach(view)
-        self._assembly.first_tokens.watch(replica)
+        self._assembly.first_tokens.attach_to(replica)
 
     def _make_overload_stop(self) -> OverloadStop:
-        """Stops the run once the backlog grows without bound."""
+        """Returns the stop of a run in which the backlog grows without bound."""
         return OverloadStop(
             clock=self._clock,
             requests=self._requests,
@@ -186,7 +189,7 @@ class Simulation:
         )
 
     def _make_missed_slo_stop(self, slo: Slo) -> MissedSloStop | None:
-        """Stops the run once the SLO is out of reach; None for traffic of unknown length."""
+        """Returns the stop of a run in which the SLO is out of reach; None for traffic of unknown length."""
         num_requests, last_s = self._source.num_requests, self._source.last_arrival_s
         if num_requests is None or last_s is None:
             return None
@@ -210,26 +213,26 @@ class Simulation:
                     fleet=self.fleet,
                     counts=self._assembly.pool_counts.of_pool[index],
                     busy_times=self._busy_times,
-                    on_start=self._failure_injector.joins,
+                    on_start=self._failure_injector.add,
                     requests_remain=self._requests_remain,
                 )
 
     @property
     def replicas(self) -> list[Replica]:
-        """All that there ever were, by index."""
+        """All replicas of the run, also those that have gone, by index."""
         return self.fleet.replicas
 
     def _requests_remain(self) -> bool:
-        """Whether requests are under way or to come."""
+        """Returns whether requests are in progress or still to arrive."""
         return self._num_ahead > 0
 
     def run(self, report: Callable[[float, int], None] | None = None) -> RunRecords:
-        """Run to the end, until_s, or Ctrl-C, which leaves the records so far.
+        """Runs until all requests have ended, until_s, or Ctrl-C; returns the records up to then.
 
-        report(simulated time, requests ended) is called now and then.
+        report(simulated time in seconds, number of ended requests) is called from time to time.
         """
         clock = self._clock
-        self._expect_next()
+        self._schedule_next_arrival()
         with ctrl_c_noted() as interrupt, gc_paused():
             while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                 if report:
@@ -244,8 +247,8 @@ class Simulation:
             report(end_s, self.num_ended)
         return self._records(end_s, interrupt.noted)
 
-    def _expect_next(self) -> None:
-        """Wait for the next open-loop arrival; only one is known ahead, so a long trace needs no memory."""
+    def _schedule_next_arrival(self) -> None:
+        """Schedules the next open-loop arrival; one is read ahead, so that a long trace needs no memory."""
         self._next = next(self._arrivals, None)
         if self._next is not None:
             self._num_ahead += 1
@@ -254,10 +257,10 @@ class Simulation:
     def _on_arrival(self, event: int) -> None:
         assert self._next is not None
         self.gateway.arrive(self._next)
-        self._expect_next()
+        self._schedule_next_arrival()
 
     def _follow_up(self, request: Request) -> None:
-        """A request has ended; its user or conversation may send another."""
+        """Counts a request that has ended, and schedules the next one of its user or conversation, if any."""
         self.num_ended += 1
         self._num_ahead -= 1
         self._last_end_s = self._clock.now

@@ -1,4 +1,4 @@
-"""The gateway's functions that KV transfers between replicas call: see `sim.transfer.gateway`."""
+"""Functions of the gateway that KV transfers between replicas call: see `sim.transfer.gateway`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sim.transfer.kv_transfers import KvTransfers
 
 
 class TransferGateway:
-    """Knows where each request is, and notes where it goes on."""
+    """Keeps track of the replica of each request during KV transfers."""
 
     def __init__(
         self,
@@ -32,59 +32,59 @@ class TransferGateway:
         length_predictions: LengthPredictions | None,
         requests: RequestLog,
     ) -> None:
-        self.pool_counts: PoolCounts  # set where the fleet is made, which is given the transfers
+        self.pool_counts: PoolCounts  # set by `GatewayAssembly.connect`
         self.restart = resends.restart
-        self.first_token = first_tokens.tell
+        self.first_token = first_tokens.notify
         self._gateway = gateway
         self._length_predictions = length_predictions
         self._requests = requests
 
     @property
     def fleet(self) -> Fleet:
-        """All replicas."""
+        """All replicas of the run."""
         return self._gateway.fleet
 
     def stop_after(self, request_id: int) -> StopAfter:
-        """Output tokens after which a request ends."""
+        """Returns the number of output tokens after which a request ends."""
         return self._gateway.attempts[request_id].stop_after
 
     def num_sends(self, request_id: int) -> int:
-        """How often the router has chosen a replica for a request."""
+        """Returns how often the router has chosen a replica for a request."""
         return self._requests.attempts[request_id]
 
-    def tell_length(self, routing: Routing, request: Request) -> None:
-        """Tell a router how long an answer is expected to be."""
+    def predict_for(self, routing: Routing, request: Request) -> None:
+        """Passes the predicted output length of a request to a routing policy."""
         assert self._length_predictions is not None
-        self._length_predictions.tell(routing, request)
+        self._length_predictions.predict_for(routing, request)
 
     def moved(self, request: Request, replica: Replica) -> None:
-        """A request goes on in another replica."""
+        """Marks a request as continued in another replica."""
         self._gateway.attempts[request.request_id].replica = replica
         self.pool_counts.sent(replica, request)
 
-    def stays(self, request_id: int, replica: Replica) -> None:
-        """A request is back where it was: no other replica has it."""
+    def returned(self, request_id: int, replica: Replica) -> None:
+        """Marks a request as back in its prefill replica, as no other replica has it."""
         self._gateway.attempts[request_id].replica = replica
 
-    def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
-        """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
+    def released(self, replica: Replica, request: Request, num_sends: int) -> None:
+        """Notifies the router that a replica has freed the slot and blocks of a transferred request.
 
-        num_sends: as it was when the KV transfer from there began.
+        num_sends: its value when the KV transfer began.
         """
         attempt = self._gateway.attempts.get(request.request_id)
         if attempt is not None and self.num_sends(request.request_id) == num_sends:
-            self._gateway.notify_router(attempt)  # else it was told when that was over
+            self._gateway.notify_router(attempt)  # else it was notified when that attempt ended
         self.pool_counts.ended(replica, True)
 
     def refuse(self, request: Request, reason: str) -> None:
-        """An attempt has failed because the decode replica cannot go on with it."""
+        """Fails an attempt that the decode replica can never continue."""
         attempt = self._gateway.attempts[request.request_id]
         self._gateway.release(attempt)
         self._gateway.fail(attempt, reason, inf)
 
 
 class PrefillPools(GatewayAttachment):
-    """Prompts go to prefill pools first, and to mixed replicas when these have enough queued."""
+    """Sends prompts to prefill pools, and also to mixed replicas once these have enough tokens queued."""
 
     def __init__(self, kv_transfers: KvTransfers, gateway: Gateway) -> None:
         self._kv_transfers = kv_transfers

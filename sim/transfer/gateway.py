@@ -47,7 +47,7 @@ class GatewayForTransfers(Protocol):
         """How often the router has chosen a replica for a request."""
         ...
 
-    def tell_length(self, routing: Routing, request: Request) -> None:
+    def predict_for(self, routing: Routing, request: Request) -> None:
         """Tell a router how long an answer is expected to be."""
         ...
 
@@ -59,11 +59,11 @@ class GatewayForTransfers(Protocol):
         """A request goes on in another replica."""
         ...
 
-    def stays(self, request_id: int, replica: Replica) -> None:
+    def returned(self, request_id: int, replica: Replica) -> None:
         """A request is back where it was: no other replica has it."""
         ...
 
-    def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
+    def released(self, replica: Replica, request: Request, num_sends: int) -> None:
         """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
 
         num_sends: as it was when the KV transfer from there began.

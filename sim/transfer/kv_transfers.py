@@ -205,7 +205,7 @@ class KvTransfers:
             self._interconnect.network.cancel(transfer.flow)
         if transfer.source.core.find(request_id) is not None:
             transfer.target = transfer.flow = None
-            self._gateway.stays(request_id, transfer.source)
+            self._gateway.returned(request_id, transfer.source)
             self._choose(transfer)
             return True
         del self._under_way[request_id]
@@ -247,7 +247,7 @@ class KvTransfers:
             self._held[request.request_id] = transfer
             return
         if self._needs_length:
-            self._gateway.tell_length(self._routing, request)
+            self._gateway.predict_for(self._routing, request)
         target = chosen(self._routing, self._routing.choose(request, targets, now), targets, "decode_routing")
         self._routed.add(request.request_id)
         try:
@@ -284,4 +284,4 @@ class KvTransfers:
 
     def _departed(self, transfer: KvTransfer, seq: Sequence) -> None:
         """The prefill replica has freed what it held."""
-        self._gateway.departed(transfer.source, seq.request, transfer.num_sends)
+        self._gateway.released(transfer.source, seq.request, transfer.num_sends)

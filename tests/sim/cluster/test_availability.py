@@ -36,7 +36,7 @@ def test_two_of_three_by_hand():
 def test_how_many_are_enough():
     """At a = 0.8 one is up 80 %, one of two 96 %, one of three 99.2 %."""
     assert [replicas_for(1, 0.8, wanted) for wanted in (0.8, 0.81, 0.96, 0.97)] == [1, 2, 2, 3]
-    with pytest.raises(ValueError, match=r"wanted_share=0.9: 3 replicas that are up 0.1 of the time are not"):
+    with pytest.raises(ValueError, match=r"wanted_share=0.9: 3 replicas, each up for 0.1 of the time, are"):
         replicas_for(1, 0.1, 0.9, most=3)
 
 

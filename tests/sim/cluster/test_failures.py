@@ -142,7 +142,7 @@ def test_a_release_that_crashes_crashes_until_it_is_rolled_back():
         ),
         (
             lambda: Scripted(kind=FailureKind.straggler, at_s=0, duration_s=1, factor=0),
-            "factor=0: must be a finite number > 1, times as long",
+            "factor=0: must be a finite number > 1, by which",
         ),
         (
             lambda: Scripted(kind=FailureKind.link_slow, at_s=0, duration_s=1),
@@ -150,7 +150,7 @@ def test_a_release_that_crashes_crashes_until_it_is_rolled_back():
         ),
         (
             lambda: Scripted(kind=FailureKind.crash, at_s=0, duration_s=1, factor=2),
-            "factor=2: must be null, crash slows nothing",
+            "factor=2: must be null, as crash slows nothing down",
         ),
         (
             lambda: Scripted(kind=FailureKind.crash, at_s=0, duration_s=1, replicas=(-1,)),
@@ -158,7 +158,7 @@ def test_a_release_that_crashes_crashes_until_it_is_rolled_back():
         ),
         (
             lambda: Scripted(kind=FailureKind.crash, at_s=0, duration_s=1, replicas=(1, 1)),
-            r"replicas\[1\]=1: must be named once",
+            r"replicas\[1\]=1: must be listed once",
         ),
         (lambda: crashes(replicas=(0,), pool="decode"), r"replicas=\[0\], pool=decode: must not both be set"),
         (lambda: crashes(mtbf_s=0), "mtbf_s=0: must be a finite number > 0 s"),

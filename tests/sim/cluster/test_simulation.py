@@ -213,5 +213,5 @@ def test_rejects_a_cluster_without_replicas(make_world, ask):
 
 @pytest.mark.parametrize("until_s", [0.0, -1.0, float("nan")])
 def test_rejects_a_time_limit_that_is_no_time(make_world, ask, until_s):
-    with pytest.raises(ValueError, match=f"until_s={until_s}: must be > 0 s"):
+    with pytest.raises(ValueError, match=f"until_s={until_s}: must be a finite number > 0 s"):
         make_world(ask(0.0, 4, 3), until_s=until_s).simulate()
