@@ -1,4 +1,4 @@
-"""How many answers a request asks for, and how they come to be."""
+"""Settings of requests with several outputs: parallel samples, beam search or tree search."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from policies.core.request import Branching
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """Several answers to each prompt, whose KV an engine can share; see `policies.core.request.Branching`.
+    """Outputs per prompt; an engine can share the prompt's KV: see `policies.core.request.Branching`.
 
-    Independent samples have lengths of their own, drawn from the distribution of outputs with the prompt's
-    length given. The branches of a beam or tree search all end at one drawn length.
+    Each independent sample has its own length, drawn from the distribution of outputs given the prompt's
+    length. The branches of a beam or tree search all end at one drawn length.
     """
 
     width: int = 1
-    """Answers to a prompt, or branches of a search."""
+    """Samples per prompt, or branches of a search."""
     every: int | None = None
-    """Tokens between choices of branches: 1 in beam search, more in tree search; None for samples."""
+    """Tokens between reselections of branches: 1 in beam search, more in tree search; None: samples."""
 
     def __post_init__(self) -> None:
         if self.width < 1:
-            raise ValueError(f"width={self.width}: must be >= 1 answer")
+            raise ValueError(f"width={self.width}: must be >= 1 sample")
         if self.every is not None and self.every < 1:
             raise ValueError(f"every={self.every}: must be >= 1 token, or null for independent samples")
         if self.every is not None and self.width == 1:
             raise ValueError(
-                f"width=1, every={self.every}: a search needs branches; set width >= 2, or every=null"
+                f"width=1, every={self.every}: width must be >= 2 for a search; every=null for one sample"
             )
 
     @property
     def branching(self) -> Branching | None:
-        """As a request asks for it; None for one answer."""
+        """The branching of each request; None for one output."""
         return None if self.width == 1 else Branching(self.width, self.every)
 
 
 ONE_ANSWER = Answers()
-"""What a request asks for that says nothing else."""
+"""Default: one output per request."""

@@ -1,6 +1,6 @@
-"""When requests arrive: open-loop arrival processes, and the user population of a closed loop.
+"""Arrival times of requests: open-loop arrival processes, and the users of a closed loop.
 
-Times start at 0 s. For one random stream the first n times are the same however many are asked for.
+Times start at 0 s. The first n times of a random stream do not depend on how many are drawn.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from sim.workload.checks import MAX_CV, require_at_most, require_not_negative, r
 from sim.workload.distributions import Distribution, FloatArray
 
 Draw = Callable[[], FloatArray]
-CHUNK = 4096  # times drawn at once; part of what a seed means, so a change changes every generated workload
+CHUNK = 4096  # times drawn at once; a change of this number changes every generated workload
 
 
 class ArrivalProcess(Protocol):
-    """Settings of one way in which requests arrive."""
+    """Settings of an arrival process."""
 
     def times_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
     ) -> FloatArray:
-        """Arrival times, sorted, in [0, duration_s), num_requests at most. At least one limit is given."""
+        """Draws sorted arrival times in [0, duration_s), at most num_requests. At least one limit is set."""
         ...
 
 
 class _Drawn:
-    """An arrival process that is drawn chunk after chunk."""
+    """An arrival process that is drawn in chunks."""
 
     __slots__ = ()
 
     def _chunks(self, rng: np.random.Generator) -> Draw:
-        """Draws the next chunk of rising times, whenever it is called."""
+        """Returns a function that draws the next chunk of increasing times."""
         raise NotImplementedError
 
     def times_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
     ) -> FloatArray:
-        """See `ArrivalProcess`: as many chunks as the limits ask for."""
+        """Draws arrival times in chunks up to the limits; see `ArrivalProcess`."""
         max_count = math.inf if num_requests is None else num_requests
         max_s = math.inf if duration_s is None else duration_s
         draw = self._chunks(rng)
@@ -57,7 +57,7 @@ class _Drawn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Poisson(_Drawn):
-    """Independent users: exponential gaps."""
+    """Poisson process: independent exponential gaps."""
 
     rate_per_s: float
 
@@ -72,8 +72,8 @@ class Poisson(_Drawn):
 class Gamma(_Drawn):
     """Gamma-distributed gaps with coefficient of variation cv: 1 is Poisson, above 1 bursty, below 1 regular.
 
-    vLLM's benchmark calls 1 / cv^2 the burstiness: its 0.25 is cv=2 here. Unlike vLLM we do not rescale the
-    gaps to hit a total time, which would change their variance.
+    vLLM's benchmark calls 1 / cv^2 the burstiness: its 0.25 is cv=2 here. Unlike vLLM's, the gaps are not
+    rescaled to a total time, which would change their variance.
     """
 
     rate_per_s: float
@@ -83,7 +83,9 @@ class Gamma(_Drawn):
         require_positive(self, "rate_per_s", "cv")
         require_at_most(self, MAX_CV, "cv")
         if self.cv < 1 / MAX_CV:
-            raise ValueError(f"cv={self.cv}: must be >= {1 / MAX_CV:g}; for equal gaps use constant")
+            raise ValueError(
+                f"cv={self.cv}: must be >= {1 / MAX_CV:g}; for equal gaps choose arrivals: constant"
+            )
 
     def _chunks(self, rng: np.random.Generator) -> Draw:
         shape = self.cv**-2
@@ -92,7 +94,7 @@ class Gamma(_Drawn):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """A metronome: the k-th request (from 0) at k / rate_per_s."""
+    """Equal gaps: request k, counted from 0, arrives at k / rate_per_s."""
 
     rate_per_s: float
 
@@ -109,21 +111,21 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllAtOnce:
-    """An offline batch: everything at 0 s."""
+    """Offline batch: all requests arrive at 0 s."""
 
     def times_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
     ) -> FloatArray:
         if num_requests is None:
             raise ValueError(
-                "num_requests=null: a number must be given, no duration ends what arrives at once"
+                "num_requests=null: must be set, because all requests arrive at 0 s and no duration ends them"
             )
         return np.zeros(num_requests)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnOff(_Drawn):
-    """Bursts: Poisson at rate_on_per_s for on_s seconds, at rate_off_per_s for off_s seconds, and again."""
+    """Bursts: Poisson at rate_on_per_s for on_s seconds, then at rate_off_per_s for off_s, in turn."""
 
     rate_on_per_s: float
     rate_off_per_s: float
@@ -140,7 +142,7 @@ class OnOff(_Drawn):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerMinute(_Drawn):
-    """Poisson arrivals whose rate is replayed minute by minute from counts; after the last minute it repeats.
+    """Poisson arrivals at a rate that follows counts per minute; after the last minute it starts again.
 
     rate_scale multiplies every rate.
     """
@@ -162,10 +164,10 @@ class PerMinute(_Drawn):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diurnal(_Drawn):
-    """Day and night: Poisson with a rate that swings as a cosine, from the trough at 0 s.
+    """Daily cycle: Poisson with a rate that follows a cosine, with its minimum at 0 s.
 
     rate(t) = mean (1 - a cos(2 pi t / period)), a = (ratio - 1) / (ratio + 1), so that peak / trough = ratio.
-    Made by thinning (Lewis and Shedler, 1979): candidates at the peak rate, each kept with probability
+    Drawn by thinning (Lewis and Shedler, 1979): candidates at the peak rate, each kept with probability
     rate(t) / peak rate.
     """
 
@@ -194,7 +196,7 @@ class Diurnal(_Drawn):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosedLoop:
-    """num_users users with one request at a time; the next follows think_time_s after the last one ended.
+    """A number of users with one request at a time; the next follows think_time_s after the last one ends.
 
     The first requests are spread evenly over ramp_up_s.
     """
@@ -208,7 +210,7 @@ class ClosedLoop:
         require_not_negative(self, "ramp_up_s")
 
     def first_s(self, *, num_requests: int | None, duration_s: float | None) -> FloatArray:
-        """When each user sends a first request; all later ones follow from what the engine does."""
+        """Returns the arrival time of the first request of each user; later ones depend on the engine."""
         first_s = np.linspace(0.0, self.ramp_up_s, self.num_users, endpoint=False)
         return _cut(first_s, num_requests, duration_s)
 
@@ -219,7 +221,7 @@ def _cut(times_s: FloatArray, num_requests: int | None, duration_s: float | None
 
 
 def _running_sum(draw_gaps: Draw) -> Draw:
-    """Draws the sums of ever more gaps, chunk after chunk."""
+    """Returns a function that draws the next chunk of cumulative sums of gaps."""
     last_s = 0.0
 
     def draw() -> FloatArray:
@@ -232,10 +234,10 @@ def _running_sum(draw_gaps: Draw) -> Draw:
 
 
 def _repeating_steps(rng: np.random.Generator, rates_per_s: list[float], lengths_s: list[float]) -> Draw:
-    """Draws Poisson arrivals under a rate that steps through rates_per_s, lengths_s each, over and over.
+    """Returns a function that draws Poisson arrivals at the rates rates_per_s, each for lengths_s, in turn.
 
-    Exact, by a change of time: an arrival of the unit-rate process at u happens where the expected number of
-    arrivals, a piecewise linear function of the time, reaches u.
+    Exact, by a change of time: an arrival of the unit-rate process at u happens when the expected number of
+    arrivals, a piecewise linear function of time, reaches u.
     """
     edges_s = np.concatenate([[0.0], np.cumsum(lengths_s)])
     expected = np.concatenate([[0.0], np.cumsum(np.multiply(rates_per_s, lengths_s))])
@@ -244,6 +246,6 @@ def _repeating_steps(rng: np.random.Generator, rates_per_s: list[float], lengths
     def draw() -> FloatArray:
         rounds, rest = np.divmod(unit_times(), expected[-1])
         times_s = rounds * edges_s[-1] + np.interp(rest, expected, edges_s)
-        return np.maximum.accumulate(times_s)  # rounding where one round meets the next must not unsort them
+        return np.maximum.accumulate(times_s)  # keeps them sorted despite rounding between rounds
 
     return draw

@@ -1,7 +1,7 @@
-"""What a simulated run needs from its traffic: arrivals in time order, and what each ended request causes.
+"""The interface of workloads: arrivals in order of time, and the requests that follow ended ones.
 
-A `Workload` is settings; `source()` makes the traffic of one run. The true output length travels beside the
-request, never inside it: policies must not see it.
+A `Workload` holds settings; `source()` creates the traffic of one run. The true output length is stored
+beside the request, never inside it, because policies must not see it.
 """
 
 from __future__ import annotations
@@ -14,62 +14,64 @@ from policies.core.request import Request
 
 
 class Arrival(NamedTuple):
-    """One request and the truth about it."""
+    """One request and its true output length."""
 
-    request: Request  # what an engine may see
-    num_output_tokens: (
-        int  # known only to the simulator's oracle; of the longest answer, if there are several
-    )
-    sample_tokens: tuple[int, ...] = ()  # of each of several answers
-    time_s: float | None = None  # when it reaches the service; None: at request.arrival_s
+    request: Request
+    """The part that an engine may see."""
+    num_output_tokens: int
+    """True output length, known to the simulator only; of the longest sample if there are several."""
+    sample_tokens: tuple[int, ...] = ()
+    """Output length of each sample, if there are several of different lengths."""
+    time_s: float | None = None
+    """Time at which the request reaches the service; None: request.arrival_s."""
 
     @property
     def at_s(self) -> float:
-        """When it reaches the service."""
+        """Time at which the request reaches the service."""
         return self.request.arrival_s if self.time_s is None else self.time_s
 
 
 @dataclass(slots=True)
 class WorkloadNotes:
-    """What a source left out or changed, for the run's summary. Counts grow while the source is read."""
+    """Requests that a source left out or changed, for the summary. Counts grow while the source is read."""
 
     num_clipped: int = 0  # requests shortened to the model's context
     num_conversations_cut: int = 0  # conversations that ended early because the context was full
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> rows or conversations left out
 
     def skip(self, reason: str, count: int = 1) -> None:
-        """Count something left out. Nothing is noted for a count of 0."""
+        """Adds to the count of rows or conversations left out for a reason; a count of 0 adds no reason."""
         if count:
             self.skipped[reason] = self.skipped.get(reason, 0) + count
 
 
 class Source(Protocol):
-    """One run's traffic; made anew for each run."""
+    """The traffic of one run; every run has its own."""
 
     num_requests: int | None  # expected total, if known
-    last_arrival_s: float | None  # when the last request arrives, if that is known beforehand
+    last_arrival_s: float | None  # arrival of the last request, if it is known in advance
     patience_s: float | None  # a client aborts its request this long after its arrival; None: never
     notes: WorkloadNotes
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Open-loop arrivals, sorted by `at_s`, built while they are read."""
+        """Yields the open-loop arrivals, sorted by `at_s`; they are created while they are read."""
         ...
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        """What the same user sends because `request` ended (finished, rejected, aborted) at `now`.
+        """Returns the next request of the same user after `request` has ended at `now`; None: no request.
 
-        num_output_tokens: what was really generated. The new arrival_s is at least `now`. None: nothing.
+        num_output_tokens: the number of generated tokens. The new arrival_s is at least `now`.
         """
         ...
 
 
 class Workload(Protocol):
-    """Settings, a frozen dataclass built from configs/workload/*.yaml."""
+    """Settings of a workload, a frozen dataclass built from configs/workload/*.yaml."""
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """The traffic of one run; the same seed gives the same traffic.
+        """Creates the traffic of one run; the same seed gives the same traffic.
 
-        No request is longer than max_model_len tokens, prompt and output together. Raises ValueError for
-        traffic that cannot be made or read.
+        No request has more than max_model_len tokens, prompt and output together. Raises ValueError for
+        traffic that cannot be generated or read.
         """
         ...

@@ -1,4 +1,4 @@
-"""Checks that the workload settings share, so that every refusal names key, value, rule and unit alike."""
+"""Checks of workload settings; every error names the key, its value, the rule and the unit."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Protocol
 
 MAX_TOKENS = 1_000_000_000
-"""Of one prompt or output: a thousand times the longest contexts, and sums of them still fit 64 bits."""
+"""Limit of one prompt or output: a thousand times the longest contexts; sums still fit in 64 bits."""
 MAX_CV = 1000.0
-"""Beyond, a standard deviation of a thousand means, the square of a cv soon overflows."""
+"""Limit of a coefficient of variation; the square of a larger one could overflow."""
 
 _UNITS = (("_per_s", " requests/s"), ("_s", " s"), ("_tokens", " tokens"))  # first match wins
 
 
 def require_positive(settings: object, *names: str) -> None:
-    """Raise ValueError for the first named field that is set (not None) and not a finite number > 0."""
+    """Raises ValueError for the first named field that is set (not None) and not a finite number > 0."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and not 0 < value < math.inf:
@@ -23,7 +23,7 @@ def require_positive(settings: object, *names: str) -> None:
 
 
 def require_not_negative(settings: object, *names: str) -> None:
-    """Raise ValueError for the first named field that is set (not None) and not a finite number >= 0."""
+    """Raises ValueError for the first named field that is set (not None) and not a finite number >= 0."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and not 0 <= value < math.inf:
@@ -31,7 +31,7 @@ def require_not_negative(settings: object, *names: str) -> None:
 
 
 def require_at_most(settings: object, maximum: float, *names: str) -> None:
-    """Raise ValueError for the first named field above `maximum`."""
+    """Raises ValueError for the first named field above `maximum`."""
     for name in names:
         value = getattr(settings, name)
         if value > maximum:
@@ -43,9 +43,9 @@ class _Sized(Protocol):
 
 
 def require_counts(settings: object, maximum: int, unit: str, *names: str) -> None:
-    """Raise ValueError for the first named distribution with a magnitude outside [1, maximum].
+    """Raises ValueError for the first named distribution with a magnitude outside [1, maximum].
 
-    Below 1 every sample would be rounded up to 1, whatever was asked for.
+    A magnitude below 1 is an error because samples are rounded up to 1.
     """
     for name in names:
         distribution: _Sized = getattr(settings, name)

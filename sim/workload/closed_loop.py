@@ -1,4 +1,4 @@
-"""Closed-loop traffic: what a user sends next waits for what the engine does now."""
+"""Closed-loop traffic: each user sends the next request after the previous one has ended."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sim.workload.lengths import BoolArray
 from sim.workload.streams import stream
 from sim.workload.table import due_s
 
-TURNS_PER_BLOCK = 16  # turns of every user drawn at once; part of what a seed means
+TURNS_PER_BLOCK = 16  # turns of every user drawn at once; a change of this number changes the traffic
 
-# Scores [N, 2] -> prompt tokens, output tokens, which of them were clipped to the context; each [N].
 TokensOf = Callable[[FloatArray], tuple[IntArray, IntArray, BoolArray]]
+"""Maps scores [N, 2] to prompt tokens, output tokens, and which were clipped to the context; each [N]."""
 
 
 class Turns(NamedTuple):
@@ -30,10 +30,10 @@ class Turns(NamedTuple):
 
 
 class ClosedLoopSource:
-    """Users who wait for their answer, think, and ask again; a user is the request's `session_id`.
+    """Users that wait for their output, think, and send the next request; `session_id` is the user.
 
-    What user u sends as the k-th request is a function of (seed, u, k) alone, so that two policies are
-    offered the same requests although they finish them in another order.
+    Request k of user u is a function of (seed, u, k) alone, so that two policies get the same requests even
+    if they finish them in different orders.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class ClosedLoopSource:
         deadlines_s: tuple[float | None, ...] = (),
         patience_s: float | None = None,
     ):
-        """priorities is [num_users]; num_requests and duration_s end the run for all users together.
+        """Creates the traffic; num_requests and duration_s are limits for all users together.
 
-        max_tokens, deadlines_s: as in `sim.workload.synthetic.Synthetic`.
+        priorities: one per user. max_tokens, deadlines_s: as in `sim.workload.synthetic.Synthetic`.
         """
         self.num_requests = num_requests
         self.last_arrival_s: float | None = None
@@ -72,7 +72,7 @@ class ClosedLoopSource:
 
     def arrivals(self) -> Iterator[Arrival]:
         for user, arrival_s in enumerate(self._first_s.tolist()):
-            if self._num_created < self._max_requests:  # others may have asked twice before this one came
+            if self._num_created < self._max_requests:  # other users may have sent several requests before
                 turns, turn = self._next_turn(user)
                 yield self._send(user, arrival_s, turns, turn)
 
@@ -103,7 +103,7 @@ class ClosedLoopSource:
         return Arrival(request, num_output_tokens)
 
     def _next_turn(self, user: int) -> tuple[Turns, int]:
-        """The block that holds the user's next turn, and its column there."""
+        """Returns the block that holds the user's next turn, and its column in the block."""
         number, turn = divmod(self._num_sent[user], TURNS_PER_BLOCK)
         while number >= len(self._blocks):
             self._blocks.append(self._draw(len(self._blocks)))

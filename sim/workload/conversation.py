@@ -1,11 +1,11 @@
-"""Multi-turn conversations: each turn's prompt is all that was said before, behind a shared system prompt.
+"""Multi-turn conversations: each turn's prompt is a shared system prompt and all previous turns.
 
     turn 0   | system | message 0 |
     turn 1   | system | message 0 | answer 0 | message 1 |
     turn 2   | system | message 0 | answer 0 | message 1 | answer 1 | message 2 |
 
-Every piece is a segment with its own content id, the answers too, so that a prefix cache can find both what
-other conversations share (the system prompt) and what the engine itself generated.
+Every part is a segment with its own content id, answers included, so that a prefix cache can find both the
+system prompt, which conversations share, and the tokens that the engine has generated.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from sim.workload.distributions import Distribution, FloatArray, IntArray, whole
 from sim.workload.streams import stream
 
 MAX_TURNS = 10_000
-"""Of one conversation; what it says is drawn beforehand, so its turns take memory."""
+"""Limit per conversation; the turns are drawn in advance and take memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Conversations that arrive by `arrivals` and go on until their turns are said or the context is full.
+    """Conversations that start by `arrivals` and end after their turns or when the context is full.
 
-    num_conversations and duration_s (for first turns) both limit the traffic; at least one is set.
+    num_conversations and duration_s (for first turns) both limit the traffic; at least one must be set.
     A conversation draws one of num_system_prompts system prompts, the k-th most popular with weight
-    k^-system_prompt_skew (0: all alike; 1: Zipf); with 0 of them there is none. A turn is sent think_time_s
-    after the answer to the last one, if its prompt and the answer to come fit the model's context together.
-    A conversation ends when a turn brings no token (refused); after an answer cut short it goes on with what
-    was said.
+    k^-system_prompt_skew (0: all equally popular; 1: Zipf); 0 system prompts: none. A turn is sent
+    think_time_s after the previous answer, if its prompt and its answer together fit the model's context.
+    A conversation ends when a turn gets no token (it was rejected); after an aborted answer it continues with
+    the tokens that were generated.
     """
 
     arrivals: ArrivalProcess
@@ -46,7 +46,7 @@ class Conversation:
     system_prompt_tokens: Distribution
     num_system_prompts: int = 1
     pins_system_prompt: bool = False
-    """Whether clients pay to have the system prompt's KV kept (`Prompt.num_pinned`)."""
+    """Whether clients pay for keeping the KV of the system prompt in the cache (`Prompt.num_pinned`)."""
     system_prompt_skew: float = 1.0
     num_conversations: int | None = None
     duration_s: float | None = None
@@ -61,7 +61,7 @@ class Conversation:
             raise ValueError("num_conversations=null, duration_s=null: at least one must be set")
         if isinstance(self.arrivals, ClosedLoop):
             raise ValueError(
-                "arrivals: a closed loop starts no conversations; use an open one such as poisson"
+                "arrivals: must be an open-loop process such as poisson; a closed loop has no conversations"
             )
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
@@ -70,7 +70,7 @@ class Conversation:
         )
         if not len(first_s):
             raise ValueError(
-                f"duration_s={self.duration_s}: no conversation starts in this time; make it longer"
+                f"duration_s={self.duration_s}: must be longer; no conversation starts in this time"
             )
         num_turns = whole_numbers(self.turns, stream(seed, "turns").standard_normal(len(first_s)), MAX_TURNS)
         z_T3 = stream(seed, "said").standard_normal((int(num_turns.sum()), 3))
@@ -93,7 +93,7 @@ class Conversation:
         return [Segment(content_id, num_tokens) for content_id, num_tokens in enumerate(tokens)]
 
     def _system_prompt_of(self, seed: int, num_conversations: int) -> IntArray:
-        """Which system prompt each conversation has, [num_conversations]; all 0 if there is none."""
+        """Draws the index of the system prompt of each conversation; all 0 without system prompts."""
         weights = np.arange(1.0, self.num_system_prompts + 1) ** -self.system_prompt_skew
         upper = np.cumsum(weights / max(weights.sum(), 1.0))[:-1]
         drawn = stream(seed, "system_prompt_of").random(num_conversations)
@@ -101,11 +101,11 @@ class Conversation:
 
 
 class ConversationSource:
-    """Turns of conversations; a conversation is the request's `session_id`.
+    """The turns of conversations; `session_id` is the conversation.
 
-    Everything said is drawn beforehand into tables of turns [T], conversation after conversation, so that it
-    depends on the conversation and the turn alone and not on the order in which an engine finishes. What a
-    conversation has said so far is read from the segments of its last request.
+    All messages and answers are drawn in advance into tables of turns [T], conversation after conversation,
+    so that they depend on the conversation and the turn alone and not on the order in which the engine
+    finishes. The history of a conversation is read from the segments of its last request.
     """
 
     def __init__(
@@ -122,7 +122,10 @@ class ConversationSource:
         patience_s: float | None,
         pins_system_prompt: bool = False,
     ):
-        """first_s, num_turns and system_prompt_of are [conversation]; the tables of what is said are [T]."""
+        """Creates the traffic.
+
+        first_s, num_turns, system_prompt_of: one per conversation; tables of turns: [T].
+        """
         self.patience_s = patience_s
         self.notes = WorkloadNotes()
         self._first_s = first_s
@@ -140,16 +143,16 @@ class ConversationSource:
         self.num_requests: int | None = self._num_turns_that_fit()
         if not self.num_requests:
             raise ValueError(
-                f"max_model_len={max_model_len}: no conversation's first turn fits in so few tokens"
+                f"max_model_len={max_model_len}: must be larger; the first turn of no conversation fits"
             )
 
     def arrivals(self) -> Iterator[Arrival]:
         for conversation, arrival_s in enumerate(self._first_s.tolist()):
-            said: tuple[Segment, ...] = ()
+            history: tuple[Segment, ...] = ()
             if self._system_prompts:
-                said = (self._system_prompts[self._system_prompt_of[conversation]],)
-            num_said = sum(segment.num_tokens for segment in said)
-            arrival = self._turn(conversation, 0, arrival_s, said, num_said)
+                history = (self._system_prompts[self._system_prompt_of[conversation]],)
+            num_history = sum(segment.num_tokens for segment in history)
+            arrival = self._turn(conversation, 0, arrival_s, history, num_history)
             if arrival is None:
                 self.notes.skip("conversations whose first turn is longer than the context")
             else:
@@ -158,27 +161,27 @@ class ConversationSource:
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
         conversation = request.session_id
         assert conversation is not None, "every request of a conversation carries its number"
-        said = request.prompt.segments
-        turn = (len(said) - len(self._system_prompts[:1])) // 2
+        history = request.prompt.segments
+        turn = (len(history) - len(self._system_prompts[:1])) // 2
         if num_output_tokens == 0 or turn + 1 >= self._num_turns[conversation]:
             return None
         row = int(self._first_turn[conversation]) + turn
         assert request.answer_id is not None
         answer = Segment(request.answer_id, num_output_tokens)
-        num_said = request.prompt.num_tokens + num_output_tokens
-        again_s = now + float(self._think_s[row + 1])
-        arrival = self._turn(conversation, turn + 1, again_s, (*said, answer), num_said)
+        num_history = request.prompt.num_tokens + num_output_tokens
+        next_s = now + float(self._think_s[row + 1])
+        arrival = self._turn(conversation, turn + 1, next_s, (*history, answer), num_history)
         if arrival is None:
             self.notes.num_conversations_cut += 1
         return arrival
 
     def _turn(
-        self, conversation: int, turn: int, arrival_s: float, said: tuple[Segment, ...], num_said: int
+        self, conversation: int, turn: int, arrival_s: float, history: tuple[Segment, ...], num_history: int
     ) -> Arrival | None:
-        """The request of that turn; None if it does not fit the context together with its answer."""
+        """Creates the request of a turn; None if prompt and answer together do not fit the context."""
         row = int(self._first_turn[conversation]) + turn
         message = Segment(self._content_id(row), int(self._message_tokens[row]))
-        segments, num_tokens = (*said, message), num_said + message.num_tokens
+        segments, num_tokens = (*history, message), num_history + message.num_tokens
         num_output_tokens = int(self._answer_tokens[row])
         if num_tokens + num_output_tokens > self._max_model_len:
             return None
@@ -190,15 +193,15 @@ class ConversationSource:
         return Arrival(request, num_output_tokens)
 
     def _content_id(self, row: int) -> int:
-        """The id of the message in that row of the tables; its answer has the next one."""
+        """Returns the content id of the message in a row of the tables; its answer has the next id."""
         return len(self._system_prompts) + 2 * row
 
     def _num_turns_that_fit(self) -> int:
-        """How many turns will be sent if every answer is given in full."""
+        """Counts the turns that are sent if no answer is cut short."""
         tokens_T = self._message_tokens + self._answer_tokens
-        said_T = np.cumsum(tokens_T)
-        before = np.repeat(said_T[self._first_turn] - tokens_T[self._first_turn], self._num_turns)
-        total_T = said_T - before
+        sum_T = np.cumsum(tokens_T)
+        before_T = np.repeat(sum_T[self._first_turn] - tokens_T[self._first_turn], self._num_turns)
+        total_T = sum_T - before_T
         if self._system_prompts:
             system_tokens = np.array([segment.num_tokens for segment in self._system_prompts])
             total_T += np.repeat(system_tokens[self._system_prompt_of], self._num_turns)

@@ -1,6 +1,6 @@
-"""Request traces in CSV: Azure LLM inference, BurstGPT, Vidur, and a plain one of our own.
+"""Reads request traces in CSV: Azure LLM inference, BurstGPT, Vidur, and a plain format of our own.
 
-Each format is a class that names its columns and says what its times mean. Further columns are ignored.
+Each format is a class with the names of its columns and the format of its times. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from sim.workload.checks import MAX_TOKENS
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow
 
-Clock = Callable[
-    [str], float
-]  # text of an arrival -> seconds from the trace's zero; ValueError if it is none
+Clock = Callable[[str], float]
+"""Converts the text of an arrival time to seconds from the trace's zero; raises ValueError."""
 
 
 class CsvColumns(NamedTuple):
@@ -31,14 +30,14 @@ class CsvColumns(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CsvTrace(Trace):
-    """A CSV file with a header line; what the formats share."""
+    """Base class of CSV formats: a file with a header line."""
 
     columns: ClassVar[CsvColumns]
     arrival_rule: ClassVar[str] = "a number of seconds >= 0"
-    min_output_tokens: ClassVar[int] = 1  # 0 where a row without output records a request that failed
+    min_output_tokens: ClassVar[int] = 1  # 0: a row without output is a failed request
 
     def clock(self) -> Clock:
-        """Reads arrivals; made anew for each pass over the file."""
+        """Returns the function that reads arrival times; each pass over the file needs a new one."""
         return _seconds
 
     def rows(self) -> Iterator[TraceRow]:
@@ -77,7 +76,7 @@ class CsvTrace(Trace):
         return [header.index(name) for name in self.columns]
 
     def _bad_row(self, line: int, header: list[str], fields: list[str]) -> ValueError:
-        """What is wrong with a row; the column counts characters from 1 (in rows without quotes)."""
+        """Returns the error of a row; its column counts characters from 1 (for rows without quotes)."""
         rules: dict[str, tuple[Callable[[str], float], str]] = {
             self.columns.arrival: (self.clock(), self.arrival_rule),
             self.columns.prompt: _tokens_from(1),
@@ -101,7 +100,7 @@ class CsvTrace(Trace):
 class AzureCsv(CsvTrace):
     """Azure LLM inference traces 2023 and 2024 (Patel et al., ISCA 2024; Stojkovic et al., HPCA 2025).
 
-    Times are dates with up to seven fractional digits, all of which are kept; the first row is at 0 s.
+    Times are dates with up to seven fractional digits, which are all kept; the first row is at 0 s.
     """
 
     columns: ClassVar[CsvColumns] = CsvColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -113,7 +112,7 @@ class AzureCsv(CsvTrace):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BurstGptCsv(CsvTrace):
-    """BurstGPT (Wang et al., KDD 2025). Rows without response tokens are failures: skipped and counted."""
+    """BurstGPT (Wang et al., KDD 2025). Rows without response tokens are failures; they are only counted."""
 
     columns: ClassVar[CsvColumns] = CsvColumns("Timestamp", "Request tokens", "Response tokens")
     min_output_tokens: ClassVar[int] = 0
@@ -128,19 +127,20 @@ class VidurCsv(CsvTrace):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainCsv(CsvTrace):
-    """The smallest format, for traces of your own."""
+    """A minimal format for your own traces."""
 
     columns: ClassVar[CsvColumns] = CsvColumns("arrival_s", "prompt_tokens", "output_tokens")
 
 
 def _date_clock() -> Clock:
-    """Reads `2023-11-16 18:17:03.9799600`, with or without `+00:00`, as seconds after the first one it reads.
+    """Returns a function that reads `2023-11-16 18:17:03.9799600` as seconds after the first time it reads.
 
-    The date is parsed once for each minute of trace: strptime on every row would cost ten times the rest of
-    the row, and knows six fractional digits only. Seconds since 1970 with seven would not fit a double.
+    A suffix `+00:00` is allowed. The date is parsed once per minute of the trace: strptime takes ten times as
+    long as the rest of a row and reads only six fractional digits. A double cannot hold seconds since 1970
+    with seven fractional digits.
     """
-    minutes_s: dict[str, float] = {}  # "2023-11-16 18:17:" -> from the first row to the start of that minute
-    first: list[tuple[datetime, float]] = []  # minute and second of the first row, once read
+    minutes_s: dict[str, float] = {}  # "2023-11-16 18:17:" -> seconds from the first row to that minute
+    first: list[tuple[datetime, float]] = []  # minute and second of the first row, once it has been read
 
     def start_of(minute: str, second_s: float) -> float:
         start = datetime.strptime(minute, "%Y-%m-%d %H:%M:")
@@ -168,7 +168,7 @@ def _seconds(text: str) -> float:
 
 
 def _tokens_from(minimum: int) -> tuple[Callable[[str], int], str]:
-    """Reads a number of tokens, and the rule for it."""
+    """Returns a function that reads a number of tokens, and the rule that it checks."""
 
     def read(text: str) -> int:
         number = int(text)

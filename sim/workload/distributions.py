@@ -1,8 +1,8 @@
-"""Distributions of lengths, pauses and turns, each a monotone map from standard normal scores.
+"""Distributions of lengths, pauses and turns, each a monotone function of standard normal scores.
 
-Because a sample is `from_normal(z)` with z ~ N(0, 1), any two of them are coupled by correlating their scores
-(a Gaussian copula), and a sample can be looked up by (user, turn) in a table of scores. A distribution has no
-unit of its own: the setting that holds it says tokens or seconds.
+As a sample is `from_normal(z)` with z ~ N(0, 1), two samples are correlated by correlating their scores (a
+Gaussian copula), and the sample of a (user, turn) is found in a table of scores. A distribution has no unit:
+the setting that holds it defines it as tokens or seconds.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Distribution(Protocol):
-    """Settings of one distribution of numbers >= 0."""
+    """Settings of a distribution of numbers >= 0."""
 
     def from_normal(self, z: FloatArray) -> FloatArray:
-        """The sample that belongs to each standard normal score: same shape as z, never falling with z."""
+        """Computes the sample of each standard normal score; it never decreases with z. Same shape as z."""
         ...
 
     def magnitudes(self) -> dict[str, float]:
-        """The settings in the unit of the numbers, by name: whoever knows the unit checks their range."""
+        """Returns the settings that have the unit of the samples, by name, for checks of their range."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed:
-    """Always `value`."""
+    """The constant `value`."""
 
     value: float
 
@@ -51,7 +51,7 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uniform:
-    """The whole numbers low..high, both included, equally likely."""
+    """The integers from low to high, both included, with equal probability."""
 
     low: int
     high: int
@@ -71,7 +71,7 @@ class Uniform:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exponential:
-    """Exponential with the given mean: pauses without memory."""
+    """Exponential distribution with the given mean."""
 
     mean: float
 
@@ -87,10 +87,10 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lognormal:
-    """Lognormal by its mean and its coefficient of variation cv = standard deviation / mean.
+    """Lognormal distribution with the given mean and coefficient of variation cv = standard deviation / mean.
 
     sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2 / 2, so the median is mean / sqrt(1 + cv^2).
-    mean=1000, cv=1: sigma = 0.833, median 707, 99th percentile exp(mu + 2.326 sigma) = 4,907.
+    Example: mean=1000, cv=1: sigma = 0.833, median 707, 99th percentile exp(mu + 2.326 sigma) = 4,907.
     """
 
     mean: float
@@ -110,7 +110,7 @@ class Lognormal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geometric:
-    """1, 2, 3, ... with the given mean: after each turn, another one with probability 1 - 1 / mean."""
+    """Geometric distribution from 1: each turn is followed by another with probability 1 - 1 / mean."""
 
     mean: float
 
@@ -129,24 +129,26 @@ class Geometric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantiles:
-    """Empirical: values[i] is the quantile at probabilities[i], linear in between.
+    """Empirical distribution: values[i] is the quantile at probabilities[i], linear in between.
 
-    The probabilities run from 0 (the minimum) to 1 (the maximum).
+    The probabilities go from 0 (the minimum) to 1 (the maximum).
     """
 
     probabilities: tuple[float, ...]
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("probabilities", "values"):  # a YAML list becomes the tuple that a frozen object needs
+        for name in ("probabilities", "values"):  # YAML gives lists, a frozen object needs tuples
             object.__setattr__(self, name, tuple(float(number) for number in getattr(self, name)))
         p, values = self.probabilities, self.values
         if len(p) != len(values):
-            raise ValueError(f"values: {len(values)} numbers for {len(p)} probabilities; must be as many")
+            raise ValueError(
+                f"values: {len(values)} numbers for {len(p)} probabilities; must be equally many"
+            )
         if len(p) < 2 or p[0] != 0 or p[-1] != 1 or not all(a < b for a, b in pairwise(p)):
-            raise ValueError(f"probabilities={list(p)}: must rise from 0 to 1")
+            raise ValueError(f"probabilities={list(p)}: must increase from 0 to 1")
         if not (values[0] >= 0 and values[-1] < math.inf and all(a <= b for a, b in pairwise(values))):
-            raise ValueError(f"values={list(values)}: must be finite and >= 0 and never fall")
+            raise ValueError(f"values={list(values)}: must be finite, >= 0 and not decreasing")
 
     def from_normal(self, z: FloatArray) -> FloatArray:
         return np.interp(normal_cdf(z), self.probabilities, self.values)
@@ -156,14 +158,14 @@ class Quantiles:
 
 
 def normal_cdf(z: FloatArray) -> FloatArray:
-    """The standard normal distribution function of each score, exact in the lower tail too.
+    """Computes the standard normal distribution function of each score, also accurate in the lower tail.
 
-    math.erfc over a list: 0.1 us a score, and scipy need not be loaded for it.
+    math.erfc over a list takes 0.1 us per score and avoids importing scipy.
     """
     scaled = (z.ravel() / -math.sqrt(2.0)).tolist()
     return 0.5 * np.fromiter(map(math.erfc, scaled), np.float64, z.size).reshape(z.shape)
 
 
 def whole_numbers(distribution: Distribution, z: FloatArray, maximum: int = MAX_TOKENS) -> IntArray:
-    """Samples rounded to whole numbers from 1 to `maximum`: token counts, turns."""
+    """Computes samples rounded to integers from 1 to `maximum`, for numbers of tokens or turns."""
     return np.clip(np.rint(distribution.from_normal(z)), 1, maximum).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The same requests in less time, or in more: how the load on a service is varied with nothing else."""
+"""Scales the arrival rate of a workload (root key `load`) and leaves the requests as they are."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sim.workload.base import Arrival, Source
 
 
 class FasterSource:
-    """Another source whose open-loop arrivals come `load` times as fast; deadlines keep their distance.
+    """A source with the open-loop arrivals of another one at `load` times the rate.
 
-    What follows from an ended request does so as fast as before: people do not think faster.
+    Deadlines keep their distance from the arrival, and think times between turns stay the same.
     """
 
     def __init__(self, source: Source, load: float) -> None:

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are, and how the two go together."""
+"""Prompt and output lengths, their correlation, and clipping to the model's context."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Prompt and output lengths in tokens, joined by a Gaussian copula.
+    """Prompt and output lengths in tokens, correlated by a Gaussian copula.
 
-    rank_correlation is Spearman's rho between the two lengths; the normal scores of the copula then have the
-    correlation r = 2 sin(pi rho / 6) (Kruskal, JASA 1958): rho = 0.5 gives r = 0.518. Lengths that often
-    repeat a value (Fixed, a narrow Uniform) show less than the rho asked for.
+    rank_correlation is Spearman's rho between the two lengths; the normal scores of the copula have the
+    correlation r = 2 sin(pi rho / 6) (Kruskal, JASA 1958): rho = 0.5 gives r = 0.518. With many equal lengths
+    (Fixed, a narrow Uniform) the correlation of the lengths is lower.
     """
 
     prompt_tokens: Distribution
@@ -33,7 +33,7 @@ class Lengths:
             raise ValueError(f"rank_correlation={self.rank_correlation}: must be between -1 and 1")
 
     def from_normal(self, z_N2: FloatArray) -> tuple[IntArray, IntArray]:
-        """(prompt tokens [N], output tokens [N]), each >= 1, for N pairs of independent normal scores."""
+        """Returns prompt tokens [N] and output tokens [N], each >= 1, for N pairs of normal scores."""
         r = 2 * math.sin(math.pi * self.rank_correlation / 6)
         z_output_N = r * z_N2[:, 0] + math.sqrt(max(0.0, 1 - r * r)) * z_N2[:, 1]
         return whole_numbers(self.prompt_tokens, z_N2[:, 0]), whole_numbers(self.output_tokens, z_output_N)
@@ -42,10 +42,10 @@ class Lengths:
 def clip_to_context(
     prompt_tokens: IntArray, output_tokens: IntArray, max_model_len: int
 ) -> tuple[IntArray, IntArray, BoolArray]:
-    """(prompts, outputs, which were shortened), all [N], so that prompt + output fit max_model_len.
+    """Shortens requests to max_model_len tokens; returns prompts, outputs, and which were shortened, all [N].
 
-    The prompt is cut first, down to 1 token, and only then the output; Vidur's rule. Raises ValueError if not
-    even 1 + 1 tokens fit.
+    As in Vidur, the prompt is cut first, down to 1 token, and only then the output. Raises ValueError if
+    max_model_len < 2.
     """
     if max_model_len < 2:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Open-loop traffic as a list of requests: read once, replayed often, and a part of it."""
+"""Open-loop traffic as a list of requests, which can be replayed, and its busiest window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.workload.base import Arrival, Source, WorkloadNotes
 
 
 class ListedSource:
-    """Arrivals that are known; sorted by `at_s`. Nothing follows from an ended request."""
+    """A source with a list of arrivals, sorted by `at_s`; there are no follow-up requests."""
 
     def __init__(
         self, listed: Sequence[Arrival], *, notes: WorkloadNotes, patience_s: float | None = None
@@ -30,33 +30,33 @@ class ListedSource:
 
 
 def listed(source: Source) -> ListedSource:
-    """All arrivals of an open loop."""
+    """Reads all arrivals of an open-loop source."""
     return ListedSource(list(source.arrivals()), notes=source.notes, patience_s=source.patience_s)
 
 
 def busiest_window(source: ListedSource, duration_s: float) -> tuple[ListedSource, float]:
-    """The requests of the window with the most tokens, prompts and answers, and when it begins.
+    """Returns the window of duration_s with the most tokens (prompts and outputs), and its start in seconds.
 
-    It begins with a request, and its first request arrives at 0 s. Traffic that is not longer stays as it is.
+    The window starts with a request, which then arrives at 0 s. Shorter traffic is returned unchanged.
     """
-    all_of_it = source.listed
-    if not all_of_it or all_of_it[-1].at_s < duration_s:
+    arrivals = source.listed
+    if not arrivals or arrivals[-1].at_s < duration_s:
         return source, 0.0
-    at_s = np.array([arrival.at_s for arrival in all_of_it])
-    tokens = [arrival.request.prompt.num_tokens + arrival.num_output_tokens for arrival in all_of_it]
+    at_s = np.array([arrival.at_s for arrival in arrivals])
+    tokens = [arrival.request.prompt.num_tokens + arrival.num_output_tokens for arrival in arrivals]
     sums = np.concatenate([[0], np.cumsum(tokens)])
     ends = np.searchsorted(at_s, at_s + duration_s)
-    # A window that would reach beyond the traffic is shorter than the others.
+    # A window that extends beyond the end of the traffic would be shorter than the others.
     inside = np.flatnonzero(at_s + duration_s <= at_s[-1])
     begins = inside if len(inside) else np.array([0])
     first = int(begins[np.argmax(sums[ends[begins]] - sums[begins])])
     start_s = float(at_s[first])
-    moved = [_moved(arrival, i, start_s) for i, arrival in enumerate(all_of_it[first : ends[first]])]
-    return ListedSource(moved, notes=source.notes, patience_s=source.patience_s), start_s
+    shifted = [_shifted(arrival, i, start_s) for i, arrival in enumerate(arrivals[first : ends[first]])]
+    return ListedSource(shifted, notes=source.notes, patience_s=source.patience_s), start_s
 
 
-def _moved(arrival: Arrival, request_id: int, start_s: float) -> Arrival:
-    """The same so much earlier."""
+def _shifted(arrival: Arrival, request_id: int, start_s: float) -> Arrival:
+    """Shifts the arrival and its deadline by -start_s and sets its request id."""
     request, due_s = arrival.request, arrival.request.deadline_s
     return arrival._replace(
         request=request._replace(

@@ -1,8 +1,9 @@
-"""The same requests with longer prompts or answers, or shorter ones: lengths are varied with nothing else.
+"""Scales the lengths of prompts and outputs (root keys `prompt_scale`, `output_scale`) and nothing else.
 
-A prompt stays the same content, stretched: what named its first k tokens names the first round(k scale), so
-prompts that had a prefix in common still have it, and by as much of themselves (shorter ones may lose what
-distinguished them). What a later turn of a conversation quotes of an answer is as long as that answer was.
+The content of a prompt is scaled as well: the id of its first k tokens becomes the id of its first
+round(k scale) tokens. Prompts with a common prefix keep it, at the same share of their length, although
+shortened prompts may lose the part in which they differ. An output that a later turn of a conversation
+contains has there the length with which it was generated.
 """
 
 from __future__ import annotations
@@ -14,24 +15,25 @@ from policies.core.request import Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, Workload
 
 UNLIMITED = 1 << 60
-"""The context limit passed to the other source: what fits is known only once lengths are."""
+"""Context limit of the other source, because only scaled lengths show which requests fit."""
 CUT = "conversations whose first turn is longer than the context"
 
 
-class _Sent(NamedTuple):
-    """A request under way."""
+class _InFlight(NamedTuple):
+    """A request that was sent and has not ended."""
 
     original: Request
     num_original: int
-    """Tokens of its answer before scaling."""
+    """Output tokens before scaling."""
     num_output_tokens: int
+    """Output tokens after scaling."""
 
 
 class LongerSource:
-    """A workload's traffic, its prompts and its answers (and limits on them) so many times as long.
+    """The traffic of a workload with prompts and outputs (and limits on them) scaled by the given factors.
 
-    What then exceeds the context is clipped, the prompt first, as in `clip_to_context`; a conversation ends.
-    Raises ValueError for traffic that cannot be made, as the workload does.
+    A request that then exceeds the context is clipped, the prompt first, as in `clip_to_context`; a
+    conversation ends instead. Raises ValueError for traffic that cannot be generated, as the workload does.
     """
 
     def __init__(
@@ -47,38 +49,38 @@ class LongerSource:
         self._prompt_scale = prompt_scale
         self._output_scale = output_scale
         self._num_created = 0
-        self._under_way: dict[int, _Sent] = {}
-        self._answers: dict[int, int] = {}  # content of an answer that may be quoted -> its tokens
+        self._in_flight: dict[int, _InFlight] = {}
+        self._answers: dict[int, int] = {}  # content id of an output that a later prompt contains -> tokens
 
     def arrivals(self) -> Iterator[Arrival]:
         for arrival in self._source.arrivals():
-            made = self._made(arrival)
-            if made is None:
+            scaled = self._scaled(arrival)
+            if scaled is None:
                 self.notes.skip(CUT)
             else:
-                yield made
+                yield scaled
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        sent = self._under_way.pop(request.request_id)
-        original = sent.original
-        num_original = sent.num_original
-        if num_output_tokens != sent.num_output_tokens:  # cut short, or refused
+        ended = self._in_flight.pop(request.request_id)
+        original = ended.original
+        num_original = ended.num_original
+        if num_output_tokens != ended.num_output_tokens:  # aborted or rejected
             num_original = _scaled(num_output_tokens, 1 / self._output_scale)
         if original.answer_id is not None:
             self._answers[original.answer_id] = num_output_tokens
         arrival = self._source.follow_up(original, now, num_original)
-        made = None if arrival is None else self._made(arrival)
-        if arrival is not None and made is None:
+        scaled = None if arrival is None else self._scaled(arrival)
+        if arrival is not None and scaled is None:
             self.notes.num_conversations_cut += 1
-        if made is None and original.answer_id is not None:
+        if scaled is None and original.answer_id is not None:
             for content in (original.answer_id, *(piece.content_id for piece in original.prompt.segments)):
                 self._answers.pop(content, None)
-        return made
+        return scaled
 
-    def _made(self, arrival: Arrival) -> Arrival | None:
-        """The arrival with its new lengths; None where a conversation has filled the context."""
+    def _scaled(self, arrival: Arrival) -> Arrival | None:
+        """Returns the arrival with scaled lengths; None if a conversation has filled the context."""
         request, limit = arrival.request, self._max_model_len
-        prompt = self._stretched(request.prompt)
+        prompt = self._scaled_prompt(request.prompt)
         num_output_tokens = _scaled(arrival.num_output_tokens, self._output_scale)
         samples = tuple(_scaled(tokens, self._output_scale) for tokens in arrival.sample_tokens)
         if prompt.num_tokens + num_output_tokens > limit:
@@ -89,21 +91,20 @@ class LongerSource:
             prompt = _cut(prompt, limit - num_output_tokens)
             self.notes.num_clipped += 1
         max_tokens = request.max_tokens
-        made = request._replace(
+        scaled = request._replace(
             request_id=self._num_created,
             prompt=prompt,
             max_tokens=None if max_tokens is None else _scaled(max_tokens, self._output_scale),
         )
         self._num_created += 1
-        self._under_way[made.request_id] = _Sent(request, arrival.num_output_tokens, num_output_tokens)
-        return arrival._replace(request=made, num_output_tokens=num_output_tokens, sample_tokens=samples)
+        self._in_flight[scaled.request_id] = _InFlight(request, arrival.num_output_tokens, num_output_tokens)
+        return arrival._replace(request=scaled, num_output_tokens=num_output_tokens, sample_tokens=samples)
 
-    def _stretched(self, prompt: Prompt) -> Prompt:
-        """With its pieces where they are then; each depends on what stands before it alone."""
+    def _scaled_prompt(self, prompt: Prompt) -> Prompt:
+        """Scales the segments of a prompt; the end of each depends only on what precedes it."""
         pieces: list[Segment] = []
-        num_own = num_quoted = end = (
-            0  # tokens so far: of clients, before scaling; of answers; of both, after
-        )
+        # Tokens so far: of the client, before scaling; of earlier outputs; of both, after scaling.
+        num_own = num_quoted = end = 0
         num_left, num_pinned = prompt.num_tokens, 0
         for content, num_tokens in (*prompt.segments, (None, prompt.num_tokens)):
             num_here = min(num_tokens, num_left)
@@ -122,12 +123,12 @@ class LongerSource:
 
 
 def _scaled(num_tokens: int, scale: float) -> int:
-    """At least one token of what has one."""
+    """Scales a number of tokens; a positive number stays at least 1."""
     return max(1, round(num_tokens * scale)) if num_tokens else 0
 
 
 def _cut(prompt: Prompt, num_tokens: int) -> Prompt:
-    """Its first tokens."""
+    """Returns a prompt with the first num_tokens tokens."""
     pieces, num_left = [], num_tokens
     for content, length in prompt.segments:
         if num_left:

@@ -1,7 +1,7 @@
-"""Any workload, its requests marked with what it does not know itself: a tenant, a model, an adapter.
+"""Assigns a tenant and a model to the requests of any workload.
 
-What a request gets depends on the seed and on its number, or that of its session, alone: the same however it
-is served, and the same for a whole conversation.
+They depend only on the seed and on the number of the request, or of its session: they are the same for a
+whole conversation and do not depend on how requests are served.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from sim.workload.base import Arrival, Source, Workload
 
 
 def draw(seed: int, stream: str, request: Request) -> float:
-    """A number in [0, 1) for a request, or for its session."""
+    """Returns a uniform number in [0, 1) for the session of a request, or for the request if it has none."""
     if request.session_id is None:
         return uniform(seed, stream, request.request_id)
     return uniform(seed, f"{stream}/sessions", request.session_id)
 
 
 def answers_of(workload: Workload) -> Answers:
-    """How many answers its requests ask for."""
+    """Returns the settings of outputs per request of a workload."""
     answers = getattr(workload, "branching", ONE_ANSWER)
     return answers if isinstance(answers, Answers) else ONE_ANSWER
 
 
 class MarkedSource:
-    """The requests of another source, each as `mark` makes it."""
+    """The requests of another source, each changed by `mark`."""
 
     def __init__(self, source: Source, mark: Callable[[Request], Request]) -> None:
         self.num_requests = source.num_requests
@@ -54,17 +54,17 @@ class MarkedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithCallers:
-    """Settings: the workload, whose requests they are, and what they ask for.
+    """A workload and the tenants and models of its requests.
 
-    Shares need not add up to 1: they are weights.
+    Shares are weights and need not sum to 1.
     """
 
     of: Workload
-    """How much is asked for, and when."""
+    """Workload that creates the requests."""
     tenants: Mapping[str, float] = field(default_factory=dict)
-    """Name -> share of the requests, or of the sessions; none: as the workload says."""
+    """Tenant -> share of the requests (or of the sessions); empty: as the workload assigns them."""
     models: Mapping[str, float] = field(default_factory=dict)
-    """The same of models, by the names of those that pools serve."""
+    """Model, as pools name it, -> share of the requests; empty: as the workload assigns them."""
 
     def __post_init__(self) -> None:
         for name in ("tenants", "models"):
@@ -72,21 +72,23 @@ class WithCallers:
                 if not 0 < share < inf:
                     raise ValueError(f"{name}.{key}={share}: must be a finite share > 0")
         if not self.tenants and not self.models:
-            raise ValueError("tenants={}, models={}: must name one, with its share")
+            raise ValueError(
+                "tenants={}, models={}: at least one tenant or model must be given, with its share"
+            )
 
     @property
     def branching(self) -> Answers:
-        """How many answers its requests ask for."""
+        """Samples per request."""
         return answers_of(self.of)
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Those that its requests name."""
+        """Adapters that the requests name."""
         adapters: tuple[Adapter, ...] = getattr(self.of, "adapters", ())
         return adapters
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """The workload's own traffic, each request with its tenant and its model."""
+        """Creates the traffic of the workload, with a tenant and a model for each request."""
         tenants, models = _Shares(seed, "tenants", self.tenants), _Shares(seed, "models", self.models)
 
         def mark(request: Request) -> Request:
@@ -100,7 +102,7 @@ class WithCallers:
 
 
 class _Shares:
-    """Names drawn by their shares."""
+    """Draws names by their shares."""
 
     def __init__(self, seed: int, stream: str, shares: Mapping[str, float]) -> None:
         self._seed = seed

@@ -1,4 +1,4 @@
-"""Mooncake's request traces (Qin et al., FAST 2025): JSON lines that name each prompt's content by hashes."""
+"""Reads Mooncake's request traces (Qin et al., FAST 2025): JSON lines with hashes of the prompt content."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sim.workload.traces import Trace, TraceRow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MooncakeJsonl(Trace):
-    """One object a line: `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
+    """One JSON object per line: `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
 
-    hash_ids name the prompt's content, one for each tokens_per_hash tokens; the last may stand for fewer.
-    They are required: without them every prefix cache would silently find nothing.
+    hash_ids identify the prompt's content, one per tokens_per_hash tokens; the last may stand for fewer. They
+    are required, because without them no prefix cache would have hits.
     """
 
     tokens_per_hash: int = 512
 
     def __post_init__(self) -> None:
-        Trace.__post_init__(self)  # super() does not find its class in a dataclass with slots
+        Trace.__post_init__(self)  # super() does not work in a dataclass with slots
         require_positive(self, "tokens_per_hash")
 
     def rows(self) -> Iterator[TraceRow]:
@@ -38,10 +38,12 @@ class MooncakeJsonl(Trace):
                 row = json.loads(text)
             except json.JSONDecodeError as error:
                 raise ValueError(
-                    f"{self.path}:{line}:{error.colno}: expected one JSON object a line: {error.msg}"
+                    f"{self.path}:{line}:{error.colno}: expected one JSON object per line: {error.msg}"
                 ) from None
             except ValueError as error:  # an integer of thousands of digits
-                raise ValueError(f"{self.path}:{line}:1: expected one JSON object a line: {error}") from None
+                raise ValueError(
+                    f"{self.path}:{line}:1: expected one JSON object per line: {error}"
+                ) from None
             yield self._checked(line, text, row)
         if not line:
             wanted = ", ".join(RULES)
@@ -88,7 +90,7 @@ def _is_list_of_ids(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the keys that a row must have
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # for the keys that a row must have
     "timestamp": (_is_time, "a finite number of ms >= 0"),
     "input_length": (_is_count, f"a whole number of tokens from 1 to {MAX_TOKENS:,}"),
     "output_length": (_is_count, f"a whole number of tokens from 1 to {MAX_TOKENS:,}"),

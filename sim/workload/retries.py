@@ -1,7 +1,7 @@
-"""What clients do whose requests are refused or take too long: they send them again, later, or give up.
+"""Retries of clients after a refusal or a timeout: exponential backoff with jitter and a retry budget.
 
-The wait before attempt k + 1, where most = min(cap_s, base_s factor^(k - 1)), and w is the wait before it, or
-base_s (Brooker, "Exponential Backoff And Jitter", AWS 2015):
+The wait between attempt k and attempt k + 1, with most = min(cap_s, base_s factor^(k - 1)) and w the previous
+wait, at first base_s (Brooker, "Exponential Backoff And Jitter", AWS 2015):
 
     jitter          wait
     none            most
@@ -9,11 +9,11 @@ base_s (Brooker, "Exponential Backoff And Jitter", AWS 2015):
     equal           uniform in [most / 2, most]
     decorrelated    min(cap_s, uniform in [base_s, factor w])
 
-Clients that were refused together and wait without jitter come back together. A budget bounds what retries
-add: each request puts retry_budget into an account that holds retry_burst at most, as at the beginning, and
-each retry takes 1 out of it or does not happen, as in Finagle (there deposits expire after 10 s, and 10
-retries a second are free) and gRPC (there successes pay in). It is one account for all clients, as a proxy
-between them and the service keeps it. Of n requests come at most retry_burst + n retry_budget retries.
+Without jitter, clients that are refused together retry together. A budget limits the load of retries: each
+request adds retry_budget to a balance, which starts at its maximum retry_burst, and each retry takes 1 from
+it or does not happen, as in Finagle (where deposits expire after 10 s and 10 retries per second are free) and
+gRPC (where successes add to it). All clients share one balance, as if a proxy in front of the service kept
+it. n requests have at most retry_burst + n retry_budget retries.
 """
 
 from __future__ import annotations
@@ -30,68 +30,71 @@ MAX_ATTEMPTS = 1000
 
 @dataclass(kw_only=True, slots=True)
 class Retries:
-    """How often, when, and after what. One run's clients share an object: the budget is in it."""
+    """Retries of the clients of one run, which share this object because it holds the retry budget."""
 
     max_attempts: int = 4
-    """The first included: 1 for clients who never try again."""
+    """Attempts per request, including the first; 1: no retries."""
     base_s: float = 1.0
+    """Wait before the first retry."""
     factor: float = 2.0
-    """By which the wait grows; AWS takes 3 with decorrelated jitter."""
+    """Growth of the wait from retry to retry; AWS uses 3 with decorrelated jitter."""
     cap_s: float = 30.0
-    """No wait is longer, but for one that the service asks for."""
+    """Longest wait, except where the service requests a longer one."""
     jitter: str = "full"
-    """Or none, equal, decorrelated."""
+    """One of none, full, equal, decorrelated."""
     retry_budget: float | None = None
-    """Retries per request; null: no bound but max_attempts."""
+    """Retries per request, on average; null: no limit except max_attempts."""
     retry_burst: float = 10.0
-    """Retries beyond, at first and after quiet times."""
+    """Maximum of the budget's balance: further retries at the beginning and after quiet periods."""
     honours_retry_after: bool = True
-    """Waits at least as long as a refusal says."""
+    """Whether a client waits at least as long as a refusal requests."""
     timeout_s: float | None = None
-    """After which a client gives an attempt up, and sends its request again; null: waits for ever."""
+    """Time after which a client gives up an attempt and sends the request again; null: no timeout."""
     timeout_until: str = "answer"
-    """What it waits for: the whole answer, or its first_token."""
+    """End of the time that timeout_s limits: the whole answer, or its first_token."""
     seed: int = 0
-    """Of the jitter."""
+    """Seed of the jitter."""
     _balance: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
             raise ValueError(
-                f"max_attempts={self.max_attempts}: must be >= 1, the first one, and <= {MAX_ATTEMPTS}"
+                f"max_attempts={self.max_attempts}: must be >= 1 (no retries) and <= {MAX_ATTEMPTS}"
             )
         require_not_negative(self, "base_s", "retry_budget", "retry_burst")
         require_positive(self, "timeout_s")
         if not 1 <= self.factor < inf:
-            raise ValueError(f"factor={self.factor}: must be finite and >= 1, or waits would shrink")
+            raise ValueError(f"factor={self.factor}: must be finite and >= 1")
         if not self.base_s <= self.cap_s < inf:
             raise ValueError(f"cap_s={self.cap_s}: must be finite and >= base_s={self.base_s:g} s")
         if self.jitter not in JITTERS:
             raise ValueError(f"jitter={self.jitter}: must be one of {', '.join(JITTERS)}")
         if self.retry_budget is not None and self.retry_burst < 1:
-            raise ValueError(f"retry_burst={self.retry_burst}: must be >= 1, or no request is ever retried")
+            raise ValueError(
+                f"retry_burst={self.retry_burst}: must be >= 1; a retry takes 1 from the balance"
+            )
         if self.timeout_until not in ("answer", "first_token"):
             raise ValueError(f"timeout_until={self.timeout_until}: must be one of answer, first_token")
         self._balance = self.retry_burst
 
     @property
     def waits_for_token(self) -> bool:
-        """Whether a client that has a token waits for the rest, however long."""
+        """True if the timeout ends with the first token."""
         return self.timeout_s is not None and self.timeout_until == "first_token"
 
     def first_sent(self) -> None:
-        """A request was sent for the first time: it pays into the budget."""
+        """Adds to the retry budget, for a request that is sent for the first time."""
         if self.retry_budget is not None:
             self._balance = min(self.retry_burst, self._balance + self.retry_budget)
 
     def next_at(
         self, request_id: int, attempt: int, now: float, retry_after_s: float | None = None
     ) -> float | None:
-        """When a request is sent again whose attempt, counted from 1, has failed at `now`; None: never.
+        """Returns the time at which a request is sent again after a failed attempt; None: it is not.
 
-        To be asked once for each failure: a retry is paid for here. retry_after_s: what the refusal says
-        (`policies.admission.Refusal`; inf, never to send it again, is believed by everybody); None for one
-        that says nothing, and for a timeout.
+        Must be called once per failure, because it takes from the retry budget. attempt: number of the failed
+        attempt, from 1. retry_after_s: the wait that the refusal requests (`policies.admission.Refusal`; with
+        inf no client retries); None for a refusal without one and for a timeout.
         """
         if attempt >= self.max_attempts or retry_after_s == inf or not self._pay():
             return None
@@ -101,7 +104,7 @@ class Retries:
         return now + wait_s
 
     def wait_s(self, request_id: int, attempt: int) -> float:
-        """From the failure of an attempt to the next one; a function of its arguments and the seed alone."""
+        """Returns the seconds from a failed attempt to the next, a function of the arguments and the seed."""
         if self.jitter == "decorrelated":
             return self._decorrelated_s(request_id, attempt)
         most_s = self._most_s(attempt)
@@ -111,14 +114,14 @@ class Retries:
         return most_s * (share if self.jitter == "full" else (1 + share) / 2)
 
     def _most_s(self, attempt: int) -> float:
-        """base_s factor^(attempt - 1), capped before it overflows."""
+        """Computes min(cap_s, base_s factor^(attempt - 1)) without overflow."""
         most_s = self.base_s
         for _ in range(attempt - 1):
             most_s = min(self.cap_s, most_s * self.factor)
         return most_s
 
     def _decorrelated_s(self, request_id: int, attempt: int) -> float:
-        """Each wait depends on the one before: all are drawn again, so that nothing is kept of a request."""
+        """Computes the wait with decorrelated jitter; draws earlier waits again instead of storing them."""
         wait_s = self.base_s
         for number in range(1, attempt + 1):
             range_s = max(0.0, wait_s * self.factor - self.base_s)

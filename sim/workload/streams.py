@@ -1,4 +1,4 @@
-"""Independent random streams: each is named, so that drawing more from one never shifts another."""
+"""Independent random streams by name: drawing more numbers from one does not change another."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import numpy as np
 
 
 def stream(seed: int, name: str, *keys: int) -> np.random.Generator:
-    """The generator of the stream `name` (and its sub-stream `keys`) in the run `seed`; seed, keys >= 0."""
+    """Returns the generator of the stream `name` (sub-stream `keys`) of the run `seed`; seed, keys >= 0."""
     entropy = [seed, zlib.crc32(name.encode())]
     return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=keys))

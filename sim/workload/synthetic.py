@@ -1,4 +1,4 @@
-"""Generated traffic: an arrival process, or a population of waiting users, with a distribution of lengths."""
+"""Generated traffic: independent requests by an arrival process, or by the users of a closed loop."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sim.workload.table import TableSource
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Synthetic:
-    """Independent requests.
+    """Settings of independent requests.
 
-    num_requests and duration_s both limit the traffic; at least one is set. max_tokens is the limit that
-    every client sets on its output (answers end there); exact: each client asks for just as many tokens as
-    it gets, as benchmarks do that ignore the end of sequence. patience_s: a client gives up this long after
-    its arrival.
-    priority_shares[p] is the share of requests, or of users in a closed loop, with priority p; empty: all 0.
-    branching: several answers to each prompt, in an open loop.
-    deadlines_s[p]: requests of priority p are due so long after their arrival, null: whenever; empty: all.
+    num_requests and duration_s both limit the traffic; at least one must be set. max_tokens is the limit that
+    every client sets on its output, where outputs end; exact: the limit is the output length of the request,
+    as in benchmarks that ignore the end-of-sequence token. patience_s: a client aborts its request this long
+    after its arrival. priority_shares[p] is the share of requests, or of users in a closed loop, with
+    priority p; empty: all have priority 0. branching: several samples per prompt; open loop only.
+    deadlines_s[p]: deadline of requests of priority p in seconds after their arrival; null: none; empty: none
+    for all.
     """
 
     arrivals: ArrivalProcess | ClosedLoop
@@ -54,18 +54,18 @@ class Synthetic:
         if self.num_requests is None and self.duration_s is None:
             raise ValueError("num_requests=null, duration_s=null: at least one must be set")
         if self.num_requests is None and _never_pauses(self.arrivals):
-            raise ValueError("num_requests=null: must be set for users that do not think between requests")
+            raise ValueError("num_requests=null: must be set if the think time of users is 0 s")
         shares = self.priority_shares
         if shares and not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-6):
             raise ValueError(f"priority_shares={list(shares)}: must be >= 0 and sum to 1")
         if self.branching.width > 1 and isinstance(self.arrivals, ClosedLoop):
             raise ValueError(
-                f"branching.width={self.branching.width}: several answers need an open loop; choose arrivals "
-                "such as workload/arrivals=poisson, or branching.width=1"
+                f"branching.width={self.branching.width}: must be 1 in a closed loop; several samples need "
+                "open-loop arrivals such as workload/arrivals=poisson"
             )
         due = self.deadlines_s
         if not all(deadline_s is None or 0 < deadline_s < inf for deadline_s in due):
-            raise ValueError(f"deadlines_s={list(due)}: must be finite and > 0 s; null for none")
+            raise ValueError(f"deadlines_s={list(due)}: must be finite and > 0 s, or null for no deadline")
         if due and len(due) != max(1, len(shares)):
             raise ValueError(
                 f"deadlines_s={list(due)}: must have one value for each of priority_shares={list(shares)}"
@@ -94,7 +94,7 @@ class Synthetic:
             stream(seed, "arrivals"), num_requests=self.num_requests, duration_s=self.duration_s
         )
         if not len(arrival_s):
-            raise ValueError(f"duration_s={self.duration_s}: no request arrives in this time; make it longer")
+            raise ValueError(f"duration_s={self.duration_s}: must be longer; no request arrives in this time")
         z_N2 = stream(seed, "lengths").standard_normal((len(arrival_s), 2))
         prompts, outputs, clipped = tokens_of(z_N2)
         samples_NW = self._samples(seed, z_N2, max_model_len)
@@ -114,7 +114,10 @@ class Synthetic:
         )
 
     def _samples(self, seed: int, z_N2: FloatArray, max_model_len: int) -> IntArray | None:
-        """Output tokens [N, width] of independent samples, the first as without them; None for no samples."""
+        """Draws the output tokens [N, width] of independent samples; None if requests have one sample.
+
+        The first sample has the same length as without the others.
+        """
         width = self.branching.width
         if width == 1 or self.branching.every is not None:
             return None
@@ -135,5 +138,5 @@ class Synthetic:
 
 
 def _never_pauses(arrivals: ArrivalProcess | ClosedLoop) -> bool:
-    """Whether requests that are refused at once could follow each other without time passing."""
+    """Returns whether a rejected request could be followed by the next at the same time, without end."""
     return isinstance(arrivals, ClosedLoop) and not arrivals.think_time_s.from_normal(np.array([8.0])).any()

@@ -1,4 +1,4 @@
-"""Open-loop traffic that is known beforehand: arrays of requests, made into objects as they are read."""
+"""Open-loop traffic from arrays; requests become objects only when they are read."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from policies.core.request import Branching, Prompt, Request, Segment
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
 
-CHUNK = 4096  # rows turned into Python numbers at once: a run of 1e6 requests never holds 1e6 objects
+CHUNK = 4096  # rows converted to Python objects at once, so that 1e6 requests are never 1e6 objects
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
-SegmentsOfRow = Callable[[int, int], tuple[Segment, ...]]  # (row, its prompt tokens) -> content of the prompt
+SegmentsOfRow = Callable[[int, int], tuple[Segment, ...]]  # (row, prompt tokens) -> content of the prompt
 
 
 class TableSource:
-    """A source of the rows of a table; nothing follows from an ended request.
+    """Creates one request per row of a table; there are no follow-up requests.
 
-    All arrays are [N] and sorted by arrival_s; row number = request id. priorities None: all 0. max_tokens
-    exact: each request's output tokens. deadlines_s: see `due_s`. branching: of every request; samples_NW:
-    output tokens of each of its branches, if they do not end together; output_tokens then are of the longest.
+    All arrays are [N] and sorted by arrival_s; the row number is the request id. priorities None: all 0.
+    max_tokens exact: the output tokens of each request. deadlines_s: see `due_s`. branching: the same for all
+    requests. samples_NW: output tokens of each sample if their lengths differ; output_tokens is the longest.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TableSource:
         return chain.from_iterable(map(self._arrivals_from, starts))
 
     def _arrivals_from(self, start: int) -> Iterator[Arrival]:
-        """Those of the chunk of rows that begins at `start`."""
+        """Yields the arrivals of the chunk of rows that begins at `start`."""
         columns = (self._arrival_s, self._prompt_tokens, self._output_tokens, self._priorities)
         arrival_s, prompt_tokens, output_tokens, priorities = (
             column[start : start + CHUNK].tolist() for column in columns
@@ -86,17 +86,17 @@ class TableSource:
         return rows_of(Arrival, requests, output_tokens, self._samples(start), repeat(None))
 
     def _contents(self, start: int, prompt_tokens: list[int]) -> Iterable[tuple[Segment, ...]]:
-        """The segments of each prompt of a chunk."""
+        """Yields the segments of each prompt of a chunk."""
         return repeat(()) if self._segments is None else map(self._segments, count(start), prompt_tokens)
 
     def _deadlines(self, arrival_s: list[float], priorities: list[int]) -> Iterable[float | None]:
-        """When the answer to each request of a chunk is due."""
+        """Yields the deadline of each request of a chunk, in seconds on the run's clock."""
         if not self._deadlines_s:
             return repeat(None)
         return map(due_s, arrival_s, priorities, repeat(self._deadlines_s))
 
     def _samples(self, start: int) -> Iterable[tuple[int, ...]]:
-        """Output tokens of each sample of a chunk's requests; empty where these end together."""
+        """Yields the output tokens of the samples of each request of a chunk; empty if all are equal."""
         if self._samples_NW is None:
             return repeat(())
         return map(tuple, self._samples_NW[start : start + CHUNK].tolist())
@@ -106,14 +106,14 @@ class TableSource:
 
 
 def due_s(arrival_s: float, priority: int, deadlines_s: tuple[float | None, ...]) -> float | None:
-    """When a request's answer is due: deadlines_s[priority] after its arrival; None: no such time."""
+    """Returns the deadline of a request, deadlines_s[priority] after its arrival; None: no deadline."""
     deadline_s = deadlines_s[priority] if deadlines_s else None
     return None if deadline_s is None else arrival_s + deadline_s
 
 
 def rows_of(kind: type[Row], *columns: Iterable[Any]) -> Iterator[Row]:
-    """Named tuples of the rows of a table, up to the end of its shortest column; one column for each field.
+    """Yields a named tuple per row, from one column per field, up to the end of the shortest column.
 
-    They are made without a call of Python code for each.
+    They are created without a call of Python code for each, for speed.
     """
     return map(partial(tuple.__new__, kind), zip(*columns, strict=False))

@@ -1,4 +1,4 @@
-"""Opening trace files: plain, gzip or zstd text by their ending, with damage reported as file:line:column."""
+"""Opens trace files: plain, gzip or zstd text by their suffix; damage is reported as file:line:column."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 
 def require_file(path: Path) -> None:
-    """Raise ValueError, with the nearest name in the same folder, unless `path` is a file."""
+    """Raises ValueError, with the most similar name in the same folder, unless `path` is a file."""
     if path.is_file():
         return
     if not path.parent.is_dir():
-        raise ValueError(f"path={path}: no such folder {path.parent}; working folder is {Path.cwd()}")
+        raise ValueError(f"path={path}: no such folder {path.parent}; the working directory is {Path.cwd()}")
     names = sorted(p.name for p in path.parent.iterdir() if p.is_file())
     nearest = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else f"{len(names)} files in {path.parent.resolve()}"
@@ -24,9 +24,9 @@ def require_file(path: Path) -> None:
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a text file with their line ends; .gz and .zst are decompressed on the way.
+    """Yields the lines of a text file with their line ends; .gz and .zst files are decompressed.
 
-    Raises ValueError naming file and line where the compressed data end early or the text is not UTF-8.
+    Raises ValueError with file and line if the compressed data end early or the text is not UTF-8.
     """
     line = 0
     try:
@@ -48,11 +48,11 @@ def _open(path: Path) -> io.TextIOBase:
 
 
 class _ZstdFile(io.RawIOBase):
-    """A zstd file as decompressed bytes. zstandard's own reader takes a file cut short for its end."""
+    """A zstd file as decompressed bytes. zstandard's own reader does not detect a truncated file."""
 
     def __init__(self, path: Path):
         self._compressed = path.open("rb")
-        self._zstd = importlib.import_module("zstandard")  # compiled, and wanted by such files alone
+        self._zstd = importlib.import_module("zstandard")  # a compiled package that only such files need
         self._frame = self._zstd.ZstdDecompressor().decompressobj()
         self._frame_started = False
         self._text = b""

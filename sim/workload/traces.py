@@ -1,7 +1,7 @@
-"""What all recorded traces share: a time window, and clipping to the model's context.
+"""Base class of recorded traces: selects a time window and clips requests to the model's context.
 
 A format is a subclass that reads its rows (`csv_traces`, `mooncake`). Times in a row count from the trace's
-own zero; `start_s` becomes 0 s of the run.
+own zero; its `start_s` is 0 s of the run.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ class TraceRow(NamedTuple):
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    content_ids: tuple[int, ...] = ()  # of the prompt's blocks, if the trace names them
-    skip_reason: str = ""  # why the row is counted but not replayed; its lengths are then not checked
+    content_ids: tuple[int, ...] = ()  # content ids of the prompt's blocks, if the trace has them
+    skip_reason: str = ""  # reason why the row is counted but not replayed; its lengths are not checked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
     """Settings of every trace.
 
-    path: the file; .gz and .zst are read directly. start_s and duration_s cut a window out of the trace, in
-    the trace's own time, max_requests ends it earlier. sort: put rows that are not in time order in order,
-    instead of refusing them. patience_s: a client gives up this long after its arrival. window_by_seed: seed
-    k replays the k-th window of duration_s behind start_s, so that several seeds say how much one window
-    differs from the next.
+    path: the file; .gz and .zst are read directly. start_s and duration_s select a window of the trace, in
+    the trace's own time; max_requests ends it earlier. sort: sort rows that are not in order of time instead
+    of rejecting them. patience_s: a client aborts its request this long after its arrival. window_by_seed:
+    seed k replays the k-th window of duration_s after start_s, so that several seeds show how windows differ.
     """
 
     path: Path
@@ -58,20 +57,20 @@ class Trace:
         require_positive(self, "duration_s", "max_requests", "patience_s")
         if self.window_by_seed and self.duration_s is None:
             raise ValueError(
-                "window_by_seed=true, duration_s=null: it must be set, to say how long a window is"
+                "window_by_seed=true, duration_s=null: duration_s must be set to the length of a window"
             )
         require_file(self.path)
 
     def rows(self) -> Iterator[TraceRow]:
-        """The file's rows in file order, times from the trace's zero. Raises ValueError at a bad row."""
+        """Yields the rows in file order, with times from the trace's zero. Raises ValueError at a bad row."""
         raise NotImplementedError
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
-        """The content of a prompt of num_tokens tokens; none unless the format names it."""
+        """Returns the content of a prompt of num_tokens tokens; empty unless the format identifies it."""
         return ()
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """Replays the window. A trace has no randomness: the seed chooses a window, or changes nothing."""
+        """Creates the traffic of the window. The seed has no effect except with window_by_seed."""
         notes = WorkloadNotes()
         start_s = self.start_s + (seed * (self.duration_s or 0.0) if self.window_by_seed else 0.0)
         rows = self._window(notes, start_s)
@@ -81,7 +80,7 @@ class Trace:
             max_model_len,
         )
         notes.num_clipped = int(np.count_nonzero(clipped))
-        # Decimal times of up to seven digits (Azure's) come out exactly, whatever was subtracted on the way.
+        # Rounding restores decimal times of up to seven digits (Azure's), which subtraction has changed.
         arrival_s = np.round(np.array([row.arrival_s for row in rows]) - start_s, 7)
         contents = [row.content_ids for row in rows]
 
@@ -104,12 +103,12 @@ class Trace:
         for row in self._sorted_rows() if self.sort else self.rows():
             if row.arrival_s < last_s:
                 raise ValueError(
-                    f"{self.path}:{row.line}:1: expected an arrival at or after that of the row before "
-                    f"({last_s:.7f} s), found {row.arrival_s:.7f} s; sort=true sorts the rows"
+                    f"{self.path}:{row.line}:1: expected an arrival at or after that of the previous row "
+                    f"({last_s:.7f} s), found {row.arrival_s:.7f} s; set sort=true to sort the rows"
                 )
             line, last_s = row.line, row.arrival_s
             if last_s >= end_s or len(rows) == self.max_requests:
-                break  # the rest of a long trace is not even read
+                break  # do not read the rest of a long trace
             if last_s < start_s:
                 continue
             if row.skip_reason:
@@ -121,13 +120,13 @@ class Trace:
         if not rows:
             raise ValueError(
                 f"start_s={self.start_s:g}: no request of {self.path} arrives between {start_s:g} s and "
-                f"{end_s:g} s; the last row read arrives at {last_s:g} s"
+                f"{end_s:g} s; the last row that was read arrives at {last_s:g} s"
             )
         return rows
 
     def _sorted_rows(self) -> list[TraceRow]:
         rows = sorted(self.rows(), key=lambda row: row.arrival_s)
-        if rows and rows[0].arrival_s < 0:  # a trace with dates counts from its first row: now another one
+        if rows and rows[0].arrival_s < 0:  # dates count from the first row, which is another one now
             zero_s = rows[0].arrival_s
             return [row._replace(arrival_s=row.arrival_s - zero_s) for row in rows]
         return rows

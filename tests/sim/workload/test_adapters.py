@@ -111,10 +111,10 @@ def test_a_conversation_keeps_its_adapter():
     [
         ({"num": 0}, "num=0: must be >= 1"),
         ({"zipf": -1.0}, "zipf=-1.0: must be a finite number >= 0"),
-        ({"ranks": ()}, r"ranks=\[\]: must be one rank or more"),
-        ({"ranks": (8, 0)}, r"ranks=\[8, 0\]: must be one rank or more, each >= 1"),
+        ({"ranks": ()}, r"ranks=\[\]: must have at least one rank"),
+        ({"ranks": (8, 0)}, r"ranks=\[8, 0\]: must have at least one rank, each >= 1"),
         ({"base_share": 1.5}, "base_share=1.5: must be a share"),
-        ({"of": WithAdapters(of=synthetic())}, "of: must be a workload whose requests have no adapters yet"),
+        ({"of": WithAdapters(of=synthetic())}, "of: must be a workload without adapters of its own"),
     ],
 )
 def test_settings_are_refused_with_key_value_and_rule(wrong, message):

@@ -24,8 +24,8 @@ def arrivals(*overrides):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["width=0"], r"^workload.branching.width=0: must be >= 1 answer$"),
-        (["width=-3"], r"^workload.branching.width=-3: must be >= 1 answer$"),
+        (["width=0"], r"^workload.branching.width=0: must be >= 1 sample$"),
+        (["width=-3"], r"^workload.branching.width=-3: must be >= 1 sample$"),
         (["width=four"], r"workload.branching.width.*four"),
         (
             ["width=2", "every=0"],
@@ -33,7 +33,7 @@ def arrivals(*overrides):
         ),
         (
             ["every=8"],
-            r"^workload.branching.width=1, every=8: a search needs branches; set width >= 2, or every",
+            r"^workload.branching.width=1, every=8: width must be >= 2 for a search; every",
         ),
     ],
 )
@@ -43,9 +43,7 @@ def test_rejects_branches_that_make_no_sense(settings, message):
 
 
 def test_rejects_several_answers_in_a_closed_loop():
-    message = (
-        "branching.width=2: several answers need an open loop; choose arrivals such as workload/arrivals="
-    )
+    message = "branching.width=2: must be 1 in a closed loop; .* such as workload/arrivals="
     with pytest.raises(ConfigError, match=message):
         build("workload/arrivals=closed_loop", "workload.branching.width=2")
 

@@ -103,7 +103,9 @@ def test_a_full_context_ends_the_conversation_and_is_counted():
 
 
 def test_rejects_a_context_in_which_no_first_turn_fits():
-    with pytest.raises(ValueError, match="max_model_len=129: no conversation's first turn fits"):
+    with pytest.raises(
+        ValueError, match="max_model_len=129: must be larger; the first turn of no conversation fits"
+    ):
         make_conversation().source(seed=0, max_model_len=129)
 
 
@@ -178,7 +180,7 @@ def test_conversations_do_not_depend_on_the_order_of_service(seed, max_model_len
         ({"num_system_prompts": -1}, "num_system_prompts=-1: must be finite and >= 0"),
         (
             {"arrivals": ClosedLoop(num_users=1, think_time_s=Fixed(value=1))},
-            "arrivals: a closed loop starts no conversations",
+            "arrivals: must be an open-loop process such as poisson",
         ),
     ],
 )

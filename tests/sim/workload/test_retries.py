@@ -145,7 +145,7 @@ def test_every_choice_is_built_and_none_never_sends_again():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_attempts": 0}, r"^max_attempts=0: must be >= 1, the first one, and <= 1000$"),
+        ({"max_attempts": 0}, r"^max_attempts=0: must be >= 1 \(no retries\) and <= 1000$"),
         ({"max_attempts": 1001}, r"^max_attempts=1001: must be"),
         ({"base_s": -1}, r"^base_s=-1: must be finite and >= 0 s$"),
         ({"factor": 0.5}, r"^factor=0.5: must be finite and >= 1"),
@@ -153,7 +153,7 @@ def test_every_choice_is_built_and_none_never_sends_again():
         ({"cap_s": inf}, r"^cap_s=inf: must be finite"),
         ({"jitter": "half"}, r"^jitter=half: must be one of none, full, equal, decorrelated$"),
         ({"retry_budget": -0.1}, r"^retry_budget=-0.1: must be finite and >= 0"),
-        ({"retry_budget": 0.1, "retry_burst": 0.5}, r"^retry_burst=0.5: must be >= 1, or no request"),
+        ({"retry_budget": 0.1, "retry_burst": 0.5}, r"^retry_burst=0.5: must be >= 1; a retry takes 1"),
         ({"timeout_s": 0}, r"^timeout_s=0: must be finite and > 0 s$"),
         ({"timeout_until": "byte"}, r"^timeout_until=byte: must be one of answer, first_token$"),
     ],

@@ -157,7 +157,7 @@ def test_closed_loop_counts_the_clipped_requests_that_were_sent():
         ({"priority_shares": (0.5, 0.6)}, r"priority_shares=\[0.5, 0.6\]: must be >= 0 and sum to 1"),
         (
             {"arrivals": users(think_time_s=Fixed(value=0)), "num_requests": None, "duration_s": 5.0},
-            "num_requests=null: must be set for users that do not think",
+            "num_requests=null: must be set if the think time of users is 0 s",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_rejects_settings_that_end_nowhere_or_make_no_sense(settings, message):
 
 def test_rejects_a_duration_in_which_nothing_arrives():
     workload = make_synthetic(num_requests=None, duration_s=1e-9)
-    with pytest.raises(ValueError, match=r"duration_s=1e-09: no request arrives"):
+    with pytest.raises(ValueError, match=r"duration_s=1e-09: must be longer; no request arrives"):
         workload.source(seed=0, max_model_len=4096)
 
 

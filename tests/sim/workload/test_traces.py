@@ -150,7 +150,7 @@ def test_each_seed_replays_a_window_of_its_own(tmp_path):
     assert prompts == [[(0.0, 10)], [(0.0, 20)], [(0.0, 30)]]
     with pytest.raises(ValueError, match=r"no request of .* between 8.5 s and 10.5 s"):
         trace.source(seed=4, max_model_len=99)
-    with pytest.raises(ValueError, match="window_by_seed=true, duration_s=null: it must be set"):
+    with pytest.raises(ValueError, match="window_by_seed=true, duration_s=null: duration_s must be set"):
         PlainCsv(path=trace.path, window_by_seed=True)
 
 
@@ -275,8 +275,8 @@ def test_rejects_bad_mooncake_rows_with_file_line_and_column(tmp_path, changes, 
     ("text", "message"),
     [
         ("", r"t.jsonl:1:1: expected JSON lines with timestamp, .* found an empty file"),
-        (json.dumps(MOONCAKE_ROW)[:40], r"t.jsonl:1:\d+: expected one JSON object a line"),
-        (f'{{"timestamp": {"9" * 5000}}}', r"t.jsonl:1:1: expected one JSON object a line: .* digits"),
+        (json.dumps(MOONCAKE_ROW)[:40], r"t.jsonl:1:\d+: expected one JSON object per line"),
+        (f'{{"timestamp": {"9" * 5000}}}', r"t.jsonl:1:1: expected one JSON object per line: .* digits"),
         ("[1, 2]\n", r"t.jsonl:1:1: expected a JSON object, found \[1, 2\]"),
     ],
 )
