@@ -37,7 +37,7 @@ class SimSettings:
 
     def __post_init__(self) -> None:
         if self.until_s is not None and not 0 < self.until_s < inf:
-            raise ValueError(f"until_s={self.until_s}: must be a finite number > 0 s, or null for no limit")
+            raise ValueError(f"until_s={self.until_s}: must be a finite number > 0 s; null for no limit")
 
 
 @dataclass(frozen=True, kw_only=True)
