@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from sim.report.page import report_sections, write_report
 from sim.report.saved import GAPS, RECORDS, read_records
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError
+from sim.settings.json_files import read_json_object
 from sim.settings.recorded import check_recorded
 from sim.settings.scenario import build_scenario
 
@@ -40,10 +40,10 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
     config: Any = read_yaml(folder / "config.yaml")
     if not trust:
         check_recorded(config, f"run={folder}")
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = read_json_object(folder / "summary.json", f"run={folder}")
     records = read_records(
         lambda name: pd.read_parquet(folder / name),
-        json.loads((folder / RECORDS).read_text(encoding="utf-8")),
+        read_json_object(folder / RECORDS, f"run={folder}"),
     )
     scenario = build_scenario(OmegaConf.create(config))
     drawn: dict[str, Any] = {

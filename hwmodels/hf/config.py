@@ -28,6 +28,9 @@ OF_THE_WHOLE_MODEL = (
 
 OTHER_TOWERS = ("vision_config", "audio_config")
 
+MAX_JSON_BYTES = 1 << 28
+"""Largest JSON file that is read; the index of a checkpoint with a million tensors has half of it."""
+
 
 class TextConfig(NamedTuple):
     """The language model's part of a config.json."""
@@ -105,6 +108,8 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
 
 def load_json_object(file: Path) -> dict[str, Any]:
     try:
+        if (size := file.stat().st_size) > MAX_JSON_BYTES:
+            raise ValueError(f"{file}: must have at most {MAX_JSON_BYTES:,} bytes, has {size:,}")
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{file}: cannot be read: {error.strerror}") from None
@@ -112,6 +117,8 @@ def load_json_object(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: not UTF-8 at byte {error.start}: {error.reason}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"{file}: nests values too deeply to be read") from None
     if not isinstance(config, dict):
         raise ValueError(f"{file}: must hold one JSON object, holds a {type(config).__name__}")
     return config

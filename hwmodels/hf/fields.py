@@ -35,6 +35,11 @@ IRRELEVANT = re.compile(
 """Pattern of fields that change neither bytes nor FLOPs."""
 
 
+MAX_LAYERS = 10_000
+MAX_NUMBER = 2**31 - 1
+"""Largest value of the other whole numbers of a config.json."""
+
+
 class Fields:
     """The fields of a config.json. Every method that reads one raises ValueError: field=value: rule."""
 
@@ -54,6 +59,9 @@ class Fields:
         value: Any = default if given is None else given
         if not is_whole(value) or value < 1:
             raise wrong(name, value, "must be a whole number >= 1")
+        most = MAX_LAYERS if name == "num_hidden_layers" else MAX_NUMBER
+        if value > most:
+            raise wrong(name, value, f"must be a whole number from 1 to {most:,}")
         return int(value)
 
     def whole_or_none(self, name: str) -> int | None:

@@ -25,6 +25,8 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
+MAX_DEPTH = 4
+"""Deepest array of arrays in the metadata; files of llama.cpp have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,14 +123,16 @@ class GgufFile:
             )
         return name, shape, FORMATS[kind], offset
 
-    def _value(self, kind: int, key: str) -> Any:
+    def _value(self, kind: int, key: str, depth: int = 0) -> Any:
         if kind == STRING:
             return self._string(key)
         if kind == ARRAY:
+            if depth == MAX_DEPTH:
+                raise ValueError(f"{self.path}: {key}: nests arrays deeper than {MAX_DEPTH} levels")
             element, count = self._unpack("IQ", key)
             if element in SCALARS:
                 return list(self._unpack(f"{count}{SCALARS[element]}", key))
-            return [self._value(element, key) for _ in range(count)]
+            return [self._value(element, key, depth + 1) for _ in range(count)]
         if kind not in SCALARS:
             raise ValueError(f"{self.path}: {key}: value type {kind} is unknown")
         return self._unpack(SCALARS[kind], key)[0]

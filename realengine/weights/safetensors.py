@@ -61,7 +61,14 @@ def _listed(path: Path) -> Mapping[str, Path]:
     weight_map = load_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: weight_map: missing or empty")
-    return {name: path / file for name, file in weight_map.items()}
+    return {name: _beside(index, name, file) for name, file in weight_map.items()}
+
+
+def _beside(index: Path, name: str, file: Any) -> Path:
+    """Returns a file that the index names; ValueError unless it lies in the folder of the index."""
+    if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
+        raise ValueError(f"{index}: weight_map: {name}={file}: must be the name of a file in the same folder")
+    return index.parent / file
 
 
 def _only_file(path: Path) -> Path:
@@ -103,7 +110,7 @@ def _damage(file: Path) -> str | None:
             header = json.loads(opened.read(start - 8))
             tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
             ends = {name: start + entry["data_offsets"][1] for name, entry in tensors.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
         if end > size:

@@ -40,6 +40,8 @@ class MooncakeJsonl(Trace):
                 raise ValueError(
                     f"{self.path}:{line}:{error.colno}: expected one JSON object per line: {error.msg}"
                 ) from None
+            except RecursionError:
+                raise ValueError(f"{self.path}:{line}:1: nests values too deeply to be read") from None
             except ValueError as error:  # an integer of thousands of digits
                 raise ValueError(
                     f"{self.path}:{line}:1: expected one JSON object per line: {error}"

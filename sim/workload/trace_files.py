@@ -8,7 +8,13 @@ import importlib
 import io
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+
+CHUNK = 1 << 11
+"""Bytes of zstd data that are decompressed at once: at most to 64 MiB, 32,768 times as many."""
+MAX_LINE = 1 << 22
+"""Characters at which a line is refused: a compressed file of a few megabytes may hold one of gigabytes."""
 
 
 def require_file(path: Path) -> None:
@@ -31,7 +37,10 @@ def lines_of(path: Path) -> Iterator[str]:
     line = 0
     try:
         with _open(path) as file:
-            for line, text in enumerate(file, 1):  # noqa: B007 (the error below names the line reached)
+            read_line = partial(file.readline, MAX_LINE)
+            for line, text in enumerate(iter(read_line, ""), 1):
+                if len(text) == MAX_LINE:
+                    raise ValueError(f"{path}:{line}:1: a line must have less than {MAX_LINE:,} characters")
                 yield text
     except UnicodeDecodeError:
         raise ValueError(f"{path}:{line + 1}:1: expected UTF-8 text, found other bytes") from None
@@ -55,14 +64,14 @@ class _ZstdFile(io.RawIOBase):
         self._zstd = importlib.import_module("zstandard")  # a compiled package that only such files need
         self._frame = self._zstd.ZstdDecompressor().decompressobj()
         self._frame_started = False
-        self._text = b""
+        self._text = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         while not self._text:
-            data = self._frame.unused_data or self._compressed.read(1 << 16)
+            data = self._frame.unused_data or self._compressed.read(CHUNK)
             if self._frame.eof:
                 self._frame = self._zstd.ZstdDecompressor().decompressobj()
                 self._frame_started = False
@@ -72,7 +81,7 @@ class _ZstdFile(io.RawIOBase):
                 return 0
             self._frame_started = True
             try:
-                self._text = self._frame.decompress(data)
+                self._text = memoryview(self._frame.decompress(data))
             except self._zstd.ZstdError as error:
                 raise OSError(str(error)) from error
         count = min(len(buffer), len(self._text))

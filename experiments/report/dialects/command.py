@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from sim.report.dialect_tables import dialect_tables
 from sim.report.vllm_bench import FILE, write_vllm_bench
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError, suggest
+from sim.settings.json_files import read_json_object
 
 USAGE = f"""\
 usage: windtunnel dialects run=DIR [dialect=all] [vllm_bench=false]
@@ -94,7 +94,7 @@ def _summary(folder: Path) -> dict[str, Any]:
         inner = sorted(folder.glob("*/summary.json"))
         hint = f"holds several runs; name one, such as run={inner[0].parent}" if inner else "no run is in it"
         raise ConfigError(f"run={folder}: {hint}")
-    summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    summary = read_json_object(file, f"run={folder}")
     if not {"trimmed", "goodput", "throughput"} <= summary.keys():
         raise ConfigError(f"run={folder}: its summary.json is not that of a simulated run")
     return summary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pandas as pd
 from sim.metrics.slo import TERMS
 from sim.records.request_phases import RequestPhase, phases_of
 from sim.settings.errors import ConfigError
+from sim.settings.json_files import read_json_object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ def read_request(folder: Path, request_id: int) -> RequestStory:
     if request_id not in set(ids.tolist()):
         raise ConfigError(f"request={request_id}: no such request; that run has {ids.min()} to {ids.max()}")
     events = _table(folder, "events.parquet", request_id)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_json_object(folder / "summary.json", f"run={folder}")
     slo = (summary["goodput"] or {}).get("slo", {})
     rows = list(events.itertuples(index=False))
     return RequestStory(

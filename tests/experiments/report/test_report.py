@@ -263,6 +263,24 @@ def test_report_says_what_it_cannot_draw(arguments, message, folders, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_opening_a_run_executes_nothing_that_it_names(folders, tmp_path, monkeypatch, capsys):
+    shutil.copytree(folders / "run", tmp_path / "run")
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass RoundRobin: pass\n")
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "run/config.yaml"
+    text = config.read_text()
+    for target in ("trap.RoundRobin", "os.system", "sim.settings.build.get_type_hints"):
+        config.write_text(text.replace("policies.routing.least_outstanding.LeastOutstanding", target))
+        assert main(["report", "run=run"]) == 2
+        assert f"asks for routing._target_={target}, which belongs neither to" in capsys.readouterr().err
+    assert "trap" not in sys.modules
+    assert not (tmp_path / "sprung").exists()
+    config.write_text(text.replace("policies.routing.least_outstanding.LeastOutstanding", "trap.RoundRobin"))
+    assert main(["report", "run=run", "--trust"]) == 2  # imported, and no router
+    assert (tmp_path / "sprung").exists()
+    assert "RoundRobin has no " in capsys.readouterr().err
+
+
 def test_a_sweep_without_a_run_is_not_drawn(tmp_path, capsys):
     plan = Plan(alternatives=(("seed=0", "seed=1"),), axes=())
     about = {"kind": "windtunnel sweep", "begun": "", "code": [], "overrides": [], **plan.to_json()}

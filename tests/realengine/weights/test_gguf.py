@@ -123,6 +123,14 @@ def test_every_truncation_is_noticed_and_says_where(tmp_path):
             b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 4, 2**61),
             "truncated: k",
         ),
+        (
+            b"GGUF"
+            + struct.pack("<IQQQ", 3, 0, 1, 1)
+            + b"k"
+            + struct.pack("<I", 9)
+            + struct.pack("<IQ", 9, 1) * 100_000,
+            "k: nests arrays deeper than 4 levels",
+        ),
     ],
 )
 def test_rejects_what_is_no_gguf_file(tmp_path, content, message):

@@ -304,6 +304,21 @@ def test_rejects_an_index_that_names_what_is_not_there(tmp_path):
         load(tmp_path, LLAMA)
 
 
+@pytest.mark.parametrize(
+    "file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", 7, None, ["a"]]
+)
+def test_rejects_an_index_that_names_files_elsewhere(tmp_path, file):
+    save_sharded(tmp_path, random_checkpoint(LLAMA))
+    index = tmp_path / "model.safetensors.index.json"
+    fields = json.loads(index.read_text())
+    fields["weight_map"]["model.norm.weight"] = file
+    index.write_text(json.dumps(fields))
+    with pytest.raises(
+        ValueError, match=r"weight_map: model\.norm\.weight=.*: must be the name of a file in the same"
+    ):
+        load(tmp_path, LLAMA)
+
+
 def test_rejects_places_without_weights(tmp_path):
     with pytest.raises(ValueError, match="holds no safetensors file"):
         load(tmp_path, LLAMA)

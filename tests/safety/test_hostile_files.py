@@ -1,0 +1,107 @@
+"""Files made to hang, exhaust or leave the process are refused in one sentence, at once, in little memory."""
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+import zstandard
+
+GIB = 1 << 30
+DEEP = 100_000
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+}
+
+
+def simulate(folder, *words):
+    """Returns (exit code, text of the error stream, CPU seconds) of `windtunnel simulate` in a small process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.app.cli", "simulate", "output.report=false", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (4 * GIB, 4 * GIB)),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_maxrss < GIB / 1024
+    return done.returncode, done.stderr, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def gz_bomb(folder):
+    """A line of 64 MiB in 64 KiB: the reader must not need all of it."""
+    (folder / "t.csv.gz").write_bytes(gzip.compress(b"x" * (64 << 20), 9))
+    return "workload=plain_csv", "t.csv.gz", "a line must have less than 4,194,304 characters"
+
+
+def zst_bomb(folder):
+    (folder / "t.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(b" " * (64 << 20)))
+    return "workload=mooncake_jsonl", "t.jsonl.zst", "a line must have less than 4,194,304 characters"
+
+
+def deep_trace(folder):
+    (folder / "t.jsonl").write_text('{"timestamp": ' + "[" * DEEP + "]" * DEEP + "}\n")
+    return "workload=mooncake_jsonl", "t.jsonl", "nests values too deeply to be read"
+
+
+@pytest.mark.parametrize("make", [gz_bomb, zst_bomb, deep_trace])
+def test_hostile_traces(make, tmp_path):
+    workload, name, message = make(tmp_path)
+    code, error, seconds = simulate(tmp_path, workload, f"workload.path={name}")
+    assert (code, error.count("\n")) == (2, 1)
+    assert name in error
+    assert message in error
+    assert seconds < 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers=1000000000: must be a whole number from 1 to 10,000",
+        ),
+        (
+            {"max_position_embeddings": 10**15},
+            "max_position_embeddings=1000000000000000: must be a whole number from 1 to 2,147,483,647",
+        ),
+        (
+            {"hidden_size": 10**30},
+            "hidden_size=1" + "0" * 30 + ": must be a whole number from 1 to 2,147,483,647",
+        ),
+        ({"rope_scaling": "[" * DEEP + "]" * DEEP}, "nests values too deeply to be read"),
+    ],
+)
+def test_hostile_model_configs(changes, message, tmp_path):
+    nested = {name: value for name, value in changes.items() if isinstance(value, str)}
+    text = json.dumps({**CONFIG, **changes})
+    for value in nested.values():
+        text = text.replace(json.dumps(value), value)
+    (tmp_path / "config.json").write_text(text)
+    code, error, seconds = simulate(tmp_path, "model=hf", "model.path=config.json")
+    assert (code, error.count("\n")) == (2, 1)
+    assert message in error
+    assert seconds < 3
+
+
+def test_a_config_that_stands_for_billions_of_values(tmp_path):
+    (tmp_path / "mine/batching").mkdir(parents=True)
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
+    (tmp_path / "mine/batching/laughs.yaml").write_text("\n".join(lines))
+    code, error, seconds = simulate(tmp_path, "--config-dir", "mine", "batching=laughs")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "laughs.yaml: must have at most 100,000 values" in error
+    assert seconds < 3
