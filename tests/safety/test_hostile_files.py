@@ -24,7 +24,7 @@ CONFIG = {
 
 
 def simulate(folder, *words):
-    """Returns (exit code, text of the error stream, CPU seconds) of `windtunnel simulate` in a small process."""
+    """Returns (exit code, text of the error stream, CPU seconds) of `windtunnel simulate`."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "experiments.app.cli", "simulate", "output.report=false", *words],

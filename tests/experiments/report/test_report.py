@@ -272,7 +272,7 @@ def test_opening_a_run_executes_nothing_that_it_names(folders, tmp_path, monkeyp
     for target in ("trap.RoundRobin", "os.system", "sim.settings.build.get_type_hints"):
         config.write_text(text.replace("policies.routing.least_outstanding.LeastOutstanding", target))
         assert main(["report", "run=run"]) == 2
-        assert f"asks for routing._target_={target}, which belongs neither to" in capsys.readouterr().err
+        assert f"routing._target_={target}, which belongs neither to" in capsys.readouterr().err
     assert "trap" not in sys.modules
     assert not (tmp_path / "sprung").exists()
     config.write_text(text.replace("policies.routing.least_outstanding.LeastOutstanding", "trap.RoundRobin"))
