@@ -272,7 +272,8 @@ def bad_value(operator: str, column: str, value: object):
         (bad_value("gemm", "dtype", "fp3"), r"id=gemm-3: dtype=fp3: must be one of bfloat16, fp8, fp8_block"),
         (
             lambda t: t["gemm"].update(t["gemm"]["latency_us"] / 1000),
-            r"id=gemm-\d+: latency_us=[\d.e-]+, less than the .* us that H100 SXM needs .*; is the column in us\?",
+            r"id=gemm-\d+: latency_us=[\d.e-]+, less than the .* us that H100 SXM needs .*; "
+            r"is the column in us\?",
         ),
         (
             lambda t: t["gemm"].update(t["gemm"]["latency_us"] * 1000),
