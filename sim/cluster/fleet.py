@@ -224,7 +224,7 @@ class Fleet:
         if member.is_reached != is_reached:
             member.is_reached = is_reached
             if self._interconnect is not None:
-                self._interconnect.reach(member.replica.index, is_reached=is_reached)
+                self._interconnect.set_reached(member.replica.index, is_reached=is_reached)
             if member.state is State.serving:
                 self._list_serving()
                 if is_reached:

@@ -27,7 +27,7 @@ class Recovery:
     way: str = "scratch"
     """scratch, tokens or kv; see the module."""
     every_tokens: int | None = None
-    """With kv: KV is copied once per this many output tokens of each decoding sequence; else null."""
+    """With kv: replication interval in iterations, which are output tokens of each decoding sequence."""
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:

@@ -1,4 +1,4 @@
-"""The gateway's interface for KV transfers; `sim.cluster.transfer_gateway` implements it."""
+"""The interface of the gateway for KV transfers; `sim.cluster.transfer_gateway` implements it."""
 
 from __future__ import annotations
 
@@ -15,65 +15,68 @@ class Replicas(Protocol):
 
     @property
     def decoding_all(self) -> list[Replica]:
-        """Those that decode for others: of decode pools, and mixed ones."""
+        """Replicas of decode and mixed pools, which may continue requests of prefill replicas."""
         ...
 
     def for_decode(self, request: Request) -> list[Replica]:
-        """Candidates of the decode router for a request whose prompt is computed."""
+        """Returns the candidates of the decode router for a request that has completed its prefill."""
         ...
 
     def next_serving(self, replica: Replica) -> Replica | None:
-        """The next one by index that serves and can be reached; None: there is no other."""
+        """Returns the next replica by index that serves and is reached; None: there is no other."""
         ...
 
     def is_reached(self, replica: Replica) -> bool:
-        """Whether the link to a replica is up."""
+        """Returns whether the link to a replica is up."""
         ...
 
 
 class GatewayForTransfers(Protocol):
-    """Knows which replica has each request."""
+    """Keeps track of the replica of each request during KV transfers."""
 
     @property
     def fleet(self) -> Replicas:
-        """All replicas."""
+        """All replicas of the run."""
         ...
 
     def stop_after(self, request_id: int) -> StopAfter:
-        """Output tokens after which a request ends."""
+        """Returns the number of output tokens after which a request ends."""
         ...
 
     def num_sends(self, request_id: int) -> int:
-        """How often the router has chosen a replica for a request."""
+        """Returns how often the router has chosen a replica for a request."""
         ...
 
     def predict_for(self, routing: Routing, request: Request) -> None:
-        """Tell a router how long an answer is expected to be."""
+        """Passes the predicted output length of a request to a routing policy."""
         ...
 
     def first_token(self, request_id: int) -> None:
-        """The first token of a request goes out."""
+        """Notifies the policies of the first token of a request."""
         ...
 
     def moved(self, request: Request, replica: Replica) -> None:
-        """A request goes on in another replica."""
+        """Marks a request as continued in another replica."""
         ...
 
     def returned(self, request_id: int, replica: Replica) -> None:
-        """A request is back where it was: no other replica has it."""
+        """Marks a request as back in its prefill replica, as no other replica has it."""
         ...
 
     def released(self, replica: Replica, request: Request, num_sends: int) -> None:
-        """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
+        """Notifies the router that a replica has freed the slot and blocks of a transferred request.
 
-        num_sends: as it was when the KV transfer from there began.
+        num_sends: its value when the KV transfer began.
         """
         ...
 
     def refuse(self, request: Request, reason: str) -> None:
-        """An attempt has failed because the decode replica cannot go on with it."""
+        """Fails an attempt that the decode replica can never continue."""
         ...
 
     def restart(self, request_id: int, *, is_resend: bool = True) -> None:
-        """No replica has a request any more: it goes on behind the tokens that went out, or from scratch."""
+        """Restarts a request that no replica has any more, after its streamed tokens or from scratch.
+
+        is_resend: whether the cause is a crash of its replica, not of the replica with a copy of its KV.
+        """
         ...

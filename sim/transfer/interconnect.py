@@ -1,4 +1,4 @@
-"""The interconnect of a run's replicas: the routes of its network, and the link failures on them."""
+"""The interconnect of the replicas of a run: routes of the network, and link failures on them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sim.transfer.topology import NetworkSettings, Topology
 
 
 class Interconnect:
-    """A network whose replicas come and go, are slow to reach, or cannot be reached."""
+    """A network to which replicas are added and removed, and in which links may be slow or down."""
 
     def __init__(self, settings: NetworkSettings, clock: Clock) -> None:
         self.network = Network(clock)
         self._clock = clock
         self._topology = Topology(settings)
-        self._down: set[int] = set()  # replicas that cannot be reached
-        self._slow: dict[int, float] = {}  # and how slow the links of others are
-        self._gone: list[LinkRecord] = []  # ports of replicas that have gone
+        self._down: set[int] = set()  # replicas with a lost link
+        self._slow: dict[int, float] = {}  # factor on durations, by replica
+        self._gone: list[LinkRecord] = []  # ports of removed replicas
 
     def place(
         self,
@@ -28,11 +28,11 @@ class Interconnect:
         host_bytes_per_s: float,
         instead_of: int | None = None,
     ) -> None:
-        """A replica comes: see `Topology.place`."""
+        """Adds a replica: see `Topology.place`."""
         self._topology.place(replica, device, num_devices, host_bytes_per_s, instead_of)
 
     def remove(self, replica: int) -> None:
-        """A replica has gone, and nothing is under way to it or from it."""
+        """Removes a replica to and from which there are no flows."""
         for capacity, bytes_per_s in self._topology.remove(replica):
             carried_bytes = self.network.carried_bytes(capacity, self._clock.now)
             self._gone.append(LinkRecord(capacity.name, bytes_per_s, carried_bytes))
@@ -40,7 +40,7 @@ class Interconnect:
         self._slow.pop(replica, None)
 
     def route(self, source: int, target: int, *, host: int | None = None) -> Route:
-        """From one replica to another, slowed by the link failures of both; host: see `Topology.route`."""
+        """Returns the route from one replica to another, with link failures; host: see `Topology.route`."""
         is_new = not self._topology.has_route(source, target, host)
         route = self._topology.route(source, target, host=host)
         if is_new and (self._down or self._slow):
@@ -48,8 +48,8 @@ class Interconnect:
             self._set_ports(target)
         return route
 
-    def reach(self, replica: int, *, is_reached: bool) -> None:
-        """The link to a replica is lost, what is on it stands still; or it is there again."""
+    def set_reached(self, replica: int, *, is_reached: bool) -> None:
+        """Sets whether the link to a replica is up; while it is down, its flows stand still."""
         if is_reached:
             self._down.discard(replica)
         else:
@@ -57,24 +57,24 @@ class Interconnect:
         self._set_ports(replica)
 
     def slow_links(self, replica: int, factor: float) -> None:
-        """What goes to a replica, or leaves it, takes `factor` times as long."""
+        """Multiplies the duration of transfers to and from a replica by `factor`; 1: normal speed."""
         self._slow[replica] = factor
         self._set_ports(replica)
 
     def records(self, end_s: float) -> tuple[LinkRecord, ...]:
-        """What each link has carried, and what it can carry if nothing is wrong with it."""
-        sound = {
+        """Returns the bytes that each link has carried by end_s, and its bandwidth without failures."""
+        nominal = {
             capacity: bytes_per_s
             for replica in {*self._down, *self._slow}
             for capacity, bytes_per_s in self._topology.ports(replica)
         }
-        there = (
+        present = (
             LinkRecord(
-                name, sound.get(capacity, capacity.bytes_per_s), self.network.carried_bytes(capacity, end_s)
+                name, nominal.get(capacity, capacity.bytes_per_s), self.network.carried_bytes(capacity, end_s)
             )
             for name, capacity in self._topology.capacities.items()
         )
-        return (*self._gone, *there)
+        return (*self._gone, *present)
 
     def _set_ports(self, replica: int) -> None:
         for capacity, bytes_per_s in self._topology.ports(replica):

@@ -1,4 +1,4 @@
-"""Attachment of a replica whose KV is replicated: copies to another host, and reads after a crash."""
+"""The attachment of a replica that replicates its KV to another host and restores KV after a crash."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class KvReplicator(Attachment):
         self._kv_replication = kv_replication
         self._clock = clock
         self._step: RunningStep | None = None
-        self._timer: int | None = None  # the one that counts
-        self._num_replicated = 0  # iterations after the last of which KV was copied
+        self._timer: int | None = None  # the valid event
+        self._num_replicated = 0  # iterations up to the last copy
         replica.copies.sources["mirror"] = self._fetch
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
@@ -33,7 +33,7 @@ class KvReplicator(Attachment):
     def started(self, step: RunningStep | None, now: float) -> None:
         self._step = step
         if step is not None and self._replica.pool.role != "prefill":
-            self._expect(step)
+            self._schedule_copy(step)
 
     def ending(self, step: RunningStep, now: float) -> None:
         self._step = None
@@ -41,8 +41,8 @@ class KvReplicator(Attachment):
     def crashed(self, now: float) -> None:
         self._timer = self._step = None
 
-    def _expect(self, step: RunningStep) -> None:
-        """Wait for the next iteration of a step after which KV is to be copied, if there is one."""
+    def _schedule_copy(self, step: RunningStep) -> None:
+        """Schedules the next copy in a step, if one of its iterations is due."""
         every, num_before = self._kv_replication.every_tokens, self._replica.core.num_iterations
         due = (max(num_before, self._num_replicated) // every + 1) * every - num_before
         if due <= step.num_iterations:
@@ -51,17 +51,17 @@ class KvReplicator(Attachment):
             self._timer = self._clock.at(step.ends_s[due - 1], phase, copy)
 
     def _copy(self, step: RunningStep, num_iterations: int, event: int) -> None:
-        """So many iterations of a step are over: copy what is new. In a leap the engine has not heard."""
+        """Copies new KV after num_iterations of a step, which a leap has not committed to the engine yet."""
         if event != self._timer:
             return
-        num_ahead = num_iterations if self._step is step else 0
-        self._num_replicated = self._replica.core.num_iterations + num_ahead
-        self._kv_replication.copy(self._replica, self._computed_after(step.plan, num_ahead))
-        if num_ahead:
-            self._expect(step)
+        num_uncommitted = num_iterations if self._step is step else 0
+        self._num_replicated = self._replica.core.num_iterations + num_uncommitted
+        self._kv_replication.copy(self._replica, self._computed_after(step.plan, num_uncommitted))
+        if num_uncommitted:
+            self._schedule_copy(step)
 
     def _computed_after(self, plan: StepPlan, num_iterations: int) -> dict[int, int]:
-        """Tokens of each sequence that have their KV here once a running plan has been repeated so often."""
+        """Returns the computed tokens of each sequence after num_iterations of a running plan."""
         computed = {
             seq.request_id: seq.num_computed
             for seq in self._replica.core.running.values()
@@ -75,7 +75,7 @@ class KvReplicator(Attachment):
         return computed
 
     def _fetch(self, transfer: Transfer) -> None:
-        """Let KV be copied that a replica had before it crashed, perhaps from this one's own host."""
+        """Starts reading KV that was replicated before a crash, from another host or from its own."""
         assert transfer.seq is not None
         request_id = transfer.seq.request_id
         if not self._kv_replication.fetch(request_id, transfer.num_tokens):

@@ -1,17 +1,17 @@
-"""KV transfers of prefill/decode disaggregation: prompts are computed on one replica, decoded on another.
+"""KV transfers of prefill/decode disaggregation: a prompt is computed on one replica and decoded on another.
 
-    prompt done        chosen      slot and blocks there      KV is there      first token from there
-    |-- same instant --|-- queue of that replica --|-- network --|-- next iteration --|
-    source: |---------------- keeps slot and KV ----------------|
+    prefill complete   target chosen               slot and blocks   KV complete     first token decoded
+    |-- same instant --|-- queue of the target ----|-- network ------|-- next iteration --|
+    source: |---------------- keeps slot and blocks -----------------|
 
-So a decode replica that is full holds up the prefill replicas, and nothing is copied that has no place. KV
-that the decode replica finds in its cache is not copied at all.
+So a full decode replica causes backpressure on the prefill replicas, and KV is copied only once there are
+blocks for it. KV that the decode replica finds in its cache is not copied at all.
 
-Layer-wise, KV is sent while the prompt is still being computed, each layer as it is done: a copy for which
-there was room at once has had the time of the prefill (Splitwise, Patel et al., ISCA 2024, section IV-C). At
-least the last layer is left then, and what the link could not carry in that time. Prompts of one iteration
-share its time by their tokens; what else is on the link then is not reckoned with. A copy that had to wait
-for room is sent whole.
+With layer-wise transfer, each layer of KV is sent as soon as it is computed: a copy for which the target had
+room at once has also had the time of the prefill (Splitwise, Patel et al., ISCA 2024, section IV-C). At
+least the last layer then remains, and what the link could not carry in that time. The prompts of one
+iteration share its time in proportion to their tokens; other flows on the link during the prefill are
+neglected. A copy that had to wait for room is sent whole.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ FIRST_TOKENS = ("prefill", "decode")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KvTransferSettings:
-    """How KV is transferred from prefill to decode replicas."""
+    """Settings of the KV transfer from prefill to decode replicas."""
 
     transfer: str = "layerwise"
-    """When KV is sent: layerwise, while the prompt is computed; at_end, all of it afterwards."""
+    """When KV is sent: layerwise, during the prefill; at_end, all of it afterwards."""
     first_token_at: str = "prefill"
-    """Where the first token goes out: prefill, as soon as it is computed; decode, when the KV is there."""
+    """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived."""
     overflow_tokens: int = 8192
-    """Prompt tokens in the queue of every prefill replica from which on mixed replicas take prompts, too."""
+    """Queued prompt tokens of every prefill replica from which on mixed replicas get prompts, too."""
 
     def __post_init__(self) -> None:
         if self.transfer not in TRANSFERS:
@@ -62,25 +62,25 @@ class KvTransferSettings:
 
 @dataclass(slots=True, eq=False)
 class KvTransfer:
-    """One request whose KV is on its way from a prefill replica to a decode replica."""
+    """The transfer of the KV of one request from a prefill replica to a decode replica."""
 
     migrant: Migrant
     stop_after: StopAfter
     source: Replica
     prefill_s: float
-    """Seconds of the prompt's share of iterations, during which KV can be sent layer by layer."""
+    """Share of the prompt in the duration of its iterations, s; KV can be sent layer by layer meanwhile."""
     num_sends: int
-    """As `GatewayForTransfers.num_sends` says when it begins."""
+    """Value of `GatewayForTransfers.num_sends` at the beginning of the transfer."""
     target: Replica | None = None
     flow: Flow | None = None
     began_s: float = 0.0
-    """Time at which the copy of the KV begins, in seconds."""
+    """Time at which the copy of the KV begins, s."""
     num_bytes: float = 0.0
-    """Bytes of KV copied, including those sent during the prefill."""
+    """Bytes of KV to be copied, including those sent during the prefill."""
 
 
 class KvTransfers:
-    """All KV transfers of a run. routing: chooses the decode replica."""
+    """All KV transfers of a run. routing: the policy that chooses the decode replica."""
 
     def __init__(
         self,
@@ -101,13 +101,13 @@ class KvTransfers:
         self._requests = requests
         self._gateway = gateway
         self._interconnect = interconnect
-        self._under_way: dict[int, KvTransfer] = {}
+        self._in_progress: dict[int, KvTransfer] = {}  # by request id
         self._held: dict[int, KvTransfer] = {}  # those of them that wait for a decode replica
-        self._routed: set[int] = set()  # request ids: the decode router waits for their end
-        self._decode_sides: dict[int, DecodeSide] = {}  # by replica
+        self._routed: set[int] = set()  # request ids with a chosen decode replica, until they end
+        self._decode_sides: dict[int, DecodeSide] = {}  # by replica index
 
     def attach(self, replica: Replica) -> None:
-        """Attach a new replica: those of prefill pools send KV, all others may receive it."""
+        """Attaches a listener to a new replica: prefill replicas send KV, all others may receive it."""
         if replica.pool.role == "prefill":
             replica.attach(PrefillSide(replica, self))
         else:
@@ -115,7 +115,10 @@ class KvTransfers:
             replica.attach(side)
 
     def check(self, replica: Replica, request: Request, num_known: int) -> None:
-        """Raise RejectedError for so many tokens at a prefill replica that no replica could decode."""
+        """Raises RejectedError if a prefill replica gets a request that no replica could decode.
+
+        num_known: prompt tokens and output tokens of the request so far.
+        """
         if replica.pool.role != "prefill":
             return
         if request.max_tokens is not None and num_known + 1 >= request.prompt.num_tokens + request.max_tokens:
@@ -132,21 +135,27 @@ class KvTransfers:
             raise refusal
 
     def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
-        """A prompt has been computed, and its first token."""
+        """Begins the transfer of a sequence that has completed its prefill.
+
+        prefill_s: seconds of the prefill, see `KvTransfer`.
+        """
         request_id = migrant.request.request_id
         stop_after = self._gateway.stop_after(request_id)
         transfer = KvTransfer(migrant, stop_after, source, prefill_s, self._gateway.num_sends(request_id))
-        self._under_way[request_id] = transfer
+        self._in_progress[request_id] = transfer
         self._requests.prefill_replica[request_id] = source.index
         if self._settings.first_token_at == "prefill":
             self._emit(transfer, now)
         else:
             self._requests.held_back.add(request_id)
-        self._clock.at(now, Phase.arrive, partial(self._on_begun, transfer))
+        self._clock.at(now, Phase.arrive, partial(self._on_prefilled, transfer))
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
-        """A decode replica has slot and blocks for a sequence: copy the KV of so many of its tokens."""
-        transfer = self._under_way[request_id]
+        """Starts the copy of num_tokens tokens of KV to a decode replica that has slot and blocks for them.
+
+        had_room_at_once: whether the replica had slot and blocks as soon as it was chosen.
+        """
+        transfer = self._in_progress[request_id]
         source, target = transfer.source, transfer.target
         assert target is not None
         route = self._interconnect.route(source.index, target.index)
@@ -156,48 +165,48 @@ class KvTransfers:
         if self._settings.transfer == "layerwise" and had_room_at_once:
             all_but_last = transfer.num_bytes * (1 - 1 / source.pool.num_layers)
             ahead_bytes = min(all_but_last, route.bytes_per_s * transfer.prefill_s)
-            self._interconnect.network.note_carried(route, ahead_bytes)
+            self._interconnect.network.count_carried(route, ahead_bytes)
         transfer.flow = self._interconnect.network.send(
             route, transfer.num_bytes - ahead_bytes, partial(self._on_copied, transfer)
         )
 
     def found(self, request_id: int) -> None:
-        """A decode replica goes on with a sequence all of whose KV was in its cache."""
-        transfer = self._under_way.pop(request_id)
+        """Completes the transfer of a sequence all KV of which was in the cache of the decode replica."""
+        transfer = self._in_progress.pop(request_id)
         transfer.began_s = self._clock.now
-        self._arrive(transfer)
+        self._finish(transfer)
 
     def withdraw(self, request_id: int) -> None:
-        """A request is about to end: no decode replica is to be chosen for it any more."""
+        """Stops a request that is being aborted from waiting for a decode replica."""
         self._held.pop(request_id, None)
 
     def ended(self, request: Request, now: float) -> None:
-        """A request has ended, wherever it was."""
+        """Cancels the transfer of a request that has ended, and notifies the decode router."""
         if request.request_id in self._routed:
             self._routed.remove(request.request_id)
             if self._on_routed_end is not None:
                 self._on_routed_end(request, now)
         self._requests.held_back.discard(request.request_id)
-        transfer = self._under_way.pop(request.request_id, None)
+        transfer = self._in_progress.pop(request.request_id, None)
         if transfer is None:
             return
         self._held.pop(request.request_id, None)
         if transfer.flow is not None:
             self._interconnect.network.cancel(transfer.flow)
-        self._let_go(transfer)
+        self._release_source(transfer)
 
     def lost(self, request: Request) -> bool:
-        """A crash has lost a request; whether it goes on all the same, or will begin again by itself.
+        """Handles a request that a crash has lost; returns false if the caller has to restart it.
 
-        If its decode replica crashed and its prefill replica has its KV, it goes to another one. If that
-        crashed, the decode replica, which still waits for the rest, first lets it go.
+        If its decode replica has crashed and its prefill replica has its KV, it is transferred to another
+        decode replica. If the prefill replica has crashed, the decode replica aborts it, then it restarts.
         """
         request_id, now = request.request_id, self._clock.now
         if request_id in self._routed:
             self._routed.remove(request_id)
             if self._on_routed_end is not None:
                 self._on_routed_end(request, now)
-        transfer = self._under_way.get(request_id)
+        transfer = self._in_progress.get(request_id)
         if transfer is None:
             return False
         target = transfer.target
@@ -206,9 +215,9 @@ class KvTransfers:
         if transfer.source.core.find(request_id) is not None:
             transfer.target = transfer.flow = None
             self._gateway.returned(request_id, transfer.source)
-            self._choose(transfer)
+            self._choose_target(transfer)
             return True
-        del self._under_way[request_id]
+        del self._in_progress[request_id]
         self._held.pop(request_id, None)
         if target is None:
             return False
@@ -216,13 +225,13 @@ class KvTransfers:
         return True
 
     def ready(self) -> None:
-        """A decode replica has come: choose for those that wait for one."""
+        """Chooses a decode replica for each transfer that waits for one, after the fleet has changed."""
         held, self._held = self._held, {}
         for transfer in held.values():
-            self._choose(transfer)
+            self._choose_target(transfer)
 
     def _emit(self, transfer: KvTransfer, now: float) -> None:
-        """The token of the prefill goes out: the first, or that with which a resumed request goes on."""
+        """Emits the token of the prefill: the first one, or the next one of a resumed request."""
         request_id = transfer.migrant.request.request_id
         self._requests.held_back.discard(request_id)
         if isnan(self._requests.first_token_s[request_id]):
@@ -232,15 +241,15 @@ class KvTransfers:
             transfer.source.recorder.iterations.add_gap(request_id, since_s, now)
         self._gateway.first_token(request_id)
 
-    def _on_begun(self, transfer: KvTransfer, event: int) -> None:
-        if self._is_on(transfer):
-            self._choose(transfer)
+    def _on_prefilled(self, transfer: KvTransfer, event: int) -> None:
+        if self._is_in_progress(transfer):
+            self._choose_target(transfer)
 
-    def _is_on(self, transfer: KvTransfer) -> bool:
-        return self._under_way.get(transfer.migrant.request.request_id) is transfer
+    def _is_in_progress(self, transfer: KvTransfer) -> bool:
+        return self._in_progress.get(transfer.migrant.request.request_id) is transfer
 
-    def _choose(self, transfer: KvTransfer) -> None:
-        """Send a sequence on to a decode replica."""
+    def _choose_target(self, transfer: KvTransfer) -> None:
+        """Chooses the decode replica of a sequence and sends it there; holds it if there is none."""
         request, now = transfer.migrant.request, self._clock.now
         targets = self._gateway.fleet.for_decode(request)
         if not targets:
@@ -261,27 +270,27 @@ class KvTransfers:
 
     def _on_copied(self, transfer: KvTransfer) -> None:
         request_id = transfer.migrant.request.request_id
-        del self._under_way[request_id]
+        del self._in_progress[request_id]
         assert transfer.target is not None
-        self._arrive(transfer)
+        self._finish(transfer)
         self._decode_sides[transfer.target.index].received(request_id)
         transfer.target.loaded(request_id)
 
-    def _arrive(self, transfer: KvTransfer) -> None:
-        """A sequence has its KV in the decode replica."""
+    def _finish(self, transfer: KvTransfer) -> None:
+        """Records the end of a transfer, and frees the sequence in the prefill replica."""
         request_id, now = transfer.migrant.request.request_id, self._clock.now
         self._requests.kv_transfer_s[request_id] = now - transfer.began_s
         self._requests.kv_transfer_bytes[request_id] = transfer.num_bytes
         if self._settings.first_token_at == "decode":
             self._emit(transfer, now)
-        self._let_go(transfer)
+        self._release_source(transfer)
 
-    def _let_go(self, transfer: KvTransfer) -> None:
-        """The prefill replica frees what it holds of a sequence."""
+    def _release_source(self, transfer: KvTransfer) -> None:
+        """Frees the slot and blocks of a sequence in its prefill replica."""
         transfer.source.release_migrated(
-            transfer.migrant.request.request_id, partial(self._departed, transfer)
+            transfer.migrant.request.request_id, partial(self._on_released, transfer)
         )
 
-    def _departed(self, transfer: KvTransfer, seq: Sequence) -> None:
-        """The prefill replica has freed what it held."""
+    def _on_released(self, transfer: KvTransfer, seq: Sequence) -> None:
+        """Reports that the prefill replica has freed the slot and blocks of a sequence."""
         self._gateway.released(transfer.source, seq.request, transfer.num_sends)

@@ -17,28 +17,34 @@ class KvTransferControl(Protocol):
     """The interface of `sim.transfer.kv_transfers.KvTransfers` that both sides call."""
 
     def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
-        """A prompt has been computed, and its first token; prefill_s: its share of the iterations' time."""
+        """Begins the transfer of a sequence that has completed its prefill.
+
+        prefill_s: its share of the duration of the iterations, in seconds.
+        """
         ...
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
-        """A decode replica has slot and blocks for a sequence: copy the KV of so many of its tokens."""
+        """Starts the copy of num_tokens tokens of KV to a decode replica with slot and blocks for them.
+
+        had_room_at_once: whether the replica had slot and blocks as soon as it was chosen.
+        """
         ...
 
     def found(self, request_id: int) -> None:
-        """A decode replica goes on with a sequence all of whose KV was in its cache."""
+        """Completes the transfer of a sequence all KV of which was in the cache of the decode replica."""
         ...
 
 
 class PrefillSide(Attachment):
-    """Begins a KV transfer for every sequence whose prompt a prefill replica has computed."""
+    """Begins a KV transfer for every sequence that completes its prefill on a prefill replica."""
 
     def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
         self._replica = replica
         self._kv_transfers = kv_transfers
-        self._prefill_s: dict[int, float] = {}  # by request id: time of its chunks, shared out by tokens
+        self._prefill_s: dict[int, float] = {}  # by request id: share of its chunks in the iterations' time
 
     def ending(self, step: RunningStep, now: float) -> None:
-        """Share the time of the iterations out among their prompts."""
+        """Divides the time of the iterations among their prompts, in proportion to the tokens."""
         chunks = step.plan.chunks
         if not chunks:
             return
@@ -68,24 +74,24 @@ class PrefillSide(Attachment):
 
 
 class DecodeSide(Attachment):
-    """Takes in the sequences that are transferred to a replica, and requests their KV."""
+    """Accepts the sequences that are transferred to a replica, and requests their KV."""
 
     def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
         self._replica = replica
         self._kv_transfers = kv_transfers
-        self._incoming: set[int] = set()  # request ids: transferred to this replica; no KV here yet
-        self._new: set[int] = set()  # of these, those that no plan has seen
+        self._incoming: set[int] = set()  # ids of requests transferred to this replica, without KV here
+        self._new: set[int] = set()  # of these, those that entered after the latest plan
         replica.copies.sources["remote"] = self._fetch
 
     def adopt(self, migrant: Migrant, stop_after: StopAfter, now: float) -> None:
-        """Take in a sequence from another replica. Raises RejectedError."""
+        """Accepts a sequence from another replica. Raises RejectedError if it can never continue here."""
         replica, request = self._replica, migrant.request
         replica.core.check_migrant(request, migrant.num_known, stop_after)
         replica.expect(request, now, partial(replica.core.adopt, stop_after=stop_after), migrant, now)
         self._incoming.add(request.request_id)
 
     def received(self, request_id: int) -> None:
-        """The KV of a transferred sequence has arrived."""
+        """Marks the KV of a transferred sequence as complete."""
         self._incoming.remove(request_id)
 
     def entered(self, seq: Sequence) -> None:
@@ -93,7 +99,7 @@ class DecodeSide(Attachment):
             self._new.add(seq.request_id)
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
-        """A transferred sequence that this plan runs has found all its KV in the cache here."""
+        """Reports the transferred sequences that this plan runs, as all their KV was in the cache here."""
         self._new.clear()
         if plan is None or not self._incoming:
             return
@@ -111,7 +117,7 @@ class DecodeSide(Attachment):
         self._new.clear()
 
     def _fetch(self, transfer: Transfer) -> None:
-        """The replica has slot and blocks for a sequence: let its KV be copied."""
+        """Requests the KV of a sequence for which the replica has slot and blocks."""
         assert transfer.seq is not None
         request_id = transfer.seq.request_id
         self._kv_transfers.fetch(request_id, transfer.num_tokens, had_room_at_once=request_id in self._new)

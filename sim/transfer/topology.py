@@ -1,12 +1,12 @@
-"""Where replicas stand and what lies between them: from data sheets to the routes of `sim.transfer.network`.
+"""Places replicas on nodes and derives the routes of `sim.transfer.network` from data sheets.
 
-Replicas are placed in the order of their numbers: devices of one kind fill a node, then the next.
+Replicas are placed in the order of their indices: devices of one kind fill a node, then the next one.
 
     replica 0 (2 devices)  replica 1 (2 devices)          replica 2 (4 devices)
     |---- out, in ----|    |---- out, in ----|            |---- out, in ----|
     |================= node 0 =================|          |===== node 1 ====|   (ports: ethernet)
 
-A port of a replica is as wide as those of its devices together: each sends the share of the KV that it holds.
+The bandwidth of a replica's port is the sum over its devices, as each device sends its own share of the KV.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ KINDS = ("auto", "nvlink", "pcie", "infiniband", "ethernet")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkSettings:
-    """What KV travels on between replicas."""
+    """Settings of the network between replicas."""
 
     kind: str = "auto"
-    """nvlink, pcie, infiniband: that link of the devices, between any two replicas. ethernet: a port a node,
-    which all its replicas share. auto: within a node nvlink, or else pcie, between nodes infiniband."""
+    """nvlink, pcie, infiniband: that link of the devices, between any two replicas. ethernet: one port per
+    node, shared by its replicas. auto: within a node nvlink if the device has it, else pcie; between nodes
+    infiniband."""
     bandwidth_bytes_per_s: float | None = None
-    """Per direction, of a device's port, or of a node's with ethernet; None: the device's data sheet."""
+    """Bandwidth per direction of the port of a device, with ethernet of a node; None: see its data sheet."""
     latency_s: float | None = None
-    """Until the first byte arrives; None: the device's data sheet."""
+    """Seconds until the first byte arrives; None: as in the data sheet of the device."""
     reached_share: float = 0.8
-    """Of these bandwidths that copies reach: Mooncake's engine 87 of 100 GB/s on 4 ports, 190 of 400 on 8."""
+    """Share of these bandwidths that copies reach; Mooncake: 87 of 100 GB/s on 4 ports, 190 of 400 on 8."""
     fabric_bytes_per_s: float | None = None
-    """What all nodes together can send each other; None: no such limit."""
+    """Bandwidth between all nodes together; None: no such limit."""
     max_transfers: int | None = None
-    """Sent, or received, by one replica at the same time; others wait for their turn. None: no limit."""
+    """Maximum number of concurrent transfers from, and to, one replica; others wait. None: no limit."""
     buffer_gib: float | None = None
-    """Memory of a replica, in each direction, that the KV under way must fit into; None: no limit."""
+    """Transfer buffer of a replica in each direction, which limits the KV in flight; None: no limit."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -59,21 +60,21 @@ class NetworkSettings:
             check_whole("max_transfers", self.max_transfers, remedy="; null for no limit")
         if self.kind == "auto" and (self.bandwidth_bytes_per_s is not None or self.latency_s is not None):
             raise ValueError(
-                "kind=auto, bandwidth_bytes_per_s or latency_s set: two links have one each; "
-                "set them for kind=nvlink, pcie, infiniband or ethernet"
+                "kind=auto: bandwidth_bytes_per_s and latency_s must be null, as auto uses two links; "
+                "to set them, choose kind=nvlink, pcie, infiniband or ethernet"
             )
         if self.kind == "ethernet" and (self.bandwidth_bytes_per_s is None or self.latency_s is None):
             raise ValueError(
-                "kind=ethernet: bandwidth_bytes_per_s and latency_s must be set, no data sheet of a device "
-                "has them"
+                "kind=ethernet: bandwidth_bytes_per_s and latency_s must be set, as the data sheets of "
+                "devices do not have them"
             )
 
     def check(self, device: Device) -> None:
-        """Raise ValueError where a device does not have such a link."""
+        """Raises ValueError if a device does not have a link of this kind."""
         self.link_of(device, is_same_node=False)
 
     def link_of(self, device: Device, *, is_same_node: bool) -> Link:
-        """From a device to another one's."""
+        """Returns the link between two devices of this kind. Raises ValueError if there is none."""
         kind = self.kind
         if kind == "auto":
             kind = "infiniband" if not is_same_node else "pcie" if device.scale_up is None else "nvlink"
@@ -92,13 +93,13 @@ class NetworkSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Where a replica stands."""
+    """The placement of a replica."""
 
     device: Device
     num_devices: int
     nodes: range
     host_bytes_per_s: float
-    """Between its GPUs and its host's memory."""
+    """Bandwidth between its GPUs and the memory of its host."""
 
 
 class Topology:
@@ -108,16 +109,16 @@ class Topology:
         self.settings = settings
         self._sites: dict[int, _Site] = {}
         self._next_node = 0
-        self._num_left = 0  # devices of the node begun last
-        self._begun: Device | None = None  # what they are
+        self._num_unused = 0  # devices of the node that was filled last
+        self._unused_device: Device | None = None  # the kind of these
         self._capacities: dict[str, Capacity] = {}
-        self._ports: dict[int, list[tuple[Capacity, float]]] = {}  # by replica
+        self._ports: dict[int, list[tuple[Capacity, float]]] = {}  # by replica index
         self._routes: dict[tuple[int, int, int | None], Route] = {}
-        self._free: list[_Site] = []  # left by replicas that have gone
+        self._free: list[_Site] = []  # of removed replicas
 
     @property
     def capacities(self) -> dict[str, Capacity]:
-        """Those in use so far, by name."""
+        """Capacities that routes have used so far, by name."""
         return self._capacities
 
     def place(
@@ -128,36 +129,36 @@ class Topology:
         host_bytes_per_s: float = inf,
         instead_of: int | None = None,
     ) -> None:
-        """A replica comes, to devices that one like it has left, or else to the next free ones.
+        """Places a replica on devices that an equal one has left, else on the next unused ones.
 
-        instead_of: to those of another one that is just going.
+        instead_of: a replica that is being removed, on the devices of which it is placed.
         """
         if instead_of is not None:
             self._sites[replica] = self._sites.pop(instead_of)
             return
-        left = next(
+        reused = next(
             (site for site in self._free if (site.device, site.num_devices) == (device, num_devices)), None
         )
-        if left is not None:
-            self._free.remove(left)
-            self._sites[replica] = replace(left, host_bytes_per_s=host_bytes_per_s)
+        if reused is not None:
+            self._free.remove(reused)
+            self._sites[replica] = replace(reused, host_bytes_per_s=host_bytes_per_s)
             return
         self.settings.check(device)
-        if device != self._begun or num_devices > self._num_left:
+        if device != self._unused_device or num_devices > self._num_unused:
             num_nodes = -(-num_devices // device.gpus_per_node)
             nodes = range(self._next_node, self._next_node + num_nodes)
-            self._num_left = num_nodes * device.gpus_per_node - num_devices
+            self._num_unused = num_nodes * device.gpus_per_node - num_devices
             self._next_node += num_nodes
-            self._begun = device
+            self._unused_device = device
         else:
             nodes = range(self._next_node - 1, self._next_node)
-            self._num_left -= num_devices
+            self._num_unused -= num_devices
         self._sites[replica] = _Site(device, num_devices, nodes, host_bytes_per_s)
 
     def remove(self, replica: int) -> list[tuple[Capacity, float]]:
-        """A replica has gone, its devices are free; returns the ports that it had, as `ports`."""
+        """Removes a replica, which frees its devices; returns its ports, as `ports` does."""
         site = self._sites.pop(replica, None)
-        if site is not None:  # else another one has taken its place
+        if site is not None:  # None: another replica has taken its devices
             self._free.append(site)
         ports = self._ports.pop(replica, [])
         for capacity, _ in ports:
@@ -166,17 +167,18 @@ class Topology:
         return ports
 
     def ports(self, replica: int) -> list[tuple[Capacity, float]]:
-        """Those of a replica that are in use so far, and what passes them when nothing is wrong."""
+        """Returns the ports of a replica that routes have used, with their bandwidths without failures."""
         return self._ports.get(replica, [])
 
     def has_route(self, source: int, target: int, host: int | None = None) -> bool:
-        """Whether there is one already."""
+        """Returns whether `route` has been called with these arguments before."""
         return (source, target, host) in self._routes
 
     def route(self, source: int, target: int, *, host: int | None = None) -> Route:
-        """From one replica's GPUs to another's. Raises KeyError for a replica that was not placed.
+        """Returns the route from the GPUs of one replica to those of another.
 
-        host: that one of the two whose host's memory is meant instead.
+        host: one of the two replicas, for which the route ends in the memory of its host instead of its GPUs.
+        Raises KeyError for a replica that was not placed.
         """
         route = self._routes.get((source, target, host))
         if route is None:
@@ -204,27 +206,27 @@ class Topology:
             capacities.append(self._host_port(host, "out" if host == source else "in"))
         return Route(capacities, max(link.latency_s for link in links))
 
-    def _host_port(self, replica: int, way: str) -> Capacity:
-        """All that is read from, or written to, its host's memory for others."""
+    def _host_port(self, replica: int, direction: str) -> Capacity:
+        """Returns the capacity for reads (out) or writes (in) of a host's memory by other replicas."""
         bytes_per_s = self._sites[replica].host_bytes_per_s
-        return self._own(replica, f"replica {replica} host {way}", bytes_per_s)
+        return self._own(replica, f"replica {replica} host {direction}", bytes_per_s)
 
-    def _port(self, replica: int, way: str, site: _Site, link: Link) -> Capacity:
-        """All that leaves, or reaches, a replica over one kind of link."""
+    def _port(self, replica: int, direction: str, site: _Site, link: Link) -> Capacity:
+        """Returns the capacity for all bytes that leave or reach a replica over one kind of link."""
         bytes_per_s = link.bandwidth_bytes_per_s * site.num_devices * self.settings.reached_share
-        return self._own(replica, f"replica {replica} {way}, {link.name}", bytes_per_s, is_bounded=True)
+        return self._own(replica, f"replica {replica} {direction}, {link.name}", bytes_per_s, is_bounded=True)
 
     def _own(self, replica: int, name: str, bytes_per_s: float, *, is_bounded: bool = False) -> Capacity:
-        """A port of a replica."""
+        """Returns a port of a replica, which is created at its first use."""
         is_new = name not in self._capacities
         port = self._capacity(name, bytes_per_s, is_bounded=is_bounded)
         if is_new:
             self._ports.setdefault(replica, []).append((port, bytes_per_s))
         return port
 
-    def _node_port(self, site: _Site, way: str, link: Link) -> Capacity:
+    def _node_port(self, site: _Site, direction: str, link: Link) -> Capacity:
         bytes_per_s = link.bandwidth_bytes_per_s * len(site.nodes) * self.settings.reached_share
-        return self._capacity(f"node {site.nodes[0]} {way}, {link.name}", bytes_per_s)
+        return self._capacity(f"node {site.nodes[0]} {direction}, {link.name}", bytes_per_s)
 
     def _capacity(self, name: str, bytes_per_s: float, *, is_bounded: bool = False) -> Capacity:
         capacity = self._capacities.get(name)

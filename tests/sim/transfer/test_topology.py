@@ -123,7 +123,7 @@ def test_refuses_a_link_that_the_device_does_not_have(l4):
         ({"reached_share": 0.0}, "reached_share=0.0: must be > 0 and <= 1"),
         ({"max_transfers": 0}, "max_transfers=0: must be a whole number >= 1; null for no limit"),
         ({"buffer_gib": 0.0}, "buffer_gib=0.0: must be a finite number > 0 GiB"),
-        ({"bandwidth_bytes_per_s": 1e9}, "kind=auto, bandwidth_bytes_per_s or latency_s set: two links"),
+        ({"bandwidth_bytes_per_s": 1e9}, "kind=auto: bandwidth_bytes_per_s and latency_s must be null"),
         ({"kind": "ethernet"}, "kind=ethernet: bandwidth_bytes_per_s and latency_s must be set"),
     ],
 )
