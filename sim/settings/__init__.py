@@ -1,1 +1,1 @@
-"""From config groups and overrides to a scenario: composing, checking, building."""
+"""Composes and checks configs and builds scenarios from them."""

@@ -1,8 +1,8 @@
-"""From a config node to the object that it names, or to an error that a user can act on.
+"""Builds the object that a config node names, or raises an error that tells the user what to change.
 
-The config folder is the registry: `_target_` names a class (or a function that returns an object) and the
-other keys are its settings. Hydra's own `instantiate` would report a misspelt setting as a TypeError deep
-in a stack trace and would pass `abc` to a float field; `build` checks every setting first.
+There is no registry of classes: `_target_` names a class (or a function that returns an object) and the other
+keys are its settings. Hydra's own `instantiate` would report a misspelt setting as a TypeError deep in a
+stack trace and would pass `abc` to a float field; `build` checks every setting first.
 """
 
 import importlib
@@ -27,15 +27,15 @@ _MISSING = "???"
 def build(node: Any, key: str, kind: Any = Any) -> Any:
     """Builds the object named by `node._target_`; its settings are checked against the annotations.
 
-    `key` is where the node stands in the config (`batching`), for messages; `kind` is the class or protocol
-    that is needed there. Nodes with their own `_target_` inside it, also in lists and mappings, are built
-    first. No class is called before it is known that its place takes its objects.
-    Raises ConfigError for a missing, unknown or ill-typed setting, for a target that cannot be imported,
-    and for every ValueError or OSError with which the target refuses its settings.
+    key: the place of the node in the config (`batching`), for messages. kind: the class or protocol that is
+    needed there. Nodes with their own `_target_` inside it, also in lists and mappings, are built first, but
+    no class is called before its place is known to accept it.
+    Raises ConfigError for a missing, unknown or ill-typed setting, for a target that cannot be imported, and
+    if the target raises ValueError or OSError.
     """
     settings = _plain(node, key)
     if not isinstance(settings, Mapping) or not isinstance(settings.get(TARGET), str):
-        raise ConfigError(f"{key}={shown(settings)}: must be a mapping whose {TARGET} names a class")
+        raise ConfigError(f"{key}={shown(settings)}: must be a mapping with a {TARGET} that names a class")
     target = locate(settings[TARGET], key)
     if kind is not Any:
         _checked(_planned(settings, key), kind, key)
@@ -43,9 +43,9 @@ def build(node: Any, key: str, kind: Any = Any) -> Any:
 
 
 def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
-    """Like `build`, where the place in the config, not a `_target_`, says what is built.
+    """Builds an object like `build`, but of a given target instead of the node's `_target_`.
 
-    `key` is empty for the root of the config.
+    key: empty for the root of the config.
     """
     plain = _plain(node, key)
     if not isinstance(plain, Mapping):
@@ -76,7 +76,7 @@ def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
 
 
 def locate(path: str, key: str) -> Callable[..., Any]:
-    """The class, function or classmethod with that dotted path, imported as far as necessary."""
+    """Imports and returns the class, function or classmethod with a dotted path. Raises ConfigError."""
     where = f"{_join(key, TARGET)}={path}"
     parts = path.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
@@ -87,7 +87,7 @@ def locate(path: str, key: str) -> Callable[..., Any]:
             raise ConfigError(_nothing_there(found, ".".join(parts[:i]), parts[i], where))
         found = getattr(found, parts[i])
         if isinstance(found, ModuleType):
-            raise ConfigError(f"{where}: {found.__name__} is a module that it imports; name its own path")
+            raise ConfigError(f"{where}: {found.__name__} is only imported there; use the module's own path")
     if not callable(found):
         raise ConfigError(f"{where}: must be a class or a function, found a {type(found).__name__}")
     target: Callable[..., Any] = found
@@ -102,17 +102,17 @@ def _nothing_there(owner: Any, owner_path: str, name: str, where: str) -> str:
 
 
 def _import_longest(parts: list[str], where: str) -> tuple[Any, int]:
-    """The deepest importable module of a.b.c and how many parts name it; what follows are attributes."""
+    """Imports the longest prefix of a.b.c that is a module; returns it and its number of parts."""
     for end in range(len(parts), 0, -1):
         module = ".".join(parts[:end])
         try:
             return importlib.import_module(module), end
         except ModuleNotFoundError as error:
             own_prefix = error.name is not None and f"{module}.".startswith(f"{error.name}.")
-            if not own_prefix:  # the module exists, something that it imports does not
+            if not own_prefix:  # the module exists, but a module that it imports does not
                 raise ConfigError(f"{where}: importing {module} failed: {error}") from error
         except Exception as error:
-            # The user's own file may fail in any way while it is imported; the cause is kept for a debugger.
+            # A file of the user can raise any error during import; the cause is kept for debugging.
             raise ConfigError(
                 f"{where}: importing {module} failed: {type(error).__name__}: {error}"
             ) from error
@@ -123,11 +123,11 @@ def _import_longest(parts: list[str], where: str) -> tuple[Any, int]:
 
 @lru_cache(maxsize=1024)
 def _parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
-    """Settings that the target takes: name -> (annotation, whether it must be given). Not to be changed."""
+    """Returns the settings of a target: name -> (annotation, whether it is required). Must not be changed."""
     plain_class = isinstance(target, type) and not is_dataclass(target)
     try:
         hints = get_type_hints(target.__init__ if plain_class else target)
-    except NameError:  # a name imported for type checkers only: leave those settings to the target
+    except NameError:  # a name is imported for type checkers only: these settings are not checked here
         hints = {}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
@@ -138,7 +138,7 @@ def _parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
 
 
 def _plain(node: Any, key: str) -> Any:
-    """The node as dicts and lists, interpolations resolved, `???` kept."""
+    """Returns the node as dicts and lists with interpolations resolved; `???` is kept."""
     if not OmegaConf.is_config(node):
         return node
     try:
@@ -149,7 +149,7 @@ def _plain(node: Any, key: str) -> Any:
 
 
 def _planned(value: Any, key: str) -> Any:
-    """Returns the value with `Planned` objects in the place of nodes that have a `_target_`; else itself."""
+    """Returns the value with nodes that have a `_target_` replaced by `Planned` objects."""
     if isinstance(value, Mapping):
         if isinstance(value.get(TARGET), str):
             path = value[TARGET]
@@ -163,7 +163,7 @@ def _planned(value: Any, key: str) -> Any:
 
 
 def _class_made_by(target: Callable[..., Any], where: str) -> type:
-    """Returns the class of the objects that a target makes. Raises ConfigError if it does not declare it."""
+    """Returns the class of the objects that a target returns. Raises ConfigError if it is not annotated."""
     if isinstance(target, type):
         return target
     try:
@@ -174,12 +174,12 @@ def _class_made_by(target: Callable[..., Any], where: str) -> type:
     if made is Self or (made is None and isinstance(owner, type)):
         made = owner
     if not isinstance(made, type):
-        raise ConfigError(f"{where}: must be a class, or a function whose return annotation is a class")
+        raise ConfigError(f"{where}: must be a class, or a function with a class as its return annotation")
     return made
 
 
 def _build_nested(value: Any, key: str) -> Any:
-    """`value` with every node that has a `_target_` replaced by its object."""
+    """Returns the value with every node that has a `_target_` replaced by its object."""
     if isinstance(value, Mapping):
         if TARGET in value:
             return build(value, key)
@@ -194,14 +194,14 @@ def _checked(value: Any, annotation: Any, key: str) -> Any:
         return convert(value, annotation)
     except ValueError as error:
         message = str(error)
-        if message.startswith(("[", ".")):  # an element of a list or mapping: the message says which
+        if message.startswith(("[", ".")):  # the message begins with the element of a list or mapping
             raise ConfigError(f"{key}{message}") from None
         where = key if isinstance(error, WrongObject) else f"{key}={shown(value)}"
         raise ConfigError(f"{where}: {message}") from None
 
 
 def _as_given(message: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """The message with values as the user wrote them: -1, not the -1.0 of a float field; null, not None."""
+    """Returns the message with values as the user wrote them: -1 instead of -1.0, null instead of None."""
     for name, value in values.items():
         converted = isinstance(value, float) and isinstance(given[name], int)
         if converted or value is None or isinstance(value, bool):
@@ -211,7 +211,7 @@ def _as_given(message: str, given: Mapping[str, Any], values: Mapping[str, Any])
 
 
 def _located(message: str, key: str, parameters: Mapping[str, Any]) -> str:
-    """Settings classes begin a message with the field (`max_wait_s=-1: must be > 0 s`): then key.field."""
+    """Prefixes the message of a settings class (`max_wait_s=-1: must be > 0 s`) with the node's key."""
     field = re.match(r"(\w+)[=:.\[]", message)
     if field and field[1] in parameters:
         return _join(key, message)

@@ -1,4 +1,4 @@
-"""Composing configs: one run's, or those of every point of a multirun."""
+"""Composes the config of one run, or the overrides of every point of a multirun."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,30 +23,31 @@ from sim.settings.yaml_files import YamlRepository
 
 
 class Composition(NamedTuple):
-    """How a config came about, so that others like it can be made."""
+    """The source and the overrides of a config, from which similar configs can be composed."""
 
     source: "ConfigSource"
     overrides: Sequence[str]
-    """Those of the settings; none is about Hydra itself."""
+    """Overrides of settings; overrides of Hydra itself are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigSource:
-    """A root config and the folders that its choices come from; the first folder holds the root."""
+    """A root config and the folders with its choices; the first folder holds the root config."""
 
     config_name: str
     dirs: Sequence[Path]
 
     def compose(self, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-        """The config with these overrides, its pools complete: see `pools.complete`.
+        """Composes the config with these overrides and completes its pools (see `pools.complete`).
 
-        Raises what Hydra raises, which `hydra_errors.explain` reads, and ConfigError for a pool's settings.
+        Raises Hydra's exceptions, which `hydra_errors.explain` converts, and ConfigError for settings of
+        pools.
         """
         cfg = self.loader().load_configuration(self.config_name, list(overrides), RunMode.RUN)
         return cfg if with_hydra else without_hydra(cfg)
 
     def loader(self) -> "PoolsLoader":
-        """What Hydra composes with. It leaves Hydra's state of the process alone, a running job's too."""
+        """Creates the loader; it does not change Hydra's global state, so that it works inside a job."""
         version.setbase("1.3")
         setup_globals()  # ${now:...} and ${hydra:...}
         JobRuntime.instance().set("name", self.config_name)
@@ -58,14 +59,14 @@ class ConfigSource:
         return PoolsLoader(search_path, self.dirs)
 
     def compose_plain(self, overrides: Sequence[str]) -> Any:
-        """The same as dicts and lists, interpolations and `???` as they are written."""
+        """Composes the config as dicts and lists; interpolations and `???` are kept as they are written."""
         return OmegaConf.to_container(self.compose(overrides))
 
     def points(self, overrides: Sequence[str]) -> list[list[str]] | None:
-        """The overrides of every run of a multirun, as Hydra's basic sweeper orders them.
+        """Returns the overrides of every run of a multirun, in the order of Hydra's basic sweeper.
 
-        None if only another sweeper can tell (intervals, a `hydra/sweeper` of the user's). Of overrides of
-        one key the last one counts.
+        Returns None if another sweeper decides them (intervals, `hydra/sweeper` set by the user). The last of
+        several overrides of one key is used.
         """
         alternatives = self.alternatives(overrides)
         if alternatives is None:
@@ -74,9 +75,9 @@ class ConfigSource:
         return [list(point) for point in itertools.product(*by_key.values())]
 
     def alternatives(self, overrides: Sequence[str]) -> list[list[str]] | None:
-        """For each override, those that a multirun makes of it: one, unless it names several values.
+        """Returns, for each override, its variants in a multirun: one, unless it has several values.
 
-        None: see `points`.
+        Returns None as `points` does.
         """
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         if any(o.key_or_group == "hydra/sweeper" or _is_continuous(o) for o in parsed):
@@ -99,7 +100,7 @@ def _is_continuous(override: Override) -> bool:
 
 
 class PoolsLoader(ConfigLoaderImpl):
-    """Hydra's loader, which completes the pools of what it composes for a run."""
+    """Hydra's loader, extended to complete the pools of the config of a run."""
 
     def __init__(self, search_path: Any, dirs: Sequence[Path]) -> None:
         super().__init__(search_path)
@@ -114,7 +115,7 @@ class PoolsLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        """Of a multirun as a whole, pools are as they are written."""
+        """Composes a config and completes its pools, except for the config of a multirun as a whole."""
         overrides = pools.forced(with_new_names(overrides))
         checks = {"from_shell": from_shell, "validate_sweep_overrides": validate_sweep_overrides}
         load = super().load_configuration
@@ -130,7 +131,7 @@ class PoolsLoader(ConfigLoaderImpl):
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
-    """The config, from which Hydra's node was removed."""
+    """Removes Hydra's node from the config and returns the config."""
     with open_dict(cfg):
         cfg.pop("hydra", None)
     return cfg

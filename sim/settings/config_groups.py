@@ -1,6 +1,6 @@
-"""The config folders as the user sees them: groups, their choices, and what the YAML comments say.
+"""Reads the config folders: groups, their choices, and the comments in their YAML files.
 
-Plain file reading, so that `list`, shell completion and error messages do not have to start Hydra.
+Reads files directly, so that `list`, shell completion and error messages need not start Hydra.
 """
 
 import re
@@ -23,12 +23,12 @@ class Choice(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Its first comment line."""
+        """First comment line of the file."""
         return first_comment(self.file)
 
 
 def config_dirs(user_dir: Path | None, own_dir: Path = CONFIG_DIR) -> list[Path]:
-    """Where choices are looked for: our own folder and, if given, the user's."""
+    """Returns the folders with choices: windtunnel's own and, if given, the user's. Raises ConfigError."""
     if user_dir is None:
         return [own_dir]
     if not user_dir.is_dir():
@@ -37,10 +37,10 @@ def config_dirs(user_dir: Path | None, own_dir: Path = CONFIG_DIR) -> list[Path]
 
 
 def find_groups(dirs: Sequence[Path]) -> dict[str, list[Choice]]:
-    """Every group (`workload`, `workload/arrivals`) with its choices, both sorted by name.
+    """Returns every group (`workload`, `workload/arrivals`) with its choices, both sorted by name.
 
-    Hydra's own settings (the folder `hydra`) are no group of ours. Where two folders have the same choice,
-    the first one wins, as in Hydra.
+    The folder `hydra`, with Hydra's own settings, is not a group. If two folders have the same choice, the
+    first one is used, as in Hydra.
     """
     found: dict[str, dict[str, Choice]] = {}
     for config_dir in dirs:
@@ -51,7 +51,7 @@ def find_groups(dirs: Sequence[Path]) -> dict[str, list[Choice]]:
 
 
 def first_comment(file: Path) -> str:
-    """The first comment line of a YAML file that is not a Hydra directive; empty if there is none."""
+    """Returns the first comment line of a YAML file that is not a Hydra directive, or an empty text."""
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.strip() and not line.startswith("#"):
             return ""
@@ -62,9 +62,9 @@ def first_comment(file: Path) -> str:
 
 
 def key_comments(file: Path, prefix: str = "") -> dict[str, str]:
-    """The comment behind each key of a YAML file, by dotted key (empty if there is none).
+    """Returns dotted key -> the comment after the key in a YAML file (empty if there is none).
 
-    Block style only, which is how our config files are written; lists are skipped.
+    Reads block style only, as our config files are written; lists are skipped.
     """
     comments: dict[str, str] = {}
     parents: list[tuple[int, str]] = [(-1, prefix)] if prefix else []

@@ -1,7 +1,7 @@
-"""One plain config value, checked against the annotation of the field that it is meant for.
+"""Checks a plain config value against the annotation of its field and converts it.
 
-Stricter than OmegaConf's structured configs (a bool is no integer, a number is no text with other
-spelling) and wider: objects, protocols, unions and typed containers pass, which OmegaConf refuses.
+Stricter than OmegaConf's structured configs (a bool is not an integer, a float is not text) and more general:
+objects, protocols, unions and typed containers are allowed, which OmegaConf rejects.
 """
 
 import types
@@ -16,7 +16,7 @@ PLAIN_TYPES = (bool, int, float, str, list, tuple, dict, type(None))
 
 
 class Planned:
-    """Stands for an object that is built only once its place is known to take objects of that class."""
+    """Placeholder for an object that is built after its place is known to accept objects of its class."""
 
     __slots__ = ("kind",)
 
@@ -25,14 +25,14 @@ class Planned:
 
 
 class WrongObject(ValueError):
-    """An object of another kind than is needed; the message names it, so that its value need not be shown."""
+    """An object of the wrong class; the message names its class, so that its value need not be shown."""
 
 
 def convert(value: Any, annotation: Any) -> Any:
-    """`value` as the type that `annotation` asks for.
+    """Converts `value` to the type of the annotation.
 
-    Raises ValueError with the rule alone (`must be an integer`), as the caller knows key and value; for an
-    element of a container the message begins with the element: `[2]=abc: must be an integer`.
+    Raises ValueError with the rule alone (`must be an integer`), because the caller knows key and value; for
+    an element of a container the message begins with the element: `[2]=abc: must be an integer`.
     """
     if annotation is Any:
         return value
@@ -50,7 +50,7 @@ def convert(value: Any, annotation: Any) -> Any:
         return _SCALARS[annotation](value)
     container = origin or annotation
     if not isinstance(container, type) or is_typeddict(container):
-        return value  # a type variable, a NewType: nothing to check against
+        return value  # a type variable or a NewType cannot be checked
     if issubclass(container, Enum):
         return _to_enum(value, container)
     if container is tuple:
@@ -63,7 +63,7 @@ def convert(value: Any, annotation: Any) -> Any:
 
 
 def example_of(annotation: Any) -> str:
-    """A value of that type, for a message that asks for one."""
+    """Returns an example value of a type, for messages."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     for kind, example in ((Path, "FILE"), (bool, "true"), (int, "1"), (float, "1.0")):
         if kind in kinds:
@@ -73,7 +73,7 @@ def example_of(annotation: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a user would have typed it; of an object, what it is."""
+    """Returns a value as a user would type it; for an object, the name of its class."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
@@ -85,7 +85,7 @@ def shown(value: Any) -> str:
 
 
 def _class_of(value: Any) -> type:
-    """Returns the class of an object, also of one that is not built yet."""
+    """Returns the class of an object, which may be `Planned`."""
     return value.kind if isinstance(value, Planned) else type(value)
 
 
@@ -100,7 +100,7 @@ def _to_bool(value: Any) -> bool:
 
 
 def _to_int(value: Any) -> int:
-    """Whole floats pass: `num_requests=1e6` is how people write a million."""
+    """Converts to an integer; whole floats are allowed, because users write `num_requests=1e6`."""
     whole = isinstance(value, float) and value.is_integer()
     _require(whole or _is_int(value), "must be an integer")
     return int(value)
@@ -112,7 +112,7 @@ def _to_float(value: Any) -> float:
 
 
 def _to_str(value: Any) -> str:
-    """Integers pass (a path may be `2023`); floats and booleans would change their spelling on the way."""
+    """Converts to text; integers are allowed (a path may be `2023`), floats and booleans are not."""
     _require(isinstance(value, str) or _is_int(value), "must be text (put it in quotes)")
     return str(value)
 
@@ -135,7 +135,7 @@ _SCALARS: dict[Any, Callable[[Any], Any]] = {
 
 
 def _to_enum(value: Any, kind: type[Enum]) -> Enum:
-    """By member name, or by value for enums of text."""
+    """Returns the member of an enum by its name or its value."""
     if isinstance(value, kind):
         return value
     for member in kind:
@@ -145,7 +145,7 @@ def _to_enum(value: Any, kind: type[Enum]) -> Enum:
 
 
 def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:
-    """The first member of the union that takes the value; an exact type goes before a conversion."""
+    """Converts to the first member of a union that accepts the value; an exact type is preferred."""
     if type(value) in kinds:
         return value
     rules = []
@@ -197,10 +197,10 @@ def _item(where: str, value: Any, kind: Any) -> Any:
 
 
 def _to_object(value: Any, kind: type) -> Any:
-    """An object that build() made from a nested node."""
+    """Checks an object that `build` has built from a nested node, and returns it."""
     _require(
         not isinstance(value, PLAIN_TYPES),
-        f"must be {_with_article(kind)}: a mapping whose _target_ names the class",
+        f"must be {_with_article(kind)}: a mapping with a _target_ that names the class",
     )
     if _lack(value, kind):
         raise _wrong_object(value, [kind])
@@ -217,14 +217,14 @@ def _with_article(kind: type) -> str:
 
 
 def _lack(value: Any, kind: type) -> str:
-    """Returns what keeps an object from being of that kind: `has no fill(...)`; empty if nothing does.
+    """Returns the reason why an object is not of a kind, such as `has no fill(...)`; empty if it is.
 
-    A protocol asks for its public members; those that are methods there must be callable. Of an object that
-    is not built yet only the methods are known.
+    An object of a protocol must have its public members; methods must be callable. Of a `Planned` object only
+    the methods are checked.
     """
     own = _class_of(value)
     if not getattr(kind, "_is_protocol", False):
-        return "" if issubclass(own, kind) else f"is no {kind.__name__}"
+        return "" if issubclass(own, kind) else f"is not {_with_article(kind)}"
     is_planned = isinstance(value, Planned)
     if is_planned and hasattr(own, "__getattr__"):
         return ""
@@ -238,7 +238,7 @@ def _lack(value: Any, kind: type) -> str:
 
 
 def _members(protocol: type) -> dict[str, bool]:
-    """Public members of a protocol and of those that it extends: name -> whether it is a method."""
+    """Returns the public members of a protocol and its bases: name -> whether it is a method."""
     bases = [base for base in reversed(protocol.__mro__) if getattr(base, "_is_protocol", False)]
     names = dict.fromkeys(
         name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))

@@ -1,21 +1,21 @@
-"""Error messages for a wrong setting: what is allowed, and what was probably meant."""
+"""Error messages for wrong settings, with the allowed names and the most similar one."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used. The command line prints the message alone and exits 2."""
+    """A setting that cannot be used. The command line prints only the message and exits with status 2."""
 
 
-GONE = {"rate_scale": "load=2, at the root, lets the same requests arrive in half the time"}
-"""Settings that there were, by their last part, and what does the same."""
+GONE = {"rate_scale": "use load=2, at the root, for the same requests at twice the rate"}
+"""Removed settings, by the last part of their key -> the advice what to use instead."""
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `name` was probably meant to be, or None if nothing comes close.
+    """Returns the candidate that is most similar to `name`, or None if none is similar.
 
-    Dotted keys also match by their last part alone, so that `leap` finds `sim.leap`.
+    Dotted keys also match by their last part alone: `leap` finds `sim.leap`.
     """
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
@@ -27,10 +27,10 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def suggest(name: str, allowed: Iterable[str], also: Iterable[str] = ()) -> str:
-    """`nearest: X; allowed: a, b, c`, the tail of an error about an unknown `name`.
+    """Returns `nearest: X; allowed: a, b, c`, the end of an error message about an unknown `name`.
 
-    `also` are names that may be proposed as the nearest but are too many to list. Of a name that is `GONE`:
-    what does the same.
+    also: further names that may be the nearest but are too many to list. For a removed setting (`GONE`)
+    returns the advice what to use instead.
     """
     if (instead := GONE.get(name.rpartition(".")[2])) is not None:
         return instead

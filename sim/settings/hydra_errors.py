@@ -1,8 +1,7 @@
-"""Hydra's and OmegaConf's complaints in our words: key, value, rule, nearest valid name.
+"""Converts exceptions of Hydra and OmegaConf to messages with key, value, rule and nearest valid name.
 
-Hydra answers a misspelt key with the advice to prefix `+`, which fails later and deeper, and never proposes
-a name. What went wrong is read from the exceptions' own fields where they have them, and from the message
-where they do not.
+For a misspelt key Hydra recommends a prefix `+`, with which the command fails later, and it never suggests a
+name. The details are read from the fields of the exceptions or, where these are missing, from their messages.
 """
 
 import re
@@ -28,20 +27,20 @@ from sim.settings.errors import ConfigError, nearest, suggest
 from sim.settings.override import Override
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
-"""What Hydra raises around a run because of what the user wrote."""
+"""Exceptions of Hydra, before or after a run, that are mistakes of the user."""
 
 COMPOSE_ERRORS = (*USER_ERRORS, OmegaConfBaseException, ValueError)
-"""The same while composing, where nothing of ours runs: Hydra raises ValueError for `group=5`."""
+"""Exceptions while composing that are mistakes of the user: Hydra raises ValueError for `group=5`."""
 
 OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.model.lora.Lora, rank: 16, num_active: 8}"}
-"""Nodes that are null in the config, and an example of what may stand there."""
+"""Nodes that are null in the config -> an example of a value."""
 
 GROUP_OF = {"decode_routing": "routing"}
-"""Keys that are chosen from a group of another name: routing@decode_routing=power_of_two."""
+"""Keys with choices from a group of another name: routing@decode_routing=power_of_two."""
 
 
 def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) -> ConfigError:
-    """The error to show for `error`, which came up with these overrides."""
+    """Returns the error to show for an exception that composing with these overrides has raised."""
     return ConfigError(_message(error, overrides, source))
 
 
@@ -49,7 +48,7 @@ def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) ->
 def explained(
     source: ConfigSource, overrides: Sequence[str], errors: tuple[type[Exception], ...] = COMPOSE_ERRORS
 ) -> Iterator[None]:
-    """ConfigError in place of such an error, which came up with these overrides."""
+    """Converts exceptions inside the context, which composing with these overrides raises, to ConfigError."""
     try:
         yield
     except errors as error:
@@ -57,7 +56,7 @@ def explained(
 
 
 def composed(source: ConfigSource, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-    """The config with these overrides. Raises ConfigError."""
+    """Composes the config with these overrides. Raises ConfigError."""
     with explained(source, overrides):
         cfg = source.compose(overrides, with_hydra=with_hydra)
     check_edits(cfg, overrides, source)
@@ -65,11 +64,11 @@ def composed(source: ConfigSource, overrides: Sequence[str], *, with_hydra: bool
 
 
 def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource) -> None:
-    """Refuse `+key=value` where no code looks at the key, outside the nodes that `build` checks.
+    """Raises ConfigError for overrides that compose but have no effect or break the config.
 
-    `key=choice` is refused where the choice must be written with its group.
-
-    `~key` is refused where somebody does look: the commands read every key of the root.
+    These are `+key=value` with a key that no code reads (keys below a `_target_` are checked by `build`),
+    `key=choice` where the choice must be written with its group, and `~key` with a root key, because the
+    commands read all root keys.
     """
     groups = find_groups(source.dirs)
     for key, group in GROUP_OF.items():
@@ -84,13 +83,13 @@ def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource)
             if origin := _group_at(key, chosen):
                 raise ConfigError(_chosen_elsewhere(key, override.value or "", origin, source))
         if not override.is_added or key in groups or key.startswith(("hydra", "pools.")):
-            continue  # pools.complete checks what is in a pool
+            continue  # pools.complete checks the settings of pools
         if not _is_built(key, cfg) and key not in _keys(source.compose([])):
             raise ConfigError(_no_such_key(key, overrides, source))
 
 
 def _node(cfg: DictConfig, key: str) -> Any:
-    """What stands at the key; None where nothing does, or where it refers to nothing."""
+    """Returns the value of a key; None if the key, or the key that it refers to, does not exist."""
     try:
         return OmegaConf.select(cfg, key)
     except OmegaConfBaseException:
@@ -98,7 +97,7 @@ def _node(cfg: DictConfig, key: str) -> Any:
 
 
 def _group_at(key: str, cfg: DictConfig) -> str | None:
-    """The group from which this config, with Hydra's node, takes what stands at the key."""
+    """Returns the group of which the config has a choice at the key. cfg: with Hydra's node."""
     for written in map(str, cfg.hydra.runtime.choices):
         group, _, package = written.partition("@")
         if key == (package or group.replace("/", ".")):
@@ -107,14 +106,14 @@ def _group_at(key: str, cfg: DictConfig) -> str | None:
 
 
 def _is_built(key: str, cfg: DictConfig) -> bool:
-    """Whether a node above the key has a `_target_`, so that `build` will check the key."""
+    """Returns whether a node above the key has a `_target_`, so that `build` checks the key."""
     parts = key.split(".")
     above = [OmegaConf.select(cfg, ".".join(parts[:i])) for i in range(1, len(parts))]
     return any(isinstance(node, DictConfig) and "_target_" in node for node in above)
 
 
 def _deleted(key: str, source: ConfigSource) -> str:
-    """A group or setting of the root that must be there."""
+    """Returns the message for a group or setting at the root that must not be deleted."""
     if choices := _choices(key, source):
         return f"~{key}: must be chosen; allowed: {', '.join(f'{key}={choice}' for choice in choices)}"
     node = source.compose([]).get(key)
@@ -180,7 +179,7 @@ def _no_such_choice(error: MissingConfigException, overrides: Sequence[str], sou
 
 
 def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> str:
-    """Lists the valid names beside the wrong one; if its parent is wrong too, the names at the root."""
+    """Returns the message with the valid names next to the key, or at the root if its parent is unknown."""
     if key.startswith("hydra"):
         return f"{key}: no such setting of Hydra"
     parsed = list(map(Override.parse, overrides))
@@ -217,9 +216,9 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
 
 
 def _no_settings(key: str, cfg: DictConfig, chosen: DictConfig, source: ConfigSource) -> str | None:
-    """A setting of a group whose present choice has none: model.transform.keep with model/transform=none.
+    """Returns the message for a setting of a choice without settings, or None if the key is not one.
 
-    chosen: the choices of the config, by group.
+    Example: model.transform.keep with model/transform=none. chosen: the choices of the config, by group.
     """
     groups, parts = find_groups(source.dirs), key.split(".")
     for i in range(len(parts) - 1, 0, -1):
@@ -231,25 +230,25 @@ def _no_settings(key: str, cfg: DictConfig, chosen: DictConfig, source: ConfigSo
         others = [name for name, keys in settings.items() if "_target_" in keys]
         if others:
             best = next((name for name in others if parts[i] in settings[name]), others[0])
-            instead = f"choose one that has, such as {group}={best}"
+            instead = f"choose one with settings, such as {group}={best}"
             present = shown(chosen[group])
             return f"{key}: {group}={present} has no settings; {instead}"
     return None
 
 
 def _unused_group(group: str, overrides: Sequence[str], source: ConfigSource) -> str:
-    """A group that exists, but not for the choices made: arrivals of a workload that replays a trace."""
+    """Returns the message for a group that the present choices do not use: arrivals with a trace workload."""
     if group not in find_groups(source.dirs):
         return _no_such_key(group, overrides, source)
     culprit = _override_of(group, overrides) or group
     parent, _, _ = group.rpartition("/")
     if not _is_taken(group, source):
         return f"{culprit}: this command does not take {group}; leave it out"
-    return f"{culprit}: not used by {_override_of(parent, overrides) or f'the present choice of {parent}'}"
+    return f"{culprit}: is not used by {_override_of(parent, overrides) or f'the present choice of {parent}'}"
 
 
 def _is_taken(group: str, source: ConfigSource) -> bool:
-    """Whether the command takes the group's parent, and some choice of the parent takes the group."""
+    """Returns whether the command has the group's parent, and any choice of the parent has the group."""
     parent, _, name = group.rpartition("/")
     if parent not in source.compose([], with_hydra=True).hydra.runtime.choices:
         return False
@@ -258,7 +257,7 @@ def _is_taken(group: str, source: ConfigSource) -> bool:
 
 
 def _chosen_elsewhere(key: str, value: str, group: str, source: ConfigSource) -> str:
-    """A choice that was written to the key, or without its group."""
+    """Returns the message for a choice that was written without its group."""
     choices = _choices(group, source)
     written = group if group == key.replace(".", "/") else f"{group}@{key}"
     if value in choices:
@@ -267,7 +266,7 @@ def _chosen_elsewhere(key: str, value: str, group: str, source: ConfigSource) ->
 
 
 def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
-    """`hardware=5`: the message names only the type, so find the group whose value is no name."""
+    """Returns the message for `hardware=5`; Hydra's names only the type, so all groups are searched."""
     for group, found in find_groups(source.dirs).items():
         choices = [choice.name for choice in found]
         culprit = Override.parse(_override_of(group, overrides) or "")
@@ -278,9 +277,9 @@ def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
 
 
 def _config_without(key: str, overrides: Sequence[str], source: ConfigSource) -> DictConfig:
-    """The config that the user nearly asked for, with Hydra's node.
+    """Composes the config without the overrides of a key, with Hydra's node.
 
-    It is the default one if that cannot be composed either.
+    Returns the default config if this config cannot be composed either.
     """
     culprit = _override_of(key, overrides)
     try:
@@ -298,7 +297,7 @@ def _choices(group: str, source: ConfigSource) -> list[str]:
 
 
 def _keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Every dotted key below a node."""
+    """Yields every dotted key below a node."""
     for name in map(str, node):
         if name == "_target_":
             continue

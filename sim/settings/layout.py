@@ -1,4 +1,4 @@
-"""`layout=`: a policy that chooses the parallel sizes before a scenario is built."""
+"""Applies the layout policy (`layout=`), which chooses the parallel sizes before a scenario is built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sim.setup.layout_choice import chosen_layout
 
 
 def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a Deployment, or of more than one, with what their `layout` chooses in its place.
+    """Returns the settings of a deployment with `layout` replaced by the parallel sizes that it chooses.
 
     Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""One override as it is written on a command line: `[+|++|~]group_or_setting[@package][=value]`."""
+"""Parses one override of a command line: `[+|++|~]group_or_setting[@package][=value]`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ _INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The parts of an override; any text has them, whether Hydra can read it or not.
+    """The parts of an override; any text has them, even if Hydra cannot read it.
 
-    A group's parts are parted by /, a setting's by a dot: workload/arrivals=gamma, engine.max_num_seqs=64.
-    A package behind an @ says where a choice goes: routing@decode_routing=power_of_two.
+    The parts of a group are separated by /, those of a setting by dots: workload/arrivals=gamma,
+    engine.max_num_seqs=64. A package after an @ is the key at which a choice is placed:
+    routing@decode_routing=power_of_two.
     """
 
     text: str
     prefix: str
-    """+, ++, ~ or nothing."""
+    """+, ++, ~ or empty."""
     key: str
     """The group or the setting, without its package."""
     package: str
     """Empty if there is none."""
     value: str | None
-    """The text behind the first =; None without an =."""
+    """The text after the first =; None without an =."""
 
     @classmethod
     def parse(cls, text: str) -> Override:
-        """Raises nothing: a text without a key has an empty one."""
+        """Splits a text into its parts; raises no error: a text without a key has an empty key."""
         written = text.lstrip("+~")
         name, equals, value = written.partition("=")
         key, _, package = name.partition("@")
@@ -42,17 +43,17 @@ class Override:
 
     @property
     def name(self) -> str:
-        """The key with its package: all that stands before the =, without + and ~."""
+        """The key with its package: the text before the =, without + and ~."""
         return f"{self.key}@{self.package}" if self.package else self.key
 
     @property
     def root(self) -> str:
-        """The key of the root of the config that it is about: engine of engine.max_num_seqs."""
+        """The first part of the key: engine for engine.max_num_seqs."""
         return re.split("[./]", self.key, maxsplit=1)[0]
 
     @property
     def is_added(self) -> bool:
-        """+ or ++: the key need not be there."""
+        """True with the prefix + or ++: the key need not exist."""
         return self.prefix.startswith("+")
 
     @property
@@ -61,31 +62,31 @@ class Override:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has a value, or needs none."""
+        """True if the override has a value or needs none."""
         return self.value is not None or self.is_deleted
 
     def typed_value(self) -> Any:
-        """What Hydra takes the text behind the = for: a number, a text, null, a list, a mapping, a sweep.
+        """Returns the value as Hydra reads it: a number, a text, None, a list, a mapping or a sweep.
 
-        Raises HydraException for a text that it cannot read.
+        Raises HydraException for a text that Hydra cannot read.
         """
         if self.value is not None and _INTEGER.fullmatch(self.value):
-            return int(self.value)  # Hydra's parser takes a millisecond for it, and there may be thousands
+            return int(self.value)  # Hydra's parser takes 1 ms, and there may be thousands of overrides
         return _typed(self.text)
 
 
 def keys_overlap(one: str, other: str) -> bool:
-    """Whether two dotted keys are the same or one lies below the other."""
+    """Returns whether two dotted keys are the same or one is below the other."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def about(overrides: Sequence[str], *roots: str) -> list[str]:
-    """Those of the overrides that are about one of these keys of the root."""
+    """Returns the overrides with one of these keys as their root."""
     return [text for text in overrides if Override.parse(text).root in roots]
 
 
 def not_about(overrides: Sequence[str], *roots: str) -> list[str]:
-    """The others."""
+    """Returns the overrides with other roots than these keys."""
     return [text for text in overrides if Override.parse(text).root not in roots]
 
 

@@ -1,11 +1,11 @@
-"""Pools of a config: each is the run itself with a few settings of its own.
+"""Completes the pools of a config: each has the settings of the run and a few of its own.
 
     pools:
       large: {replicas: 2, hardware: h200_sxm}
       small: {replicas: 6, hardware: l40s, engine.max_num_seqs: 64}
 
-What is written for a pool is an override of the run's own settings, as on the command line: a choice of a
-group (hardware: l40s) or a setting. `complete` puts all that a pool consists of in its place.
+The lines of a pool are overrides of the run's settings, as on the command line: a choice of a group
+(hardware: l40s) or a setting. `complete` replaces them by all settings of the pool.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def complete(
     groups: Mapping[str, Sequence[Choice]],
     compose: Callable[[Sequence[str]], DictConfig],
 ) -> None:
-    """Replace the pools of a config, composed with these overrides, by all of their settings."""
+    """Replaces each pool of a config, composed with these overrides, by all of its settings.
+
+    compose: composes a config from overrides. Raises ConfigError.
+    """
     names = pool_keys()
     common = not_about(overrides, "pools")
     found = {}
@@ -38,13 +41,15 @@ def complete(
         if node is None:
             node = {}
         if not isinstance(node, Mapping):
-            raise ConfigError(f"{where}={shown(node)}: must be a mapping of settings, say {{replicas: 2}}")
+            raise ConfigError(
+                f"{where}={shown(node)}: must be a mapping of settings, for example {{replicas: 2}}"
+            )
         own = list(_flat(node, groups))
         for key, value in own:
             root = Override.parse(key).root
             if root not in names:
                 raise ConfigError(
-                    f"{where}.{key}: no setting of a pool, the whole run has one; {suggest(root, names)}"
+                    f"{where}.{key}: must be set for the whole run, not for a pool; {suggest(root, names)}"
                 )
             if key in groups and not isinstance(value, Mapping):
                 _check_choice(f"{where}.{key}", shown(value), [choice.name for choice in groups[key]])
@@ -62,7 +67,7 @@ def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
 
 
 def forced(overrides: Sequence[str]) -> list[str]:
-    """Overrides as Hydra takes them: a pool's line may say what it has not said yet, and a pool be added."""
+    """Adds ++ to overrides of pools, so that Hydra accepts new settings of a pool and new pools."""
     parsed = map(Override.parse, overrides)
     return [f"++{o.text.lstrip('+')}" if _is_of_a_pool(o) else o.text for o in parsed]
 
@@ -72,14 +77,14 @@ def _is_of_a_pool(override: Override) -> bool:
 
 
 def pool_keys() -> list[str]:
-    """What may differ from pool to pool: keys of the root of the config."""
+    """Returns the root keys that may differ from pool to pool."""
     from sim.setup.pool import PoolSettings  # noqa: PLC0415 (slow to import, and few runs have pools)
 
     return ["layout", *(field.name for field in fields(PoolSettings))]
 
 
 def _flat(node: Mapping[str, Any], groups: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and what stands under them; a mapping with a `_target_` is one value."""
+    """Yields dotted keys and their values; a mapping with a `_target_` is one value."""
     for key, value in node.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping) and "_target_" not in value:

@@ -1,4 +1,4 @@
-"""Settings and groups that were renamed: their old names are accepted for one version, with a note."""
+"""Renamed settings and groups: their old names are accepted for one version, with a note."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OLD_KEY = re.compile(rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=
 
 
 def with_new_names(overrides: Iterable[str]) -> list[str]:
-    """The overrides with old names replaced by new ones; one note per old name is printed on stderr."""
+    """Replaces old names in the overrides by new ones; prints one note per old name on stderr."""
     return [_OLD_KEY.sub(_replacement, text, count=1) if _OLD_KEY.match(text) else text for text in overrides]
 
 
@@ -26,7 +26,7 @@ def _replacement(found: re.Match[str]) -> str:
 
 @cache
 def _note(old: str) -> None:
-    """Print the note once per process."""
+    """Prints the note once per process."""
     print(
         f"windtunnel: {old} is now called {NEW_NAMES[old]}; the old name is accepted for one more version.",
         file=sys.stderr,

@@ -1,4 +1,4 @@
-"""From a composed config to a scenario that can be run, and running it: all mistakes are ConfigErrors."""
+"""Builds the scenario of a composed config and runs it; every mistake of the user is a ConfigError."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,17 +20,17 @@ from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.base import Source
 
 NOT_OF_A_SCENARIO = ("hydra", "output")
-"""Keys of the root that say what is done with the result."""
+"""Root keys that do not belong to the scenario."""
 
 OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling")
-"""Groups whose choice `none` is an empty node."""
+"""Groups with a choice `none` that is an empty node."""
 
 
 def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingProxyType({})) -> Scenario:
-    """What is simulated; whether the model fits its devices is not asked. Raises ConfigError.
+    """Builds the scenario without checking that the model fits its devices. Raises ConfigError.
 
-    cfg: composed, or the same as plain data, resolved. objects: what stands in the place of the nodes of
-    root keys.
+    cfg: the composed config, or its resolved content as plain data. objects: root key -> the object that
+    replaces its node.
     """
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in NOT_OF_A_SCENARIO}
     settings |= {key: cfg[key] or None for key in OPTIONAL}
@@ -55,7 +55,7 @@ def _build_pool(cfg: Mapping[Any, Any], where: str) -> PoolSettings:
 def build_run(
     cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Scenario, Source]:
-    """The scenario, whose model fits its devices, and its traffic (good for one run).
+    """Builds the scenario and its traffic (for one run), and checks that the model fits its devices.
 
     objects: see `build_scenario`. Raises ConfigError.
     """
@@ -71,9 +71,11 @@ def build_run(
 
 
 def run(scenario: Scenario, source: Source, report: Callable[[float, int], None] | None = None) -> RunResult:
-    """Simulate and measure. Raises ConfigError for what only shows on the way.
+    """Simulates the scenario and computes its figures.
 
-    That is an iteration which the latency level cannot price, or a router's choice that is no replica.
+    report: called with the simulated seconds and the number of ended requests. Raises ConfigError for
+    mistakes that only show during the run: an iteration for which the latency model has no time, or a router
+    that chooses a replica that does not exist.
     """
     try:
         return scenario.run(source, report)

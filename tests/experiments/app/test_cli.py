@@ -38,7 +38,7 @@ ROOT_NAMES = "sail, sail/cloth, seed, trip, wheel"
             f"sail/cloht: no such group or setting; nearest: sail/cloth; allowed: {ROOT_NAMES}",
         ),
         (["sail/cloth=slik"], "sail/cloth=slik: no such choice; nearest: silk; allowed: linen, silk"),
-        (["sail=none", "sail/cloth=silk"], "sail/cloth=silk: not used by sail=none"),
+        (["sail=none", "sail/cloth=silk"], "sail/cloth=silk: is not used by sail=none"),
         (["trip.dais=4"], "trip.dais: no such setting; nearest: trip.days; allowed: trip.days, trip.fast"),
         (["days=4"], f"days: no such group or setting; nearest: trip.days; allowed: {ROOT_NAMES}"),
         (["trap.days=4"], f"trap.days: no such group or setting; nearest: trip.days; allowed: {ROOT_NAMES}"),

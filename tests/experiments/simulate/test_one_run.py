@@ -121,4 +121,4 @@ def test_a_rate_scale_of_a_trace_is_now_the_load(tmp_path, monkeypatch, capsys, 
         return
     assert code == 2
     printed = capsys.readouterr().err
-    assert "workload.rate_scale: no such setting; load=2, at the root, lets the same requests" in printed
+    assert "workload.rate_scale: no such setting; use load=2, at the root, for the same requests" in printed

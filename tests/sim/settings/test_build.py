@@ -170,7 +170,7 @@ def test_converts_plain_values(name, given, built):
         ({"frame_m": 3}, "art.frame_m=3: must be a list"),
         ({"frame_m": [1, "x"]}, "art.frame_m[1]=x: must be a number"),
         ({"price_usd": {"net": "x"}}, "art.price_usd.net=x: must be a number"),
-        ({"shape": 3}, "art.shape=3: must be a Shape: a mapping whose _target_ names the class"),
+        ({"shape": 3}, "art.shape=3: must be a Shape: a mapping with a _target_ that names the class"),
         ({"shape": {"_target_": "gallery.Square", "side_m": -1}}, "art.shape.side_m=-1: must be > 0 m"),
         (
             {"shape": {"_target_": "gallery.Square", "sied_m": 1}},
@@ -183,12 +183,12 @@ def test_converts_plain_values(name, given, built):
             {"details": [SQUARE, SIGNATURE]},
             "art.details[1]: Signature has no area_m2(...); a Shape is needed",
         ),
-        ({"twin": SIGNATURE}, "art.twin: Signature is no Square; a Square is needed"),
+        ({"twin": SIGNATURE}, "art.twin: Signature is not a Square; a Square is needed"),
         ({"num_coats": SQUARE}, "art.num_coats=Square: must be an integer"),
         ({"num_coats": [1, SQUARE]}, "art.num_coats=[1, Square]: must be an integer"),
         (
             {"shape": {"side_m": None}},
-            "art.shape={side_m: null}: must be a Shape: a mapping whose _target_ names the class",
+            "art.shape={side_m: null}: must be a Shape: a mapping with a _target_ that names the class",
         ),
         ({"num_coats": "???"}, None),
         ({"title": "${nowhere}"}, "art.title: Interpolation key 'nowhere' not found"),
@@ -217,19 +217,19 @@ def test_no_class_is_called_in_a_place_that_does_not_take_its_objects(tmp_path):
 
 def test_the_class_needed_at_the_root_is_known_before_it_is_called(tmp_path):
     node = {"_target_": "subprocess.Popen", "args": ["touch", str(tmp_path / "made")]}
-    with pytest.raises(ConfigError, match=r"^art: Popen is no Square; a Square is needed$"):
+    with pytest.raises(ConfigError, match=r"^art: Popen is not a Square; a Square is needed$"):
         build(node, "art", Square)
     assert not (tmp_path / "made").exists()
 
 
 def test_a_function_says_what_it_returns():
-    with pytest.raises(ConfigError, match=r"return annotation is a class"):
+    with pytest.raises(ConfigError, match=r"a function with a class as its return annotation"):
         build(painting(twin={"_target_": "gallery.square_of_two"}), "art")
     assert build(painting(shape={"_target_": "gallery.a_square"}), "art").shape == Square()
 
 
 def test_a_target_is_named_by_its_own_path():
-    with pytest.raises(ConfigError, match=r"sys is a module that it imports; name its own path"):
+    with pytest.raises(ConfigError, match=r"sys is only imported there; use the module's own path"):
         build({"_target_": "gallery.sys.exit"}, "art")
 
 
@@ -287,7 +287,7 @@ def test_says_what_failed_while_importing_the_users_module(tmp_path, monkeypatch
 
 
 def test_refuses_node_without_target():
-    with pytest.raises(ConfigError, match=r"^art=3: must be a mapping whose _target_ names a class$"):
+    with pytest.raises(ConfigError, match=r"^art=3: must be a mapping with a _target_ that names a class$"):
         build(3, "art")
 
 

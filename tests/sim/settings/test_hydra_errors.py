@@ -102,7 +102,7 @@ def test_a_group_that_is_chosen_twice_is_reported_with_its_choices(override, sta
             "simulate",
             ["model.transform.keep=0.5"],
             "model.transform.keep: model/transform=none has no settings; "
-            "choose one that has, such as model/transform=prune_depth",
+            "choose one with settings, such as model/transform=prune_depth",
         ),
         (
             "simulate",
@@ -129,7 +129,7 @@ def test_a_group_that_is_chosen_twice_is_reported_with_its_choices(override, sta
         (
             "simulate",
             ["workload=plain_csv", "workload/arrivals=gamma"],
-            "workload/arrivals=gamma: not used by workload=plain_csv",
+            "workload/arrivals=gamma: is not used by workload=plain_csv",
         ),
         ("simulate", ["seed@x=1"], "seed@x=1: seed is a setting, not a group; write seed=1"),
     ],
