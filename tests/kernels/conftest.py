@@ -95,8 +95,7 @@ class Guards:
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a contiguous copy of `tensor` between guards of NaN (of 0, a valid index, in int32,
-        int64)."""
+        """Returns a contiguous copy of `tensor` between guards of NaN (of 0, a valid index, in integers)."""
         around = torch.empty(tensor.numel() + 2 * GUARD, dtype=tensor.dtype)
         if tensor.dtype.itemsize == 1:
             around.view(torch.uint8).fill_(0x7F)  # NaN in fp8, 127 in int8

@@ -102,8 +102,7 @@ GGUF_NAMES = {
 
 
 def as_gguf(config: Mapping[str, Any], checkpoint: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Returns the checkpoint with llama.cpp's names, stacked experts, and interleaved rotary rows of
-    llama."""
+    """Returns the checkpoint in llama.cpp's names and order: stacked experts, interleaved rotary rows."""
     stored: dict[str, np.ndarray] = {}
     experts: dict[str, list[np.ndarray]] = {}
     for name, tensor in checkpoint.items():
