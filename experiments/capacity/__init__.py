@@ -1,1 +1,1 @@
-"""`windtunnel capacity`: the cheapest fleet that keeps an SLO."""
+"""`windtunnel capacity`: finds the cheapest fleet that meets an SLO."""

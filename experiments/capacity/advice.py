@@ -1,4 +1,7 @@
-"""No candidate keeps the SLO: which term fails on the best one, by how much, and what would do; simulated."""
+"""Advice if no candidate meets the SLO: the limits that the best one misses, and the changes that would help.
+
+Every suggestion (a looser limit, a lower request rate, another GPU) is simulated.
+"""
 
 from __future__ import annotations
 
@@ -24,43 +27,44 @@ from sim.settings.variants import Variants
 RATE_PRECISION = 0.05
 HALF = 0.5
 LEAST_LOAD = HALF / FACTOR**MAX_STEPS
-"""Multiple of the traffic below which no rate is looked for."""
+"""Multiple of the traffic below which the search for a lower rate stops."""
 NUM_CLOSE = 2
-"""Candidates that are simulated to the end, of those that were simulated and of those that were not."""
+"""Candidates simulated to the end: so many that were simulated before, and so many that were not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What a user can do."""
+    """Closest candidate, its misses, and the changes with which the SLO would be met."""
 
     best: str
-    """The candidate that comes closest."""
+    """Name of the candidate that comes closest to the SLO."""
     replicas: int
-    """That it was simulated with: as many as may be."""
+    """Replicas that it was simulated with, the largest number allowed."""
     share: float
+    """Share of its requests within the SLO."""
     terms: Mapping[str, tuple[float, float]]
-    """Limits of the SLO that are missed, and what the target's share of the requests keeps. Seconds."""
+    """Missed term -> its limit, and the smallest limit that enough requests would meet; in seconds."""
     looser: Mapping[str, float]
-    """By term: the smallest limit with which the whole SLO would be attained so. Seconds."""
+    """Term -> the smallest limit with which the whole SLO would be attained, in seconds."""
     load: float | None
-    """Multiple of the traffic that it would keep; None: none."""
+    """Largest multiple of the traffic at which it meets the SLO; None if there is none."""
     misses_idle: bool
-    """Whether a bound says that idle replicas miss it, too: then no lower rate was looked for."""
+    """True if, by a bound, even idle replicas miss the SLO; a lower rate is then not searched for."""
     rate_per_s: float
-    """Of the traffic as it is, margins included."""
+    """Request rate of the traffic, margins included."""
     other: tuple[str, int, float] | None
-    """A GPU outside the search: candidate, replicas, USD per hour; None: none meets the SLO."""
+    """Fleet of a GPU outside the search: candidate, replicas, USD per hour; None if none meets the SLO."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RateTask:
-    """A task: the highest multiple of a load that a candidate keeps, from above."""
+    """Task that finds the highest multiple of a load at which a candidate meets the SLO."""
 
     name: str
     probe: Probe
 
     def run(self) -> float:
-        """0 where no load is kept."""
+        """Returns the multiple of the load, 0 if the SLO is met at none."""
         slo = self.probe.scenario.slo
 
         def kept(share: float) -> bool:
@@ -71,7 +75,7 @@ class RateTask:
 
 
 def advise(search: Search, interrupt: Interrupt) -> Advice | None:
-    """None where no candidate could be simulated, or Ctrl-C came."""
+    """Finds the advice, None if no candidate can be simulated or after Ctrl-C."""
     question = search.question
     if not search.states:
         return None
@@ -108,10 +112,10 @@ def advise(search: Search, interrupt: Interrupt) -> Advice | None:
 
 
 def closest(search: Search, interrupt: Interrupt) -> tuple[State, Probe, list[Run]] | None:
-    """The candidate with the largest share within the SLO, with as many replicas as may be; its runs.
+    """Finds the candidate with the largest share within the SLO, with as many replicas as allowed.
 
-    What is known of candidates that fail are bounds, and runs that were ended early: neither is the share. So
-    the most promising are simulated to the end. None: Ctrl-C came first.
+    Of candidates that fail, only bounds and runs that were ended early are known, and neither gives the
+    share. The most promising ones are therefore simulated to the end. Returns None after Ctrl-C.
     """
     tried = [state for simulated in (True, False) for state in _promising(search.states, simulated)]
     probes = [
@@ -131,7 +135,7 @@ def closest(search: Search, interrupt: Interrupt) -> tuple[State, Probe, list[Ru
 
 
 def _promising(states: Sequence[State], simulated: bool) -> list[State]:
-    """A few, by the most that their share could be."""
+    """Returns the candidates with the largest possible share within the SLO."""
 
     def at_most(state: State) -> float:
         shares = [min(run.share for run in found) for found in state.runs.values()]
@@ -147,7 +151,7 @@ def _rate_per_s(runs: Sequence[Run], probe: Probe) -> float:
 
 
 def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[str, int, float] | None:
-    """The cheapest fleet of a GPU that is not among the candidates, all else as in the best."""
+    """Finds the cheapest fleet of a GPU outside the search, with all other settings of the best candidate."""
     question = search.question
     asked = {one.scenario.hardware.name for one in question.candidates}
     choices = [choice.name for choice in find_groups(question.source.dirs)["hardware"]]
@@ -186,7 +190,10 @@ def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[s
 
 
 def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:
-    """Sentences: which limit fails, by how much, and what would help; growth: of the traffic, if not none."""
+    """Returns sentences on the missed limits and the changes that would help.
+
+    growth: text on the month and the growth of its traffic; empty without growth.
+    """
     target = f"{100 * slo.attainment_target:g} %"
     lines = [
         f"No candidate meets the SLO{growth}. The closest is {found.best} with {found.replicas:,} "
@@ -198,7 +205,7 @@ def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:
             f"{LATENCIES[term]}: {target} of the requests are within {_ms(needed_s)}, "
             f"{needed_s / limit_s:.2f} times the limit of {_ms(limit_s)}."
             if math.isfinite(needed_s)
-            else f"{LATENCIES[term]}: fewer than {target} of the requests ever get one."
+            else f"{LATENCIES[term]}: exists for fewer than {target} of the requests."
         )
     for term, limit_s in found.looser.items():
         lines.append(f"A looser limit: slo.{term}_ms={math.ceil(1e3 * limit_s)} would be met.")
@@ -209,15 +216,15 @@ def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:
     elif found.load is None:
         lines.append(
             f"A lower rate: none down to {number(LEAST_LOAD * found.rate_per_s)} requests/s "
-            f"({LEAST_LOAD:.2g} times the traffic) meets the SLO; lower ones were not tried."
+            f"({LEAST_LOAD:.2g} times the traffic) meets the SLO; lower rates were not tried."
         )
     else:
         lines.append(
-            f"A lower rate: it meets the SLO at {number(found.load * found.rate_per_s)} of the "
-            f"{number(found.rate_per_s)} requests/s ({found.load:.2f} times the traffic)."
+            f"A lower rate: it meets the SLO at {number(found.load * found.rate_per_s)} requests/s "
+            f"({found.load:.2f} times the traffic of {number(found.rate_per_s)} requests/s)."
         )
     if found.other is None:
-        lines.append("Another GPU: none of configs/hardware meets the SLO with these settings.")
+        lines.append("Another GPU: no GPU of configs/hardware meets the SLO with these settings.")
     else:
         name, replicas, usd = found.other
         lines.append(
@@ -227,7 +234,7 @@ def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:
 
 
 def to_json(found: Advice) -> dict[str, Any]:
-    """Plain values."""
+    """Returns the advice as plain values."""
     return {
         "best": found.best,
         "replicas": found.replicas,

@@ -1,4 +1,4 @@
-"""The whole answer: the search at every load of the forecast, the figures of the ranking, how sure it is."""
+"""Answers a capacity question: searches at every load of the forecast and measures the ranked candidates."""
 
 from __future__ import annotations
 
@@ -19,46 +19,49 @@ from sim.settings.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """One month of the forecast."""
+    """Result for one month of the forecast."""
 
     month: int
     load: float
     """Multiple of the workload's traffic."""
     cheapest: str | None
-    """Candidate; None: none keeps the SLO."""
+    """Name of the cheapest candidate; None if none meets the SLO."""
     replicas: int
     usd_per_hour: float
     grown_replicas: int | None
-    """Of the first month's winner; None: it is not known to keep it at this load (or costs far more)."""
+    """Replicas of the first month's winner at this load; None if they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """All that was found."""
+    """Results of all searches, and the figures of the ranked candidates."""
 
     question: Question
     search: Search
-    """At the first month's load."""
+    """Search at the first month's load."""
     ranked: Sequence[Ranked]
     stages: Sequence[Stage]
     seeds: tuple[int, ...]
-    """Those that give different runs."""
+    """Seeds that give different runs."""
     requests: int
-    """Of a run, of the first seed."""
+    """Number of requests of a run with the first seed."""
     window_start_s: float
     lasts_s: float
     kept_with_one_less: tuple[int, int] | None
-    """The winner with a replica less: seeds that keep the SLO, seeds; None: it has one only."""
+    """Winner with one replica fewer: seeds that meet the SLO, all seeds; None if that is not possible."""
     day: Day | None
     advice: Advice | None
     points: Mapping[str, Sequence[Run]]
-    """Of every candidate that was found, the runs that the Pareto figure shows."""
+    """Candidate that meets the SLO -> the runs that the Pareto figure shows."""
     notes: Sequence[str]
     interrupted: bool
 
 
 def answer(question: Question, report: Report) -> Answer | None:
-    """None if Ctrl-C came before anything was known. Raises ConfigError."""
+    """Searches and measures; returns None after Ctrl-C before the first result.
+
+    Raises ConfigError if the traffic cannot be read.
+    """
     settings = question.settings
     scenario = question.candidates[0].scenario
     try:
@@ -115,7 +118,10 @@ def answer(question: Question, report: Report) -> Answer | None:
 
 
 def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
-    """Of the ranking: with all replicas, without headroom. Those of the search serve where they are so."""
+    """Simulates the ranked candidates with all replicas and without headroom, by candidate.
+
+    Runs of the search are reused if they have the same replicas and no headroom.
+    """
     settings = search.question.settings
     found: dict[str, list[Run]] = {}
     tasks: list[Probe] = []
@@ -134,7 +140,7 @@ def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
 
 
 def _kept_with_one_less(search: Search, winner: Ranked, interrupt: Interrupt) -> tuple[int, int] | None:
-    """Of the winner, seed by seed."""
+    """Returns in how many seeds, and of how many, the winner meets the SLO with one replica fewer."""
     if winner.num_up == winner.candidate.least_up or len(search.seeds) < 2:
         return None
     state = next(s for s in search.states if s.candidate is winner.candidate)
@@ -170,7 +176,7 @@ def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
 
 
 def _notes(ranked: Sequence[Ranked], finals: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Assumptions and notes, with the candidates that each is about."""
+    """Returns assumptions and notes; one that does not hold for all candidates begins with their names."""
     candidates_by_note: dict[str, list[str]] = {}
     for row in ranked:
         for note in finals[row.candidate.name][0].notes:

@@ -1,7 +1,7 @@
-"""How many replicas keep the SLO: fewer than `fails` never do, `keeps` do.
+"""Search for the smallest number of replicas that meets the SLO: `fails` replicas miss it, `keeps` meet it.
 
-The smallest number is found by galloping up from what the bounds allow (1, 2, 4, ... more) and bisection.
-Assumed is that more replicas never keep it worse: then it is exact.
+The number grows from the lower bound in steps of 1, 2, 4, ... until it meets the SLO, and is then bisected.
+The result is exact if more replicas never do worse, which is assumed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Bracket:
-    """`fails`: the largest number known not to be enough; `keeps`: the smallest known to be, or None."""
+    """Numbers of replicas: `fails` is the largest known to be too few, `keeps` the smallest known to suffice.
+
+    `keeps` is None while no number is known to suffice; `most` is the largest number to try.
+    """
 
     fails: int
     most: int
@@ -19,7 +22,7 @@ class Bracket:
     _step: int = 0
 
     def next(self) -> int | None:
-        """The number to try; None where the search has ended: found, or more than `most` are needed."""
+        """Returns the number to try next; None if it is found or more than `most` are needed."""
         if self.is_found or self.is_beyond:
             return None
         if self.keeps is not None:
@@ -27,7 +30,7 @@ class Bracket:
         return min(self.fails + max(1, self._step), self.most)
 
     def learn(self, number: int, kept: bool) -> None:
-        """What a try has shown."""
+        """Records whether a number of replicas meets the SLO."""
         if kept:
             self.keeps = number if self.keeps is None else min(number, self.keeps)
         else:
@@ -36,7 +39,7 @@ class Bracket:
 
     @property
     def least(self) -> int:
-        """No smaller number keeps it."""
+        """Lower bound of the number of replicas."""
         return self.fails + 1
 
     @property

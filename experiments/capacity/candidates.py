@@ -1,4 +1,4 @@
-"""From the settings to the candidates: each composed, built and held against its bounds before any runs."""
+"""Composes and builds the candidates of a search, and refuses those that cannot run."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ from sim.setup.scenario import Scenario
 
 NODE = "capacity"
 SEARCHED = {"load": "capacity.headroom and capacity.growth_per_month", "replicas": "capacity.max_replicas"}
-"""Settings that are varied, and where their range is set."""
+"""Settings that the search varies -> the settings that limit them."""
 NONE = ("pools", "scaling", "failures")
-"""Groups that must be none: fleets of replicas all alike, all the time, are planned."""
+"""Groups that must be none, because a candidate is a constant number of equal replicas."""
 COMMON = ("seed", "prompt_scale", "output_scale")
-"""Settings of the traffic, which all candidates have in common with the command line."""
+"""Settings of the traffic, which must be the same for all candidates."""
 SIZES = ("hardware", "TP", "PP")
-"""Axes whose entries some models do not allow: such a candidate is left out, and no mistake of the user."""
+"""Axes whose entries a model may not allow; such a candidate is left out and is not an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One replica's settings; how many of them are needed is what is looked for."""
+    """Settings of one replica; the search finds how many such replicas are needed."""
 
     name: str
     parts: Mapping[str, str]
-    """Its label on each axis."""
+    """Axis -> the candidate's label on it."""
     overrides: tuple[str, ...]
-    """Of `simulate`, besides those of the command line."""
+    """Overrides of `simulate`, in addition to those of the command line."""
     scenario: Scenario
-    """With least_up replicas."""
+    """Scenario with least_up replicas."""
     asked: Mapping[str, str | None]
-    """Of the model's number formats, what was set: weights, moe_weights, kv_cache_dtype, dtype; else None."""
+    """Number formats that were set: weights, moe_weights, kv_cache_dtype, dtype; None if not set."""
     least_up: int = 1
-    """Replicas that its router needs: power_of_two compares two."""
+    """Least number of replicas that its router needs; power_of_two compares two."""
 
     @property
     def usd_per_hour(self) -> float:
-        """Of one replica."""
+        """Price of one replica, in USD per hour."""
         return self.scenario.price_usd_per_hour
 
     @property
     def num_devices(self) -> int:
-        """Of one replica."""
+        """GPUs of one replica."""
         return self.scenario.layout.num_devices
 
     def deployed(self, num_up: int, settings: CapacitySettings) -> int:
-        """Replicas to rent so that num_up are up, whatever may fail."""
+        """Returns the replicas to rent so that num_up are running, with spares for failures."""
         with_spares = num_up + settings.spare
         if settings.availability is None:
             return with_spares
@@ -74,7 +74,7 @@ class Candidate:
         return max(with_spares, replicas_for(num_up, up_share, settings.availability, most=10 * num_up + 100))
 
     def most_up(self, settings: CapacitySettings) -> int:
-        """Replicas that are up at most, so that no more than max_replicas are rented; 0: not even one."""
+        """Returns the most running replicas for which at most max_replicas are rented; 0 if not even one."""
         low, high = 0, settings.max_replicas - settings.spare
         while low < high:
             middle = (low + high + 1) // 2
@@ -87,13 +87,13 @@ class Candidate:
     def _is_allowed(self, num_up: int, settings: CapacitySettings) -> bool:
         try:
             return self.deployed(num_up, settings) <= settings.max_replicas
-        except ValueError:  # no number of spares is enough
+        except ValueError:  # no number of spares reaches the availability
             return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """A combination that cannot be built, or does not fit into memory."""
+    """Combination that cannot be built or does not fit in memory."""
 
     name: str
     parts: Mapping[str, str]
@@ -102,20 +102,23 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """All that is asked."""
+    """Settings of a search, and its candidates."""
 
     settings: CapacitySettings
     slo: Slo
     candidates: tuple[Candidate, ...]
     refused: tuple[Refused, ...]
     base: tuple[str, ...]
-    """Overrides of the command line that all candidates have."""
+    """Overrides of the command line, which all candidates have."""
     source: ConfigSource
-    """Of `simulate`."""
+    """Root config and config folders of `simulate`."""
 
 
 def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[str]) -> Question:
-    """overrides: of the command line, those of the search among them. Raises ConfigError."""
+    """Builds the candidates. overrides: all overrides of the command line.
+
+    Raises ConfigError for a wrong setting, and if no candidate can be built.
+    """
     settings: CapacitySettings = build_as(CapacitySettings, cfg[NODE], NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
     base = not_about(overrides, NODE)
@@ -146,7 +149,10 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
 
 
 def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[list[Candidate], list[Refused]]:
-    """All combinations; those that cannot be are refused. Raises ConfigError for an entry that never can."""
+    """Builds all combinations; returns the candidates, and the combinations that cannot run.
+
+    Raises ConfigError for an entry that cannot be built in any combination.
+    """
     axes = settings.axes
     candidates, refused = list[Candidate](), list[Refused]()
     base = variants.config()
@@ -190,7 +196,7 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
 
 
 def name_of(entries: Mapping[str, Entry], axes: Mapping[str, Sequence[Entry]]) -> str:
-    """The labels of all axes on which candidates differ."""
+    """Returns the labels of all axes on which candidates differ."""
     varied = [entry.label for axis, entry in entries.items() if len(axes[axis]) > 1 or axis == "hardware"]
     return " ".join(filter(None, varied)) or AS_SET
 
@@ -201,7 +207,10 @@ def _asked_formats(model: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _built(config: Mapping[str, Any], settings: CapacitySettings) -> tuple[Scenario, int]:
-    """With as few replicas as the router allows, and how many those are. Raises ConfigError."""
+    """Builds the scenario with as few replicas as its router allows; returns it and that number.
+
+    Raises ConfigError for a wrong setting.
+    """
     plain = resolved(config)
     try:
         return build_scenario(plain), 1
@@ -224,7 +233,7 @@ def _can_route(scenario: Scenario, num_replicas: int) -> bool:
 def _composed(
     variants: Variants, combination: Sequence[Entry], own: Sequence[str], base: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The config; an error of composing is the user's, and says where it was written."""
+    """Composes the config of a combination. Raises ConfigError, naming the entry that is wrong."""
 
     def checked(overrides: Sequence[str]) -> dict[str, Any]:
         config = variants.config(overrides)
@@ -249,7 +258,7 @@ def _composed(
 
 
 def _check_any(candidates: Sequence[Candidate], refused: Sequence[Refused]) -> None:
-    """Raise ConfigError where nothing is left."""
+    """Raises ConfigError if there is no candidate."""
     if not candidates:
         reasons = "; ".join(f"{one.name or 'as set'}: {one.reason}" for one in refused[:2])
         raise ConfigError(f"{NODE}: no candidate can be built ({reasons})")
@@ -258,9 +267,9 @@ def _check_any(candidates: Sequence[Candidate], refused: Sequence[Refused]) -> N
 def _without_clipping(
     candidates: Sequence[Candidate], settings: CapacitySettings, set_length: int | None
 ) -> tuple[list[Candidate], list[Refused]]:
-    """Those that serve the requests as long as they are; set_length: engine.max_model_len of the base.
+    """Refuses candidates that truncate more requests than others; set_length: engine.max_model_len as set.
 
-    A shorter context shortens requests: such a candidate would look cheaper for doing less.
+    A candidate with a shorter context length truncates requests, and would look cheaper for doing less work.
     """
     scenarios = [candidate.scenario for candidate in candidates]
     whole_length = set_length or max(scenario.model.max_position_embeddings for scenario in scenarios)
@@ -295,7 +304,7 @@ def _num_clipped(scenario: Scenario, seed: int) -> int:
 
 
 def _check_demand(candidates: Sequence[Candidate], settings: CapacitySettings) -> None:
-    """Raise ConfigError for traffic without a rate of its own, and for spares that are never enough."""
+    """Raises ConfigError for traffic without a request rate, and for more spares than max_replicas allows."""
     try:
         source = candidates[0].scenario.source()
         rented = min(candidate.deployed(1, settings) for candidate in candidates)
@@ -304,18 +313,18 @@ def _check_demand(candidates: Sequence[Candidate], settings: CapacitySettings) -
         raise ConfigError(f"{where}{str(error).replace('wanted_share', 'availability', 1)}") from error
     if rented > settings.max_replicas:
         raise ConfigError(
-            f"{NODE}.availability={settings.availability}: needs {rented:,} replicas for one running; "
+            f"{NODE}.availability={settings.availability}: needs {rented:,} replicas to keep one running; "
             f"must be <= max_replicas={settings.max_replicas:,}"
         )
     if not source.num_requests or not source.last_arrival_s:
         raise ConfigError(
-            "workload: its requests wait for answers, or all arrive at once, so any number of replicas is "
+            "workload: its arrivals are a closed loop or come all at once, so that any number of replicas is "
             "enough; choose an open loop, such as workload=poisson"
         )
 
 
 def _check_base(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for settings that are looked for, or of fleets that are not planned."""
+    """Raises ConfigError for settings that the search varies, and for fleets that it cannot plan."""
     if not config["slo"]:
         raise ConfigError("slo=none: capacity is planned for an SLO; choose one, such as slo=chat")
     for key, where in SEARCHED.items():

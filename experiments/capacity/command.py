@@ -1,4 +1,4 @@
-"""`windtunnel capacity`: how many of which GPUs, with which settings, keep the SLO for the least rent."""
+"""`windtunnel capacity`: finds the cheapest GPUs, replicas and engine settings that meet the SLO."""
 
 from __future__ import annotations
 
@@ -24,29 +24,32 @@ from sim.settings.compose import Composition
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityJob:
-    """The candidates, composed and built."""
+    """Search among candidates that have been composed and built."""
 
     cfg: DictConfig
     question: Question
 
     def run(self, folder: Path) -> None:
-        """Search, write, print. Raises UnsuccessfulError if no candidate keeps the SLO."""
+        """Searches, writes the results and prints the answer.
+
+        Raises UnsuccessfulError if no candidate meets the SLO, and KeyboardInterrupt after Ctrl-C.
+        """
         console = terminal_console()
         with progress_of(console, enabled=self.question.settings.progress, what="candidates") as report:
             found = answer(self.question, report)
         if found is None:
-            raise KeyboardInterrupt  # before anything was known
+            raise KeyboardInterrupt  # there is no result to write yet
         _write(folder, found, resolved_config(self.cfg))
         print_answer(found, console)
         print_folder(folder, console)
         if found.interrupted:
-            raise KeyboardInterrupt  # what is known is written
+            raise KeyboardInterrupt  # the results so far are written
         if not found.ranked:
             raise UnsuccessfulError
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> CapacityJob:
-    """Compose and build the candidates. Raises ConfigError."""
+    """Composes and builds the candidates. Raises ConfigError for a wrong setting."""
     question = build_question(cfg, composition.source, composition.overrides)
     if question.settings.search == "optuna":
         load_optuna()

@@ -1,9 +1,8 @@
-"""What a number of replicas that follows the traffic would save, against the same number all the time.
+"""Estimates the cost saved by scaling the replicas with the traffic of each hour.
 
-Each hour gets replicas in proportion to its tokens: as many as the busiest hour needs, times its share of
-that hour's tokens, rounded up, and the spares. Cold starts are left out, and so is that smaller fleets need
-relatively more: an estimate, which `scaling=scheduled` with these entries simulates. A last hour that is not
-full is left out, as its tokens say nothing of an hour.
+Each hour gets the replicas of the busiest hour times its share of that hour's tokens, rounded up, plus the
+spares. The estimate ignores cold starts, and that small fleets need relatively more replicas;
+`scaling=scheduled` with these entries simulates both. A last hour that is not full is left out.
 """
 
 from __future__ import annotations
@@ -21,25 +20,26 @@ from experiments.capacity.settings import CapacitySettings
 HOUR_S = 3600
 LEAST_HOURS = 2
 LAST_GAP_S = 60
-"""Between the last request and the end of the traffic, which requests do not tell; so much may be missing."""
+"""Longest gap between the last request and the end of its hour with which the hour still counts as full."""
 LEAST_SAVED = 0.005
-"""Share of the rent; less is not worth a sentence."""
+"""Least share of the cost that is worth mentioning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Day:
-    """Replicas by hour of the workload, and the share of the rent that they save."""
+    """Replicas by hour of the workload; `fixed`: replicas without scaling."""
 
     replicas: Sequence[int]
     fixed: int
 
     @property
     def saved_share(self) -> float:
+        """Share of the cost that scaling saves."""
         return 1 - sum(self.replicas) / (self.fixed * len(self.replicas))
 
     @property
     def overrides(self) -> str:
-        """Of `windtunnel simulate`, from hour to hour where the number changes."""
+        """Overrides of `windtunnel simulate`, with an entry for each hour at which the number changes."""
         changes = [
             f"{{at:'{hour:02d}:00',replicas:{count}}}"
             for hour, count in enumerate(self.replicas[:24])
@@ -52,7 +52,11 @@ class Day:
 
 
 def day_of(candidate: Candidate, num_up: int, settings: CapacitySettings, seed: int) -> Day | None:
-    """None where no busiest hour is planned for, in traffic of two full hours; or where nothing is saved."""
+    """Estimates the replicas of each hour.
+
+    Returns None if the plan is not for the busiest hour, the traffic has fewer than two full hours, or
+    scaling saves nothing.
+    """
     if settings.window_s != HOUR_S:
         return None
     whole, _ = traffic(candidate.scenario, seed, None)

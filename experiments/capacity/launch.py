@@ -1,7 +1,7 @@
-"""How a replica is started by vLLM and by SGLang: the flags of its settings, and what has none.
+"""Launch commands of a replica for vLLM and SGLang, and notes on settings that have no flag.
 
-Flags are those of `vllm serve` (0.2x and later, the v1 engine) and of `python -m sglang.launch_server` (0.5),
-as their documentation lists them: docs.vllm.ai, engine arguments; docs.sglang.io, server arguments.
+The flags are those of `vllm serve` (0.2x and later, the v1 engine) and of `python -m sglang.launch_server`
+(0.5). Sources: docs.vllm.ai, engine arguments; docs.sglang.io, server arguments.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ VLLM_WEIGHTS = {
     "int8": ("compressed-tensors", "a W8A8 int8 checkpoint of llm-compressor"),
     "int8_wo": ("compressed-tensors", "a W8A16 checkpoint of llm-compressor"),
 }
-"""By our name: the value of --quantization, and what it needs."""
+"""Weight format -> the value of --quantization, and the checkpoint that it needs."""
 SGLANG_WEIGHTS = VLLM_WEIGHTS | {"int8": ("w8a8_int8", "a W8A8 int8 checkpoint")}
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""By our name: the value of --dtype."""
+"""Data type -> the value of --dtype."""
 
 
 class Launch(NamedTuple):
-    """A command, and the settings that it cannot express."""
+    """Command, and notes on the settings that it cannot express."""
 
     command: str
     notes: list[str]
 
 
 def vllm_launch(candidate: Candidate) -> Launch:
-    """`vllm serve` of one replica."""
+    """Returns the `vllm serve` command of one replica."""
     scenario, notes = candidate.scenario, list[str]()
     flags = list(_vllm_flags(scenario))
     flags += _quantised(candidate, VLLM_WEIGHTS, "fp8", notes)
     if not isinstance(scenario.batching, Chunked):
         notes.append(
-            f"batching={_named(scenario.batching)}: vLLM mixes prompts and decodes (chunked prefill); no flag"
+            f"batching={_named(scenario.batching)}: vLLM has no flag for it; it uses chunked prefill"
         )
     if isinstance(scenario.scheduling, Priority):
         flags.append("--scheduling-policy priority")
     elif not isinstance(scenario.scheduling, Fcfs):
-        notes.append(f"scheduling={_named(scenario.scheduling)}: vLLM has fcfs and priority; no flag")
+        notes.append(f"scheduling={_named(scenario.scheduling)}: vLLM has no flag for it")
     if not isinstance(scenario.caching, Paged | PrefixCaching):
-        notes.append(f"caching={_named(scenario.caching)}: vLLM's blocks cannot be replaced by a flag")
+        notes.append(f"caching={_named(scenario.caching)}: vLLM has no flag for it")
     return Launch(_joined(["vllm", "serve", _model(scenario)], flags), notes + _common_notes(scenario))
 
 
@@ -89,8 +89,8 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
         )
         if scenario.batching.long_prefill_token_threshold:
             yield f"--long-prefill-token-threshold {scenario.batching.long_prefill_token_threshold}"
-    finds = isinstance(scenario.caching, PrefixCaching | Radix)
-    yield "--enable-prefix-caching" if finds else "--no-enable-prefix-caching"
+    finds_prefixes = isinstance(scenario.caching, PrefixCaching | Radix)
+    yield "--enable-prefix-caching" if finds_prefixes else "--no-enable-prefix-caching"
     if isinstance(scenario.caching, Paged | PrefixCaching):
         yield f"--block-size {scenario.caching.block_size}"
     yield "--async-scheduling" if engine.host.overlapped else "--no-async-scheduling"
@@ -99,7 +99,7 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
 
 
 def sglang_launch(candidate: Candidate) -> Launch:
-    """`python -m sglang.launch_server` of one replica."""
+    """Returns the `python -m sglang.launch_server` command of one replica."""
     scenario, notes = candidate.scenario, list[str]()
     flags = list(_sglang_flags(scenario))
     flags += _quantised(candidate, SGLANG_WEIGHTS, "fp8_e4m3", notes)
@@ -118,11 +118,11 @@ def sglang_launch(candidate: Candidate) -> Launch:
     if not isinstance(scenario.caching, Paged | PrefixCaching | Radix):
         notes.append(f"caching={_named(scenario.caching)}: SGLang has no flag for it")
     notes.append(
-        "gpu_memory_utilization: --mem-fraction-static counts weights and KV only, activations come on top; "
+        "gpu_memory_utilization: --mem-fraction-static covers weights and KV cache, but not activations; "
         "lower it if the server runs out of memory"
     )
     if scenario.layout.context_parallel_size > 1:
-        notes.append("context_parallel_size: its flags depend on the model, see SGLang's documentation")
+        notes.append("context_parallel_size: its flags depend on the model; see SGLang's documentation")
     command = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]
     return Launch(_joined(command, flags), notes + _common_notes(scenario))
 
@@ -161,41 +161,45 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
 def _quantised(
     candidate: Candidate, formats: dict[str, tuple[str, str]], fp8_kv: str, notes: list[str]
 ) -> list[str]:
-    """Flags of what was asked for; a checkpoint's own formats need none."""
+    """Returns the flags of the number formats that were set, and adds notes on those without a flag."""
     flags = []
     weights, kv = candidate.asked["weights"], candidate.asked["kv_cache_dtype"]
     if weights in formats:
         value, needs = formats[weights]
         flags.append(f"--quantization {value}")
         if needs:
-            notes.append(f"model.weights={weights}: replace the model's name by {needs}")
+            notes.append(f"model.weights={weights}: replace the model's name by that of {needs}")
     elif weights is not None and weights not in ("bf16", "fp16", "fp32"):
-        notes.append(f"model.weights={weights}: no flag; it needs a checkpoint in this format")
+        notes.append(f"model.weights={weights}: has no flag; it needs a checkpoint in this format")
     if candidate.asked["moe_weights"] is not None:
         notes.append(
-            f"model.moe_weights={candidate.asked['moe_weights']}: no flag; it depends on the checkpoint"
+            f"model.moe_weights={candidate.asked['moe_weights']}: has no flag; it depends on the checkpoint"
         )
     if (dtype := candidate.asked["dtype"]) is not None:
         flags.append(f"--dtype {DTYPES[dtype]}")
     if kv == "fp8":
         flags.append(f"--kv-cache-dtype {fp8_kv}")
     elif kv in ("bf16", "fp16"):
-        notes.append(f"model.kv_cache_dtype={kv}: the dtype of the activations, which needs no flag")
+        notes.append(
+            f"model.kv_cache_dtype={kv}: the default (dtype of the activations), which needs no flag"
+        )
     elif kv is not None:
-        notes.append(f"model.kv_cache_dtype={kv}: no flag")
+        notes.append(f"model.kv_cache_dtype={kv}: has no flag")
     return flags
 
 
 def _common_notes(scenario: Scenario) -> list[str]:
     notes = []
     if not scenario.model.source:
-        notes.append(f"{scenario.model.name}: no published weights; replace the name by the path of your own")
+        notes.append(f"{scenario.model.name}: has no published weights; replace it by the path of your model")
     if scenario.layout.sequence_parallel:
-        notes.append("sequence_parallel: a compiler pass without a flag of its own")
+        notes.append("sequence_parallel: has no flag; it is a compiler pass")
     if scenario.adapters is not None:
-        notes.append("adapters: start the server with its LoRA flags (--enable-lora, --max-loras)")
+        notes.append("adapters: add the server's LoRA flags (--enable-lora, --max-loras)")
     if scenario.prediction is not None:
-        notes.append(f"prediction={_named(scenario.prediction)}: engines do not predict output lengths")
+        notes.append(
+            f"prediction={_named(scenario.prediction)}: has no flag; engines do not predict output lengths"
+        )
     return notes
 
 
@@ -208,5 +212,5 @@ def _named(part: object) -> str:
 
 
 def _joined(command: list[str], flags: list[str]) -> str:
-    """One option a line, as it can be pasted."""
+    """Joins the command with one flag per line, so that it can be pasted into a shell."""
     return " \\\n    ".join([shlex.join(command), *flags])

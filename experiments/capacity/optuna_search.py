@@ -1,10 +1,9 @@
-"""Large spaces: Optuna proposes candidates (NSGA-II, two objectives), each is then searched as any other.
+"""Search of large spaces: Optuna (NSGA-II) proposes candidates, whose replicas are then searched as usual.
 
-Objectives: USD an hour (less is better) and output tokens/s a user (more is better). A candidate that a bound
-rules out, or that needs too many replicas, is reported as failed and is not run. What was not proposed stays
-unknown: the ranking is of those that were, and may miss a better one. With capacity.study the trials are kept
-in a file with what their runs have shown, and the next call with the same question goes on from them: what
-was found enters its ranking, and is not run again.
+The objectives are USD per hour (lower is better) and output tokens/s per user (higher is better). A candidate
+that a bound rules out, or that needs too many replicas, is reported to Optuna as failed. Candidates that were
+not proposed are not ranked, so that a better one may be missed. With capacity.study the trials and their runs
+are kept in a file; the next search with the same settings resumes from it and does not repeat the runs.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from sim.settings.hydra_errors import composed
 from sim.settings.scenario import NOT_OF_A_SCENARIO
 
 MAX_ASKED = 20
-"""Proposals for each that is run: those that are known already, or cannot be, are answered at once."""
+"""Most proposals per simulated trial; known and impossible candidates are answered without a simulation."""
 NOT_ASKED = ("search", "trials", "study", "jobs", "report", "progress", "top", "months", "growth_per_month")
-"""Settings that change nothing of what a trial finds; each load has its own trials."""
+"""Settings that do not change the result of a trial; each load has its own trials."""
 QUESTION, RUNS = "question", "runs"
-"""Attributes of a study, and of a trial."""
+"""Names of user attributes: of a study, and of a trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settle:
-    """A task: all probes of one candidate."""
+    """Task that finds the replicas of one candidate."""
 
     name: str
     probe: Probe
@@ -48,7 +47,7 @@ class Settle:
     most: int
 
     def run(self) -> list[tuple[int, list[Run]]]:
-        """(replicas, runs), in the order in which they were made."""
+        """Returns (replicas, runs) of every number tried, in order."""
         from_here = Bracket(fails=self.fails, most=self.most)
         found = []
         while (number := from_here.next()) is not None:
@@ -62,7 +61,7 @@ class Settle:
 
 
 def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
-    """Run as many candidates as the settings say. Raises ConfigError without optuna, or for a bad study."""
+    """Simulates capacity.trials candidates. Raises ConfigError without optuna, and for an unusable study."""
     settings = search.question.settings
     optuna = load_optuna()
     digest = "" if settings.study is None else digest_of(search.question)
@@ -125,7 +124,7 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
 def _recall(
     study: Any, search: Search, axes: Iterable[str], by_parts: Mapping[tuple[str, ...], State]
 ) -> None:
-    """Learn what earlier trials of the study have found out about candidates."""
+    """Restores the results of earlier trials of the study."""
     for trial in study.get_trials(deepcopy=False):
         known = by_parts.get(tuple(trial.params.get(axis) for axis in axes))
         if known is not None and not known.runs:
@@ -134,7 +133,7 @@ def _recall(
 
 
 def load_optuna() -> Any:
-    """The library, quiet. Raises ConfigError."""
+    """Imports optuna with its log messages off. Raises ConfigError if it is not installed."""
     try:
         optuna = importlib.import_module("optuna")
     except ModuleNotFoundError as error:
@@ -149,7 +148,10 @@ def load_optuna() -> Any:
 
 
 def digest_of(question: Question) -> str:
-    """Of all that what a trial finds depends on: the scenario, the candidates, the margins, the seeds."""
+    """Returns a digest of everything that the result of a trial depends on.
+
+    That is the scenario, the candidates, the margins and the seeds.
+    """
     cfg = OmegaConf.to_container(composed(question.source, question.base), resolve=False)
     assert isinstance(cfg, dict)
     scenario = {str(key): value for key, value in cfg.items() if key not in NOT_OF_A_SCENARIO}
@@ -163,20 +165,25 @@ def _run_of(kept: dict[str, Any]) -> Run:
 
 
 def _study(optuna: Any, file: str | None, seed: int, load: float = 1.0, digest: str = "") -> Any:
-    """A new one, or that of the file. Raises ConfigError for a file that is none, or of another question."""
+    """Opens the study in the file, or creates one.
+
+    Raises ConfigError if the file is not a study, or belongs to a search with other settings.
+    """
     storage = None
     if file is not None:
         path = Path(file).expanduser()
         if not path.parent.is_dir():
-            raise ConfigError(f"capacity.study={file}: no folder {path.parent}; make it, or choose another")
+            raise ConfigError(
+                f"capacity.study={file}: there is no folder {path.parent}; create it, or choose another file"
+            )
         journal = importlib.import_module("optuna.storages.journal")
         storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
     try:
         others = [] if storage is None else optuna.get_all_study_summaries(storage)
         if any(other.user_attrs.get(QUESTION) != digest for other in others):
             raise ConfigError(
-                f"capacity.study={file}: is of another question (other overrides, candidates, margins or "
-                "seeds), whose finds do not hold here; choose another file"
+                f"capacity.study={file}: belongs to a search with other overrides, candidates, margins or "
+                "seeds; choose another file"
             )
         study = optuna.create_study(
             study_name=f"windtunnel capacity, load {load:g}",
@@ -186,7 +193,7 @@ def _study(optuna: Any, file: str | None, seed: int, load: float = 1.0, digest: 
         )
         if study.user_attrs.get(QUESTION) is None:
             study.set_user_attr(QUESTION, digest)
-        # Another seed for each call, else the same candidates would be proposed again.
+        # Each call needs another seed, or the same candidates would be proposed again.
         study.sampler = optuna.samplers.NSGAIISampler(seed=seed + len(study.trials), population_size=16)
         return study
     except (ValueError, KeyError, OSError, optuna.exceptions.OptunaError) as error:
@@ -196,7 +203,7 @@ def _study(optuna: Any, file: str | None, seed: int, load: float = 1.0, digest: 
 
 
 def _values(search: Search, state: State) -> tuple[float, float] | None:
-    """The objectives; None where there are none."""
+    """Returns the objectives of a candidate, None if it does not meet the SLO or generates no tokens."""
     if state.num_up is None:
         return None
     runs: Sequence[Run] = state.runs[state.num_up]

@@ -1,4 +1,4 @@
-"""capacity.html: the answer, the Pareto figure of tokens/s/user against tokens/s/GPU, costs, the tables."""
+"""Page capacity.html: the answer, tokens/s per user against tokens/s per GPU, costs, and the tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 
 
 def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None:
-    """One file that opens offline."""
+    """Writes the page, which opens offline."""
     seeds = f"{len(found.seeds)} seeds" if len(found.seeds) > 1 else "one seed"
     sections = {"Answer": listed([*sentences(found), *caveats(found)])}
     if found.ranked:
@@ -60,7 +60,10 @@ def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None
 
 
 def pareto_figure(found: Answer) -> go.Figure:
-    """Output tokens/s of a user (1 / median TPOT) against those of a GPU: measured, the front, rooflines."""
+    """Draws output tokens/s per user (1 / median TPOT) against output tokens/s per GPU.
+
+    It shows the simulated candidates, the Pareto front, and the decode roofline of each ranked candidate.
+    """
     drawing = go.Figure()
     states = [state for state in found.search.ranked() if state.candidate.name in found.points]
     by_gpu: dict[str, list[State]] = {}
@@ -101,7 +104,7 @@ def pareto_figure(found: Answer) -> go.Figure:
 
 
 def _ceiling(found: Answer, row: Ranked, colour: str) -> go.Scatter:
-    """The roofline of a candidate's decodes alone, from one sequence to as many as fit."""
+    """Draws a candidate's decode-only roofline, from one sequence to as many as fit."""
     scenario = row.candidate.scenario
     context = max(1, round(found.points[row.candidate.name][0].batch[1]))
     most = largest_batch(scenario.plan_memory(), context, scenario.engine.max_num_seqs).num_seqs
@@ -115,13 +118,16 @@ def _ceiling(found: Answer, row: Ranked, colour: str) -> go.Scatter:
         line={"color": colour, "width": 1},
         opacity=0.6,
         name=f"{row.candidate.name}, decode only (roofline)",
-        text=[f"{n} sequences of {context:,} tokens" for n in counts],
-        hovertemplate=f"{html.escape(row.candidate.name)}, %{{text}}: %{{x:.3g}}, %{{y:,.4g}}<extra></extra>",
+        text=[f"{n} sequence{'s' * bool(n != 1)} of {context:,} tokens" for n in counts],
+        hovertemplate=(
+            f"{html.escape(row.candidate.name)}, %{{text}}<br>"
+            "%{x:.3g} tokens/s per user, %{y:,.4g} per GPU<extra></extra>"
+        ),
     )
 
 
 def cost_figure(found: Answer) -> go.Figure:
-    """USD an hour of all candidates that keep the SLO, and the least of those that were given up."""
+    """Draws USD per hour of the candidates that meet the SLO, and lower bounds of undecided candidates."""
     drawing = go.Figure()
     search = found.search
     states = search.ranked()
@@ -154,7 +160,7 @@ def cost_figure(found: Answer) -> go.Figure:
 
 
 def _point(found: Answer, state: State) -> tuple[Interval, Interval]:
-    """Tokens/s of a user and of a GPU, over the seeds."""
+    """Computes output tokens/s per user and per GPU, with intervals over the seeds."""
     assert state.num_up is not None
     replicas = state.candidate.deployed(state.num_up, found.question.settings)
     usd = found.search.least_cost(state)

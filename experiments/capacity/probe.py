@@ -1,6 +1,6 @@
-"""A candidate with so many replicas on the traffic of each seed: does it keep the SLO, and with what figures?
+"""Simulates a candidate with a number of replicas on the traffic of each seed, and measures its figures.
 
-What a process has made once it keeps: the traffic of a seed.
+A process keeps the traffic of the last seeds in memory.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from sim.workload.faster import FasterSource
 from sim.workload.listed import ListedSource, busiest_window, listed
 
 KEPT = 6
-"""Seeds whose traffic a process keeps."""
+"""Number of traffics that a process keeps in memory."""
 
 
 class Run(NamedTuple):
-    """One seed."""
+    """Figures of a simulation with one seed."""
 
     share: float
-    """Within the SLO, of all requests; of a run that was ended early, the most that it could have been."""
+    """Share of all requests within the SLO; for a run that was ended early, an upper bound."""
     is_cut: bool
-    """Ended early, as the target was out of reach."""
+    """True if the run was ended early because the target was out of reach."""
     rate_per_s: float
-    """Requests that arrived."""
+    """Arrivals per second."""
     term_shares: Mapping[str, float]
+    """Term -> share of the requests within its limit."""
     term_limits_s: Mapping[str, float]
-    """By term: the limit that the target's share of the requests keeps; of an ended run, of those so far."""
+    """Term -> the smallest limit that the target's share of the requests meets, in seconds."""
     loosened_s: Mapping[str, float]
-    """By term: the smallest limit in place of its own with which the whole SLO is attained; inf: none."""
+    """Term -> the smallest limit with which the whole SLO is attained, in seconds; inf if there is none."""
     figures: Mapping[str, float]
-    """See `FIGURES`; NaN where one does not exist."""
+    """Values of `FIGURES`; NaN if one does not exist."""
     waits: Mapping[str, float]
-    """Mean seconds that a request waited, by cause."""
+    """Cause -> mean time that a request waited, in seconds."""
     batch: tuple[float, float]
-    """Sequences that decode in an iteration, and tokens of context of each: means over those that decode."""
+    """Means over iterations with decodes: decoding sequences, and context tokens of each."""
     notes: tuple[str, ...]
 
 
@@ -68,11 +69,11 @@ FIGURES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """A task. Seeds are run in turn; with stop, the first that misses the SLO is the last."""
+    """Task that simulates the seeds in turn; with stop, it ends after the first seed that misses the SLO."""
 
     name: str
     scenario: Scenario
-    """With any number of replicas."""
+    """Scenario of the candidate; its number of replicas is replaced."""
     replicas: int
     load: float
     seeds: tuple[int, ...]
@@ -80,7 +81,7 @@ class Probe:
     stop: bool = True
 
     def run(self) -> list[Run]:
-        """One after the other."""
+        """Simulates the seeds one after the other and returns their figures."""
         runs = []
         for seed in self.seeds:
             runs.append(self._run(seed))
@@ -95,16 +96,16 @@ class Probe:
         source, _ = traffic(self.scenario, seed, self.window_s)
         result = run(scenario, source if self.load == 1 else FasterSource(source, self.load))
         if result.records.interrupted:
-            raise KeyboardInterrupt  # a part of a run says nothing
+            raise KeyboardInterrupt  # an incomplete run has no figures
         return _measured(result, self.replicas * self.scenario.layout.num_devices)
 
 
 DRAWING = ("routing", "decode_routing", "prediction", "retries")
-"""Parts of a scenario that may draw, from a seed that is the run's unless it was set."""
+"""Parts of a scenario that may draw random numbers, from the seed of the run unless another was set."""
 
 
 def reseeded(scenario: Scenario, seed: int) -> Scenario:
-    """The same with another seed, as composing it with seed=... would give it."""
+    """Returns the scenario with another seed, as composing it with seed=... would."""
     parts: dict[str, Any] = {
         name: replace(part, seed=seed)
         for name in DRAWING
@@ -114,9 +115,9 @@ def reseeded(scenario: Scenario, seed: int) -> Scenario:
 
 
 def distinct_seeds(scenarios: Sequence[Scenario], settings: CapacitySettings) -> tuple[int, ...]:
-    """Those that give different runs of one of them: a trace is the same with every seed. Raises ValueError.
+    """Returns the seeds that give different runs of at least one of the scenarios, which share a workload.
 
-    The scenarios have one workload in common.
+    A trace, for example, is the same with every seed. Raises ValueError if the traffic cannot be read.
     """
     for scenario in scenarios:
         drawing = [name for name in DRAWING if name != "retries" or scenario.retries.max_attempts > 1]
@@ -134,13 +135,16 @@ def distinct_seeds(scenarios: Sequence[Scenario], settings: CapacitySettings) ->
 
 
 def keeps(one: Run, slo: Slo | None) -> bool:
-    """Whether the SLO is attained."""
+    """Returns whether the run attains the SLO."""
     assert slo is not None
     return not one.is_cut and one.share >= slo.attainment_target
 
 
 def traffic(scenario: Scenario, seed: int, window_s: float | None) -> tuple[ListedSource, float]:
-    """The requests of a seed, and when their window begins. Raises ValueError."""
+    """Returns the requests of a seed in the planned window, and the second at which the window begins.
+
+    Raises ValueError if the workload cannot be read.
+    """
     scales = (scenario.prompt_scale, scenario.output_scale)
     key = (pickle.dumps(scenario.workload), seed, scenario.max_model_len, window_s, scales)
     found: tuple[ListedSource, float] = _kept(_traffic, key, lambda: _read(scenario, seed, window_s))
@@ -148,7 +152,7 @@ def traffic(scenario: Scenario, seed: int, window_s: float | None) -> tuple[List
 
 
 def demand_of(scenario: Scenario, settings: CapacitySettings, seed: int) -> Demand:
-    """The same for bounds."""
+    """Returns the demand of a seed's traffic, for bounds."""
     return Demand.of(traffic(scenario, seed, settings.window_s)[0])
 
 
@@ -161,7 +165,7 @@ _traffic: dict[Hashable, Any] = {}
 
 
 def _kept(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:
-    """The latest that were asked for stay."""
+    """Returns the known value of a key, or makes it; the values used last are kept."""
     found = known.pop(key) if key in known else make()
     known[key] = found
     while len(known) > KEPT:
@@ -213,14 +217,17 @@ def _measured(result: RunResult, num_devices: int) -> Run:
 
 
 def _judged(result: RunResult, term: str) -> NDArray[np.float64]:
-    """Seconds of the requests of which a run, perhaps ended early, says what this term was; inf: too long."""
+    """Returns the values of a term, in seconds, of the requests for which they are known; inf if missed.
+
+    In a run that was ended early, they are not known for all requests.
+    """
     requests, slo = result.requests, result.slo
     assert slo is not None
     values = requests[f"{term}_s"].to_numpy(np.float64)
     values = np.where(np.isnan(values), np.where(slo.terms_met(requests)[term], 0.0, np.inf), values)
     if result.records.missed is None:
         return values
-    if term == "ttft":  # who came shortly before the end may still have got it in time
+    if term == "ttft":  # requests that arrived shortly before the end might still have met the limit
         came_s = requests["arrival_s"].to_numpy(np.float64)
         is_judged = np.isfinite(values) | (came_s <= result.records.end_s - slo.limits_s[term])
     else:

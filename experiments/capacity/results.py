@@ -1,4 +1,4 @@
-"""From the runs of a search to its results: figures with intervals, what limits each, how sure it is."""
+"""Computes the results of a search: figures with confidence intervals, and the limit of each candidate."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sim.metrics.paired import Interval, Paired, compare_paired, mean_interval
 from sim.report.wording import LATENCIES, WAITS
 
 FEW = 0.05
-"""Of the waiting beyond the running iteration: a smaller share is not named."""
+"""Least share of the waiting time beyond the running iteration that is mentioned."""
 
 
 class Limit(NamedTuple):
-    """What is missed with one replica less, and why."""
+    """Limit of the SLO that is missed with one replica fewer, and the resource that causes it."""
 
     term: str
     resource: str
     share: float
-    """Of the requests that keep this term then, of those that were judged."""
+    """Share of the measured requests that meet this limit."""
 
     def __str__(self) -> str:
         return f"{LATENCIES.get(self.term, self.term)}: {self.resource}"
@@ -37,21 +37,21 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """A candidate that keeps the SLO, with as many replicas as that takes."""
+    """Candidate that meets the SLO, with the number of replicas that it needs."""
 
     candidate: Candidate
     num_up: int
     replicas: int
-    """Those that may fail included."""
+    """Replicas to rent, spares included."""
     usd_per_hour: float
     share_at_margin: Interval
-    """Within the SLO with num_up replicas, headroom and growth on top."""
+    """Share within the SLO with num_up replicas, at the traffic with headroom and growth."""
     figures: Mapping[str, Interval]
-    """With all replicas at the traffic as it is; see `derived`."""
+    """Figures with all replicas, at the traffic without headroom; see `derived`."""
     limit: Limit | None
-    """None: one replica is enough, so nothing says what a smaller fleet would miss."""
+    """Limit that fails with one replica fewer; None if no such run was made."""
     ahead: Paired | None
-    """Its $ per million tokens against the winner's; None for the winner."""
+    """USD per million tokens, compared with the winner; None for the winner."""
 
     @property
     def num_devices(self) -> int:
@@ -59,7 +59,7 @@ class Ranked:
 
 
 def ranked_of(search: Search, finals: Mapping[str, Sequence[Run]]) -> list[Ranked]:
-    """The ranking, best first; finals: by candidate, the runs with all replicas and no headroom."""
+    """Returns the ranking, best first; finals: candidate -> runs with all replicas and no headroom."""
     rows: list[Ranked] = []
     settings = search.question.settings
     winner: list[float] = []
@@ -87,7 +87,7 @@ def ranked_of(search: Search, finals: Mapping[str, Sequence[Run]]) -> list[Ranke
 
 
 def derived(runs: Sequence[Run], usd_per_hour: float, num_devices: int) -> dict[str, list[float]]:
-    """By name one value a seed: what was measured, and what follows from it with price and devices."""
+    """Returns by name one value per seed: the measured figures, and those derived from price and GPUs."""
     columns: dict[str, list[float]] = {name: [run.figures[name] for run in runs] for name in runs[0].figures}
     columns["share"] = [run.share for run in runs]
     good, tokens = columns["goodput_per_s"], columns["output_tokens_per_s"]
@@ -105,13 +105,13 @@ def derived(runs: Sequence[Run], usd_per_hour: float, num_devices: int) -> dict[
 
 
 def limit_of(state: State, question: Question) -> Limit | None:
-    """The term that the largest fleet that does not keep the SLO misses most, and what it waits for."""
+    """Returns the term that the largest failing fleet misses most, and the resource that it waits for."""
     run = failing_run(state, question)
     return None if run is None else _limit(run, state)
 
 
 def failing_run(state: State, question: Question) -> Run | None:
-    """Of the most replicas that were not enough."""
+    """Returns a failing run of the largest fleet that misses the SLO, None if there is none."""
     for number in sorted(state.runs, reverse=True):
         for run in state.runs[number]:
             if not keeps(run, question.slo):
@@ -138,7 +138,7 @@ def _limit(run: Run, state: State) -> Limit:
 
 
 def _bound(state: State, run: Run, term: str) -> str:
-    """What bounds the iterations that a term consists of: decodes, or prompts."""
+    """Returns the resource that bounds the iterations of a term: prefills for TTFT, otherwise decodes."""
     model = state.candidate.scenario.iteration_model()
     seqs, context = run.batch
     shape: IterationShape
@@ -154,7 +154,7 @@ def _bound(state: State, run: Run, term: str) -> str:
 
 
 def candidates_table(search: Search, refused: Sequence[Any]) -> pd.DataFrame:
-    """One row a candidate: its labels, what became of it, its bounds, and the figures of its runs."""
+    """Returns one row per candidate: its labels, outcome, bounds, and the figures of its runs."""
     rows: list[dict[str, Any]] = []
     for state in search.states:
         status = search.status(state)
@@ -192,7 +192,7 @@ def candidates_table(search: Search, refused: Sequence[Any]) -> pd.DataFrame:
 
 
 def reason_of(state: State, status: Status, search: Search) -> str:
-    """Why a candidate is not in the ranking, with the figure; empty for those that are."""
+    """Returns the reason why a candidate does not meet the SLO or was not searched; empty if it was found."""
     slo, ceiling = search.question.slo, state.ceiling
     target = f"{100 * slo.attainment_target:g} %"
     if status is Status.found:
@@ -200,10 +200,14 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     least = f"at least {_replicas(state.bracket.least)}, ${search.least_cost(state):,.2f}/hour"
     if ceiling is None and status is Status.beyond:
         most, least_up = state.bracket.most, state.candidate.least_up
-        needs = f"its router needs {least_up:,} running replicas" if least_up > most else "with its spares"
-        return f"{needs}: more than capacity.max_replicas={search.question.settings.max_replicas:,}"
+        needs = (
+            f"its router needs {least_up:,} running replicas"
+            if least_up > most
+            else "with its spares it needs"
+        )
+        return f"{needs} more than capacity.max_replicas={search.question.settings.max_replicas:,}"
     if ceiling is None:
-        return f"{least} (its price)"
+        return f"{least} (the price of its GPUs)"
     if ceiling.share < slo.attainment_target:
         term = min(ceiling.term_shares, key=lambda name: ceiling.term_shares[name])
         return (
@@ -214,7 +218,8 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     resource = max(ceiling.replicas, key=lambda name: ceiling.replicas[name])
     if status is Status.ruled_out:
         return (
-            f"{resource}: at least {_replicas(ceiling.replicas[resource])}, more than {state.bracket.most:,}"
+            f"{resource}: needs at least {_replicas(ceiling.replicas[resource])}, more than the "
+            f"{state.bracket.most:,} allowed"
         )
     if status is Status.beyond:
         return f"{_replicas(state.bracket.fails)} {'is' if state.bracket.fails == 1 else 'are'} not enough"
@@ -228,9 +233,9 @@ def _replicas(count: int) -> str:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of those that no other one beats in both figures, by the first; larger is better.
+    """Returns the indices of the Pareto front, ordered by the first figure; larger is better in both.
 
-    (1, 3), (2, 2), (1.5, 1), (3, 0): all but the third.
+    Of (1, 3), (2, 2), (1.5, 1), (3, 0), all but the third are on the front.
     """
     order = sorted(range(len(points)), key=lambda i: (-points[i][0], -points[i][1]))
     front, best = [], -math.inf

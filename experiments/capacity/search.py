@@ -1,10 +1,10 @@
-"""The search: always the cheapest that is still possible, its bounds first, until the ranking cannot change.
+"""Best-first search for the cheapest candidates that meet the SLO.
 
-Every candidate has a least cost: its price times the fewest replicas that are not ruled out, by a bound or by
-a run. What is done next is always for the candidate with the smallest: its bounds, then runs. So no run is
-made of what costs more than the candidates that are looked for; of candidates that cost the same, those that
-stand earlier in the lists go first. One that could only come behind the last place of the ranking is never
-reached. Runs of all candidates have the same requests (common random numbers).
+Every candidate has a lower bound of its cost: its price times the fewest replicas that no bound and no run
+has ruled out. The search always continues with the candidate whose bound is lowest, first with its analytic
+bounds, then with runs, until the ranking cannot change. A candidate that costs more than the last ranked one
+is therefore never simulated. Candidates of equal cost are searched in the order of the lists. All candidates
+serve the same requests (common random numbers).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sim.setup.scenario import Scenario
 
 
 class Status(Enum):
-    """What became of a candidate."""
+    """Outcome of a candidate."""
 
     found = "found"
     beyond = "more replicas than capacity.max_replicas"
@@ -33,25 +33,26 @@ class Status(Enum):
     costlier = "simulated, costs at least as much as the last ranked one"
     never_reached = "not simulated, costs at least as much as the last ranked one"
     open = "not searched"
-    """Optuna did not ask for it, or Ctrl-C came first."""
+    """Not proposed by Optuna, or not reached before Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
-    """What bounds say of a candidate, with the seed and load of the first run."""
+    """Analytic bounds of a candidate, with the seed and load of its first run."""
 
     share: float
-    """The most that is within the SLO, of all requests, with however many replicas."""
+    """Upper bound of the share of requests within the SLO, with any number of replicas."""
     term_shares: dict[str, float]
+    """Term -> upper bound of the share of requests within its limit."""
     term_limits_s: dict[str, float]
-    """By term: no smaller limit is kept by the target's share of the requests."""
+    """Term -> lower bound of the limit that the target's share of the requests meets, in seconds."""
     replicas: dict[str, int]
-    """By resource: fewer are not enough."""
+    """Resource -> lower bound of the number of replicas."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CeilingTask:
-    """A task."""
+    """Task that computes the bounds of a candidate."""
 
     name: str
     scenario: Scenario
@@ -72,7 +73,7 @@ class CeilingTask:
 
 
 class Look(Protocol):
-    """At a candidate's bounds, or at so many replicas of it."""
+    """Task of the search: the bounds of a candidate, or runs with a number of replicas."""
 
     @property
     def name(self) -> str: ...
@@ -82,44 +83,44 @@ class Look(Protocol):
 
 @dataclass(slots=True)
 class State:
-    """A candidate, and what is known of it."""
+    """Candidate with its bounds and runs so far."""
 
     candidate: Candidate
     index: int
-    """In the order of the lists."""
+    """Place of the candidate in the order of the lists."""
     bracket: Bracket
     target: float
     ceiling: Ceiling | None = None
-    """None: not looked at."""
+    """Its bounds; None if they were not computed yet."""
     runs: dict[int, list[Run]] = field(default_factory=dict)
-    """By replicas that are up."""
+    """Running replicas -> runs."""
     is_running: bool = False
 
     @property
     def is_ruled_out(self) -> bool:
-        """By a bound, before any run."""
+        """True if a bound shows, before any run, that the candidate cannot meet the SLO."""
         if self.ceiling is None:
             return False
         return self.ceiling.share < self.target or (not self.runs and self.bracket.is_beyond)
 
     @property
     def is_settled(self) -> bool:
-        """Whether no further run would tell more."""
+        """True if no further run is needed."""
         return self.is_ruled_out or self.bracket.is_found or self.bracket.is_beyond
 
     @property
     def num_up(self) -> int | None:
-        """Replicas that keep the SLO; None: not known."""
+        """Smallest number of replicas that meets the SLO; None if it is not known."""
         return self.bracket.keeps if self.bracket.is_found else None
 
     def bound(self, ceiling: Ceiling) -> None:
-        """What bounds say."""
+        """Records the bounds."""
         self.ceiling = ceiling
         least = max(ceiling.replicas.values())
         self.bracket.fails = min(max(self.bracket.fails, least - 1), self.bracket.most)
 
     def learn(self, number: int, runs: list[Run], num_seeds: int, question: Question) -> None:
-        """What a probe has shown: every seed must keep the SLO."""
+        """Records the runs with a number of replicas; the SLO is met if it is met in every seed."""
         self.runs[number] = runs
         kept = len(runs) == num_seeds and all(keeps(one, question.slo) for one in runs)
         self.bracket.learn(number, kept)
@@ -127,7 +128,7 @@ class State:
 
 @dataclass(slots=True)
 class Search:
-    """All candidates at one load."""
+    """Search among all candidates at one load."""
 
     question: Question
     load: float
@@ -136,32 +137,32 @@ class Search:
     interrupted: bool = False
 
     def least_cost(self, state: State) -> float:
-        """USD an hour that the candidate costs at least."""
-        # Where even the most are not enough, they are the bound: of more the spares may not be known.
+        """Returns a lower bound of the candidate's cost, in USD per hour."""
+        # If even the most replicas are not enough, they are the bound: for more, spares may be undefined.
         num_up = max(1, min(state.bracket.least, state.bracket.most))
         number = state.candidate.deployed(num_up, self.question.settings)
         return state.candidate.usd_per_hour * number
 
     def ranked(self) -> list[State]:
-        """Those found, the cheapest first; of equal ones, that with more requests within the SLO."""
+        """Returns the candidates found, cheapest first; at equal cost, higher SLO attainment first."""
 
         def share(state: State) -> float:
             runs = state.runs[state.num_up or 0]
             return sum(run.share for run in runs) / len(runs)
 
         found = [state for state in self.states if state.num_up is not None]
-        # Which of the equal ones are in the ranking must not depend on which run ends first.
+        # Which candidates of equal cost enter the ranking must not depend on which run ends first.
         found = sorted(found, key=self.place)
         top = self.question.settings.top
         best = sorted(found[:top], key=lambda state: (self.least_cost(state), -share(state), state.index))
         return best + found[top:]
 
     def place(self, state: State) -> tuple[float, int]:
-        """By which candidates are looked at."""
+        """Returns the sort key by which candidates are searched."""
         return self.least_cost(state), state.index
 
     def last_place(self) -> tuple[float, int]:
-        """No candidate behind it can enter the ranking."""
+        """Returns the sort key of the last ranked candidate; no candidate after it can enter the ranking."""
         top = self.question.settings.top
         places = sorted(self.place(state) for state in self.states if state.num_up is not None)
         return places[top - 1] if len(places) >= top else (float("inf"), 0)
@@ -178,13 +179,13 @@ class Search:
         return Status.open
 
     def next_state(self) -> State | None:
-        """The candidate to look at next; None: nothing is of use, or all that is is being done."""
+        """Returns the candidate to search next; None if none is left that is not being searched."""
         last = self.last_place()
         left = [s for s in self.states if not s.is_settled and not s.is_running and self.place(s) < last]
         return min(left, key=self.place, default=None)
 
     def task(self, state: State) -> Look:
-        """Its bounds, then one number of replicas after the other."""
+        """Returns the next task of a candidate: its bounds, later runs with a number of replicas."""
         number = state.bracket.next()
         assert number is not None
         return self.ceiling_task(state) if state.ceiling is None else self.probe(state, number)
@@ -211,7 +212,7 @@ class Search:
         )
 
     def exhaust(self, interrupt: Interrupt, report: Report) -> None:
-        """Look until the ranking is known, or Ctrl-C."""
+        """Searches until the ranking is known, or until Ctrl-C."""
         asked: list[tuple[State, Look]] = []
 
         def next_task() -> Look | None:
@@ -236,7 +237,7 @@ class Search:
         self.interrupted = interrupt.noted
 
     def bound_all(self, interrupt: Interrupt) -> None:
-        """The bounds of all candidates, for a search that does not go by cost."""
+        """Computes the bounds of all candidates, for a search that is not ordered by cost."""
         tasks = [self.ceiling_task(state) for state in self.states]
         jobs = self.question.settings.num_processes
         for index, ceiling in in_turn(CeilingTask.run, tasks, jobs, interrupt):
@@ -249,7 +250,7 @@ def _run(task: Look) -> Ceiling | list[Run]:
 
 
 def begin(question: Question, load: float, seeds: tuple[int, ...], earlier: Sequence[State] = ()) -> Search:
-    """All candidates, nothing known of them but what was not enough for a smaller load: earlier."""
+    """Starts a search; earlier: states at a smaller load, whose failing numbers of replicas fail too."""
     settings = question.settings
     fails = {state.candidate.name: state.bracket.fails for state in earlier}
     states = [

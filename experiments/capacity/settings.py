@@ -1,4 +1,4 @@
-"""What is asked: the candidates, the demand with its growth, the margins, how and how long to search."""
+"""Settings of `windtunnel capacity`: candidates, demand and its growth, margins, and the search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AS_SET = "as set"
 
 
 class Entry(NamedTuple):
-    """One value of an axis: what it is called, the overrides that it stands for, where it was written."""
+    """Value of an axis: its label, its overrides, and the key under which it was given."""
 
     label: str
     overrides: tuple[str, ...]
@@ -25,48 +25,49 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacitySettings:
-    """The node `capacity` of configs/capacity.yaml; the workload, the SLO and all else are in the rest of it.
+    """Node `capacity` of configs/capacity.yaml; the workload, the SLO and other settings are outside it.
 
     Candidates are all combinations of the first six lists; an empty list keeps the current setting. Entries
     of engines, quantisations and more may be overrides separated by spaces, with a name before a colon.
     """
 
     hardware: tuple[str, ...] = ()
-    """Of configs/hardware."""
+    """Choices of configs/hardware."""
     tensor_parallel_sizes: tuple[int, ...] = ()
     pipeline_parallel_sizes: tuple[int, ...] = ()
     engines: tuple[str, ...] = ()
-    """Of configs/engine, or overrides."""
+    """Choices of configs/engine, or overrides."""
     quantisations: tuple[str | None, ...] = ()
-    """Formats of the weights (None: the checkpoint's), or overrides."""
+    """Weight formats (None: the checkpoint's), or overrides."""
     more: tuple[tuple[str, ...], ...] = ()
     """Further axes: lists of overrides."""
 
     headroom: float = 0.0
-    """Share of traffic on top that must be served within the SLO, too."""
+    """Additional traffic that must also meet the SLO, as a share of the traffic."""
     spare: int = 0
-    """Replicas that may be down: the others keep the SLO."""
+    """Replicas that may be down while the others meet the SLO."""
     availability: float | None = None
-    """Share of the time in which enough replicas must be up; as many spares as that takes, if more."""
+    """Share of the time in which enough replicas must be running; adds as many spares as needed."""
     mtbf_hours: float = 2_000.0
-    """Between failures of a GPU, for that; a replica fails with any of its GPUs."""
+    """Mean time between failures of a GPU, in hours; a replica fails with any of its GPUs."""
     mttr_hours: float = 1.0
+    """Mean time to repair, in hours."""
     growth_per_month: float = 0.0
-    """Share; compounded."""
+    """Growth of the traffic per month, as a share; compounded."""
     months: tuple[int, ...] = (0,)
-    """From now, at which the answer is wanted."""
+    """Months from now to plan for."""
     window_s: float | None = 3600.0
-    """The busiest window of the workload that is planned for; None: all of it."""
+    """Length of the busiest window of the workload, which is planned for, in s; None: the whole workload."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     max_replicas: int = 64
     top: int = 5
-    """Candidates in the ranked table."""
+    """Number of candidates in the ranked table."""
     search: Literal["exhaustive", "optuna"] = "exhaustive"
     trials: int = 60
-    """Candidates that optuna has simulated, those of an earlier study not counted."""
+    """Number of candidates that Optuna simulates; trials of an earlier search in the study do not count."""
     study: str | None = None
-    """File that optuna keeps its trials in and goes on from."""
+    """File that stores Optuna's trials, from which the next search resumes."""
     jobs: int | None = None
     """Number of processes; None: one per core."""
     report: bool = True
@@ -97,7 +98,7 @@ class CapacitySettings:
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: must be >= {least}")
         if self.study is not None and self.search != "optuna":
-            raise ValueError(f"study={self.study}: needs search=optuna; an exhaustive search keeps no study")
+            raise ValueError(f"study={self.study}: needs search=optuna; an exhaustive search has no study")
         for axis_entries in self.axes.values():
             if len({entry.label for entry in axis_entries}) < len(axis_entries):
                 node = axis_entries[0].where.rpartition("[")[0]
@@ -108,7 +109,8 @@ class CapacitySettings:
         num_candidates = self.num_candidates
         if num_candidates > MAX_CANDIDATES:
             raise ValueError(
-                f"hardware: {num_candidates:,} combinations; must be <= {MAX_CANDIDATES:,}; shorten a list"
+                f"hardware: all lists make {num_candidates:,} combinations; must be <= {MAX_CANDIDATES:,}; "
+                "shorten a list"
             )
 
     def _check_margins(self) -> None:
@@ -122,27 +124,30 @@ class CapacitySettings:
             raise ValueError(f"spare={self.spare}: must be < max_replicas={self.max_replicas}")
         if self.availability is not None and not 0 < self.availability < 1:
             raise ValueError(
-                f"availability={self.availability:g}: must be in (0, 1), 0.999 for 99.9 %; or null"
+                f"availability={self.availability:g}: must be between 0 and 1, such as 0.999 for 99.9 %, "
+                "or null"
             )
         for name in ("mtbf_hours", "mttr_hours"):
             if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name}={getattr(self, name):g}: must be finite and > 0 h")
         if not -1 < self.growth_per_month < inf:
             raise ValueError(
-                f"growth_per_month={self.growth_per_month:g}: must be a finite share > -1, 0.08 for 8 %"
+                f"growth_per_month={self.growth_per_month:g}: must be a finite share > -1, "
+                "such as 0.08 for 8 %"
             )
         if not self.months or min(self.months) < 0 or list(self.months) != sorted(set(self.months)):
             raise ValueError(f"months={list(self.months)}: must be one or more numbers, >= 0 and ascending")
         if len(self.months) > 1 and self.growth_per_month == 0:
             raise ValueError(
-                f"months={list(self.months)}: without growth all are the same; set growth_per_month, say 0.08"
+                f"months={list(self.months)}: are all the same without growth; set growth_per_month, "
+                "such as 0.08"
             )
         if self.window_s is not None and not 1 <= self.window_s < inf:
             raise ValueError(f"window_s={self.window_s:g}: must be >= 1 s; null for the whole workload")
 
     @property
     def axes(self) -> Mapping[str, tuple[Entry, ...]]:
-        """By name; those that are not varied left out."""
+        """Axis -> its entries; axes that are not varied are left out."""
         found = {
             "hardware": _entries("hardware", "hardware", self.hardware),
             "TP": _entries("tensor_parallel_sizes", "tensor_parallel_size", self.tensor_parallel_sizes, "TP"),
@@ -164,7 +169,7 @@ class CapacitySettings:
 
     @property
     def loads(self) -> Mapping[int, float]:
-        """By month: multiple of the workload's traffic."""
+        """Month -> multiple of the workload's traffic."""
         return {month: (1 + self.growth_per_month) ** month for month in self.months}
 
     @property
@@ -177,9 +182,9 @@ def _entries(node: str, key: str, values: Sequence[object], prefix: str = "") ->
 
 
 def _entry(where: str, key: str, value: object, prefix: str) -> Entry:
-    """`fp8` is model.weights=fp8; `small: engine=vllm engine.max_num_seqs=64` is called small."""
+    """Parses an entry, such as `fp8` (model.weights=fp8) or `small: engine=vllm engine.max_num_seqs=64`."""
     if value is None:
-        return Entry("", (f"{key}=null",), where)  # unnamed: the checkpoint's
+        return Entry("", (f"{key}=null",), where)  # the checkpoint's own format has no label
     text = str(value).strip()
     line = line_of(text)
     if line.name != text or "=" in text or not key:

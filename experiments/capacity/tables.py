@@ -23,11 +23,11 @@ from sim.report.numbers import MISSING, number, seconds
 from sim.report.wording import LATENCIES
 
 AT_ONCE = 5
-"""Candidates beside each other on a terminal."""
+"""Candidates side by side in a table on the terminal."""
 
 
 def print_answer(found: Answer, console: Console) -> None:
-    """The answer, what it rests on, the tables, the launch commands."""
+    """Prints the answer, its caveats, the tables and the launch commands."""
     for sentence in sentences(found):
         console.print(Text(sentence), soft_wrap=True)
     for warning in caveats(found):
@@ -47,7 +47,7 @@ def print_answer(found: Answer, console: Console) -> None:
 
 
 def sentences(found: Answer) -> list[str]:
-    """The winner, how sure it is, why the next one lost, what the search did; or what would do."""
+    """Returns sentences on the winner, its confidence, the runner-up and the search, or the advice."""
     lines = []
     if found.ranked:
         lines += [_winner(found), *_sure(found)]
@@ -64,7 +64,7 @@ def sentences(found: Answer) -> list[str]:
 
 
 def _growth(found: Answer) -> str:
-    """Of the first month, where its traffic is not that of today."""
+    """Returns the first month and the growth of its traffic; empty without growth."""
     load = found.search.load
     return (
         "" if load == 1 else f" in month {found.question.settings.months[0]} ({load:.3g} times the traffic)"
@@ -149,7 +149,7 @@ def _day(found: Answer) -> str:
 
 
 def effort(found: Answer) -> str:
-    """One sentence: the number of candidates by outcome of the search."""
+    """Returns a sentence with the number of candidates by outcome of the search."""
     counts = found.search.states
     by_status: dict[Status, int] = {}
     for state in counts:
@@ -172,7 +172,7 @@ def effort(found: Answer) -> str:
 
 
 def caveats(found: Answer) -> list[str]:
-    """What a reader must know first."""
+    """Returns warnings about the answer."""
     settings, lines = found.question.settings, []
     if found.interrupted:
         lines.append("Interrupted: the ranking contains only the candidates evaluated so far.")
@@ -195,18 +195,18 @@ def caveats(found: Answer) -> list[str]:
 
 
 def ranked_rows(ranked: Sequence[Ranked]) -> list[list[str]]:
-    """A line a candidate; heading first."""
+    """Returns a table with one row per candidate; the heading first."""
     lines = [_line(row) for row in ranked]
     return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
 def turned(ranked: Sequence[Ranked]) -> list[list[str]]:
-    """A column a candidate."""
+    """Returns a table with one column per candidate."""
     return [list(column) for column in zip(*ranked_rows(ranked), strict=True)]
 
 
 def _line(row: Ranked) -> dict[str, str]:
-    """Heading -> cell. Where several seeds differ: the half of the 95 % interval behind a ±."""
+    """Returns heading -> cell; figures that differ between seeds have half their 95 % interval after a ±."""
     spares = row.replicas - row.num_up
     figures = row.figures
     return {
@@ -233,10 +233,10 @@ def _line(row: Ranked) -> dict[str, str]:
 
 
 def stage_rows(found: Answer) -> list[list[str]]:
-    """The forecast; heading first."""
+    """Returns the table of the forecast; the heading first."""
     first = found.ranked[0].candidate.name if found.ranked else ""
     return [
-        ["month", "traffic", "cheapest", "replicas", "$/h", f"replicas of {first}" if first else "–"],
+        ["month", "traffic", "cheapest", "replicas", "$/hour", f"replicas of {first}" if first else "–"],
         *(
             [
                 str(stage.month),
@@ -252,7 +252,7 @@ def stage_rows(found: Answer) -> list[list[str]]:
 
 
 def ruled_out_lines(found: Answer) -> list[str]:
-    """Of the candidates that were never simulated because they cannot be, why."""
+    """Returns the candidates that cannot run or cannot meet the SLO, with the reasons."""
     lines = [f"{one.name}: {one.reason}" for one in found.question.refused]
     for state in found.search.states:
         status = found.search.status(state)
@@ -262,7 +262,7 @@ def ruled_out_lines(found: Answer) -> list[str]:
 
 
 def launches(found: Answer) -> dict[str, tuple[str, list[str]]]:
-    """By title: a command, and what it cannot express."""
+    """Returns title -> launch command, and notes on what it cannot express."""
     if not found.ranked:
         return {}
     best = found.ranked[0]
@@ -272,7 +272,7 @@ def launches(found: Answer) -> dict[str, tuple[str, list[str]]]:
 
 
 def to_json(found: Answer) -> dict[str, Any]:
-    """Plain values; null where a figure does not exist."""
+    """Returns the answer as plain values; a figure that does not exist is null."""
     by_status: dict[str, int] = {"refused": len(found.question.refused)}
     for state in found.search.states:
         name = found.search.status(state).name
@@ -310,7 +310,7 @@ def to_json(found: Answer) -> dict[str, Any]:
 
 
 def kept_tokens_per_s(row: Ranked, headroom: float) -> float:
-    """Output tokens/s that each replica is known to serve within the SLO; for `windtunnel place`."""
+    """Returns the output tokens/s that each replica serves within the SLO, for `windtunnel place`."""
     return row.figures["output_tokens_per_s"].mean * (1 + headroom) / row.num_up
 
 
@@ -339,12 +339,12 @@ def _ranked_json(row: Ranked, headroom: float) -> dict[str, Any]:
 
 
 def _span(value_s: float) -> str:
-    """Seconds, minutes or hours; minutes from ten on without a digit behind the point."""
+    """Formats a time in seconds, minutes or hours; minutes from ten on have no decimals."""
     return f"{value_s / 60:.0f} min" if 600 <= value_s < 7200 else seconds(value_s)
 
 
 def _figure(interval: Interval) -> str:
-    """With its bounds, if it has some."""
+    """Formats the mean with its confidence interval, if there is one."""
     if math.isnan(interval.mean):
         return MISSING
     bounds = (
@@ -356,7 +356,7 @@ def _figure(interval: Interval) -> str:
 
 
 def _cell(interval: Interval, factor: float = 1.0) -> str:
-    """The same for a table: ± half of the interval."""
+    """Formats the mean for a table, ± half of the confidence interval."""
     mean, half = factor * interval.mean, factor * (interval.high - interval.low) / 2
     if math.isnan(mean):
         return MISSING

@@ -336,9 +336,9 @@ class Steps:
         (["routing=power_of_two", "routing.num_choices=65"], "num_choices=65: must be <= 64"),
         (["capacity.headroom=-1"], "^capacity.headroom=-1: must be a finite share"),
         (["capacity.spare=64"], "^capacity.spare=64: must be < max_replicas=64"),
-        (["capacity.availability=1"], "^capacity.availability=1: must be in"),
+        (["capacity.availability=1"], "^capacity.availability=1: must be between 0 and 1"),
         (["capacity.growth_per_month=-1"], "^capacity.growth_per_month=-1: must be"),
-        (["capacity.months=[0,6]"], r"^capacity.months=\[0, 6\]: without growth all are the same"),
+        (["capacity.months=[0,6]"], r"^capacity.months=\[0, 6\]: are all the same without growth"),
         (["capacity.months=[6,0]", "capacity.growth_per_month=1"], r"^capacity.months=\[6, 0\]: must be"),
         (["capacity.window_s=0"], "^capacity.window_s=0: must be >= 1 s"),
         (["capacity.seeds=[]"], r"^capacity.seeds=\[\]: must name a seed"),
@@ -403,8 +403,8 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     other = candidate_with("engine=sglang", "scheduling=shortest_job_first", "prediction=oracle",
                            "model.weights=int4_wo")  # fmt: skip
     notes = "\n".join(vllm_launch(other).notes)
-    assert "batching=PrefillFirst: vLLM mixes" in notes
-    assert "scheduling=ShortestJobFirst: vLLM has fcfs and priority" in notes
+    assert "batching=PrefillFirst: vLLM has no flag" in notes
+    assert "scheduling=ShortestJobFirst: vLLM has no flag" in notes
     assert "caching=Radix" in notes
     assert "model.weights=int4_wo: replace the model's name by a checkpoint quantised with AWQ" in notes
     assert "prediction=" in notes
@@ -500,9 +500,9 @@ def test_advice_in_words():
     assert advice_lines(found, SLO) == [
         "No candidate meets the SLO. The closest is t4 with 2 replicas: SLO attainment 40 %, target 90 %.",
         "TPOT: 90 % of the requests are within 80.0 ms, 1.60 times the limit of 50.0 ms.",
-        "TTFT: fewer than 90 % of the requests ever get one.",
+        "TTFT: exists for fewer than 90 % of the requests.",
         "A looser limit: slo.tpot_ms=82 would be met.",
-        "A lower rate: it meets the SLO at 2.00 of the 8.00 requests/s (0.25 times the traffic).",
+        "A lower rate: it meets the SLO at 2.00 requests/s (0.25 times the traffic of 8.00 requests/s).",
         "Another GPU: 3 x l4 meet the SLO for $2.40/hour.",
     ]
     hopeless = advice_lines(replace(found, looser={}, load=None, misses_idle=True, other=None), SLO)
@@ -603,7 +603,7 @@ def test_a_study_that_is_none_and_a_missing_library_are_reported(tmp_path, monke
     first = optuna_search._study(optuna_search.load_optuna(), file, 0, 1.0, "a")
     assert first.user_attrs["question"] == "a"
     optuna_search._study(optuna_search.load_optuna(), file, 0, 2.0, "a")  # another load of the same
-    with pytest.raises(ConfigError, match=r"study\.log: is of another question"):
+    with pytest.raises(ConfigError, match=r"study\.log: belongs to a search with other overrides"):
         optuna_search._study(optuna_search.load_optuna(), file, 0, 1.0, "b")
     with pytest.raises(ConfigError, match="no folder"):
         optuna_search._study(optuna_search.load_optuna(), str(tmp_path / "none/bad.log"), 0)
