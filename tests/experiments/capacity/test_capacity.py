@@ -406,7 +406,7 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     assert "batching=PrefillFirst: vLLM has no flag" in notes
     assert "scheduling=ShortestJobFirst: vLLM has no flag" in notes
     assert "caching=Radix" in notes
-    assert "model.weights=int4_wo: replace the model's name by a checkpoint quantised with AWQ" in notes
+    assert "model.weights=int4_wo: replace the model's name by that of a checkpoint quantised with AWQ" in notes
     assert "prediction=" in notes
     pruned = vllm_launch(candidate_with("model/transform=prune_depth"))
     assert "meta-llama" not in pruned.command
@@ -509,7 +509,7 @@ def test_advice_in_words():
     assert hopeless[3:] == [
         "A looser limit: relaxing one limit alone is not enough.",
         "A lower rate: does not help, as the limit is missed even on idle replicas.",
-        "Another GPU: none of configs/hardware meets the SLO with these settings.",
+        "Another GPU: no GPU of configs/hardware meets the SLO with these settings.",
     ]
     slow = advice_lines(replace(found, replicas=1, looser={"e2e": 1234.5674}, load=None), SLO, " in month 12")
     assert slow[0].startswith(
