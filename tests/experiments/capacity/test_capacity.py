@@ -518,7 +518,7 @@ def test_advice_in_words():
     assert slow[3] == "A looser limit: slo.e2e_ms=1234568 would be met."
     assert slow[4] == (
         "A lower rate: none down to 0.000244 requests/s (3.1e-05 times the traffic) meets the SLO; "
-        "lower ones were not tried."
+        "lower rates were not tried."
     )
 
 
