@@ -50,6 +50,7 @@ def annotated(source: str) -> str:
 
 
 def main() -> None:
+    """Copies the packages, compiles MODULES with mypyc, and puts the extensions beside the sources."""
     shutil.rmtree(COPY, ignore_errors=True)
     for package in ("policies", "hwmodels", "sim"):
         shutil.copytree(ROOT / package, COPY / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))

@@ -21,8 +21,10 @@ def check_whole(name: str, value: int, *, remedy: str = "") -> None:
 
 
 def is_finite(value: object) -> bool:
+    """Tests whether a value is a finite number; booleans are none."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_whole(value: object) -> bool:
+    """Tests whether a value is a whole number; booleans are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)

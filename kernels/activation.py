@@ -51,6 +51,7 @@ def gelu_tanh_mul(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.
 
 @triton.jit
 def gated_kernel(x_ptr, out_ptr, stride_x, stride_o, n, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """Computes act(gate) * up of one row and BLOCK columns: grid (rows, column blocks)."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < n

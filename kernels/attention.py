@@ -106,6 +106,7 @@ def nearest(name: str, table: Mapping[str, object]) -> str:
 
 
 def padded(head_dim: int) -> int:
+    """Rounds a head dimension up to a power of two, at least 16, as `tl.dot` requires."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
@@ -226,6 +227,7 @@ def check_options(q_THD: torch.Tensor, options: AttentionOptions) -> None:
 
 
 def check_num_splits(num_splits: int) -> None:
+    """Raises ValueError unless 1 <= num_splits <= MAX_SPLITS."""
     if not 1 <= num_splits <= MAX_SPLITS:
         raise ValueError(f"num_splits of {num_splits}: 1 to {MAX_SPLITS} are supported")
 

@@ -168,6 +168,7 @@ def move_blocks_kernel(
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Moves a tile of BLOCK words of one block of one tensor: grid (blocks, tensors, tiles)."""
     n = tl.program_id(0).to(tl.int64)
     which = tl.program_id(1)
     source = tl.load(from_index_ptr + n * INDEX_STEP).to(tl.int64) * from_stride

@@ -204,6 +204,7 @@ def scaled_gemm_kernel(
     DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
 ):
+    """Computes a [ROWS, COLS] tile of (x @ weight.T) * scales + bias, or one split of its depth."""
     pid_m, pid_n = swizzled(tl.program_id(0), tl.cdiv(m, ROWS), tl.cdiv(n, COLS), GROUP)
     split = tl.program_id(1)
     o_m = pid_m * ROWS + tl.arange(0, ROWS)
@@ -245,6 +246,7 @@ def sum_splits_kernel(
     HAS_BIAS: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    """Sums the partial products of all splits, and adds the bias."""
     o = tl.program_id(0) * TILE + tl.arange(0, TILE)  # [TILE]
     mask = o < numel
     b_sum = tl.zeros([TILE], dtype=tl.float32)

@@ -27,6 +27,7 @@ def lora_shrink_kernel(
     RANKS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
+    """Computes a tile of x @ A of one segment, in one of num_parts parts of its depth."""
     segment = tl.program_id(1)
     part = tl.program_id(2) % num_parts
     first_token = tl.load(starts_ptr + segment) + tl.program_id(0) * ROWS
@@ -76,6 +77,7 @@ def lora_expand_kernel(
     RANKS: tl.constexpr,
     COLS: tl.constexpr,
 ):
+    """Adds a tile of scaling * (x @ A) @ B of one segment to the output."""
     segment = tl.program_id(1)
     first_token = tl.load(starts_ptr + segment) + tl.program_id(0) * ROWS
     end = tl.load(starts_ptr + segment + 1)

@@ -24,6 +24,7 @@ def moe_route_kernel(
     EXPERTS: tl.constexpr,
     CHOICES_TILE: tl.constexpr,
 ):
+    """Chooses the experts of ROWS tokens by their logits, and computes their weights."""
     o_t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_e = tl.arange(0, EXPERTS)
     o_j = tl.arange(0, CHOICES_TILE)
@@ -61,6 +62,7 @@ def entries_by_expert(experts_ptr, chunk, num_entries, CHUNK: tl.constexpr, EXPE
 def moe_count_kernel(
     experts_ptr, counts_ptr, num_entries, num_experts, CHUNK: tl.constexpr, EXPERTS: tl.constexpr
 ):
+    """Counts the entries of each expert in one chunk of entries."""
     chunk = tl.program_id(0)
     _o_i, b_hot = entries_by_expert(experts_ptr, chunk, num_entries, CHUNK, EXPERTS)
     o_e = tl.arange(0, EXPERTS)
@@ -81,6 +83,7 @@ def moe_place_kernel(
     CHUNK: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
+    """Places the entries of one chunk into the blocks of rows of their experts."""
     chunk = tl.program_id(0)
     o_e = tl.arange(0, EXPERTS)
     m_e = o_e < num_experts
@@ -128,6 +131,7 @@ def moe_gemm_kernel(
     EXPERTS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
+    """Computes COLS columns of one block of rows with the weights of its expert."""
     block, pid_n = swizzled(tl.program_id(0), num_blocks, tl.cdiv(n, COLS), GROUP)
     o_e = tl.arange(0, EXPERTS)
     b_end = tl.load(ends_ptr + o_e, mask=o_e < num_experts, other=2147483647)
@@ -169,6 +173,7 @@ def moe_gemm_kernel(
 def moe_combine_kernel(
     y_ptr, weights_ptr, experts_ptr, out_ptr, hidden, CHOICES: tl.constexpr, TILE: tl.constexpr
 ):
+    """Sums the outputs of a token's experts by their weights; a choice of -1 adds nothing."""
     token = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * TILE + tl.arange(0, TILE)
     b_sum = tl.zeros([TILE], dtype=tl.float32)

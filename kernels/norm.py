@@ -128,6 +128,7 @@ def rms_norm_kernel(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Normalises one row, after adding the residual if ADD is set."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < n
@@ -173,6 +174,7 @@ def qk_norm_kernel(
     HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    """Normalises HEADS heads of one token's queries or keys."""
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     if group < q_groups:

@@ -126,6 +126,7 @@ def load_pairs(ptr, heads, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr
 @triton.jit
 def store_pairs(ptr, first, second, heads, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
                 BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):  # fmt: skip
+    """Stores rotated pairs of dimensions, side by side if INTERLEAVED, else half a head apart."""
     first = first.to(ptr.dtype.element_ty)
     second = second.to(ptr.dtype.element_ty)
     if INTERLEAVED:
@@ -178,6 +179,7 @@ def rope_and_write_kv_kernel(
     ROUND: tl.constexpr,
     SMALL: tl.constexpr,
 ):
+    """Rotates queries or keys of one token, and writes its keys and values to their slot."""
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     cols = tl.arange(0, BLOCK_HALF)[None, :]

@@ -239,6 +239,7 @@ def w4a16_kernel(
     COLS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
+    """Computes a [ROWS, COLS] tile of x @ weight.T + bias from 4-bit weights, or one split of its depth."""
     pid_m, pid_n = swizzled(tl.program_id(0), tl.cdiv(m, ROWS), tl.cdiv(n, COLS), GROUP)
     split = tl.program_id(1)
     o_m = pid_m * ROWS + tl.arange(0, ROWS)
@@ -281,6 +282,7 @@ def w4a16_kernel(
 def dense_kernel(
     words_ptr, scales_ptr, zeros_ptr, out_ptr, n, k, GROUP_SIZE: tl.constexpr, COLS: tl.constexpr
 ):
+    """Unpacks COLS columns of one 128-deep block of 4-bit weights."""
     block = tl.program_id(0)
     o_n = tl.program_id(1) * COLS + tl.arange(0, COLS)
     o_i = tl.arange(0, 16)

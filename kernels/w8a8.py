@@ -159,6 +159,7 @@ def _gemm_case(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device)
 def quantise_tokens_kernel(
     x_ptr, values_ptr, scales_ptr, k, stride_xm, LARGEST: tl.constexpr, TILE: tl.constexpr
 ):
+    """Quantises one token by its largest magnitude to 8 bits, and stores the scale."""
     row = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, TILE)
     b_most = tl.zeros([TILE], dtype=tl.float32)

@@ -170,6 +170,7 @@ def remarks(tables: Mapping[str, Measured], calibration: Calibration) -> list[st
 
 
 def printed(title: str, figures: pd.DataFrame) -> Table:
+    """Returns the table of prediction errors by data type as it is printed."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     table.add_column("data type", no_wrap=True)
     for heading in COLUMNS:
@@ -180,6 +181,7 @@ def printed(title: str, figures: pd.DataFrame) -> Table:
 
 
 def shown(key: str, value: float) -> str:
+    """Formats a figure by its column: row counts, a share as a percentage, or a percentage error."""
     if pd.isna(value):
         return ""
     return (

@@ -77,6 +77,7 @@ def fitted_curves(tables: Mapping[str, Measured]) -> list[str]:
 
 
 def validation(operator: str, rows: Rows) -> Bools:
+    """Returns which rows are kept back from the fit of an operator, for validation."""
     return validation_rows(rows, OPERATORS[operator].group_by)
 
 
@@ -94,6 +95,7 @@ def capability_from(rows: Mapping[str, Rows]) -> str | None:
 
 
 def kept(rows: Rows, chosen: Bools) -> Rows:
+    """Returns the chosen rows."""
     return {name: values[chosen] for name, values in rows.items()}
 
 

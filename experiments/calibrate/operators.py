@@ -26,6 +26,7 @@ KV_DTYPES = ("bfloat16", "fp8")
 
 
 def every_row(rows: Rows, device: Device) -> Bools:
+    """Returns true for each row."""
     return np.ones(len(rows["latency_us"]), dtype=np.bool_)
 
 
@@ -69,16 +70,19 @@ def in_a_graph(rows: Rows, device: Device) -> Bools:
 
 
 def column(name: str) -> Callable[[Rows], list[str]]:
+    """Returns a function for the values of a column."""
     return lambda rows: np.asarray(rows[name]).tolist()
 
 
 def product(*names: str) -> Callable[[Rows], Floats]:
+    """Returns a function for the product of columns, row by row."""
     return lambda rows: np.asarray(
         np.prod([np.asarray(rows[name], dtype=np.float64) for name in names], axis=0)
     )
 
 
 def prefill_type(rows: Rows) -> list[str]:
+    """Returns the data type of each row: the arithmetic's, and that of the KV cache if it differs."""
     return [
         arithmetic if arithmetic == cache else f"{arithmetic}, {cache} KV"
         for arithmetic, cache in zip(rows["attn_dtype"], rows["kv_dtype"], strict=True)
@@ -86,6 +90,7 @@ def prefill_type(rows: Rows) -> list[str]:
 
 
 def mla_type(rows: Rows) -> list[str]:
+    """Returns phase and scope of each row, the classes by which errors of MLA are reported."""
     return [f"{phase}, {scope}" for phase, scope in zip(rows["phase"], rows["scope"], strict=True)]
 
 

@@ -70,6 +70,7 @@ def is_called(device: Device, gpu: str) -> bool:
 
 
 def read(path: Path, operator: Operator) -> pd.DataFrame:
+    """Reads the table of an operator, with defaults in optional columns; raises ConfigError."""
     try:
         table = pd.read_parquet(path)
     except (OSError, ValueError) as error:

@@ -76,6 +76,7 @@ class Gpu(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Prints the errors of every calibration on its own GPU, and of those borrowed from a relative."""
     settings: ValidateSettings = build_as(ValidateSettings, OmegaConf.from_cli(list(arguments)), "")
     gpus = {name: read_gpu(name, settings) for name in RELATIVES}
     own = {name: lines_of(gpu, gpu.calibration) for name, gpu in gpus.items()}
@@ -101,6 +102,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read_gpu(name: str, settings: ValidateSettings) -> Gpu:
+    """Reads the validation rows of a GPU, and its calibration; fits that anew if settings.refit is set."""
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     cfg = source.compose([f"hardware={name}"])
     device, calibration = build(cfg.hardware, "hardware"), build(cfg.calibration, "calibration")
@@ -111,6 +113,7 @@ def read_gpu(name: str, settings: ValidateSettings) -> Gpu:
 
 
 def kept_back(operator: str, table: Measured) -> Measured:
+    """Returns the validation rows of a table."""
     chosen = validation(operator, table.rows)
     return Measured(kept(table.rows, chosen), table.sound[chosen], table.caveat)
 
@@ -123,6 +126,7 @@ def lines_of(gpu: Gpu, calibration: Calibration) -> dict[str, pd.DataFrame]:
 
 
 def with_capability(calibration: Calibration, own: Calibration) -> Calibration:
+    """Returns a calibration whose kernels are those of the compute capability of another one."""
     return replace(
         calibration,
         gemm=replace(calibration.gemm, compute_capability=own.gemm.compute_capability),
@@ -160,10 +164,12 @@ def markdown(
 
 
 def of_type(lines: pd.DataFrame, data_type: str) -> pd.DataFrame:
+    """Returns the lines of a data type; all lines for "all"."""
     return lines if data_type == "all" else lines[lines["data_type"] == data_type]
 
 
 def median_and_p90(figures: Mapping[str, float]) -> str:
+    """Formats "median / p90" of percentage errors; "" without figures."""
     return "" if pd.isna(figures["median"]) else f"{figures['median']:.1f} / {figures['p90']:.0f}"
 
 

@@ -29,6 +29,7 @@ CITATION = """\
 
 
 def main() -> None:
+    """Prints the statistics of a trace in the Azure CSV format as YAML."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

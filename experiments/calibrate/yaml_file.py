@@ -43,6 +43,7 @@ def is_calibration(file: Path) -> bool:
 
 
 def curve_lines(curve: Any) -> Iterator[str]:
+    """Yields the YAML lines of a curve: its class, and each figure with its meaning as a comment."""
     yield f"  _target_: {path_of(type(curve))}"
     meanings, default = field_meanings(type(curve)), type(curve)()
     for field in fields(curve):
@@ -78,4 +79,5 @@ def field_meanings(settings: type) -> dict[str, str]:
 
 
 def path_of(target: type) -> str:
+    """Returns the dotted path of a class, for `_target_`."""
     return f"{target.__module__}.{target.__qualname__}"

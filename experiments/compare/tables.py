@@ -30,6 +30,7 @@ COLOURS = {Held.HELD: "bold green", Held.MISSED: "bold red", Held.UNDECIDED: "bo
 
 
 def print_results(found: Results, console: Console) -> None:
+    """Prints an experiment's claim, its caveats, and the table of its arms."""
     experiment = found.experiment
     console.print(Text(experiment.title, style="bold"))
     console.print(Text(experiment.claim))

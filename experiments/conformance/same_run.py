@@ -34,6 +34,7 @@ def assert_leap_equals_step(world: World) -> WorldRun:
 
 
 def assert_same_table(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    """Raises AssertionError with the rows and columns in which two tables differ."""
     if not one.equals(other):
         assert list(one.columns) == list(other.columns)
         assert one.dtypes.equals(other.dtypes)

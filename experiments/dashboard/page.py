@@ -148,6 +148,7 @@ def drawn(figure: go.Figure | None, instead: str) -> go.Figure:
 
 
 def latency(answer: Answer) -> go.Figure:
+    """Returns the figure of the latencies."""
     return drawn(latency_figure(answer), "No request was measured.")
 
 

@@ -56,6 +56,7 @@ def concurrency_band(concurrency: float) -> str:
 
 
 def print_errors(tables: dict[str, pd.DataFrame], console: Console) -> None:
+    """Prints a table of absolute percentage errors for each metric."""
     for metric, errors in tables.items():
         table = Table(title=f"{metric}: absolute percentage error", title_justify="left")
         for column in errors.columns:

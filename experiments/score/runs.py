@@ -89,6 +89,7 @@ def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
 
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
+    """Returns the scenario of a measured run of vLLM; raises NotSimulatedError."""
     base = base_scenario(row["model"], row["gpu"], "vllm")
     if row["precision"] not in WEIGHTS:
         raise NotSimulatedError(f"precision={row['precision']}: must be one of {', '.join(WEIGHTS)}")

@@ -143,6 +143,7 @@ def engine_of(row: dict[str, Any]) -> str:
 
 
 def lengths_of(row: dict[str, Any]) -> Lengths:
+    """Returns the distributions of prompt and output tokens that the row's benchmark draws from."""
     if row["source"] == "inferencemax":
         return Lengths(
             prompt_tokens=Uniform(low=round(0.8 * row["isl"]), high=round(row["isl"])),

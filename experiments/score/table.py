@@ -37,6 +37,7 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
 
 
 def check_positive(path: Path, table: pd.DataFrame, name: str) -> None:
+    """Raises ConfigError at the first value of a column that is not a finite number > 0."""
     values = pd.to_numeric(table[name], errors="coerce")
     wrong = np.flatnonzero(table[name].notna() & ~(np.isfinite(values) & (values > 0)))
     if len(wrong):

@@ -32,6 +32,8 @@ class Point:
 
 
 class Task(NamedTuple):
+    """One run of a study: a point of the sweep, and a seed."""
+
     point: Point
     seed: int
 
@@ -56,6 +58,7 @@ class Runs:
 
 
 def summary_of(result: RunResult) -> dict[str, Any]:
+    """Returns the summary of a run."""
     return result.summary
 
 

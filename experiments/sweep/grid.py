@@ -134,6 +134,7 @@ def check_places(keys: Sequence[str], settings: ReportSettings) -> None:
 
 
 def panel_title(chosen: Mapping[str, Any]) -> str:
+    """Returns "KEY=VALUE, ..." of the values that a panel's runs have in common."""
     return ", ".join(f"{key}={shown(value)}" for key, value in chosen.items())
 
 

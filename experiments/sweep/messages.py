@@ -11,6 +11,7 @@ from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 
 
 def print_resumed(folder: SweepFolder, already: int, missing: int, console: Console) -> None:
+    """Prints how many runs are done and how many are missing when a sweep is resumed."""
     console.print(Text(f"{already:,} runs are done; {missing:,} are missing or failed."))
     if len(folder.about["code"]) > 1:
         console.print(
@@ -22,6 +23,7 @@ def print_resumed(folder: SweepFolder, already: int, missing: int, console: Cons
 
 
 def print_done(folder: SweepFolder, num_new: int, seconds: float, console: Console) -> None:
+    """Prints the number of runs by status, the runs per second, and up to five error messages."""
     total, rate = folder.plan.num_points, num_new / seconds if seconds > 0 else 0.0
     parts = [f"{folder.num_of(DONE):,} of {total:,} runs done"]
     parts += [f"{count:,} {status}" for status in (FAILED, REFUSED) if (count := folder.num_of(status))]

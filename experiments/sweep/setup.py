@@ -150,4 +150,5 @@ def _check(plan: Plan, source: ConfigSource, unbuildable: Unbuildable) -> None:
 
 
 def is_of_the_sweep(override: str) -> bool:
+    """Tests whether an override sets the sweep itself, not its runs."""
     return Override.parse(override).root in OF_THE_SWEEP

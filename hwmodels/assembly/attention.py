@@ -29,6 +29,7 @@ def attention_operators(site: Site, spec: Attention, calls: float) -> Iterator[O
 
 
 def grouped_query(site: Site, spec: GroupedQueryAttention, calls: float) -> Iterator[Operator]:
+    """Yields the operators of multi-head, grouped-query or multi-query attention."""
     qkv_proj, o_proj = spec.matrices(site.model.hidden_size, site.tp)
     scale_bytes = KV_SCALE_BYTES.get(site.model.kv_dtype, 0.0)
     kv_element_bytes = KV_BYTES[site.model.kv_dtype] + scale_bytes / spec.head_dim

@@ -19,6 +19,7 @@ EXPERT_KERNELS = 8
 
 
 def mlp_operators(site: Site, mlp: DenseMlp | MixtureOfExperts, calls: float) -> Iterator[Operator]:
+    """Yields the operators of an MLP, dense or with experts, and of the all-reduce behind it."""
     if isinstance(mlp, MixtureOfExperts):
         yield from experts(site, mlp, calls)
     else:
@@ -28,12 +29,14 @@ def mlp_operators(site: Site, mlp: DenseMlp | MixtureOfExperts, calls: float) ->
 
 
 def dense(site: Site, up: Matrix, down: Matrix, calls: float) -> Iterator[Operator]:
+    """Yields the two GEMMs of a dense MLP, and the activation between them."""
     yield from site.gemm(up, calls)
     yield site.stream("activation", calls, (up.n + down.k) * site.model.element_bytes)
     yield from site.gemm(down, calls)
 
 
 def experts(site: Site, mlp: MixtureOfExperts, calls: float) -> Iterator[Operator]:
+    """Yields the router, the messages to the experts, their grouped GEMMs, and the shared experts."""
     router, _, down, *shared = mlp.matrices(site.model.hidden_size, site.ranks)
     yield from site.gemm(router, calls)
     yield from to_experts(site, mlp, "dispatch", calls)

@@ -98,4 +98,5 @@ def fit_collectives(rows: Rows, device: Device) -> CollectiveCurve:
 
 
 def curve_of(parameters: Floats) -> CollectiveCurve:
+    """Returns the curve with these parameters, in the order of NAMES."""
     return CollectiveCurve(**dict(zip(NAMES, parameters.tolist(), strict=True)))

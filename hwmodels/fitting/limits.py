@@ -125,8 +125,10 @@ def cache_bytes(rows: Rows) -> Floats:
 
 
 def numbers(rows: Rows, name: str) -> Floats:
+    """Returns a column as float64."""
     return np.asarray(rows[name], dtype=np.float64)
 
 
 def texts(rows: Rows, name: str) -> list[str]:
+    """Returns a column as strings."""
     return [str(value) for value in np.asarray(rows[name]).tolist()]

@@ -139,6 +139,7 @@ def fit_mla(
 
 
 def curve_of(parameters: Floats, compute_capability: str) -> MlaCurve:
+    """Returns the curve with these parameters, in the order of NAMES."""
     figures = dict(zip(NAMES, parameters.tolist(), strict=True))
     return MlaCurve(compute_capability=compute_capability, **figures)
 
@@ -158,6 +159,7 @@ def other_seconds(
 
 
 def attention_and(rest_s: Floats, rows: Rows, device: Device, curve: MlaCurve) -> Floats:
+    """Adds attention's seconds to those of the other kernels; outside graphs, at least the host's time."""
     num_seqs, new_tokens, kv_len = lengths(rows)
     seconds = rest_s.copy()
     for group, chosen in groups(rows):
@@ -192,6 +194,7 @@ def groups(rows: Rows) -> Iterator[tuple[Attention, NDArray[np.intp]]]:
 def attention_seconds(
     group: Attention, num_seqs: Floats, new_tokens: Floats, kv_len: Floats, device: Device, curve: MlaCurve
 ) -> Floats:
+    """Prices the attention of rows that run the same kernels, in seconds."""
     kernels, heads, context = group.kernels(curve.compute_capability), group.heads, num_seqs * kv_len
     seconds: Any
     if group.phase == "decode":
@@ -232,6 +235,7 @@ def projections(
 def elementwise_seconds(
     group: Attention, num_tokens: Floats, device: Device, stream: StreamCurve, compute_capability: str
 ) -> Floats:
+    """Prices the norms, rotations and cache writes beside the GEMMs, in seconds."""
     work = VLLM_ELEMENTWISE[compute_capability] if group.framework == "vllm" else FUSED
     heads = group.heads
     width = Q_LORA_RANK + heads.kv_lora_rank + heads.rope_head_dim

@@ -54,6 +54,7 @@ def llama_attention(fields: Fields) -> list[Attention]:
 
 
 def phi3_attention(fields: Fields) -> list[Attention]:
+    """Reads the attention of Phi-3, whose attention_bias has no effect."""
     fields.ignore("attention_bias")
     return grouped_layers(fields, windows(fields))
 
@@ -65,11 +66,13 @@ def qwen2_attention(fields: Fields) -> list[Attention]:
 
 
 def qwen3_attention(fields: Fields) -> list[Attention]:
+    """Reads the attention of Qwen3: with norms of queries and keys, attention_bias on all projections."""
     bias = fields.flag("attention_bias", default=False)
     return grouped_layers(fields, qwen_windows(fields), qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
 def glm4_moe_attention(fields: Fields) -> list[Attention]:
+    """Reads the attention of GLM-4 MoE, in which use_qk_norm is optional."""
     return grouped_layers(
         fields,
         windows(fields),

@@ -86,6 +86,7 @@ def from_hf_fields(
 
 
 def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
+    """Applies a transform to a model; None leaves it as it is."""
     return model if transform is None else transform.applied(model)
 
 
@@ -107,6 +108,7 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def load_json_object(file: Path) -> dict[str, Any]:
+    """Reads a JSON object of at most MAX_JSON_BYTES; raises ValueError that names file, line and column."""
     try:
         if (size := file.stat().st_size) > MAX_JSON_BYTES:
             raise ValueError(f"{file}: must have at most {MAX_JSON_BYTES:,} bytes, has {size:,}")

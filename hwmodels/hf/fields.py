@@ -113,6 +113,7 @@ class Fields:
 
 
 def wrong(name: str, value: Any, rule: str) -> ValueError:
+    """Returns the error "NAME=VALUE: RULE"."""
     return ValueError(f"{name}={shown(value)}: {rule}")
 
 

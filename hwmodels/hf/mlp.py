@@ -7,6 +7,7 @@ from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
 
 
 def dense_mlp(fields: Fields) -> list[Mlp]:
+    """Reads the MLPs of a dense model."""
     mlp = DenseMlp(
         intermediate_size=fields.whole("intermediate_size"), bias=fields.flag("mlp_bias", default=False)
     )
@@ -25,6 +26,7 @@ def gemma3n_mlp(fields: Fields) -> list[Mlp]:
 
 
 def mixtral_mlp(fields: Fields) -> list[Mlp]:
+    """Reads the experts of Mixtral."""
     experts = MixtureOfExperts(
         num_experts=fields.whole("num_local_experts"),
         top_k=top_k(fields, "num_local_experts"),
@@ -34,6 +36,7 @@ def mixtral_mlp(fields: Fields) -> list[Mlp]:
 
 
 def gpt_oss_mlp(fields: Fields) -> list[Mlp]:
+    """Reads the experts of gpt-oss, which have biases."""
     fields.ignore("experts_per_token")  # repeats num_experts_per_tok
     experts = MixtureOfExperts(
         num_experts=fields.whole("num_local_experts"),
@@ -46,6 +49,7 @@ def gpt_oss_mlp(fields: Fields) -> list[Mlp]:
 
 
 def minimax_m2_mlp(fields: Fields) -> list[Mlp]:
+    """Reads the experts of MiniMax-M2."""
     fields.ignore("mlp_intermediate_size", "mtp_transformer_layers")  # left over from MiniMax-Text-01
     experts = MixtureOfExperts(
         num_experts=fields.whole("num_local_experts"),

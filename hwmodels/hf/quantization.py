@@ -84,6 +84,7 @@ SELF_ATTENTION = re.compile(r"^(?!.*vis).*self_attn[^a-z]*(o_proj)?[^a-z]*$")
 
 
 def modules_left_out(config: Mapping[str, Any]) -> list[str]:
+    """Returns the patterns of modules that stay unquantised, under any of the keys in use."""
     keys = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
     return [str(pattern) for key in keys for pattern in config.get(key) or ()]
 
@@ -121,6 +122,7 @@ def fp8(config: Mapping[str, Any]) -> str:
 
 
 def mxfp4(config: Mapping[str, Any]) -> str:
+    """Returns "mxfp4", the only format of that quant_method."""
     return "mxfp4"
 
 
@@ -146,6 +148,7 @@ def compressed_tensors(config: Mapping[str, Any]) -> str:
 
 
 def group_scheme(name: str, group: Mapping[str, Any]) -> str:
+    """Returns the weight format of a group of compressed-tensors; raises ValueError."""
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
         raise wrong(f"{WHERE}.config_groups.{name}.weights", weights, "must be an object")

@@ -54,6 +54,7 @@ def total_of(op: Operator, path: Iterable[Passing], quantity: Callable[[RankBatc
 
 
 def whole_total(operators: list[Operator], quantity: str, shape: IterationShape) -> Num:
+    """Sums a quantity over all calls of the operators, for a batch that one device holds."""
     batch = ParallelLayout().rank_batch(shape)
     total: Num = sum(op.calls * getattr(op, quantity)(batch) for op in operators)
     return total

@@ -46,6 +46,7 @@ class Part(Enum):
 
 
 def nothing(batch: RankBatch) -> float:
+    """Returns 0 for every batch."""
     return 0.0
 
 
@@ -104,10 +105,12 @@ class Operator:
 
 
 def per_token(amount: float) -> Quantity:
+    """Returns the quantity `amount` per token of the batch."""
     return lambda batch: amount * batch.tokens
 
 
 def per_row(amount: float) -> Quantity:
+    """Returns the quantity `amount` per sampled row of the batch."""
     return lambda batch: amount * batch.rows
 
 

@@ -155,6 +155,7 @@ def _unknown(frame: pd.DataFrame) -> str:
 
 
 def columns_of(frame: pd.DataFrame) -> Rows:
+    """Returns the columns of a table as arrays, by name."""
     return {str(name): frame[name].to_numpy() for name in frame}
 
 

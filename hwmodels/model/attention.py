@@ -63,6 +63,7 @@ class Attention(Protocol):
 
 
 def kept_heads(num_heads: int, share: float) -> int:
+    """Returns the number of heads that pruning to a share keeps, at least 1."""
     return max(1, round(num_heads * share))
 
 

@@ -54,4 +54,5 @@ ONE_RANK = Ranks()
 
 
 def share_of(size: int, num_ranks: int) -> int:
+    """Divides a size among ranks, rounded up: the largest share."""
     return -(-size // num_ranks)

@@ -167,6 +167,7 @@ def noted(after: ModelSpec, what: str, before: ModelSpec) -> ModelSpec:
 
 
 def check_share(name: str, share: float) -> None:
+    """Raises ValueError unless 0 < share <= 1."""
     if not (is_finite(share) and 0 < share <= 1):
         raise ValueError(f"{name}={share}: must be a share, > 0 and <= 1")
 
@@ -182,10 +183,12 @@ def shared_out(total: int, counts: Sequence[int]) -> list[int]:
 
 
 def kept_width(size: int, share: float) -> int:
+    """Returns the width that pruning to a share keeps: a multiple of GRAIN, never more than before."""
     return size if share == 1 else min(size, max(GRAIN, round(size * share / GRAIN) * GRAIN))
 
 
 def narrower(mlp: Mlp, share: float) -> Mlp:
+    """Returns the MLP pruned to a share of its width, shared experts included."""
     width = kept_width(mlp.intermediate_size, share)
     if isinstance(mlp, DenseMlp):
         return replace(mlp, intermediate_size=width)

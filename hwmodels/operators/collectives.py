@@ -233,6 +233,7 @@ class Leg(NamedTuple):
 
 
 def check_kernels(kernels: str) -> None:
+    """Raises ValueError unless `kernels` is one of KERNELS."""
     if kernels not in KERNELS:
         raise ValueError(f"kernels={kernels}: must be one of {', '.join(KERNELS)}")
 
@@ -288,23 +289,27 @@ def direct_all_reduce_seconds(
 
 
 def inside_bytes_per_s(num_ranks: int, device: Device, curve: CollectiveCurve) -> float:
+    """Returns the bytes per second that each rank reaches inside a node; PCIe bridges are shared."""
     shares_bridges = device.scale_up is None and num_ranks > 2
     reached = device.link.bandwidth_bytes_per_s * curve.bandwidth_share
     return reached * HOST_BRIDGE_BANDWIDTH if shares_bridges else reached
 
 
 def inside_leg(num_ranks: int, steps: float, volume: float, device: Device, curve: CollectiveCurve) -> Leg:
+    """Returns the part of a collective inside a node: `steps` hops, `volume` bytes per rank."""
     byte_s = volume / inside_bytes_per_s(num_ranks, device, curve)
     return Leg(steps * curve.hop_s, byte_s, byte_s)
 
 
 def between_leg(steps: float, volume: float, device: Device, curve: CollectiveCurve) -> Leg:
+    """Returns the part of a collective between nodes: `steps` hops, `volume` bytes per rank."""
     link = inter_node_link(device)
     byte_s = volume / (link.bandwidth_bytes_per_s * curve.bandwidth_share)
     return Leg(steps * link.latency_s, byte_s, byte_s)
 
 
 def inter_node_link(device: Device) -> Link:
+    """Returns the link between nodes; raises ValueError if the device has none."""
     if device.inter_node is None:
         raise ValueError(
             f"inter_node=None: {device.name} has no link between nodes; give one, or use one node"

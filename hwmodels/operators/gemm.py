@@ -240,6 +240,7 @@ class ElementBytes(NamedTuple):
 
 
 def element_bytes(weights: WeightFormat, device: Device, dtype: str) -> ElementBytes:
+    """Returns the bytes per element of arithmetic, weights and activations on a device."""
     activations = device.compute_dtype(dtype)
     compute = weights.compute_dtype(device, dtype)
     scales = weights.scale_bytes_per_weight if compute == "fp4" else 0.0

@@ -228,4 +228,5 @@ class Auto:
 
 
 def divisors(number: int) -> list[int]:
+    """Returns the divisors of a number, in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]

@@ -161,6 +161,7 @@ class Architecture:
 
 
 def unknown(name: object) -> ValueError:
+    """Returns the error about a model_type that is not supported."""
     return ValueError(f"model_type={name}: unknown architecture; supported: {', '.join(MODEL_TYPES)}")
 
 

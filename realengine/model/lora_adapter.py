@@ -102,6 +102,7 @@ def stranger(name: str, architecture: Architecture) -> str:
 
 
 def layer_of(name: str) -> int | None:
+    """Returns the index of the layer in a tensor's name; None outside the layers."""
     match = re.match(r"model\.layers\.(\d+)\.", name)
     return int(match[1]) if match else None
 

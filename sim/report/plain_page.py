@@ -52,6 +52,7 @@ def write_page(path: Path, title: str, introduction: str, sections: Mapping[str,
 
 
 def drawn(figure: go.Figure) -> str:
+    """Returns the HTML of a figure, without plotly's own code."""
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
 
 
@@ -68,6 +69,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def listed(lines: Sequence[str]) -> str:
+    """Returns an HTML list of the lines, escaped."""
     return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
 
 

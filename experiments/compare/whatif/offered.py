@@ -52,16 +52,19 @@ class Baseline:
 
 
 def more_traffic(base: Baseline) -> Change:
+    """Doubles the load; raises DoesNotApply if the requests have no rate."""
     if base.source.last_arrival_s is None or not base.source.last_arrival_s:
         raise DoesNotApply("its requests have no rate: users wait for answers, or all arrive at once")
     return Change("double the traffic", (f"load={2 * base.scenario.load:g}",))
 
 
 def longer_prompts(base: Baseline) -> Change:
+    """Doubles the prompts."""
     return Change("prompts twice as long", (f"prompt_scale={2 * base.scenario.prompt_scale:g}",))
 
 
 def faster_gpu(base: Baseline) -> Change:
+    """Replaces the GPU by the first of FASTER_GPUS with more memory bandwidth; raises DoesNotApply."""
     if base.scenario.pools:
         raise DoesNotApply("the baseline has pools: change one, such as pools.NAME.hardware=h200_sxm")
     present = base.scenario.hardware
@@ -72,6 +75,7 @@ def faster_gpu(base: Baseline) -> Change:
 
 
 def fp8(base: Baseline) -> Change:
+    """Stores the weights in FP8; raises DoesNotApply if the GPU lacks FP8, or 8 bits are not fewer."""
     for pool in base.pools:
         if "fp8" not in pool.hardware.peak_flops_per_s:
             raise DoesNotApply(f"{pool.hardware.name} does not compute in fp8")
@@ -82,6 +86,7 @@ def fp8(base: Baseline) -> Change:
 
 
 def prefix_cache(base: Baseline) -> Change:
+    """Turns the prefix cache on, or off if all pools have one."""
     pools = base.pools
     finds = [p.caching.pool(p.kv_memory(p.plan_memory().num_blocks, FutureUses(()))).finds_kv for p in pools]
     if all(finds):
@@ -90,6 +95,7 @@ def prefix_cache(base: Baseline) -> Change:
 
 
 def half_fail(base: Baseline) -> Change:
+    """Crashes every other replica in the middle of the traffic; raises DoesNotApply."""
     num_replicas, last_s = base.scenario.num_replicas, base.source.last_arrival_s
     if num_replicas < 2:
         raise DoesNotApply("there is only one replica")
@@ -110,10 +116,12 @@ def half_fail(base: Baseline) -> Change:
 
 
 def replica_more(base: Baseline) -> Change:
+    """Adds a replica."""
     return Change("one more replica", (f"replicas={base.only_pool.replicas + 1}",))
 
 
 def replica_less(base: Baseline) -> Change:
+    """Removes a replica; raises DoesNotApply if there is only one."""
     if base.only_pool.replicas < 2:
         raise DoesNotApply("there is only one replica")
     return Change("one replica fewer", (f"replicas={base.only_pool.replicas - 1}",))

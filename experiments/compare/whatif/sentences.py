@@ -61,6 +61,7 @@ def caveats(answers: Answers) -> list[str]:
 
 
 def left_out(answers: Answers) -> list[str]:
+    """Returns a line for each change that does not apply, with the reason."""
     return [f"{name}: left out, {why}" for name, why in answers.questions.left_out.items()]
 
 
@@ -167,6 +168,7 @@ def _size(comparison: Comparison) -> str:
 
 
 def introduction(seeds: Sequence[int]) -> str:
+    """Returns the sentences above the table: the comparison, the seeds and the intervals."""
     return (
         f"Each change is compared alone with the baseline over {len(seeds)} "
         f"{'seed' if len(seeds) == 1 else 'seeds'}, on the same requests. "

@@ -33,6 +33,7 @@ FIRST = ("goodput.share", "ttft.p50_s", "ttft.p99_s", "tpot.p99_s")
 
 
 def print_answers(answers: Answers, console: Console) -> None:
+    """Prints the caveats, the tables of all changes, their legend and the verdicts."""
     console.print(Text("What if", style="bold"))
     console.print(Text(introduction(answers.questions.settings.seeds)))
     for line in caveats(answers):

@@ -18,6 +18,7 @@ PHASE_COLOURS = {"decode": BLUE, "prefill": ORANGE}
 
 
 def write_chart(path: Path, found: Survey) -> None:
+    """Writes the chart of a survey as an HTML page."""
     introduction = " ".join([*memory_lines(found), *found.notes])
     caption = (
         f"<p>Whole iterations against the peaks of all {found.settings.layout.num_devices} devices; small: "

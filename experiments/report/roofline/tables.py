@@ -20,6 +20,7 @@ MIN_SHARE = 0.002
 
 
 def print_survey(found: Survey, console: Console) -> None:
+    """Prints the tables of a survey: ridge points, batches, memory and operators."""
     console.print(Text(title(found), style="bold"))
     console.print(_ridges(found))
     console.print(_points(found))
@@ -35,11 +36,13 @@ def print_survey(found: Survey, console: Console) -> None:
 
 
 def title(found: Survey) -> str:
+    """Returns "MODEL on N x GPU"."""
     settings = found.settings
     return f"{settings.model.name} on {settings.layout.num_devices} x {settings.hardware.name}"
 
 
 def explained_title(found: Survey) -> str:
+    """Returns the title of the table of operators, with the batch and its milliseconds."""
     point = found.explained
     size = f"{point.num_seqs:,} x {_each(found, point):,} tokens"
     return f"Operators of a {point.phase} of {size}, {number(1e3 * point.seconds)} ms"

@@ -146,4 +146,5 @@ def signed_percent(share: float | None) -> str:
 
 
 def plain_percent(share: float | None) -> str:
+    """Formats a share as a percentage, without a sign."""
     return numbers.MISSING if share is None or math.isnan(share) else f"{100 * share:.1f} %"
