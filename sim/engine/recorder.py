@@ -122,7 +122,7 @@ class Recorder:
         """Records the progress of the requests that are unfinished when the run ends."""
         for seq in self._core.unfinished:
             if self.requests.replica[seq.request_id] == self.replica:  # else it continues in another replica
-                self.requests.note(seq, self._tokens.last_s(seq))
+                self.requests.record_progress(seq, self._tokens.last_s(seq))
             self.events.leave(seq, now)
         for entry in pending:
             self.events.left_unseen(entry.request, now, sent_s=entry.sent_s)
@@ -130,7 +130,7 @@ class Recorder:
     def crashed(self, lost: list[Sequence], pending: list[Pending], core: EngineCore, now: float) -> None:
         """Records a crash that loses sequences and pending requests; `core` replaces the engine."""
         for seq in lost:
-            self.requests.note(seq, self._tokens.last_s(seq))
+            self.requests.record_progress(seq, self._tokens.last_s(seq))
             if seq.state is not LOADING:
                 self.requests.lose_kv(seq.request_id, seq.num_computed)
             self.events.leave(seq, now, is_lost=True)

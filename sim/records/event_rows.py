@@ -1,4 +1,4 @@
-"""What happened to each sequence, as rows: what they say, and how the logs of all replicas become a table."""
+"""Rows of the event log: events of sequences, their columns, and the table of all replicas."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from numpy.typing import NDArray
 from sim.records.mapped_buffers import MappedBuffers
 
 WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "adapter", "load")
-"""Causes of a wait. frontend: the engine does not know the request yet; load: its KV is on its way from
-another tier, or its adapter is; the others: `policies.core.plan.Cause`."""
+"""Causes of a wait. frontend: the request has not reached the engine yet; load: its KV is being copied from
+another tier, or its adapter is being loaded; the others: `policies.core.plan.Cause`."""
 WAIT_COLUMNS = tuple(f"wait_{cause}_s" for cause in WAITS)
 TIERS = ("", "gpu", "host", "disk", "remote", "mirror")
 
 
 class Event(IntEnum):
-    """What happened; after it what `tokens` and `of_tokens` mean, 0 where nothing is said."""
+    """Kinds of events. Comments define `tokens` and `of_tokens`, which are 0 if not mentioned."""
 
-    arrive = 0  # tokens: of the prompt
+    arrive = 0  # tokens: prompt tokens
     first_token = 1
-    load = 2  # got slot and blocks; tokens: KV on its way from `tier`, of all known; 0: its adapter is
-    swap_in = 3  # the same for KV that a preemption had swapped out
-    loaded = 4  # that KV is there
-    admit = 5  # work on it begins; tokens: KV that need not be computed, of all known tokens
-    resume = 6  # the same after a preemption; recomputed_tokens: computed a second time
-    resume_swapped = 7  # the same, its KV having been swapped in
-    prefilled = 8  # all that it lost is computed again, and a token more is out
-    preempt = 9  # lost slot and KV; tokens: computed so far, of all known tokens; by: who needed the room
-    preempt_swap = 10  # the same, its KV moved to host memory
-    pause = 11  # a policy makes it stand still; it keeps slot and KV
+    load = 2  # has slot and blocks; tokens: KV being copied from `tier`, of all known; 0: an adapter
+    swap_in = 3  # as load, for KV that a preemption has swapped out
+    loaded = 4  # the KV has arrived
+    admit = 5  # is scheduled; tokens: KV that need not be computed, of all known tokens
+    resume = 6  # as admit, after a preemption; recomputed_tokens: tokens that are computed again
+    resume_swapped = 7  # as resume, after its KV was swapped in
+    prefilled = 8  # has recomputed all lost KV, and produced a token
+    preempt = 9  # lost slot and KV; tokens: computed, of all known; by: request that needed the memory
+    preempt_swap = 10  # as preempt, with its KV moved to host memory
+    pause = 11  # a policy has paused it; it keeps slot and KV
     unpause = 12
-    store = 13  # of no sequence; tokens: KV copied to `tier`, swapped out or stored by the cache
-    unserved = 14  # the wait of a request that was given up, or that still waited when the run ended
+    store = 13  # no sequence; tokens: KV copied to `tier`, by a swap-out or a cache
+    unserved = 14  # ends the wait of a request that was aborted, or waits when the run ends
     end = 15
-    lost = 16  # its replica crashed; the wait until then, if it was waiting
-    hand_over = 17  # it is to go on in another replica; tokens: whose KV is here, of all known tokens
-    adopt = 18  # work goes on in that other replica; tokens: whose KV is there, of all known tokens
-    timed_out = 19  # its client has left, and may come again; tokens: of the answer, lost
+    lost = 16  # its replica crashed; ends its wait, if it was waiting
+    hand_over = 17  # begins its transfer to another replica; tokens: KV here, of all known tokens
+    adopt = 18  # is scheduled in the other replica; tokens: KV there, of all known tokens
+    timed_out = 19  # its client timed out and may retry; tokens: output tokens that are lost
 
 
 ROW = np.dtype(
@@ -60,19 +60,19 @@ ROW = np.dtype(
 )
 _ADMIT_NAMES = ("time_s", "request_id", "tokens", "of_tokens", *WAIT_COLUMNS[:2])
 ADMIT_ROW = np.dtype([(name, ROW[name]) for name in _ADMIT_NAMES])
-"""An admission by the first plan that saw the request, which has waited for nothing but that plan."""
+"""An admission by the first plan that included the request, which has waited for that plan only."""
 NO_WAIT: Final = (0.0,) * len(WAITS)
 _PACK: Final = Struct(f"=dqbbiiiq{len(WAITS)}d").pack
 _PACK_ADMIT: Final = Struct("=dqiidd").pack
 
 
 class EventRows:
-    """The rows of one replica, in the order of their writing. Most tell of such admissions, and are short."""
+    """The rows of one replica, in the order of writing. Most are such admissions, in a shorter format."""
 
     def __init__(self) -> None:
         self._admits = bytearray()
         self._others = bytearray()
-        self._places = bytearray()  # of each of the others: the number of admissions before it
+        self._places = bytearray()  # for each other row, the number of admissions before it
         self._buffers = MappedBuffers(self._admits, self._others, self._places)
 
     def admit(
@@ -84,7 +84,7 @@ class EventRows:
         frontend_s: float,
         iteration_s: float,
     ) -> None:
-        """Work on a sequence begins that was admitted by the first plan that saw it."""
+        """Adds the row of a sequence that was admitted by the first plan that included it."""
         self._admits += _PACK_ADMIT(time_s, request_id, tokens, of_tokens, frontend_s, iteration_s)
         if len(self._admits) >= self._buffers.limit:
             self._buffers.move()
@@ -102,7 +102,7 @@ class EventRows:
         recomputed_tokens: int = 0,
         by: int = -1,
     ) -> None:
-        """Anything else has happened. waited_s: in the order of `WAITS`."""
+        """Adds the row of any other event. waited_s: seconds in the order of `WAITS`."""
         row = (time_s, request_id, event, tier, tokens, of_tokens, recomputed_tokens, by)
         self._others += _PACK(*row, *waited_s)
         num_before = (self._buffers.num_moved + len(self._admits)) // ADMIT_ROW.itemsize
@@ -113,7 +113,7 @@ class EventRows:
         return admits // ADMIT_ROW.itemsize + others // ROW.itemsize
 
     def fill(self, columns: dict[str, NDArray[Any]]) -> None:
-        """Fill columns, zeros until now, with a value a row. The rows are given up."""
+        """Fills columns of zeros with one value per row. The rows are dropped."""
         admits, others = self._buffers.take(self._admits, ADMIT_ROW), self._buffers.take(self._others, ROW)
         places = self._buffers.take(self._places, np.int64) + np.arange(len(others))
         is_admit = np.ones(len(admits) + len(others), bool)
@@ -123,12 +123,12 @@ class EventRows:
         for name in ADMIT_ROW.names or ():
             columns[name][is_admit] = admits[name]
         for name in ROW.names or ():
-            if others[name].any():  # else the column's memory stays untouched
+            if others[name].any():  # else the memory of the column is not touched
                 columns[name][places] = others[name]
 
 
 def logged_events(logs: list[EventRows]) -> pd.DataFrame:
-    """The rows of all replicas, with the replica's index; events and tiers as numbers. They are given up."""
+    """Returns the rows of all replicas, events and tiers as numbers. The rows of the logs are dropped."""
     sizes = [len(log) for log in logs]
     columns = {name: np.zeros(sum(sizes), ROW[name]) for name in ROW.names or ()}
     end = 0
@@ -140,14 +140,14 @@ def logged_events(logs: list[EventRows]) -> pd.DataFrame:
 
 
 def waits_by_request(events: pd.DataFrame, request_ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-    """Seconds that each request waited, by column of `WAIT_COLUMNS`, over all its waits."""
-    mine = events["request_id"].to_numpy()
-    size = int(max(request_ids.max(initial=-1), mine.max(initial=-1))) + 1
-    waited = mine >= 0
-    ids = mine[waited]
+    """Returns the seconds that each request waited, over all its waits, by column of `WAIT_COLUMNS`."""
+    ids_of_events = events["request_id"].to_numpy()
+    size = int(max(request_ids.max(initial=-1), ids_of_events.max(initial=-1))) + 1
+    is_of_request = ids_of_events >= 0
+    ids = ids_of_events[is_of_request]
     found: dict[str, NDArray[np.float64]] = {}
     for name in WAIT_COLUMNS:
-        waited_s = events[name].to_numpy()[waited]
+        waited_s = events[name].to_numpy()[is_of_request]
         if waited_s.any():
             found[name] = np.bincount(ids, waited_s, minlength=size)[request_ids].astype(np.float64)
         else:

@@ -1,4 +1,4 @@
-"""One table of what happened to all requests: the logged events with arrival, first token and end."""
+"""The table of all events of requests: the logged events, arrivals, first tokens and ends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sim.records.run import RunRecords
 
 
 def events_table(records: RunRecords) -> pd.DataFrame:
-    """One row an event, by time: what was logged, and arrival, first token and end of every request.
+    """Returns one row per event, by time: the logged events, and arrival, first token and end of requests.
 
-    Columns: time_s, request_id (-1: of no sequence), replica, event (a name of `Event`), tier, and the counts
-    and waits that `Event` and `WAIT_COLUMNS` describe; waits stand in the row of the event that ended them.
+    Columns: time_s, request_id (-1: no sequence), replica, event (a name of `Event`), tier, and the counts
+    and waits that `Event` and `WAIT_COLUMNS` define; a wait is in the row of the event that ends it.
     """
     requests = records.requests
     logged = records.events
@@ -26,7 +26,7 @@ def events_table(records: RunRecords) -> pd.DataFrame:
         happened = requests[requests[column].notna()]
         part = happened[["request_id", "replica"]].assign(time_s=happened[column], event=int(event))
         more.append(part.assign(tokens=1 if counted is None else happened[counted]))
-    table = pd.concat([more[0], more[1], logged, more[2]], ignore_index=True)  # the order at one instant
+    table = pd.concat([more[0], more[1], logged, more[2]], ignore_index=True)  # the order at equal times
     table = table.sort_values(["time_s", "request_id"], kind="stable", ignore_index=True)
     counts = ["tokens", "of_tokens", "recomputed_tokens"]
     for name in counts:

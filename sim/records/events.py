@@ -1,16 +1,16 @@
-"""The events of each sequence, with the causes of its waits: a compact log of each replica.
+"""The event log of a replica: events of sequences, with the causes of their waits.
 
-A wait begins on arrival or with a preemption and ends with work on the sequence, or with its end. It is split
-by cause, in seconds:
+A wait begins with the arrival or a preemption of a sequence, and ends when it is scheduled or ends. It is
+split by cause, in seconds:
 
-    arrival    known to the engine    first plan that sees it        load begins      work begins
+    arrival     reaches the engine    first plan with it             load begins      scheduled
        |-- frontend --|----- iteration -----|-- slot, ..., adapter --|--- load ---|
                                    preempted |-- slot, ..., adapter --|--- load ---|
 
-Between two plans all sequences in the queue wait for the cause that the first of the two plans names
+Between two plans, all sequences in the queue wait for the cause that the first of the two plans reports
 (`Cause`). So one clock per cause is enough: a wait is the difference of two readings, whatever the length of
-the queue. A stretch of one cause is added up once, however many plans it had: leaping and stepping give the
-same bits.
+the queue. A period with one cause is added once, however many plans it has: leaping and stepping give
+bit-identical sums.
 """
 
 from __future__ import annotations
@@ -27,34 +27,35 @@ from sim.records.event_rows import NO_WAIT, TIERS, Event, EventRows
 class EventLog:
     """The events of one replica, logged as they happen.
 
-    frontend_s: from a request's arrival until the engine knows it. after: of the engine that crashed before.
+    frontend_s: seconds from the arrival of a request until it reaches the engine. after: the log of the
+    engine that crashed before, which is continued.
     """
 
     def __init__(self, frontend_s: float = 0.0, after: EventLog | None = None) -> None:
         self._frontend_s = frontend_s
         self.rows: EventRows = EventRows() if after is None else after.rows
-        self.new: list[Sequence] = []  # known to the engine, seen by no plan yet
-        self._adopted_s: dict[int, float] = {}  # of these, by request id: when another replica sent it
-        self._waits: dict[int, _Wait] = {}  # of those seen, by request id
-        self.paused: dict[int, Sequence] = {}  # as of the last plan
-        self._num_lost = 0  # preemptions of steps without work that are noted already
-        # The clocks of the causes: `cause` has been running since `_since_s`, the others stand still.
+        self.new: list[Sequence] = []  # in the engine, included in no plan yet
+        self._adopted_s: dict[int, float] = {}  # by request id: time at which another replica sent it
+        self._waits: dict[int, _Wait] = {}  # by request id, after the first plan
+        self.paused: dict[int, Sequence] = {}  # as of the latest plan
+        self._num_lost = 0  # preemptions of steps without work that are logged already
+        # The clocks of the causes: that of `cause` runs since `_since_s`, the others are stopped.
         self._total_s = [0.0] * len(Cause)
-        self.cause: Cause | None = None  # why the queue waits, as the last plan said
+        self.cause: Cause | None = None  # of the wait of the queue, as of the latest plan
         self._since_s = 0.0
 
     def enter(self, seq: Sequence, sent_s: float | None = None) -> None:
-        """The engine knows a request from now on. sent_s: when another replica sent it, if one did."""
+        """Adds a sequence that has reached the engine. sent_s: time at which a replica sent it, or None."""
         self.new.append(seq)
         if sent_s is not None:
             self._adopted_s[seq.request_id] = sent_s
 
     def hand_over(self, seq: Sequence, now: float) -> None:
-        """A sequence is to go on in another replica."""
+        """Logs that the transfer of a sequence to another replica begins."""
         self.rows.add(Event.hand_over, now, seq.request_id, seq.num_computed, seq.num_known)
 
     def planned(self, core: EngineCore, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
-        """The engine has made a plan, or found nothing to do; it asked for those transfers."""
+        """Logs the events of a plan and its transfers; None: there is nothing to compute."""
         cause = core.waits_for if plan is None else plan.waits_for
         preempted = core.lost if plan is None else plan.preempted
         if self.new:
@@ -74,12 +75,12 @@ class EventLog:
             self._compare_paused(core.paused, now)
 
     def _admit_and_preempt(self, plan: StepPlan | None, preempted: SequenceOf[Sequence], now: float) -> None:
-        """A plan has ended waits, begun some, or both with one sequence."""
+        """Logs the admissions and preemptions of a plan, which may admit and preempt the same sequence."""
         if plan is not None:
             just_lost = preempted[self._num_lost :]
             for seq in plan.admitted:
                 if seq.request_id in self._waits and (seq.state in AT_WORK or seq in just_lost):
-                    self._admit(seq, now)  # else noted already, or preempted without any work
+                    self._admit(seq, now)  # else logged already, or preempted without any work
         if preempted or self._num_lost:
             for seq in preempted[self._num_lost :]:
                 self._preempt(seq, now)
@@ -89,38 +90,38 @@ class EventLog:
                     self._admit(seq, now)
 
     def loaded(self, seq: Sequence, now: float) -> None:
-        """The KV that a sequence was waiting for is there."""
+        """Logs that the KV for which a sequence waited has arrived."""
         self.rows.add(Event.loaded, now, seq.request_id, seq.num_found, seq.num_known)
 
     def prefilled(self, seq: Sequence, now: float) -> None:
-        """A sequence that had been preempted has got its next token."""
+        """Logs the next token of a sequence after a preemption."""
         self.rows.add(Event.prefilled, now, seq.request_id)
 
     def leave(self, seq: Sequence, now: float, *, is_lost: bool = False) -> None:
-        """A sequence is given up, lost in a crash, or the run ends, before it has ended."""
+        """Logs that a sequence is aborted, is lost in a crash, or is unfinished when the run ends."""
         wait = self._waits.pop(seq.request_id, None)
         if wait is not None:
             self._log(Event.lost if is_lost else Event.unserved, seq, now, self._split(wait, now))
-        elif seq.state is WAITING:  # no plan has seen it
+        elif seq.state is WAITING:  # no plan has included it
             sent_s = self._adopted_s.get(seq.request_id)
             self.left_unseen(seq.request, now, is_lost=is_lost, sent_s=sent_s)
         elif is_lost:
             self._log_lost(Event.lost, seq, now)
 
     def timed_out(self, seq: Sequence, now: float) -> None:
-        """A sequence that has just left was given up by a client that may come again."""
+        """Logs that a sequence that has just left was timed out by its client, which may retry."""
         self._log_lost(Event.timed_out, seq, now)
 
     def _log_lost(self, event: Event, seq: Sequence, now: float) -> None:
-        """A row with the tokens that were answered in vain."""
+        """Adds a row with the output tokens that are lost."""
         self.rows.add(event, now, seq.request_id, seq.num_emitted_tokens, seq.num_known)
 
     def left_unseen(
         self, request: Request, now: float, *, is_lost: bool = False, sent_s: float | None = None
     ) -> None:
-        """Logs the end of a request that no plan has seen, or that has not reached the engine.
+        """Logs the end of a request that no plan has included, or that has not reached the engine.
 
-        sent_s: when another replica sent it, if one did.
+        sent_s: time at which another replica sent it, or None.
         """
         if sent_s is None:
             frontend_s = min(now - request.arrival_s, self._frontend_s)
@@ -132,9 +133,9 @@ class EventLog:
         self.rows.add(event, now, request.request_id, 0, request.prompt.num_tokens, waited_s)
 
     def _begin_waits(self, now: float, at_once: bool) -> None:
-        """Begins the waits of the sequences that came since the last plan; those admitted at once have none.
+        """Begins the waits of sequences that arrived since the latest plan, or logs their admission.
 
-        at_once: those that hold KV were admitted by this plan, which preempted no sequence.
+        at_once: sequences that hold KV were admitted by this plan, which has preempted no sequence.
         """
         reading = None
         for seq in self.new:
@@ -157,14 +158,14 @@ class EventLog:
         self.new.clear()
 
     def _read(self, now: float) -> list[float]:
-        """Seconds so far by cause."""
+        """Returns the readings of the clocks in seconds, by cause."""
         reading = self._total_s.copy()
         if self.cause is not None:
             reading[self.cause] += now - self._since_s
         return reading
 
     def _admit(self, seq: Sequence, now: float) -> None:
-        """Work on a sequence begins."""
+        """Logs that a sequence is scheduled, and ends its wait."""
         wait = self._waits.pop(seq.request_id)
         event, num_recomputed = Event.adopt if wait.is_adopted else Event.admit, 0
         if not wait.is_first:
@@ -181,15 +182,15 @@ class EventLog:
         waited_s, wait = NO_WAIT, self._waits.get(seq.request_id)
         if wait is None:
             self._waits[seq.request_id] = _Wait(now, self._read(now), is_first=False)
-        elif wait.reading is None:  # its KV had come, and the first step that could have used it took it back
+        elif wait.reading is None:  # preempted by the first step after its load
             waited_s = self._split(wait, now)
             self._waits[seq.request_id] = _Wait(now, self._read(now), is_first=wait.is_first)
-        # else the very step that admitted it took it back
+        # else it is preempted by the step that has admitted it
         tokens = (num_swapped or seq.num_lost, seq.num_known)
         self.rows.add(event, now, seq.request_id, *tokens, waited_s, by=by)
 
     def _transfer(self, transfer: Transfer, now: float) -> None:
-        """A copy between tiers begins; the sequence that waits for it has slot and blocks."""
+        """Logs a copy between tiers that begins; the sequence that waits for it has slot and blocks."""
         seq = transfer.seq
         if seq is None:
             tier = TIERS.index(transfer.target)
@@ -205,7 +206,7 @@ class EventLog:
         )
 
     def _await_adapter(self, seq: Sequence, now: float) -> None:
-        """A sequence has got its slot, and waits for its adapter, unless that is noted already."""
+        """Logs that a sequence has a slot and waits for its adapter, unless that is logged already."""
         wait = self._waits[seq.request_id]
         if wait.reading is not None:
             waited_s = self._split(wait, now)
@@ -213,7 +214,7 @@ class EventLog:
             self._waits[seq.request_id] = _Wait(now, None, is_first=wait.is_first)
 
     def _split(self, wait: _Wait, now: float) -> tuple[float, ...]:
-        """Seconds of a wait that ends now, in the order of `WAITS`."""
+        """Returns the seconds of a wait that ends now, in the order of `WAITS`."""
         begin = wait.reading
         if begin is None:
             return (*NO_WAIT[:-1], now - wait.start_s)
@@ -224,11 +225,11 @@ class EventLog:
         return (wait.frontend_s, wait.iteration_s, *by_cause_s, 0.0)
 
     def _log(self, event: Event, seq: Sequence, now: float, waited_s: tuple[float, ...] = NO_WAIT) -> None:
-        """A row without counts."""
+        """Adds a row without token counts."""
         self.rows.add(event, now, seq.request_id, 0, seq.num_known, waited_s)
 
     def _compare_paused(self, paused: dict[int, Sequence], now: float) -> None:
-        """Note who stands still since this plan, and who no longer does."""
+        """Logs which sequences this plan has paused and resumed."""
         if paused.keys() == self.paused.keys():
             return
         for request_id, seq in self.paused.items():
@@ -241,10 +242,10 @@ class EventLog:
 
 
 class _Wait:
-    """A wait under way, seen by a plan: since when, and what the clocks of the causes read then.
+    """A wait in progress: its start, and the readings of the clocks of the causes at its start.
 
-    reading None: its KV is on its way. is_first: no work was done on the request yet.
-    is_adopted: but in another replica.
+    reading None: its KV is being loaded. is_first: no plan has scheduled the request here before.
+    is_adopted: another replica has computed a part of it.
     """
 
     __slots__ = ("frontend_s", "is_adopted", "is_first", "is_swapped", "iteration_s", "reading", "start_s")

@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 
 class FailureKind(Enum):
-    """The kind of a replica's failure."""
+    """The kind of a failure of a replica."""
 
     crash = "crash"
-    """Its process or machine is gone, and with it all KV; it serves again after duration_s."""
+    """Its process or machine fails, with the loss of all KV; it serves again after duration_s."""
     straggler = "straggler"
     """Its iterations take `factor` times as long: a hot or throttled GPU."""
     link_down = "link_down"
-    """Nothing gets to it or from it; it goes on with what it has."""
+    """Its link is lost; it continues the requests that it has."""
     link_slow = "link_slow"
-    """Transfers take `factor` times as long."""
+    """Its transfers take `factor` times as long."""
     host_out_of_memory = "host_out_of_memory"
-    """The host's memory is full: what is kept there is lost, and the process with it, as in a crash."""
+    """Its host runs out of memory: the content of host memory and the process are lost, as in a crash."""
 
     @property
     def has_factor(self) -> bool:
@@ -30,7 +30,7 @@ class Failure(NamedTuple):
 
     at_s: float
     replica: int
-    event: int  # place in the settings
+    event: int  # index of the event in the settings
     kind: FailureKind
     duration_s: float
-    factor: float = 1.0  # times as long as without it
+    factor: float = 1.0  # on durations

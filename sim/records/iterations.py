@@ -1,7 +1,7 @@
-"""One row an iteration, and every gap between two tokens: a log of packed rows for each replica.
+"""The log of iterations and of gaps between tokens: packed rows, one log per replica.
 
-A leap is one row of the log. `expanded` turns rows into one row an iteration, the same whether the run leapt
-or stepped.
+A leap is one row of the log. `expanded` converts the rows to one row per iteration, with the same result
+whether the run leapt or stepped.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from sim.records.mapped_buffers import MappedBuffers
 
 NO_USE = AdapterUse(0, 0, 0, 0)
 ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields))
-"""Of an iterations table where adapters are served: different ones, and the fields of AdapterBatch."""
+"""Columns of the table if adapters are served: number of different adapters, and fields of AdapterBatch."""
 
 ROW = np.dtype(
     [
         ("start_s", "f8"),
-        ("emitted_s", "f8"),  # when the decoding sequences had produced their tokens before this row
+        ("emitted_s", "f8"),  # time of the latest tokens of the decoding sequences before this row
         ("decode_context_tokens", "i8"),
         ("kv_tokens_used", "i8"),
-        ("clock", "u4"),  # of the decode set
+        ("clock", "u4"),  # clock of the decode set
         ("num_iterations", "u4"),
-        ("num_apart", "u4"),  # decoding sequences for which emitted_s is not true: add_gap notes their gaps
-        ("num_widening", "u4"),  # decoding sequences that attend to a token more, and hold it, each iteration
+        ("num_apart", "u4"),  # decoding sequences to which emitted_s does not apply: add_gap logs their gaps
+        ("num_widening", "u4"),  # decoding sequences the context of which grows by a token per iteration
         ("decode_seqs", "u4"),
         ("running", "u4"),
         ("kv_blocks_used", "u4"),
-        ("more", "u4"),  # QUEUED, CHUNKS, or their sum: it has a row there, too, or one for each iteration
+        ("more", "u4"),  # QUEUED, CHUNKS or their sum: it has a row there, or one per iteration
     ]
 )
-"""The iterations of a plan. What is said of tokens and blocks is true of the first."""
+"""The iterations of a plan. Tokens and blocks are those of the first iteration."""
 QUEUE_ROW = np.dtype([("waiting", "i4"), ("preempted", "i4"), ("waits_for_memory", "i4")])
 CHUNKS_ROW = np.dtype(
     [
@@ -63,7 +63,7 @@ _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
 
 
 class _TimePackers(dict[int, Callable[..., bytes]]):
-    """By their number: what makes bytes of times, in half the time in which an array takes them."""
+    """Functions that pack times into bytes, by the number of times; twice as fast as `array.extend`."""
 
     def __missing__(self, num_times: int) -> Callable[..., bytes]:
         self[num_times] = pack = Struct(f"={num_times}d").pack
@@ -74,9 +74,9 @@ _PACK_TIMES: Final = _TimePackers()
 
 
 class Step(Protocol):
-    """Iterations of one plan that have ended: what the log needs to know of them.
+    """Iterations of one plan that have ended, with the attributes that the log reads.
 
-    shape: of the first iteration, if the plan has prompt chunks.
+    shape: the shape of the first iteration, if the plan has prompt chunks.
     """
 
     plan: StepPlan
@@ -86,12 +86,12 @@ class Step(Protocol):
     num_iterations: int
 
     def shape_of_iteration(self, step: int) -> IterationShape:
-        """What iteration `step` (from 0) computed."""
+        """Returns the shape of iteration `step` (from 0)."""
         ...
 
 
 class IterationLog:
-    """The iterations of one replica, a row a leap, and the token gaps that do not follow from them."""
+    """The iterations of one replica, one row per leap, and the token gaps that do not follow from them."""
 
     COUNTS: ClassVar[tuple[str, ...]] = (
         "running",
@@ -99,7 +99,7 @@ class IterationLog:
         "kv_blocks_used",
         "kv_tokens_used",
         "preempted",
-        "waits_for_memory",  # 1: the first of the waiting found no room for its KV
+        "waits_for_memory",  # 1: there was no memory for the KV of the first waiting sequence
         *COUNTED,
     )
     TOKENS: ClassVar[tuple[str, ...]] = (
@@ -115,22 +115,25 @@ class IterationLog:
         self.serves_adapters = serves_adapters
         self.block_size = block_size
         self._rows = bytearray()
-        self._ends_s = bytearray()  # of all iterations
-        self._blocks_due = bytearray()  # for each row of several iterations: block_size numbers, by phase
+        self._ends_s = bytearray()  # ends of all iterations
+        self._blocks_due = bytearray()  # block_size numbers, by phase, per row of several iterations
         self._queues = bytearray()
         self._chunks = bytearray()
-        self._adapters = bytearray()  # for each row the numbers of AdapterUse, where adapters are served
+        self._adapters = bytearray()  # the fields of AdapterUse per row, if adapters are served
         self._buffers = MappedBuffers(
             self._rows, self._ends_s, self._blocks_due, self._queues, self._chunks, self._adapters
         )
         self._gaps = array("d")  # request id, start, end
 
     def add_gap(self, request_id: int, since_s: float, end_s: float) -> None:
-        """One sequence's gap between two tokens, which came at since_s and end_s."""
+        """Logs the gap of one sequence between two tokens, from since_s to end_s."""
         self._gaps.extend((request_id, since_s, end_s))
 
     def add(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
-        """Enter iterations that are about to be committed; the core is as the plan has left it."""
+        """Logs iterations that are about to be committed; the core is in its state after the plan.
+
+        emitted_s, num_apart: see `ROW`.
+        """
         plan, num_iterations, ends_s = step.plan, step.num_iterations, step.ends_s
         decodes, pool = core.decodes, core.block_pool
         if num_iterations != len(ends_s):
@@ -168,14 +171,14 @@ class IterationLog:
             self._blocks_due += decodes.blocks_due_by_phase
 
     def _add_queue(self, plan: StepPlan, core: EngineCore) -> None:
-        """Log the queue of a plan that leaves requests waiting or has preempted some."""
+        """Logs the queue of a plan that leaves requests waiting or has preempted some."""
         num_waiting = core.num_waiting if plan.chunks or plan.waits_for is not None else 0
         self._queues += _PACK_QUEUE(num_waiting, len(plan.preempted), plan.waits_for is Cause.memory)
 
     def _add_chunks(self, step: Step, core: EngineCore, num_held: Num, num_blocks_used: int) -> None:
-        """What prompt chunks cost is not linear in the iteration: each iteration has a row.
+        """Logs prompt chunks, one row per iteration, as their counts are not linear in the iteration.
 
-        num_held: without what the chunks compute.
+        num_held: KV tokens held, without those of the chunks.
         """
         shape = step.shape
         assert shape is not None
@@ -192,17 +195,17 @@ class IterationLog:
 
     @property
     def num_iterations(self) -> int:
-        """Rows that `expand` fills."""
+        """Number of rows that `expand` fills."""
         return self._buffers.num_bytes(self._ends_s) // 8
 
     @property
     def max_gaps(self) -> int:
-        """No more gaps than that does `expand` enter."""
+        """Upper bound of the number of gaps that `expand` writes."""
         return self.num_iterations + len(self._gaps) // 3
 
     @classmethod
     def dtypes(cls, *, serves_adapters: bool) -> dict[str, str]:
-        """By name, of the columns of the table."""
+        """Returns the dtypes of the columns of the table, by name."""
         return {
             **{"replica": "i4", "iteration": "i4", "start_s": "f8", "duration_s": "f8"},
             **{name: "i8" if name in cls.TOKENS else "i4" for name in cls.COUNTS},
@@ -210,9 +213,9 @@ class IterationLog:
         }
 
     def expand(self, columns: dict[str, NDArray[Any]], gaps: Gaps) -> int:
-        """Fill columns, zeros until now, with a value an iteration, and enter the gaps; returns their number.
+        """Fills columns of zeros with one value per iteration, and writes the gaps; returns their number.
 
-        The log is given up, as it is as large as the table.
+        The log is dropped, as it is as large as the table.
         """
         rows, ends_s = self._buffers.take(self._rows, ROW), self._buffers.take(self._ends_s, np.float64)
         num = rows["num_iterations"].astype(np.int64)
@@ -240,10 +243,10 @@ class IterationLog:
             used = self._buffers.take(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
             for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
                 columns[name][:] = np.repeat(column, num)
-        return self._enter_gaps(gaps, ends_s, columns["decode_seqs"], rows, first)
+        return self._write_gaps(gaps, ends_s, columns["decode_seqs"], rows, first)
 
     def own_gaps(self) -> NDArray[np.float64]:
-        """Those of add_gap, [n, 3]: request id, start, end."""
+        """Returns the gaps logged by add_gap, [n, 3]: request id, start, end."""
         return np.frombuffer(self._gaps).reshape(-1, 3)
 
     def _grow_blocks(
@@ -253,7 +256,7 @@ class IterationLog:
         num: NDArray[np.int64],
         first: NDArray[np.int64],
     ) -> None:
-        """Add those taken since the first iteration of each iteration's row."""
+        """Adds to each iteration of a leap the blocks that were allocated since its first iteration."""
         leaps = np.flatnonzero((num > 1) & (rows["more"] & CHUNKS == 0))
         due_by_leap = self._buffers.take(self._blocks_due, np.uint32).reshape(-1, self.block_size)
         size = num[leaps]
@@ -269,16 +272,16 @@ class IterationLog:
     def _fill_queues(
         self, columns: dict[str, NDArray[Any]], rows: NDArray[np.void], num: NDArray[np.int64]
     ) -> None:
-        """Fill the columns of the queue for the rows that left requests waiting or preempted some."""
+        """Fills the columns of the queue for the rows that left requests waiting or preempted some."""
         queues = self._buffers.take(self._queues, QUEUE_ROW)
         is_queued = rows["more"] & QUEUED > 0
         for name in QUEUE_ROW.names or ():
-            if queues[name].any():  # else the column's memory stays untouched
+            if queues[name].any():  # else the memory of the column is not touched
                 values = np.zeros(len(rows), np.int32)
                 values[is_queued] = queues[name]
                 columns[name][:] = np.repeat(values, num)
 
-    def _enter_gaps(
+    def _write_gaps(
         self,
         gaps: Gaps,
         ends_s: NDArray[np.float64],
@@ -302,7 +305,7 @@ class IterationLog:
 
 
 def own_gaps_table(logs: list[IterationLog]) -> pd.DataFrame:
-    """Of all replicas: `RunRecords.own_gaps`."""
+    """Returns the table of the gaps logged by add_gap, of all replicas: see `RunRecords.own_gaps`."""
     gaps = [log.own_gaps() for log in logs]
     request_id, since_s, end_s = np.concatenate(gaps or [np.empty((0, 3))]).T
     replica = np.repeat([log.replica for log in logs], [len(own) for own in gaps])
@@ -317,9 +320,9 @@ def own_gaps_table(logs: list[IterationLog]) -> pd.DataFrame:
 
 
 def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
-    """One value an iteration by column, and all gaps between tokens, of all replicas one behind the other.
+    """Returns columns with one value per iteration, and all gaps between tokens, replica after replica.
 
-    0 where an engine has no such thing, as adapters. The logs are taken from the list one after the other.
+    A value that an engine does not have, such as adapters, is 0. The logs are removed from the list.
     """
     num_rows, max_gaps = sum(log.num_iterations for log in logs), sum(log.max_gaps for log in logs)
     dtypes = IterationLog.dtypes(serves_adapters=any(log.serves_adapters for log in logs))
@@ -337,12 +340,12 @@ def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
 
 
 class Gaps(NamedTuple):
-    """Gaps between consecutive tokens of a sequence: each value, how many sequences had it, when it ended."""
+    """Gaps between consecutive tokens: value in seconds, number of sequences, time of its end."""
 
     gap_s: NDArray[np.float64]
     gap_count: NDArray[np.int64]
     gap_end_s: NDArray[np.float64]
 
     def part(self, first: int, end: int) -> Gaps:
-        """Those from `first` to end - 1, in the same memory."""
+        """Returns the gaps from `first` to end - 1, in the same memory."""
         return Gaps(self.gap_s[first:end], self.gap_count[first:end], self.gap_end_s[first:end])

@@ -1,7 +1,7 @@
 """Buffers of a log that move to memory maps, so that their memory is returned when the log is dropped.
 
-Logs grow side by side with millions of small objects. The heap cannot return their memory when they go, as
-other objects lie behind it. So the buffers are emptied into memory maps from time to time.
+Logs grow at the same time as millions of small objects. The heap cannot return their memory when they are
+dropped, as other objects lie after it. So the buffers are emptied into memory maps from time to time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 NUM_BYTES: Final = 1 << 16
-"""Size in bytes of the first buffer at which all are moved for the first time."""
+"""Size of the first buffer, in bytes, at which all buffers are moved for the first time."""
 
 
 class MappedBuffers:
-    """The contents of buffers in memory maps, in the order of writing; the owner goes on writing to them.
+    """Memory maps with the contents of buffers, in the order of writing; the owner keeps writing to these.
 
-    limit: bytes of the first buffer at which it is time to `move` again. It grows with what is kept: the maps
-    of a long run are few, too. num_moved: bytes of that buffer that are in maps.
+    limit: size of the first buffer, in bytes, at which `move` is due. It grows with the moved bytes, so that
+    a long run has few maps, too. num_moved: bytes of the first buffer that are in maps.
     """
 
     def __init__(self, *buffers: bytearray) -> None:
@@ -29,10 +29,10 @@ class MappedBuffers:
         self.num_moved = 0
         self._buffers = buffers
         self._places = {id(buffer): place for place, buffer in enumerate(buffers)}
-        self._maps: list[tuple[mmap, list[int]]] = []  # with the buffers' borders in it
+        self._maps: list[tuple[mmap, list[int]]] = []  # with the borders of the buffers in it
 
     def move(self) -> None:
-        """Moves the contents of the buffers to a map, if the system has one left of its tens of thousands."""
+        """Moves the contents of the buffers to a new map, unless the process has too many maps."""
         borders = [0]
         for buffer in self._buffers:
             borders.append(borders[-1] + len(buffer))
@@ -51,12 +51,12 @@ class MappedBuffers:
         self.limit = max(NUM_BYTES, self.num_moved // 16)
 
     def num_bytes(self, buffer: bytearray) -> int:
-        """The number of bytes ever written to one of the buffers."""
+        """Returns the number of bytes ever written to one of the buffers."""
         place = self._places[id(buffer)]
         return len(buffer) + sum(borders[place + 1] - borders[place] for _, borders in self._maps)
 
     def take(self, buffer: bytearray, dtype: DTypeLike) -> NDArray[Any]:
-        """Returns all that was ever written to a buffer, and drops it; the maps go with the last buffer."""
+        """Returns all bytes ever written to a buffer, and drops it; the last one also drops the maps."""
         place = self._places.pop(id(buffer))
         parts = [
             np.frombuffer(moved, np.uint8, borders[place + 1] - borders[place], borders[place])

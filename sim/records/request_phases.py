@@ -1,8 +1,8 @@
 """The phases of a request, in order: waiting, loading, prefill, decode, paused, preempted.
 
 Prefill and decode of an attempt that a crash or a timeout has undone are one phase, "in vain". Phases are
-read from the request's rows of `sim.records.event_table`. A phase that took no time is left out, unless it is
-a wait.
+derived from the rows of the request in `sim.records.event_table`. A phase of length 0 is left out, unless it
+is a wait.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _PHASE_AFTER = {
 class RequestPhase:
     """One phase of a request, from start_s to end_s, in seconds.
 
-    waited_s: of a phase in the queue or of loading, seconds by cause. began, ended: the events, as rows with
-    the columns of `events_table`; ended is None where the run was over first.
+    waited_s: seconds by cause, for a phase in the queue or of loading. began, ended: the events at its ends,
+    as rows with the columns of `events_table`; ended is None if the run ended first.
     """
 
     name: str
@@ -63,7 +63,10 @@ class RequestPhase:
 
 
 def phases_of(rows: Iterable[Any], end_s: float) -> list[RequestPhase]:
-    """The phases of one request, from its events in order of time; end_s: end of the run, in seconds."""
+    """Returns the phases of one request, from its events in order of time.
+
+    end_s: end of the run, in seconds.
+    """
     found: list[RequestPhase] = []
     name: str | None = None
     began: Any = None
@@ -78,8 +81,8 @@ def phases_of(rows: Iterable[Any], end_s: float) -> list[RequestPhase]:
             num_prompt_tokens = row.tokens
         after = _PHASE_AFTER[row.event]
         if after == "prefill" and name == "loading":  # as EngineCore.loaded decides it
-            all_there = row.of_tokens - row.tokens == 1 and row.of_tokens > num_prompt_tokens
-            after = "decode" if all_there else after
+            is_complete = row.of_tokens - row.tokens == 1 and row.of_tokens > num_prompt_tokens
+            after = "decode" if is_complete else after
         name, began = after, row
     if name is not None:
         found.append(_phase(name, began, None, max(end_s, began.time_s)))
@@ -88,9 +91,9 @@ def phases_of(rows: Iterable[Any], end_s: float) -> list[RequestPhase]:
 
 def phases_by_request(events: pd.DataFrame, end_s: float) -> Iterator[tuple[int, list[RequestPhase]]]:
     """Yields the id of every request of an events table and its phases, in order of ids."""
-    mine = events[events["request_id"] >= 0].sort_values("request_id", kind="stable")
+    own = events[events["request_id"] >= 0].sort_values("request_id", kind="stable")
     rows: list[Any] = []
-    for row in mine.itertuples(index=False):
+    for row in own.itertuples(index=False):
         if rows and row.request_id != rows[0].request_id:
             yield rows[0].request_id, phases_of(rows, end_s)
             rows = []
@@ -106,7 +109,7 @@ def _phase(name: str, began: Any, ended: Any, end_s: float) -> RequestPhase:
         waited_s = {cause: part_s for cause, part_s in parts if part_s > 0}
         held_s = end_s - began.time_s - sum(waited_s.values())
         if name == "waiting" and held_s > 1e-9 * max(1.0, end_s):
-            waited_s["gateway"] = held_s  # no replica had it
+            waited_s["gateway"] = held_s  # held by no replica
     return RequestPhase(
         name=name, start_s=began.time_s, end_s=end_s, waited_s=waited_s, began=began, ended=ended
     )

@@ -1,4 +1,4 @@
-"""One row a request: a log of plain columns, written to while the simulation runs."""
+"""The log of requests: one row per request, in plain columns that are written during the simulation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAN = float("nan")
 
 
 class Status(IntEnum):
-    """How a request stands at the end of a run; every request has exactly one."""
+    """Status of a request at the end of a run; every request has exactly one."""
 
     unfinished = 0
     finished = 1
@@ -27,13 +27,13 @@ class Status(IntEnum):
     aborted = 3
 
 
-# In Python 3.11, reading a member through its enum's class costs 50 ns, and a module's constant 2.
+# In Python 3.11, reading a member through the class of its enum takes 50 ns, a constant of the module 2 ns.
 FINISHED: Final = Status.finished
 _LENGTH: Final = FinishReason.length
 
 
 class RequestLog:
-    """One row a request, at the index of its id; ids count from 0 in the order in which requests are made."""
+    """One row per request, at the index of its id; ids count from 0 in the order of creation."""
 
     def __init__(self) -> None:
         self.has_arrived = bytearray()
@@ -59,24 +59,24 @@ class RequestLog:
         self.preemptions = array("i")
         self.cached_tokens = array("q")
         self.prefill_iterations = array("q")
-        self.attempts = array("i")  # times that it was sent to a replica
+        self.attempts = array("i")  # number of times that it was sent to a replica
         self.lost_tokens = array("q")
-        self.gateway_s = array("d")  # held, or on the way back to the service
-        self.prefill_replica = array("i")  # that computed the prompt, where another one decodes; else -1
-        self.kv_transfer_s = array("d")  # from there
+        self.gateway_s = array("d")  # seconds held by the gateway, or between an attempt and its retry
+        self.prefill_replica = array("i")  # replica of the prefill if another one decodes, else -1
+        self.kv_transfer_s = array("d")  # duration of the KV transfer from the prefill replica
         self.kv_transfer_bytes = array("d")
-        self.tries = array("i")  # times that its client sent it
+        self.tries = array("i")  # number of times that its client sent it
         self.num_lost_first_tokens = 0
-        self.num_crash_tokens = 0  # of the lost ones, those that were lost in crashes
+        self.num_crash_tokens = 0  # of the lost tokens, those lost in crashes
         self.num_resends = 0
-        self.num_resumed = 0  # of these, those that went on where they were
-        self.num_recomputed_tokens = 0  # whose KV crashes had lost
-        self.lost_kv: dict[int, int] = {}  # by request id: tokens of it that have not been admitted again
-        self.held_back: set[int] = set()  # request ids: the newest token goes out with the KV, not before
+        self.num_resumed = 0  # resends that continued after the streamed tokens
+        self.num_recomputed_tokens = 0  # tokens recomputed because a crash has lost their KV
+        self.lost_kv: dict[int, int] = {}  # by request id, until it is scheduled again: lost tokens
+        self.held_back: set[int] = set()  # ids of requests the latest token of which is emitted with the KV
         self.failed_attempts: Counter[str] = Counter()
 
     def schedule(self, seq: Sequence, now: float) -> None:
-        """A request is worked on, perhaps for the first time."""
+        """Records that a request is scheduled, perhaps for the first time."""
         request_id = seq.request_id
         if isnan(self.scheduled_s[request_id]):
             self.scheduled_s[request_id] = now
@@ -85,13 +85,13 @@ class RequestLog:
             self.num_recomputed_tokens += max(0, self.lost_kv.pop(request_id, 0) - seq.num_found)
 
     def lose_kv(self, request_id: int, num_tokens: int) -> None:
-        """A crash has lost the KV of so many tokens."""
+        """Records that a crash has lost the KV of num_tokens tokens."""
         num_tokens = max(num_tokens, self.lost_kv.get(request_id, 0))
         if num_tokens:
             self.lost_kv[request_id] = num_tokens
 
     def arrive(self, request: Request) -> None:
-        """Open the row of a request."""
+        """Opens the row of a request."""
         request_id, arrival_s, prompt, _, priority, tenant, session_id, _, _, branching, _, model = request
         while request_id >= len(self.has_arrived):
             self._append_empty_rows(1024)
@@ -147,12 +147,12 @@ class RequestLog:
         self.samples.extend([1] * num_rows)
 
     def first_token(self, request_id: int, now: float) -> None:
-        """The first token of a request that another replica goes on with reaches its client."""
+        """Records the first token of a request that another replica continues."""
         self.first_token_s[request_id] = self.last_token_s[request_id] = now
         self.output_tokens[request_id] = self.longest_tokens[request_id] = 1
 
     def next_token(self, request_id: int, now: float) -> float:
-        """The same for a later one; returns when the one before it came."""
+        """Records a later token of such a request; returns the time of the token before it, s."""
         since_s = self.last_token_s[request_id]
         self.last_token_s[request_id] = now
         self.output_tokens[request_id] += 1
@@ -160,47 +160,47 @@ class RequestLog:
         return since_s
 
     def send(self, request_id: int, replica: int) -> None:
-        """A request goes to a replica."""
+        """Records that a request is sent to a replica."""
         self.replica[request_id] = replica
         self.attempts[request_id] += 1
 
     def fail(self, reason: str) -> None:
-        """An attempt of a client has failed, which may come again."""
+        """Counts a failed attempt of a client, which may retry."""
         self.failed_attempts[reason] += 1
 
     def hold(self, request_id: int, held_s: float) -> None:
-        """No replica has had a request for so long."""
+        """Adds to the time for which no replica had a request."""
         self.gateway_s[request_id] += held_s
 
     def abandon(self, request_id: int, now: float) -> None:
-        """Close the row of a request that was given up while no replica had it."""
+        """Closes the row of a request that its client abandoned while no replica had it."""
         self.status[request_id] = Status.aborted
         self.finished_s[request_id] = now
 
     def reject(self, request_id: int, reason: str, now: float) -> None:
-        """Close the row of a request that was never served."""
+        """Closes the row of a request that was rejected."""
         self.status[request_id] = Status.rejected
         self.reason[request_id] = reason
         self.finished_s[request_id] = now
 
     def end(self, seq: Sequence, status: Status, last_token_s: float, now: float) -> None:
-        """Close the row of a sequence that ended."""
+        """Closes the row of a sequence that has ended."""
         request_id = seq.request_id
         self.status[request_id] = status
         if seq.finish_reason is _LENGTH:
             self.reason[request_id] = "length"
         self.finished_s[request_id] = now
-        self.note(seq, last_token_s)
+        self.record_progress(seq, last_token_s)
 
     def forget_kv_transfer(self, request_id: int) -> None:
-        """Reset the record of a request's KV transfer, and the token that was held back for it."""
+        """Resets the KV transfer of a request, and the token that was held back for it."""
         self.held_back.discard(request_id)
         self.prefill_replica[request_id] = -1
         self.kv_transfer_s[request_id] = NAN
         self.kv_transfer_bytes[request_id] = 0.0
 
     def lose(self, request_id: int, *, in_crash: bool) -> None:
-        """Forget what was answered: the engine crashed, or the client left, and the request begins anew."""
+        """Resets the output of a request that restarts after a crash or a timeout of its client."""
         self.status[request_id] = Status.unfinished
         self.reason.pop(request_id, None)
         if not isnan(self.first_token_s[request_id]):
@@ -219,8 +219,8 @@ class RequestLog:
         ):
             counts[request_id] = 0
 
-    def note(self, seq: Sequence, last_token_s: float) -> None:
-        """Enter how far a sequence has come. A token that no client has seen yet does not count."""
+    def record_progress(self, seq: Sequence, last_token_s: float) -> None:
+        """Records the output tokens of a sequence so far, without a token that is held back."""
         request_id = seq.request_id
         self.preemptions[request_id] = seq.num_preemptions
         if isnan(self.first_token_s[request_id]):
@@ -235,14 +235,15 @@ class RequestLog:
         self.longest_tokens[request_id] = num_longest - num_unseen
 
     def table(self) -> pd.DataFrame:
-        """One row a request, by request id; times in seconds, NaN where it did not happen.
+        """Returns one row per request, by request id; times in seconds, NaN for what did not happen.
 
-        samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest. tries:
-        how often its client sent it; attempts: how often it was sent to a replica; lost_tokens: answered
-        before a crash or to a client that had left, in none of the other figures. wait_gateway_s: held by the
-        service, or until the client sent it again. prefill_replica: that computed the prompt, if another one
-        decodes, else -1; kv_transfer_s, kv_transfer_bytes: of the KV from there, from slot and blocks to the
-        last byte. The log is given up, column by column: both together would need twice the memory.
+        samples: number of samples (n of the API). output_tokens: sum over the samples; longest_tokens: the
+        longest sample. tries: number of times that its client sent it; attempts: number of times that it was
+        sent to a replica; lost_tokens: output tokens before a crash or a timeout, in none of the other
+        columns. wait_gateway_s: held by the gateway, or between an attempt and its retry. prefill_replica:
+        the replica of the prefill if another one decodes, else -1; kv_transfer_s, kv_transfer_bytes: the KV
+        transfer, from slot and blocks to the last byte. The log is dropped column by column, as both together
+        would need twice the memory.
         """
         ids = np.flatnonzero(np.frombuffer(self.has_arrived, np.bool_))
         names = np.array([status.name for status in Status], dtype=object)

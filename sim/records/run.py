@@ -1,4 +1,4 @@
-"""What a run leaves behind: the records of its requests, iterations, engines, pools and links."""
+"""The records of a run: requests, iterations, engines, pools and links."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class Overload(NamedTuple):
 
     at_s: float
     since_s: float
-    """The rates are of the time from then on."""
+    """Start of the period to which the rates refer, s."""
     arrivals_per_s: float
     ends_per_s: float
     outstanding: int
     growth_per_s: float
-    """Of the outstanding requests, and the least that it is with 99.9 % confidence."""
+    """Growth of the number of outstanding requests, per second."""
     least_growth_per_s: float
+    """Lower bound of growth_per_s with 99.9 % confidence."""
 
 
 class MissedSlo(NamedTuple):
@@ -39,7 +40,7 @@ class MissedSlo(NamedTuple):
     """Requests that are certain to miss the SLO."""
     allowed: int
     requests: int
-    """That were to come in all."""
+    """Number of requests of the whole run."""
 
 
 class EngineRecord(NamedTuple):
@@ -48,12 +49,12 @@ class EngineRecord(NamedTuple):
     pinned_token_s: float
     num_evicted: int
     unfilled: NDArray[np.int64] | None
-    """As `BlockPool.unfilled`, [n, 3]."""
+    """See `BlockPool.unfilled`. [n, 3]"""
     adapters: AdapterCounts | None
 
     @classmethod
     def of(cls, core: EngineCore, end_s: float) -> EngineRecord:
-        """The figures of an engine that ended at end_s, in seconds."""
+        """Returns the figures of an engine at end_s, in seconds."""
         pool, residents = core.block_pool, core.residents
         unfilled = None if pool.unfilled is None else np.array(pool.unfilled, np.int64).reshape(-1, 3)
         counts = None if residents is None else residents.counts
@@ -61,44 +62,44 @@ class EngineRecord(NamedTuple):
 
 
 class PoolRecord(NamedTuple):
-    """What the replicas of a pool have in common."""
+    """The common properties of the replicas of a pool."""
 
     num_kv_blocks: int
-    """Of each."""
+    """KV blocks of each replica."""
     block_size: int
     kv_bytes_per_token: float = 0.0
     name: str = ""
 
 
 class ReplicaRecord(NamedTuple):
-    """The pool that a replica belongs to, for how long it was paid, and when it served."""
+    """The pool of a replica, the time for which it was paid, and the times at which it served, in seconds."""
 
     pool: int
     start_s: float
     end_s: float
     ready_s: float | None = 0.0
-    """From when on it took requests; None: it never did."""
+    """Time from which on it accepted requests; None: it never did."""
     drain_s: float | None = None
-    """From when on it was not wanted any more; None: to the end."""
+    """Time at which it was drained; None: never."""
     down: tuple[tuple[float, float], ...] = ()
-    """From when until when, after each crash."""
+    """Start and end of each downtime."""
 
 
 class RecoveryRecord(NamedTuple):
-    """What was done to go on with requests whose replica had crashed. Tokens and bytes are those of KV."""
+    """Work of the recovery of requests after crashes. Tokens and bytes are those of KV."""
 
     num_resumed: int = 0
-    """Times that a request went on where it was."""
+    """Number of times that a request continued after its streamed tokens."""
     num_recomputed_tokens: int = 0
-    """Lost in crashes, and computed a second time, whoever began again or went on."""
+    """Tokens lost in crashes and recomputed, whether the request continued or restarted."""
     replicated_bytes: float = 0.0
-    """Copied to the host memory of other replicas."""
+    """Bytes copied to the host memory of other replicas."""
     num_restored_tokens: int = 0
     restored_bytes: float = 0.0
 
 
 class LinkRecord(NamedTuple):
-    """What KV has travelled on: a port in one direction, or a switch."""
+    """A link over which KV was sent: a port in one direction, or a switch."""
 
     name: str
     bytes_per_s: float
@@ -106,30 +107,36 @@ class LinkRecord(NamedTuple):
 
 
 def replicas_throughout(num_replicas: int, end_s: float) -> tuple[ReplicaRecord, ...]:
-    """Replicas of the first pool that are there for the whole run."""
+    """Returns the records of replicas of the first pool that serve for the whole run."""
     return (ReplicaRecord(0, 0.0, end_s),) * num_replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecords:
-    """All that a run leaves, from which every metric is computed.
+    """All records of a run, from which every metric is computed.
 
-    requests: RequestLog.table(). iterations: one row an iteration, by (replica, iteration); start_s and
-    duration_s in seconds, the fields of IterationShape, sequences running and waiting at the plan, KV blocks
-    and tokens held at the iteration's end, sequences preempted by the plan. replicas: by index, all that
-    there ever were. unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]:
-    replica, first iteration, iteration behind the last, token places; else None.
-    interrupted: the run was stopped by hand at end_s. overload, missed: why it was ended early there,
-    if it was. events: `sim.records.event_rows.logged_events`.
-    own_gaps: between two tokens of one request where these did not come at two iterations with decodes, one
-    behind the other, of one replica: request_id, replica, since_s, end_s. All others do, see `token_times`.
+    requests: see `RequestLog.table`.
+    iterations: one row per iteration, by (replica, iteration); start_s and duration_s in seconds, the fields
+      of IterationShape, sequences running and waiting after the plan, KV blocks and tokens held at the end of
+      the iteration, sequences preempted by the plan.
+    replicas: all replicas of the run, by index.
+    unfilled: if KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]: replica, first iteration,
+      iteration after the last, unused token slots; else None.
+    interrupted: whether the run was stopped by Ctrl-C at end_s.
+    overload, missed: the evidence with which the run was stopped early at end_s; None: it was not.
+    events: see `sim.records.event_rows.logged_events`.
+    own_gaps: the gaps between two tokens of a request that are not those of consecutive iterations with
+      decodes of one replica: request_id, replica, since_s, end_s. For the others see `token_times`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
-    num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
-    num_lost_first_tokens: of answers in vain, which their requests' rows do not count. num_crash_tokens: of
-    the tokens lost, those lost in crashes. failures: those that happened. num_resends: requests sent again by
-    the service. failed_attempts: number of client attempts that were refused, timed out or lost, by reason.
-    recovery: of those whose replica crashed. links: between replicas, those that KV was sent over.
-    adapters: what those of each replica did; empty where none are served.
+    num_evicted_blocks: cached KV blocks that were evicted, over all replicas.
+    num_lost_first_tokens: first tokens of attempts that were undone, which the rows of requests do not count.
+    num_crash_tokens: the lost output tokens that were lost in crashes.
+    failures: the failures that happened.
+    num_resends: number of times that the gateway resent a request.
+    failed_attempts: number of client attempts that were refused, timed out or lost, by reason.
+    recovery: the recovery of requests after crashes.
+    links: the links between replicas over which KV was sent.
+    adapters: counts of the adapters of each replica; empty if no adapters are served.
     """
 
     requests: pd.DataFrame
@@ -159,21 +166,21 @@ class RunRecords:
 
     @property
     def num_replicas(self) -> int:
-        """All that there ever were."""
+        """Number of replicas of the run, with those that have gone."""
         return len(self.replicas)
 
     @property
     def pool_by_replica(self) -> NDArray[np.int64]:
-        """Index of each replica's pool."""
+        """Index of the pool of each replica. [R]"""
         return np.array([replica.pool for replica in self.replicas], np.int64)
 
     def by_replica(self, name: str) -> NDArray[np.float64]:
-        """A figure of `PoolRecord` for each replica."""
+        """Returns a figure of `PoolRecord` for each replica. [R]"""
         values = np.array([getattr(pool, name) for pool in self.pools], np.float64)
         return values[self.pool_by_replica]
 
     def rows_by_pool(self) -> list[NDArray[np.bool_] | slice]:
-        """Of each pool, which rows of `iterations` are its own."""
+        """Returns the rows of `iterations` that belong to each pool."""
         if len(self.pools) == 1:
             return [slice(None)]
         pool = self.pool_by_replica[self.iterations["replica"].to_numpy()]
