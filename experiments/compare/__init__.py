@@ -1,1 +1,1 @@
-"""`windtunnel compare`: arms on the same traffic, with intervals and a verdict."""
+"""`windtunnel compare`: compares arms on the same traffic, with confidence intervals and a verdict."""

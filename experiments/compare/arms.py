@@ -1,6 +1,7 @@
-"""From an experiment's overrides to the config of every run, checked before anything runs.
+"""Composes the config of every run from an experiment's overrides, and checks all before anything runs.
 
-Each arm is composed as `windtunnel simulate` would compose it: base, also, the arm's own, the swept value.
+An arm has the config of `windtunnel simulate` with these overrides in order: base, also, the arm's own, and
+the swept value.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sim.settings.variants import Variants
 
 
 def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:
-    """Every arm at every swept value, composed and built once. Raises ConfigError, which names the arm."""
+    """Composes and builds every arm at every swept value. Raises ConfigError, which names the arm."""
     experiment, found = settings.experiment, []
     variants = Variants(source, [*experiment.base, *settings.also])
     for arm, own in experiment.arms.items():
@@ -42,16 +43,19 @@ def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:
 
 
 def _check_traffic(found: Sequence[Point], settings: CompareSettings) -> None:
-    """Arms are paired by seed, so at each swept value all of them must get the same traffic."""
+    """Checks that all arms have the same traffic at each swept value, because they are paired by seed.
+
+    Raises ConfigError, which names the arm and the setting.
+    """
     baseline = settings.experiment.baseline
     for point in found:
         other = next(p for p in found if p.arm == baseline and p.swept == point.swept)
         mine, its = (dict(leaves(resolved(p.config)["workload"], "workload.")) for p in (point, other))
         mine["load"], its["load"] = point.config["load"], other.config["load"]
         for key in [*mine, *its]:
-            value, wanted = mine.get(key, "not there"), its.get(key, "not there")
+            value, wanted = mine.get(key, "unset"), its.get(key, "unset")
             if as_text(value) != as_text(wanted):
                 raise ConfigError(
-                    f"arm {point.arm}: {key}={shown(value)}: must be {shown(wanted)} as in arm {baseline}; "
-                    "arms are compared on the same traffic (set it in base, or sweep it)"
+                    f"arm {point.arm}: {key}={shown(value)}: must be {shown(wanted)} as in arm {baseline}, "
+                    "because arms are compared on the same traffic; set it in base, or sweep it"
                 )

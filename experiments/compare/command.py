@@ -1,4 +1,4 @@
-"""`windtunnel compare`: arms on the same traffic, intervals over seeds, and a verdict."""
+"""`windtunnel compare`: compares arms on the same traffic, with intervals over seeds and a verdict."""
 
 from __future__ import annotations
 
@@ -24,25 +24,28 @@ from sim.settings.compose import Composition, ConfigSource
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareJob:
-    """What a comparison needs: its arms have been composed and built."""
+    """Comparison whose arms have been composed and built."""
 
     cfg: DictConfig
     settings: CompareSettings
     points: Sequence[Point]
 
     def run(self, folder: Path) -> None:
-        """Run, evaluate, write, print."""
+        """Runs all arms, compares them, writes the results and prints them.
+
+        Raises KeyboardInterrupt after Ctrl-C, once the results so far are written.
+        """
         console, experiment = terminal_console(), self.settings.experiment
         with progress_of(console, enabled=self.settings.progress) as report:
             runs = run_all(self.points, experiment.seeds, self.settings.num_processes, report)
         if runs.table.empty:
-            raise KeyboardInterrupt  # before the first run was done
+            raise KeyboardInterrupt  # no run has ended yet
         found = evaluate(experiment, runs.table, interrupted=runs.interrupted)
         self._write(folder, found, runs)
         print_results(found, console)
         print_folder(folder, console)
         if runs.interrupted:
-            raise KeyboardInterrupt  # the partial result is written; what else was to run is not
+            raise KeyboardInterrupt  # the partial results are written
 
     def _write(self, folder: Path, found: Results, runs: Runs) -> None:
         config = resolved_config(self.cfg)
@@ -53,7 +56,7 @@ class CompareJob:
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> CompareJob:
-    """Compose and build every arm. Raises ConfigError."""
+    """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     settings = build_settings(cfg)
     simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)
     return CompareJob(cfg=cfg, settings=settings, points=points(settings, simulate))

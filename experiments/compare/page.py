@@ -1,4 +1,4 @@
-"""compare.html: verdicts, a figure, the tables, what differs between the arms, the whole configuration."""
+"""Page compare.html: verdicts, a figure, the tables, the settings that differ, and the configuration."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def write_comparison(
     config: Mapping[str, Any],
     notes: Mapping[str, Sequence[str]],
 ) -> None:
-    """One file that opens offline. config: of the comparison; notes: of each arm's runs."""
+    """Writes the page, which opens offline. config: of the comparison; notes: of each arm's runs."""
     experiment = found.experiment
     source = f" Source: {experiment.source}." if experiment.source else ""
-    seeds = f"each of {len(experiment.seeds)} seeds" if len(experiment.seeds) > 1 else "the one seed"
+    seeds = f"with each of {len(experiment.seeds)} seeds" if len(experiment.seeds) > 1 else "with one seed"
     introduction = (
-        f"{experiment.claim}{source} Every arm serves the same traffic at {seeds}. Each {LEVEL} is for one "
-        "comparison: of 20 comparisons of equal arms, one is expected to look different."
+        f"{experiment.claim}{source} Every arm serves the same traffic {seeds}. Each {LEVEL} is for one "
+        "comparison: of 20 comparisons of equal arms, about one appears to differ by chance."
     )
     tables = "".join(
         f"<h3>{html.escape(titled(metric))}</h3>{table(metric_rows(found, metric))}"
@@ -52,9 +52,10 @@ def write_comparison(
         introduction,
         {
             "Verdicts": listed([*caveats(found), *verdicts(found)]),
-            "Figures": f"<p>Means over seeds and their {LEVEL}s; axes start at 0.</p>{drawn(figure(found))}",
+            "Figures": f"<p>Means over seeds, each with its {LEVEL}. Axes start at 0.</p>"
+            f"{drawn(figure(found))}",
             "Comparisons": tables,
-            "What differs between the arms": _differences(found, points),
+            "Settings that differ between the arms": _differences(found, points),
             "Assumptions and notes": notes_of_arms(notes),
             "Configuration": _configuration(found, points, config),
         },
@@ -62,7 +63,7 @@ def write_comparison(
 
 
 def figure(found: Results) -> go.Figure:
-    """A panel a metric: lines with bands over the swept values, else a bar an arm with its interval."""
+    """Draws one panel per metric: lines over the swept values, or one bar per arm without a sweep."""
     experiment = found.experiment
     rows = math.ceil(len(experiment.metrics) / COLUMNS)
     gap = 0.3 / rows if rows > 1 else 0.0
@@ -82,7 +83,7 @@ def figure(found: Results) -> go.Figure:
         drawing,
         height_px=ROW_PX * rows + 60,
         showlegend=experiment.sweep is not None,
-        # Above the titles of the panels.
+        # The legend is above the titles of the panels.
         legend={"orientation": "h", "y": 1.0 + 40 / (ROW_PX * rows), "yanchor": "bottom", "x": 0},
         margin={"l": 64, "r": 20, "t": 80, "b": 48},
     )
@@ -107,7 +108,7 @@ def _bar(comparison: Comparison, style: Mapping[str, str]) -> list[go.Bar]:
 
 
 def _line(along: Sequence[Comparison], style: Mapping[str, str], legend: bool) -> list[go.Scatter]:
-    """The mean, and a band between the bounds."""
+    """Draws the mean, and a band between the bounds of its interval."""
     x = [c.swept if isinstance(c.swept, int | float) else str(c.swept) for c in along]
     factor, _ = unit_of(along[0].metric)
     return line_with_band(x, [c.mean for c in along], along[0].arm, style, factor=factor, legend=legend)
@@ -125,7 +126,7 @@ def _differences(found: Results, points: Sequence[Point]) -> str:
         for key, by_arm in settings_that_differ(at).items()
     ]
     if not rows:
-        return "<p>None: the arms are the same.</p>"
+        return "<p>None: all arms have the same settings.</p>"
     return table([["setting", *(point.arm for point in at)], *rows])
 
 

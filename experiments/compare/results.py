@@ -1,4 +1,4 @@
-"""From the table of runs to comparisons and judged expectations."""
+"""Computes comparisons between arms, and judges expectations, from the table of runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLIPPED = "workload.num_clipped"  # a figure of summary.json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """One figure of one arm at one swept value, against the baseline; of the baseline itself: alone."""
+    """One metric of one arm at one swept value, compared with the baseline."""
 
     metric: Metric
     arm: str
@@ -35,7 +35,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """An expectation at one swept value."""
+    """Expectation at one swept value, with its result."""
 
     expectation: Expectation
     over: str
@@ -46,7 +46,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """All that an experiment found."""
+    """Results of an experiment."""
 
     experiment: Experiment
     comparisons: tuple[Comparison, ...]
@@ -54,14 +54,14 @@ class Results:
     num_runs: int
     interrupted: bool
     clipped_apart: bool
-    """Whether arms shortened different numbers of the same requests, as their contexts differ."""
+    """True if arms truncated different numbers of the same requests, as their context lengths differ."""
 
     def of(self, metric: Metric, arm: str) -> list[Comparison]:
-        """Along the swept values."""
+        """Returns the comparisons of a metric and an arm, in the order of the swept values."""
         return [c for c in self.comparisons if c.metric == metric and c.arm == arm]
 
     def to_json(self, sentences: Sequence[str]) -> dict[str, Any]:
-        """What summary.json holds; null where a figure does not exist."""
+        """Returns the content of summary.json; a figure that does not exist is null."""
         experiment = self.experiment
         record: dict[str, Any] = plain_json(
             {
@@ -80,7 +80,11 @@ class Results:
 
 
 def evaluate(experiment: Experiment, runs: pd.DataFrame, *, interrupted: bool) -> Results:
-    """`runs`: arm, seed, swept, and a column a metric; seeds that are missing are left out of pairs."""
+    """Compares the arms and judges the expectations.
+
+    `runs` has the columns arm, seed and swept, and one column per metric. Seeds without a value in both arms
+    are left out of the pairs.
+    """
     comparisons = tuple(
         Comparison(
             metric=metric,
@@ -139,7 +143,7 @@ def _paired(experiment: Experiment, runs: pd.DataFrame, key: str, arm: str, over
 
 
 def _values(experiment: Experiment, runs: pd.DataFrame, key: str, arm: str, index: int) -> list[float]:
-    """The figure at each seed of the experiment; NaN where the run, or the figure, does not exist."""
+    """Returns the metric for each seed of the experiment; NaN if the run or the value does not exist."""
     mine = runs[runs["arm"] == arm]
     if experiment.sweep is not None:
         mine = mine[mine["swept"] == experiment.swept[index]]

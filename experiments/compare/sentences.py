@@ -1,4 +1,4 @@
-"""Verdicts in words, the same on the terminal, in summary.json and in compare.html."""
+"""Verdicts of a comparison as sentences, for the terminal, summary.json and compare.html."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD = {Held.HELD: "held", Held.MISSED: "not held", Held.UNDECIDED: "not decided
 
 
 def verdicts(found: Results) -> list[str]:
-    """A line for every expectation, then one for every metric of every arm but the baseline."""
+    """Returns one line per expectation, then one per metric and arm other than the baseline."""
     others = [arm for arm in found.experiment.arms if arm != found.experiment.baseline]
     lines = [_expectation(found, judged) for judged in found.judged]
     for metric in found.experiment.metrics:
@@ -26,14 +26,17 @@ def verdicts(found: Results) -> list[str]:
 
 
 def caveats(found: Results) -> list[str]:
-    """What a reader must know first."""
+    """Returns warnings about the results."""
     experiment, lines = found.experiment, []
     if found.interrupted:
-        lines.append(f"Interrupted: {found.num_runs:,} of {experiment.num_runs:,} runs.")
+        lines.append(f"Interrupted after {found.num_runs:,} of {experiment.num_runs:,} runs.")
     if len(experiment.seeds) < 2:
-        lines.append("One seed has no interval: differences cannot be told from noise. Use at least two.")
+        lines.append(
+            "One seed gives no confidence interval, so differences cannot be distinguished from noise; use "
+            "at least two seeds."
+        )
     elif len(experiment.seeds) < 5:
-        lines.append(f"Only {len(experiment.seeds)} seeds: intervals are wide; five are usual.")
+        lines.append(f"With only {len(experiment.seeds)} seeds, intervals are wide; five are usual.")
     if found.clipped_apart:
         lines.append(
             "The arms truncated different numbers of requests to their model's context length, "
@@ -47,7 +50,8 @@ def caveats(found: Results) -> list[str]:
             missing[key] = missing.get(key, 0) + lacking
     total = len(experiment.seeds) * len(experiment.swept)
     for (metric, arm), count in missing.items():
-        lines.append(f"{metric} has no value in {count} of {total} runs of {arm}; these runs are left out.")
+        runs = "1 run" if total == 1 else f"{total} runs"
+        lines.append(f"{metric} has no value in {count} of {runs} of {arm}; these are left out.")
     return lines
 
 
@@ -60,13 +64,13 @@ def _verdict(found: Results, comparison: Comparison) -> str:
         return f"{arm} against {baseline}: no verdict on {label}; {pairs} a value in both arms"
     if outcome is Outcome.EQUAL:
         return f"{arm} against {baseline}: {label} is the same in every seed{_pairs(paired)}"
-    how = _how_much(paired, comparison.metric)
+    amount = _amount(paired, comparison.metric)
     if outcome is Outcome.NO_DIFFERENCE:
-        return f"{arm} against {baseline}: {label}, no difference beyond noise, {how}"
-    return f"{arm} {'beats' if outcome is Outcome.BETTER else 'loses to'} {baseline}: {label} {how}"
+        return f"{arm} against {baseline}: {label}, no difference beyond noise, {amount}"
+    return f"{arm} {'beats' if outcome is Outcome.BETTER else 'loses to'} {baseline}: {label} {amount}"
 
 
-def _how_much(paired: Paired, metric: Metric) -> str:
+def _amount(paired: Paired, metric: Metric) -> str:
     seeds = f"{paired.num_pairs} paired seeds"
     if paired.ratio is None:
         factor, unit = unit_of(metric)
@@ -78,7 +82,7 @@ def _how_much(paired: Paired, metric: Metric) -> str:
 
 
 def _swept(found: Results, along: Sequence[Comparison]) -> str:
-    """One line for all swept values: where better, where worse, where neither."""
+    """Returns one line for all swept values: those with a better, a worse and no different metric."""
     experiment, label = found.experiment, label_of(along[0].metric)
     assert experiment.sweep is not None
     axis = experiment.sweep.label or experiment.sweep.key
@@ -99,14 +103,14 @@ def _swept(found: Results, along: Sequence[Comparison]) -> str:
         if sized:
             at = [f"{value} ({_size(c)})" for value, c in zip(at, where, strict=True)]
         if len(where) == len(along):
-            parts.append(f"{name} everywhere{': ' + ', '.join(at) if sized else ''}")
+            parts.append(f"{name} at every value{': ' + ', '.join(at) if sized else ''}")
         else:
             parts.append(f"{name} at {', '.join(at)}")
     return f"{along[0].arm} against {experiment.baseline} over {axis}: {label} {'; '.join(parts)}"
 
 
 def _size(comparison: Comparison) -> str:
-    """The ratio; where there is none, the difference."""
+    """Formats the ratio, or the difference if there is no ratio."""
     assert comparison.paired is not None
     if comparison.paired.ratio is not None:
         return ratio_text(comparison.paired)
@@ -127,7 +131,7 @@ def _expectation(found: Results, judged: Judged) -> str:
     if ratio is None or math.isnan(ratio.mean):
         outcome = "no ratio can be formed"
     elif math.isnan(ratio.low):
-        outcome = f"{ratio_text(judged.paired)}, one seed has no interval"
+        outcome = f"{ratio_text(judged.paired)}, one seed gives no interval"
     elif ratio.is_exact:
         outcome = f"{ratio_text(judged.paired)} in every seed"
     else:

@@ -1,4 +1,4 @@
-"""What an experiment is: arms that meet the same traffic, what is measured, and what is expected."""
+"""Settings of `windtunnel compare`: arms on the same traffic, metrics, and expected ratios."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ MAX_RUNS = 10_000
 RESERVED = {
     "seed": "experiment.seeds sets the seeds",
     "output": "a comparison writes its own files",
-    "hydra": "it belongs to a single run",
+    "hydra": "it applies to single runs only",
 }
-"""Keys of `simulate` that no arm may set, and why."""
+"""Keys of `simulate` that no arm may set -> the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """A setting that takes several values in every arm; a figure draws lines over them."""
+    """Setting that takes several values in every arm, the x axis of the figures."""
 
     key: str
     values: tuple[Any, ...]
     label: str | None = None
-    """Of the axis; None: the key."""
+    """Title of the axis; None: the key."""
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ValueError("values=[]: must name a value")
+            raise ValueError("values=[]: must contain at least one value")
         for value in self.values:
             if isinstance(value, dict | list):
                 raise ValueError(f"values={value}: must be plain values, numbers or names")
         if len(set(map(str, self.values))) < len(self.values):
-            raise ValueError(f"values={list(self.values)}: must be different")
+            raise ValueError(f"values={list(self.values)}: must all be different")
         check_reserved("key", [self.key], RESERVED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
-    """A ratio between two arms that the claim promises."""
+    """Ratio of a metric between two arms, as the claim predicts it."""
 
     metric: str
     arm: str
     over: str | None = None
-    """The other arm; None: the baseline."""
+    """Other arm; None: the baseline."""
     at: Any = None
-    """The swept value that it is about; None: it must hold at every one."""
+    """Swept value at which it must hold; None: at every value."""
     at_least_ratio: float | None = None
     at_most_ratio: float | None = None
 
@@ -75,14 +75,14 @@ class Experiment:
 
     title: str
     claim: str
-    """What is tested, in one sentence."""
+    """Claim that is tested, in one sentence."""
     arms: Mapping[str, tuple[str, ...]]
     """Name -> overrides, as on the command line of `simulate`."""
     baseline: str
-    """The arm that the others are compared to."""
+    """Arm that the others are compared with."""
     metrics: tuple[Metric, ...]
     source: str = ""
-    """Who made the claim."""
+    """Source of the claim, such as a paper."""
     base: tuple[str, ...] = ()
     """Overrides of every arm, before its own."""
     sweep: Sweep | None = None
@@ -94,7 +94,7 @@ class Experiment:
             raise ValueError(f"arms={list(self.arms)}: must be two or more, to be compared")
         _check_known("baseline", self.baseline, self.arms)
         if not self.metrics:
-            raise ValueError("metrics=[]: must name a figure, say {key: ttft.p99_s, better: lower}")
+            raise ValueError("metrics=[]: must contain a metric, such as {key: ttft.p99_s, better: lower}")
         keys = [metric.key for metric in self.metrics]
         for key in keys:
             if keys.count(key) > 1:
@@ -106,11 +106,14 @@ class Experiment:
         for i, expectation in enumerate(self.expect):
             self._check_expectation(f"expect[{i}]", expectation)
         if self.num_runs > MAX_RUNS:
-            raise ValueError(f"seeds={len(self.seeds)}: {self.num_runs:,} runs; must be <= {MAX_RUNS:,}")
+            raise ValueError(
+                f"seeds={len(self.seeds)}: arms, swept values and seeds make {self.num_runs:,} runs; must be "
+                f"<= {MAX_RUNS:,}; use fewer seeds"
+            )
 
     @property
     def swept(self) -> tuple[Any, ...]:
-        """The swept values; a single None without a sweep."""
+        """Swept values; a single None without a sweep."""
         return self.sweep.values if self.sweep else (None,)
 
     @property
@@ -126,10 +129,12 @@ class Experiment:
         _check_known(f"{name}.over", over, self.arms)
         _check_known(f"{name}.metric", expectation.metric, [metric.key for metric in self.metrics])
         if expectation.arm == over:
-            raise ValueError(f"{name}.arm={over}: must be another arm than the one that it is compared to")
+            raise ValueError(f"{name}.arm={over}: must not be the arm that it is compared with")
         if expectation.at is not None and expectation.at not in self.swept:
-            values = ", ".join(map(str, self.swept)) if self.sweep else "none, as nothing is swept"
-            raise ValueError(f"{name}.at={expectation.at}: must be a swept value: {values}")
+            if not self.sweep:
+                raise ValueError(f"{name}.at={expectation.at}: needs a sweep; leave it out")
+            values = ", ".join(map(str, self.swept))
+            raise ValueError(f"{name}.at={expectation.at}: must be one of the swept values {values}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +160,7 @@ class CompareSettings:
 
 
 def build_settings(cfg: DictConfig) -> CompareSettings:
-    """Raises ConfigError for whatever a user can mend, except in the arms' overrides."""
+    """Builds the settings. Raises ConfigError for a wrong one; the arms' overrides are not checked here."""
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
         plain: Any = OmegaConf.to_container(own, resolve=True)
@@ -169,7 +174,7 @@ def build_settings(cfg: DictConfig) -> CompareSettings:
 
 
 def _build_experiment(node: dict[str, Any]) -> Any:
-    """Its parts are built first: their place in the config says what they are."""
+    """Builds an experiment; its parts first, whose type follows from their place in the config."""
     for name, kind in (("metrics", Metric), ("expect", Expectation)):
         if isinstance(node.get(name), list):
             parts = enumerate(node[name])
@@ -181,7 +186,7 @@ def _build_experiment(node: dict[str, Any]) -> Any:
 
 def _check_known(name: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
-        raise ValueError(f"{name}={value}: not in the experiment; {suggest(value, known)}")
+        raise ValueError(f"{name}={value}: is not in the experiment; {suggest(value, known)}")
 
 
 def _check_overrides(name: str, overrides: Iterable[str]) -> None:

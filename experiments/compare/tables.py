@@ -1,4 +1,4 @@
-"""Tables of a comparison: as rows of text for both outputs, and on the terminal."""
+"""Tables of a comparison: rows of text for the page and the terminal, and their printing."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def print_results(found: Results, console: Console) -> None:
                 console.print(table)
     for i, sentence in enumerate(verdicts(found)):
         style = COLOURS[found.judged[i].held] if i < len(found.judged) else ""
-        console.print(Text(sentence, style=style), soft_wrap=True)  # a line each, for grep
+        console.print(Text(sentence, style=style), soft_wrap=True)  # one line each, for grep
 
 
 def metric_rows(found: Results, metric: Metric) -> list[list[str]]:
-    """Every comparison of a metric: heading first."""
+    """Returns one row per comparison of a metric; the heading first."""
     sweep, experiment = found.experiment.sweep, found.experiment
     axis = [sweep.label or sweep.key] if sweep else []
     rows = [
@@ -67,7 +67,7 @@ def _headings(found: Results) -> list[str]:
 
 
 def _short_table(found: Results) -> Table:
-    """Without a sweep: a block for every metric, a line for every arm."""
+    """Returns the table without a sweep: one block per metric, one row per arm."""
     table = plain_table([["", *_headings(found)]])
     for metric in found.experiment.metrics:
         table.add_row(Text(titled(metric), style="bold"))
@@ -78,7 +78,7 @@ def _short_table(found: Results) -> Table:
 
 
 def _swept_tables(found: Results, metric: Metric, console: Console) -> Iterator[Table]:
-    """Means: a line for every swept value, a column for every arm, in as many tables as it takes."""
+    """Yields tables of means with one row per swept value and one column per arm, as many as fit."""
     left = list(found.experiment.arms)
     while left:
         num_arms = len(left)
@@ -108,7 +108,7 @@ def _marked(comparisons: Iterator[Comparison]) -> Iterator[str]:
 
 
 def _cells(comparison: Comparison) -> list[str]:
-    """What `_headings` names."""
+    """Returns the cells below `_headings`."""
     mean, metric, paired = comparison.mean, comparison.metric, comparison.paired
     ratio, interval = ("", "") if paired is None else (ratio_text(paired), interval_text(paired.ratio))
     return [

@@ -1,1 +1,1 @@
-"""`windtunnel whatif`: one change at a time against a baseline, on the same traffic."""
+"""`windtunnel whatif`: compares single changes with a baseline, on the same traffic."""

@@ -1,4 +1,4 @@
-"""From the settings to the configs of the baseline and of each change, built once before any runs."""
+"""Composes the configs of the baseline and of each change, and builds all of them before anything runs."""
 
 from __future__ import annotations
 
@@ -39,40 +39,43 @@ METRICS = (
     Metric(key="cost.usd_per_million_output_tokens", better="lower", label="$/M out"),
     Metric(key="energy.joules_per_output_token", better="lower", label="J/token"),
 )
-"""Headline figures; those that the baseline does not have are left out."""
+"""Metrics; those that the baseline does not have are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """What is run, all of it checked."""
+    """Baseline and changes, composed and built."""
 
     settings: WhatifSettings
     experiment: Experiment
-    """The baseline and the changes as arms."""
+    """Experiment whose arms are the baseline and the changes."""
     points: Sequence[Point]
     targets: dict[str, float]
-    """By arm, the share that its SLO asks for; arms without an SLO are not in it."""
+    """Arm -> attainment target of its SLO; arms without an SLO are left out."""
     left_out: dict[str, str]
-    """Offered changes that the baseline does not admit, and why."""
+    """Offered change that does not apply to the baseline -> the reason."""
     other_traffic: Sequence[str]
     """Changes of the workload itself."""
     num_requests: int | None
-    """Of each run of the baseline, where it was cut to so many."""
+    """Requests to which each run of the baseline was limited; None: it was not."""
 
 
 def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[str]) -> Questions:
-    """overrides: of the command line, those of the command itself among them. Raises ConfigError."""
+    """Builds the baseline and the changes. overrides: all overrides of the command line.
+
+    Raises ConfigError for a wrong setting, and if no change applies.
+    """
     settings: WhatifSettings = build_as(WhatifSettings, cfg[NODE], NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
     own = not_about(overrides, NODE)
     _refuse_seed(own)
-    maker = _Maker(settings, simulate, own)
-    scenario, traffic = maker.add(Change(BASELINE, ()))
+    builder = _ArmBuilder(settings, simulate, own)
+    scenario, traffic = builder.add(Change(BASELINE, ()))
     left_out: dict[str, str] = {}
     if settings.changes:
         for i, (name, words) in enumerate(by_name(settings.changes).items()):
             try:
-                maker.add(Change(name, words))
+                builder.add(Change(name, words))
             except ConfigError as error:
                 raise ConfigError(f"{NODE}.changes[{i}]: {error}") from error
     else:
@@ -83,39 +86,39 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
         )
         for name, change in _offered(settings, baseline, left_out):
             try:
-                maker.add(change)
+                builder.add(change)
             except ConfigError as error:
                 left_out[name] = str(error)
-        if len(maker.points) == 1:
+        if len(builder.points) == 1:
             reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
             raise ConfigError(
-                f"{NODE}.offered: none of them applies to the baseline ({reasons}); name a change, such as "
+                f"{NODE}.offered: no change applies to the baseline ({reasons}); name one, such as "
                 f"{NODE}.changes=['double the traffic: load=2']"
             )
     known = known_figures(scenario)
-    workload = as_text(maker.configs[BASELINE]["workload"])
+    workload = as_text(builder.configs[BASELINE]["workload"])
     return Questions(
         settings=settings,
         experiment=Experiment(
             title="What if",
             claim="Each change is compared alone with the baseline.",
-            arms=maker.overrides,
+            arms=builder.overrides,
             baseline=BASELINE,
             metrics=tuple(metric for metric in METRICS if metric.key in known),
             seeds=settings.seeds,
         ),
-        points=maker.points,
-        targets=maker.targets,
+        points=builder.points,
+        targets=builder.targets,
         left_out=left_out,
         other_traffic=[
-            name for name, config in maker.configs.items() if as_text(config["workload"]) != workload
+            name for name, config in builder.configs.items() if as_text(config["workload"]) != workload
         ],
-        num_requests=maker.num_requests,
+        num_requests=builder.num_requests,
     )
 
 
 def _refuse_seed(overrides: Sequence[str]) -> None:
-    """Every run gets its own: one of the command line would be without effect. Raises ConfigError."""
+    """Raises ConfigError if the command line sets `seed`, which would have no effect."""
     for override in map(Override.parse, overrides):
         if override.root == "seed":
             given = override.text.removeprefix(override.prefix)
@@ -125,8 +128,8 @@ def _refuse_seed(overrides: Sequence[str]) -> None:
             )
 
 
-class _Maker:
-    """Composes and builds arms, and keeps what the runs need."""
+class _ArmBuilder:
+    """Builder of arms, which also collects their configs and SLO targets."""
 
     def __init__(self, settings: WhatifSettings, source: ConfigSource, overrides: Sequence[str]) -> None:
         self._settings = settings
@@ -139,14 +142,14 @@ class _Maker:
         self.num_requests: int | None = None
 
     def add(self, change: Change) -> tuple[Scenario, Source]:
-        """Raises ConfigError, which names the change."""
+        """Adds an arm; returns its scenario and traffic. Raises ConfigError, which names the change."""
         name, words = change
         try:
             config = self._variants.config(words)
             if config["sim"]["stop_overloaded"]:
                 raise ConfigError(
-                    "sim.stop_overloaded=true: must be false; a run that ends early is not on the same "
-                    "traffic as the others; whatif.requests makes all of them shorter"
+                    "sim.stop_overloaded=true: must be false, because a run that ends early has not the same "
+                    "traffic as the others; to shorten all runs, set whatif.requests"
                 )
             limit = limiting_override(config, [*self._overrides, *words], self._settings.requests)
             limited = [*words, limit] if limit else words
@@ -169,7 +172,7 @@ class _Maker:
 def _offered(
     settings: WhatifSettings, baseline: Baseline, left_out: dict[str, str]
 ) -> Iterator[tuple[str, Change]]:
-    """Those that apply, with their name in the settings; the others go to `left_out`."""
+    """Yields the changes that apply, with their names in the settings; adds the others to `left_out`."""
     for line in settings.offered:
         if line not in OFFERED:
             change = Change(*line_of(line))
@@ -182,6 +185,6 @@ def _offered(
 
 
 def _bandwidth(source: ConfigSource, hardware: str) -> float:
-    """Bytes/s of a choice of `hardware`."""
+    """Returns the memory bandwidth of a choice of `hardware`, in bytes/s."""
     file = next(choice.file for choice in find_groups(source.dirs)["hardware"] if choice.name == hardware)
     return float(read_yaml(file)["memory_bandwidth_bytes_per_s"])

@@ -1,4 +1,4 @@
-"""`windtunnel whatif`: one change at a time against a baseline, and what limits before and after."""
+"""`windtunnel whatif`: compares single changes with a baseline, and shows the limiting resource of each."""
 
 from __future__ import annotations
 
@@ -24,24 +24,27 @@ from sim.settings.compose import Composition
 
 
 def with_limits(result: RunResult) -> dict[str, Any]:
-    """A run's summary, and where its requests' time went."""
+    """Returns the summary of a run, with the shares of its requests' time by resource."""
     return {**result.summary, "limits": time_shares(result)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatifJob:
-    """The baseline and its changes, composed and built."""
+    """Comparison of a baseline with changes, composed and built."""
 
     cfg: DictConfig
     questions: Questions
 
     def run(self, folder: Path) -> None:
-        """Run, evaluate, write, print."""
+        """Runs the baseline and the changes, writes the results and prints them.
+
+        Raises KeyboardInterrupt after Ctrl-C, once the results so far are written.
+        """
         console, questions, settings = terminal_console(), self.questions, self.questions.settings
         with progress_of(console, enabled=settings.progress) as report:
             runs = run_all(questions.points, settings.seeds, settings.num_processes, report, with_limits)
         if runs.table.empty:
-            raise KeyboardInterrupt  # before the first run was done
+            raise KeyboardInterrupt  # no run has ended yet
         answers = Answers(
             questions=questions,
             found=evaluate(questions.experiment, runs.table, interrupted=runs.interrupted),
@@ -51,7 +54,7 @@ class WhatifJob:
         print_answers(answers, console)
         print_folder(folder, console)
         if runs.interrupted:
-            raise KeyboardInterrupt  # the partial result is written; what else was to run is not
+            raise KeyboardInterrupt  # the partial results are written
 
     def _write(self, folder: Path, answers: Answers, runs: Runs) -> None:
         config = resolved_config(self.cfg)
@@ -73,5 +76,5 @@ class WhatifJob:
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> WhatifJob:
-    """Compose and build the baseline and every change. Raises ConfigError."""
+    """Composes and builds the baseline and every change. Raises ConfigError for a wrong setting."""
     return WhatifJob(cfg=cfg, questions=build_questions(cfg, composition.source, composition.overrides))

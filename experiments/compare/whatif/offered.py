@@ -1,4 +1,4 @@
-"""Changes that are worth a look whatever the baseline is; each knows when it does not apply, and why."""
+"""Changes that `windtunnel whatif` offers for any baseline, and the reasons why one may not apply."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
 FASTER_GPUS = ("l40s", "h100_sxm", "h200_sxm", "b200_sxm")
-"""Choices of `hardware`, by memory bandwidth: the next faster one than the baseline's is tried."""
+"""Choices of `hardware` by memory bandwidth; the first one faster than the baseline's is offered."""
 
 
 class Change(NamedTuple):
-    """What is changed, in words and as overrides."""
+    """Change of settings: its name and its overrides."""
 
     name: str
     overrides: tuple[str, ...]
 
 
 class DoesNotApply(Exception):
-    """Why the baseline does not admit a change."""
+    """Raised with the reason why a change does not apply to the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """What the changes are of."""
+    """Scenario that is changed, and its traffic."""
 
     scenario: Scenario
     source: Source
     bandwidth_by_gpu: Callable[[str], float]
-    """Bytes/s of a choice of `hardware`."""
+    """Function from a choice of `hardware` to its memory bandwidth, in bytes/s."""
 
     @property
     def pools(self) -> list[PoolSettings]:
@@ -43,9 +43,9 @@ class Baseline:
 
     @property
     def only_pool(self) -> PoolSettings:
-        """Raises DoesNotApply where there are several, or replicas come and go."""
+        """The one pool of the scenario. Raises DoesNotApply with several pools, and with autoscaling."""
         if self.scenario.pools:
-            raise DoesNotApply("the baseline has pools: change one, such as pools.NAME.replicas=2")
+            raise DoesNotApply("the baseline has pools; change one of them, such as pools.NAME.replicas=2")
         if self.scenario.scaling is not None:
             raise DoesNotApply("autoscaling sets the number of replicas")
         return self.scenario
@@ -54,7 +54,7 @@ class Baseline:
 def more_traffic(base: Baseline) -> Change:
     """Doubles the load; raises DoesNotApply if the requests have no rate."""
     if base.source.last_arrival_s is None or not base.source.last_arrival_s:
-        raise DoesNotApply("its requests have no rate: users wait for answers, or all arrive at once")
+        raise DoesNotApply("the workload has no request rate (a closed loop, or all requests at once)")
     return Change("double the traffic", (f"load={2 * base.scenario.load:g}",))
 
 
@@ -66,12 +66,12 @@ def longer_prompts(base: Baseline) -> Change:
 def faster_gpu(base: Baseline) -> Change:
     """Replaces the GPU by the first of FASTER_GPUS with more memory bandwidth; raises DoesNotApply."""
     if base.scenario.pools:
-        raise DoesNotApply("the baseline has pools: change one, such as pools.NAME.hardware=h200_sxm")
+        raise DoesNotApply("the baseline has pools; change one of them, such as pools.NAME.hardware=h200_sxm")
     present = base.scenario.hardware
     for name in FASTER_GPUS:
         if base.bandwidth_by_gpu(name) > present.memory_bandwidth_bytes_per_s:
             return Change(f"GPU: {name}", (f"hardware={name}",))
-    raise DoesNotApply(f"none of {', '.join(FASTER_GPUS)} has more memory bandwidth than {present.name}")
+    raise DoesNotApply(f"no GPU of {', '.join(FASTER_GPUS)} has more memory bandwidth than {present.name}")
 
 
 def fp8(base: Baseline) -> Change:
@@ -81,15 +81,17 @@ def fp8(base: Baseline) -> Change:
             raise DoesNotApply(f"{pool.hardware.name} does not compute in fp8")
         stored = weight_format(pool.model.weight_format_of(Role.dense))
         if stored.bits <= 8:
-            raise DoesNotApply(f"the weights of {pool.model.name} are {stored.name} already")
+            raise DoesNotApply(f"the weights of {pool.model.name} are already {stored.name}")
     return Change("FP8 weights", ("model.weights=fp8",))
 
 
 def prefix_cache(base: Baseline) -> Change:
     """Turns the prefix cache on, or off if all pools have one."""
     pools = base.pools
-    finds = [p.caching.pool(p.kv_memory(p.plan_memory().num_blocks, FutureUses(()))).finds_kv for p in pools]
-    if all(finds):
+    has_cache = [
+        p.caching.pool(p.kv_memory(p.plan_memory().num_blocks, FutureUses(()))).finds_kv for p in pools
+    ]
+    if all(has_cache):
         return Change("prefix cache off", ("caching=paged",))
     return Change("prefix cache on", ("caching=prefix",))
 
@@ -102,7 +104,7 @@ def half_fail(base: Baseline) -> Change:
     if base.scenario.failures.events:
         raise DoesNotApply("the baseline already has failures")
     if not last_s:
-        raise DoesNotApply("the end of its traffic is not known in advance")
+        raise DoesNotApply("the end of the traffic is not known in advance")
     failing = ",".join(str(replica) for replica in range(1, num_replicas, 2))
     return Change(
         "half the replicas fail",
@@ -140,4 +142,4 @@ OFFERED: Mapping[str, Callable[[Baseline], Change]] = {
         half_fail,
     )
 }
-"""By the names that `whatif.offered` takes."""
+"""Name in `whatif.offered` -> function that makes the change, or raises DoesNotApply."""

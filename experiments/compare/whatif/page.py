@@ -1,4 +1,4 @@
-"""whatif.html: verdicts, the tables, a figure of all changes, what limits, what differs."""
+"""Page whatif.html: verdicts, tables, a figure of all changes, limiting resources, differing settings."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from experiments.compare.whatif.tables import LEGEND, tables
 from experiments.study.figures import label_of
 from experiments.study.pages import notes_of_arms
 from experiments.study.runs import settings_that_differ
+from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Outcome
 from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, styled
 from sim.report.plain_page import drawn, folded, listed, table, write_page
@@ -33,34 +34,39 @@ from sim.settings.convert import shown
 COLOURS = {Outcome.BETTER: GREEN, Outcome.WORSE: RED}
 COLUMNS = 3
 PANEL_PX, ROW_PX = 90, 26
-"""Of a panel without its rows, and of each row."""
+"""Height of a panel without its rows, and of each row, in pixels."""
 
 
 def write_answers(
     path: Path, answers: Answers, config: Mapping[str, Any], notes: Mapping[str, Sequence[str]]
 ) -> None:
-    """One file that opens offline. config: of the command; notes: of each arm's runs."""
+    """Writes the page, which opens offline. config: of the command; notes: of each arm's runs."""
     changes = {
         arm: " ".join(words) for arm, words in answers.questions.experiment.arms.items() if arm != BASELINE
     }
     sections = {
         "Verdicts": listed([*caveats(answers), *verdicts(answers)]),
         "Compared with the baseline": "".join(map(table, tables(answers))) + f"<p>{LEGEND}</p>",
-        "Figures": "<p>Ratio to the baseline (shares: difference in percentage points), with intervals; "
-        f"green is better, red worse, grey within noise.</p>{drawn(delta_figure(answers))}",
-        "Where the requests' time goes": drawn(limit_figure(answers)),
+        "Figures": "<p>Ratio to the baseline (shares: difference in percentage points), with its "
+        f"{LEVEL}. Green: better; red: worse; grey: within noise.</p>{drawn(delta_figure(answers))}",
+        "Time of the requests by resource": drawn(limit_figure(answers)),
         "The changes": table([["change", "overrides"], *([arm, text] for arm, text in changes.items())])
         + _differences(answers),
     }
     if answers.questions.left_out:
         sections["Left out"] = listed(left_out(answers))
     sections["Assumptions and notes"] = notes_of_arms(notes)
-    sections["Configuration"] = folded("of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    sections["Configuration"] = folded(
+        "Settings of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+    )
     write_page(path, "What if", introduction(answers.questions.settings.seeds), sections)
 
 
 def delta_figure(answers: Answers) -> go.Figure:
-    """A panel a figure, a row a change: the ratio to the baseline (of a share: the difference), intervals."""
+    """Draws one panel per metric and one row per change: the ratio to the baseline, with its interval.
+
+    Metrics that are shares show the difference to the baseline, in percentage points.
+    """
     metrics, arms = answers.questions.experiment.metrics, answers.changes
     num_rows = math.ceil(len(metrics) / COLUMNS)
     height = num_rows * (PANEL_PX + ROW_PX * len(arms))
@@ -103,7 +109,7 @@ def _dot(comparison: Comparison, *, is_share: bool) -> go.Scatter:
 
 
 def limit_figure(answers: Answers) -> go.Figure:
-    """A bar an arm: shares of the time from arrival to the end, by what was waited for or worked by."""
+    """Draws one bar per arm: shares of the requests' time by the resource that they wait for or use."""
     arms = list(answers.questions.experiment.arms)
     resources = list(dict.fromkeys(name for arm in arms for name in answers.limits.get(arm, {})))
     drawing = go.Figure()

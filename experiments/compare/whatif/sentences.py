@@ -1,4 +1,4 @@
-"""What each change does, in words: the same on the terminal, in summary.json and on the page."""
+"""Effects of each change as sentences, for the terminal, summary.json and the page."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sim.metrics.paired import Interval, Outcome, mean_interval
 from sim.report.numbers import MISSING, number
 
 LIMITS = "limits."
-"""Columns of the runs: shares of the requests' time by resource."""
+"""Prefix of the columns of the runs with the share of the requests' time of each resource."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """All that was found out."""
+    """Results of the baseline and all changes."""
 
     questions: Questions
     found: Results
     limits: dict[str, dict[str, Interval]]
-    """By arm: resource -> share of the requests' time over the seeds, the largest first."""
+    """Arm -> {resource: share of the requests' time over the seeds}, the largest share first."""
 
     @property
     def changes(self) -> list[str]:
@@ -36,7 +36,7 @@ class Answers:
 
 
 def limits_by_arm(runs: pd.DataFrame) -> dict[str, dict[str, Interval]]:
-    """From the table of runs; a resource that a run does not name took no time of it."""
+    """Returns the limits of `Answers` from the table of runs; a resource without a value counts as 0."""
     columns = [name for name in map(str, runs) if name.startswith(LIMITS)]
     found = {}
     for arm, rows in runs.groupby("arm", sort=False):
@@ -47,16 +47,16 @@ def limits_by_arm(runs: pd.DataFrame) -> dict[str, dict[str, Interval]]:
 
 
 def caveats(answers: Answers) -> list[str]:
-    """What a reader must know first."""
+    """Returns warnings about the results."""
     questions = answers.questions
     lines = compare.caveats(answers.found)
     if questions.num_requests is not None:
         lines.append(
-            f"Each run simulates the first {questions.num_requests:,} requests of the workload "
-            "(all: whatif.requests=null)."
+            f"Each run simulates only the first {questions.num_requests:,} requests of the workload; for all "
+            "of them, set whatif.requests=null."
         )
     for name in questions.other_traffic:
-        lines.append(f"{name}: its traffic differs from the baseline's, so intervals are wider.")
+        lines.append(f"{name}: the traffic differs from the baseline's, so intervals are wider.")
     return lines
 
 
@@ -66,23 +66,23 @@ def left_out(answers: Answers) -> list[str]:
 
 
 def verdicts(answers: Answers) -> list[str]:
-    """One for each change."""
+    """Returns one sentence per change."""
     return [f"{arm}: {_verdict(answers, arm)}" for arm in answers.changes]
 
 
 def limiting(answers: Answers, arm: str) -> str:
-    """What limits: memory bandwidth."""
+    """Returns the resource with the largest share of the requests' time, such as memory bandwidth."""
     return next(iter(answers.limits.get(arm, {})), MISSING)
 
 
 def limit_text(answers: Answers, arm: str) -> str:
-    """The same with its share of the requests' time: memory bandwidth 71 %."""
+    """Returns the limiting resource with its share of the requests' time: memory bandwidth 71 %."""
     name = limiting(answers, arm)
     return name if name == MISSING else f"{name} {100 * answers.limits[arm][name].mean:.0f} %"
 
 
 def value_text(comparison: Comparison) -> str:
-    """The figure itself with half its interval: 119 ±12."""
+    """Formats the metric with half its confidence interval: 119 ±12."""
     mean, low, high, _ = comparison.mean
     factor, _ = unit_of(comparison.metric)
     if math.isnan(mean):
@@ -94,7 +94,7 @@ def value_text(comparison: Comparison) -> str:
 
 
 def delta_text(comparison: Comparison) -> str:
-    """What changed of the figure: in % below a factor of two, else ×2.05 ±0.03; of a share in points."""
+    """Formats the change of a metric in %, from a factor of two on as ×2.05 ±0.03; of a share, in points."""
     paired = comparison.paired
     if paired is None or not paired.num_pairs:
         return MISSING
@@ -109,7 +109,7 @@ def delta_text(comparison: Comparison) -> str:
 
 
 def _with_half(interval: Interval, factor: float, none: float, sign: str) -> str:
-    """The mean above `none`, and the larger half of its interval, times the factor."""
+    """Formats the mean minus `none`, and the larger half of its interval, times the factor."""
     mean, low, high, _ = interval
     value, half = factor * (mean - none), factor * max(high - mean, mean - low)
     decimals = 2 if sign and abs(value) < 10 else 1 if abs(value) < 1000 else 0
@@ -128,7 +128,7 @@ def _verdict(answers: Answers, arm: str) -> str:
 
 
 def _slo(answers: Answers, arm: str) -> str:
-    """Whether the SLO is kept, and was."""
+    """Returns a sentence on whether the SLO is met, with the attainment before; empty without an SLO."""
     target = answers.questions.targets.get(arm)
     of_share = [c for c in answers.found.comparisons if c.metric.key == "goodput.share"]
     now = next((c.mean for c in of_share if c.arm == arm), None)
@@ -144,7 +144,7 @@ def _slo(answers: Answers, arm: str) -> str:
 
 
 def _directions(answers: Answers, arm: str) -> list[str]:
-    """Which figures get better and which worse, beyond noise."""
+    """Returns the metrics that become worse, and those that become better, beyond noise."""
     mine = [c for c in answers.found.comparisons if c.arm == arm and c.metric.key != "goodput.share"]
     parts = []
     for outcome in (Outcome.WORSE, Outcome.BETTER):

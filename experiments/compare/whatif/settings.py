@@ -1,4 +1,4 @@
-"""What is asked: which changes of the settings, with which seeds, over how many requests."""
+"""Settings of `windtunnel whatif`: the changes, the seeds and the number of requests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ RESERVED = {
     "seed": "whatif.seeds sets the seeds",
     "output": "whatif writes its own files",
     "hydra": "it applies to the whole command",
-    "whatif": "a change can only set what is simulated",
+    "whatif": "it applies to the whole command",
 }
-"""Keys that no change may set, and why."""
+"""Keys that no change may set -> the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatifSettings:
-    """The node `whatif`, configs/whatif/*.yaml; what is simulated is in the rest of the config."""
+    """Node `whatif`, configs/whatif/*.yaml; the rest of the config is the baseline."""
 
     changes: tuple[str, ...] = ()
     """Changes to try, each alone against the baseline: overrides separated by spaces.
@@ -51,16 +51,21 @@ class WhatifSettings:
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: must be >= {least}; null: no limit")
         if not self.changes and not self.offered:
-            raise ValueError("changes=[]: must name a change, such as 'double the traffic: load=2'")
+            raise ValueError("changes=[]: must contain a change, such as 'double the traffic: load=2'")
         self._check("changes", self.changes)
         plain = [one for one in self.offered if not Override.parse(one).is_whole]
         for one in plain:
             if one not in OFFERED:
-                raise ValueError(f"offered={one}: no such change; {suggest(one, OFFERED)}; or key=value")
+                raise ValueError(
+                    f"offered={one}: is neither a change nor an override key=value; {suggest(one, OFFERED)}"
+                )
         self._check("offered", tuple(one for one in self.offered if one not in plain))
         num_runs = (1 + len(self.changes or self.offered)) * len(self.seeds)
         if num_runs > MAX_RUNS:
-            raise ValueError(f"seeds={len(self.seeds)}: {num_runs:,} runs; must be <= {MAX_RUNS:,}")
+            raise ValueError(
+                f"seeds={len(self.seeds)}: all changes and seeds make {num_runs:,} runs; must be <= "
+                f"{MAX_RUNS:,}; use fewer seeds"
+            )
 
     @property
     def num_processes(self) -> int:
@@ -74,4 +79,4 @@ class WhatifSettings:
             raise ValueError(f"{name}={BASELINE}: is the name of the baseline; choose another name")
         for i, (change, own) in enumerate(overrides.items()):
             if not own:
-                raise ValueError(f"{name}[{i}]={change}: must override something, such as load=2")
+                raise ValueError(f"{name}[{i}]={change}: must contain an override, such as load=2")

@@ -1,4 +1,4 @@
-"""A row a change, a column a headline figure: on the terminal and on the page."""
+"""Tables of a what-if comparison: one row per change, one column per metric, and their printing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEGEND = (
 )
 
 FIRST = ("goodput.share", "ttft.p50_s", "ttft.p99_s", "tpot.p99_s")
-"""Figures of the first table."""
+"""Metrics of the first table."""
 
 
 def print_answers(answers: Answers, console: Console) -> None:
@@ -43,13 +43,13 @@ def print_answers(answers: Answers, console: Console) -> None:
             console.print(plain_table(part, _labels(part)))
     console.print(Text(f"  {LEGEND}", style="dim"))
     for line in verdicts(answers):
-        console.print(Text(line), soft_wrap=True)  # a line each, for grep
+        console.print(Text(line), soft_wrap=True)  # one line each, for grep
     for line in left_out(answers):
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def tables(answers: Answers) -> list[list[list[str]]]:
-    """Heading first, then the baseline's own figures, then the changes: the service, and what it costs."""
+    """Returns two tables, of latencies, and of throughput and cost: heading, baseline, changes."""
     metrics = answers.questions.experiment.metrics
     first = [metric for metric in metrics if metric.key in FIRST]
     others = [metric for metric in metrics if metric.key not in FIRST]
@@ -76,7 +76,7 @@ def _labels(rows: Sequence[Sequence[str]]) -> tuple[int, ...]:
 
 
 def _fitting(rows: list[list[str]], console: Console) -> list[list[list[str]]]:
-    """The table, or as many as it takes, the first column in each."""
+    """Splits the table into as many as fit the console, each with the first column."""
     if len(rows[0]) <= 2 or fits(plain_table(rows, _labels(rows)), console):
         return [rows]
     middle = (len(rows[0]) + 2) // 2

@@ -227,7 +227,7 @@ def test_a_users_own_experiment_runs_from_end_to_end(finished):
     assert ttft["against_baseline"]["ratio"]["mean"] == pytest.approx(math.exp(sum(logs) / 2))
     assert summary["verdicts"][0].startswith("Expected: TTFT mean of mine at least ×1.001 that of chunked: ")
     assert all(sentence in printed for sentence in summary["verdicts"])
-    assert "Only 2 seeds" in printed
+    assert "only 2 seeds" in printed
 
 
 def test_a_run_of_an_arm_is_what_simulate_would_have_run(finished):
@@ -246,7 +246,13 @@ def test_a_run_of_an_arm_is_what_simulate_would_have_run(finished):
 def test_the_page_needs_no_network_and_shows_all_parts(finished):
     page = (finished / "out/compare.html").read_text()
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
-    for heading in ("Verdicts", "Figures", "Comparisons", "What differs between the arms", "Configuration"):
+    for heading in (
+        "Verdicts",
+        "Figures",
+        "Comparisons",
+        "Settings that differ between the arms",
+        "Configuration",
+    ):
         assert f"<h2>{heading}</h2>" in page
     assert "<th>batching._target_</th>" in page, "the arms differ in their policy"
     assert "policies.batching.chunked.Chunked" in page.split("of a run of chunked")[1]
@@ -308,14 +314,14 @@ def test_ctrl_c_keeps_the_runs_that_are_done_and_exits_130(folder, monkeypatch, 
     assert len(table) == 3, "the fourth was cut short"
     summary = json.loads((folder / "out/summary.json").read_text())
     assert summary["interrupted"]
-    assert "Interrupted: 3 of 6 runs." in capsys.readouterr().out
+    assert "Interrupted after 3 of 6 runs." in capsys.readouterr().out
 
 
 def test_where_every_request_is_rejected_there_is_no_verdict(folder, capsys):
     small = 'experiment.arms.mine=["engine.num_kv_blocks=4"]'  # 64 tokens; every prompt has 512
     assert compare(folder, small, "jobs=1") == 0
     printed = capsys.readouterr().out
-    assert "TTFT mean has no value in 2 of 2 runs of mine; these runs are left out." in printed
+    assert "TTFT mean has no value in 2 of 2 runs of mine; these are left out." in printed
     assert "mine against chunked: no verdict on TTFT mean; no seed has a value in both arms" in printed
     assert "not decided (no ratio can be formed)" in printed
 
@@ -362,7 +368,10 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
         (['experiment.arms.mine=["batching"]'], "experiment.arms.mine=batching: must be key=value"),
         (['experiment.arms.mine=["seed=3"]'], "arms.mine=seed: .* experiment.seeds sets the seeds"),
         (['also=["output.report=true"]'], "also=output.report: must not be set here"),
-        (['experiment.arms.mine=["load=2"]'], "arm mine: load=2: must be 1 as in arm chunked; arms are"),
+        (
+            ['experiment.arms.mine=["load=2"]'],
+            "arm mine: load=2: must be 1 as in arm chunked, because arms are",
+        ),
         (
             ['experiment.arms.mine=["workload.num_requests=31"]'],
             "arm mine: workload.num_requests=31: must be 30 as in arm chunked",
@@ -392,10 +401,10 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
         (["experiment.expect=[{metric: ttft.mean_s, arm: mine}]"], r"expect\[0\].*at least one must be set"),
         (
             ["experiment.expect=[{metric: mfu, arm: mine, at_least_ratio: 2}]"],
-            r"experiment.expect\[0\].metric=mfu: not in the experiment",
+            r"experiment.expect\[0\].metric=mfu: is not in the experiment",
         ),
         (["experiment.sweep={key: workload.rate, values: [1]}"], "arm chunked: workload.rate: no such"),
-        (["experiment.sweep={key: replicas, values: []}"], r"experiment.sweep.values=\[\]: must name"),
+        (["experiment.sweep={key: replicas, values: []}"], r"experiment.sweep.values=\[\]: must contain"),
         (["experiment.sweep={key: seed, values: [1]}"], "sweep.key=seed: must not be set here"),
         (
             ["experiment.sweep={key: replicas, values: [1, 0]}"],
@@ -476,11 +485,13 @@ def test_one_seed_gives_means_but_no_verdict():
     experiment = make_experiment(seeds=(0,), expect=(expectation(at_least_ratio=2),))
     found = evaluated(experiment, a=[10], b=[40])
     assert verdicts(found) == [
-        "Expected: output tokens/s of b at least ×2 that of a: not decided (×4.00, one seed has no interval)",
+        "Expected: output tokens/s of b at least ×2 that of a: "
+        "not decided (×4.00, one seed gives no interval)",
         "b against a: no verdict on output tokens/s; only one seed has a value in both arms",
     ]
     assert caveats(found) == [
-        "One seed has no interval: differences cannot be told from noise. Use at least two."
+        "One seed gives no confidence interval, so differences cannot be distinguished from noise; use "
+        "at least two seeds."
     ]
 
 

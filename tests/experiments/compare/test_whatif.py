@@ -166,8 +166,8 @@ def test_what_a_reader_must_know_is_said():
     assert left_out(answers) == ["fp8: left out, why"]
     reported = " ".join(caveats(answers))
     assert "first 1,000 requests" in reported
-    assert "twice: its traffic differs from the baseline's" in reported
-    assert "Only 3 seeds" in reported
+    assert "twice: the traffic differs from the baseline's" in reported
+    assert "only 3 seeds" in reported
 
 
 def test_figures_have_a_row_a_change_and_a_bar_a_resource():
@@ -209,13 +209,13 @@ def test_every_second_replica_of_several_fails_in_the_middle_of_the_traffic():
     ("overrides", "name", "reason"),
     [
         (["hardware=a100_80gb_sxm"], "fp8", "does not compute in fp8"),
-        (["model=gpt_oss_20b", "model.weights=fp8", "hardware=h100_sxm"], "fp8", "are fp8 already"),
+        (["model=gpt_oss_20b", "model.weights=fp8", "hardware=h100_sxm"], "fp8", "are already fp8"),
         (["hardware=b200_sxm"], "faster_gpu", "has more memory bandwidth than"),
-        (["workload=closed_loop"], "more_traffic", "its requests have no rate"),
+        (["workload=closed_loop"], "more_traffic", "the workload has no request rate"),
         (
             ["workload=closed_loop", "replicas=2"],
             "half_fail",
-            "the end of its traffic is not known in advance",
+            "the end of the traffic is not known in advance",
         ),
         (["replicas=2", "failures=crash"], "half_fail", "the baseline already has failures"),
         (["pools=two_gpus"], "replica_more", "the baseline has pools"),
@@ -271,12 +271,12 @@ def test_a_change_of_the_workload_is_reported_as_one():
         (["whatif.changes=['huge: model=llama3_1_405b']"], r"^whatif.changes\[0\]: huge: "),
         (["seed=5"], r"^seed=5: must not be set here; whatif.seeds sets the seeds, .*whatif.seeds=\[5\]$"),
         (["++seed=5"], "^seed=5: must not be set here"),
-        (["sim.stop_overloaded=true"], "^sim.stop_overloaded=true: must be false; .*whatif.requests"),
+        (["sim.stop_overloaded=true"], "^sim.stop_overloaded=true: must be false.*whatif.requests"),
         (
             ["whatif.changes=['sim.stop_overloaded=true']"],
             r"^whatif.changes\[0\]: sim.stop_overloaded=true: .*must be false",
         ),
-        (["whatif.offered=[replica_less]"], "^whatif.offered: none of them applies to the baseline"),
+        (["whatif.offered=[replica_less]"], "^whatif.offered: no change applies to the baseline"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_its_place(overrides, message):
@@ -288,12 +288,15 @@ def test_what_cannot_be_run_is_refused_with_its_place(overrides, message):
     ("settings", "message"),
     [
         ({"changes": ["load"]}, r"^whatif.changes\[0\]=load: must be key=value"),
-        ({"changes": ["nothing: "]}, r"^whatif.changes\[0\]=nothing: must override something"),
+        ({"changes": ["nothing: "]}, r"^whatif.changes\[0\]=nothing: must contain an override"),
         ({"changes": ["a: load=2", "a: load=3"]}, "^whatif.changes=.*must have different names"),
         ({"changes": ["baseline: load=2"]}, "^whatif.changes=baseline: is the name of"),
         ({"changes": ["s: seed=3"]}, r"^whatif.changes\[0\]=seed: must not be set here; whatif.seeds"),
-        ({"offered": ["fp4"]}, "^whatif.offered=fp4: no such change; nearest: fp8"),
-        ({"offered": []}, r"^whatif.changes=\[\]: must name a change"),
+        (
+            {"offered": ["fp4"]},
+            "^whatif.offered=fp4: is neither a change nor an override key=value; nearest: fp8",
+        ),
+        ({"offered": []}, r"^whatif.changes=\[\]: must contain a change"),
         ({"seeds": []}, r"^whatif.seeds=\[\]: must name a seed"),
         ({"seeds": [1, 1]}, r"^whatif.seeds=\[1, 1\]: must be different"),
         ({"requests": 3}, "^whatif.requests=3: must be >= 10"),
@@ -335,7 +338,7 @@ def test_changes_are_run_and_written(tmp_path, monkeypatch, capsys):
     assert shares.to_numpy() == pytest.approx(1)
     assert set(summary["limits"]) == {"baseline", "double", "dear", "same"}
     page = (tmp_path / "out/whatif.html").read_text()
-    for heading in ("Compared with the baseline", "Where the requests", "Settings that differ"):
+    for heading in ("Compared with the baseline", "Time of the requests", "Settings that differ"):
         assert heading in page
 
 
