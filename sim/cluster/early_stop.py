@@ -6,13 +6,14 @@
 token beyond the limit of TTFT, or unfinished beyond the limit of E2E. Of N requests, floor((1 - target) N)
 may miss; they are counted 400 times while requests arrive. Once more than that are certain to miss, no later
 request can change the outcome. The verdict is exact: a run that is stopped here would have missed the SLO.
+A count that cannot stop the run is left out: all but a few of the requests so far attained the SLO before it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,7 @@ class MissedSloStop:
         self._requests = requests
         self._requests_remain = requests_remain
         self._num_counts = 0
+        self._num_attained = 0  # at the last count; they never miss it later
         self._schedule_check()
 
     def _schedule_check(self) -> None:
@@ -105,12 +107,19 @@ class MissedSloStop:
     def _check(self, event: int) -> None:
         if not self._requests_remain():
             return
-        missed = num_missed(self._requests, self._slo, self._clock.now)
+        missed = self._num_missed()
         if missed > self._allowed:
             self.found = MissedSlo(self._clock.now, missed, self._allowed, self._num_requests)
             self._clock.stop()
         else:
             self._schedule_check()
+
+    def _num_missed(self) -> int:
+        """Returns how many requests are certain to miss the SLO; 0, uncounted, where they cannot be too many."""
+        if self._requests.has_arrived.count(True) - self._num_attained <= self._allowed:
+            return 0
+        missed, self._num_attained = verdicts(self._requests, self._slo, self._clock.now)
+        return missed
 
 
 def most_missed(num_requests: int, target: float) -> int:
@@ -118,8 +127,15 @@ def most_missed(num_requests: int, target: float) -> int:
     return num_requests - math.ceil(target * num_requests * (1 - 1e-12))
 
 
-def num_missed(requests: RequestLog, slo: Slo, now: float) -> int:
-    """Returns how many requests are certain at `now` (in seconds) to miss the SLO, whatever happens later."""
+class Verdicts(NamedTuple):
+    """Numbers of requests whose outcome is certain."""
+
+    missed: int
+    attained: int
+
+
+def verdicts(requests: RequestLog, slo: Slo, now: float) -> Verdicts:
+    """Returns how many requests have missed or attained the SLO at `now` (in seconds), whatever happens later."""
     has_arrived = np.array(requests.has_arrived, dtype=np.bool_)
     columns: dict[str, NDArray[Any]] = {
         name: np.array(getattr(requests, name))[has_arrived]
@@ -136,4 +152,4 @@ def num_missed(requests: RequestLog, slo: Slo, now: float) -> int:
         missed |= ~waits & (first_s - arrival_s > ttft_s)
         missed |= is_finished & (tokens > 1) & ((last_s - first_s) / gaps > tpot_s)
         missed |= is_finished & (last_s - arrival_s > e2e_s)
-    return int(missed.sum())
+    return Verdicts(missed=int(missed.sum()), attained=int((is_finished & ~missed).sum()))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request
-from sim.cluster.early_stop import most_missed, num_missed
+from sim.cluster.early_stop import MissedSloStop, most_missed, verdicts
 from sim.metrics.slo import Slo
 from sim.records.requests import RequestLog, Status
 from sim.report.wording import caveats
@@ -62,6 +62,24 @@ def test_a_run_that_is_stopped_early_would_have_missed_and_one_that_is_not_is_un
         assert not whole.summary["goodput"]["attained"]
 
 
+@pytest.mark.parametrize("rate", [5.0, 40.0, 70.0, 400.0])
+def test_counts_that_cannot_stop_a_run_are_left_out_and_change_nothing(rate, monkeypatch):
+    num_counts = 0
+
+    def counted(*args):
+        nonlocal num_counts
+        num_counts += 1
+        return verdicts(*args)
+
+    monkeypatch.setattr("sim.cluster.early_stop.verdicts", counted)
+    some, num_some, num_counts = simulated_run(rate=rate), num_counts, 0
+    monkeypatch.setattr(
+        MissedSloStop, "_num_missed", lambda stop: counted(stop._requests, stop._slo, stop._clock.now).missed
+    )
+    assert simulated_run(rate=rate).records.missed == some.records.missed
+    assert num_some < num_counts / 2 if some.records.missed is None else num_some <= num_counts
+
+
 def test_what_is_certain_to_miss_is_counted_and_nothing_else():
     log = RequestLog()
     waits_a_little, late, slow, good, goes_on = range(1, 6)  # 0 waits too long
@@ -78,8 +96,8 @@ def test_what_is_certain_to_miss_is_counted_and_nothing_else():
             log.next_token(request_id, time_s)
     for request_id in (slow, good):
         log.status[request_id] = Status.finished
-    assert num_missed(log, Slo(ttft_ms=500, tpot_ms=150), 10.0) == 3
-    assert num_missed(log, Slo(ttft_ms=500, tpot_ms=150, e2e_ms=5000), 10.0) == 4
+    assert verdicts(log, Slo(ttft_ms=500, tpot_ms=150), 10.0) == (3, 1)
+    assert verdicts(log, Slo(ttft_ms=500, tpot_ms=150, e2e_ms=5000), 10.0) == (4, 1)
 
 
 def test_an_early_stop_is_reported():
