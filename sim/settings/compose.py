@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import version
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
@@ -128,6 +129,22 @@ class PoolsLoader(ConfigLoaderImpl):
                 lambda own: without_hydra(load(config_name, list(own), run_mode)),
             )
         return cfg
+
+
+def _choices_by_group(overrides: Any, defaults: Sequence[Any], self_added: bool) -> DictConfig | None:
+    """The choices made so far, where one of a file's defaults refers to them.
+
+    Hydra makes this map of every file, and looks into it for such a reference only: a third of the time of
+    composing.
+    """
+    if any(default.is_interpolation() for default in defaults):
+        found: DictConfig = _hydras_choices_by_group(overrides, defaults, self_added)
+        return found
+    return None
+
+
+_hydras_choices_by_group = defaults_list._create_interpolation_map
+defaults_list._create_interpolation_map = _choices_by_group
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
