@@ -124,18 +124,22 @@ def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
     """
     settings = search.question.settings
     found: dict[str, list[Run]] = {}
-    tasks: list[Probe] = []
-    names: list[str] = []
+    probes: dict[str, Probe] = {}
     for state in search.ranked()[: settings.top]:
         assert state.num_up is not None
         replicas = state.candidate.deployed(state.num_up, settings)
         if replicas == state.num_up and settings.headroom == 0:
             found[state.candidate.name] = state.runs[state.num_up]
-            continue
-        tasks.append(replace(search.probe(state, replicas), load=search.load, stop=False))
-        names.append(state.candidate.name)
-    for index, runs in in_turn(Probe.run, tasks, settings.num_processes, interrupt):
-        found[names[index]] = runs
+        else:
+            probe = search.probe(state, replicas)
+            probes[state.candidate.name] = replace(probe, load=search.load, stop=False)
+    tasks = [replace(probe, seeds=(seed,)) for probe in probes.values() for seed in search.seeds]
+    runs = {i: run for i, [run] in in_turn(Probe.run, tasks, settings.num_processes, interrupt)}
+    for number, name in enumerate(probes):
+        first = number * len(search.seeds)
+        of_all = range(first, first + len(search.seeds))
+        if runs.keys() >= {*of_all}:
+            found[name] = [runs[i] for i in of_all]
     return found
 
 

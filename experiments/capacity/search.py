@@ -5,12 +5,17 @@ has ruled out. The search always continues with the candidate whose bound is low
 bounds, then with runs, until the ranking cannot change. A candidate that costs more than the last ranked one
 is therefore never simulated. Candidates of equal cost are searched in the order of the lists. All candidates
 serve the same requests (common random numbers).
+
+Runs of one candidate with different seeds are tasks of their own. A free process takes the remaining seeds
+of the cheapest candidate that met the SLO with the first seed, otherwise the first seed or the bounds of the
+next candidate. In the end the search forgets what it found ahead of time about candidates that cannot be
+ranked, so its answer does not depend on the number of processes or on their speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -94,7 +99,10 @@ class State:
     """Its bounds; None if they were not computed yet."""
     runs: dict[int, list[Run]] = field(default_factory=dict)
     """Running replicas -> runs."""
+    trying: dict[int, Run | None] = field(default_factory=dict)
+    """Seed -> run with the number of replicas that is tried at present; None while it is simulated."""
     is_running: bool = False
+    """Whether its bounds are being computed, or Optuna has all of it searched."""
 
     @property
     def is_ruled_out(self) -> bool:
@@ -124,6 +132,34 @@ class State:
         self.runs[number] = runs
         kept = len(runs) == num_seeds and all(keeps(one, question.slo) for one in runs)
         self.bracket.learn(number, kept)
+
+    def next_seed(self, seeds: Sequence[int], question: Question) -> int | None:
+        """Returns the seed to simulate next; None if the seeds under way decide first.
+
+        The others wait for the first seed: with most numbers that are too small it misses the SLO already.
+        """
+        runs = self.trying.values()
+        if any(run is not None and not keeps(run, question.slo) for run in runs) or (
+            self.trying and self.trying[seeds[0]] is None
+        ):
+            return None
+        return next((seed for seed in seeds if seed not in self.trying), None)
+
+    def learn_seed(self, number: int, seed: int, run: Run, seeds: Sequence[int], question: Question) -> None:
+        """Learns from one run. A decided number keeps its runs up to the first that misses the SLO."""
+        if number != self.bracket.next():
+            return  # another seed has decided it
+        self.trying[seed] = run
+        runs: list[Run] = []
+        for each in seeds:
+            found = self.trying.get(each)
+            if found is None:
+                return
+            runs.append(found)
+            if not keeps(found, question.slo):
+                break
+        self.trying = {}
+        self.learn(number, runs, len(seeds), question)
 
 
 @dataclass(slots=True)
@@ -178,17 +214,24 @@ class Search:
             return Status.costlier if state.runs else Status.never_reached
         return Status.open
 
-    def next_state(self) -> State | None:
-        """Returns the candidate to search next; None if none is left that is not being searched."""
+    def next_look(self) -> tuple[State, Look] | None:
+        """Returns the next task, of the cheapest candidate that has one; None if all tasks are under way."""
         last = self.last_place()
         left = [s for s in self.states if not s.is_settled and not s.is_running and self.place(s) < last]
-        return min(left, key=self.place, default=None)
+        looks = ((state, self.look(state)) for state in sorted(left, key=self.place))
+        return next(((state, look) for state, look in looks if look is not None), None)
 
-    def task(self, state: State) -> Look:
-        """Returns the next task of a candidate: its bounds, later runs with a number of replicas."""
-        number = state.bracket.next()
+    def look(self, state: State) -> Look | None:
+        """Returns the next task of a candidate and notes it: its bounds, later a run with one seed."""
+        if state.ceiling is None:
+            state.is_running = True
+            return self.ceiling_task(state)
+        number, seed = state.bracket.next(), state.next_seed(self.seeds, self.question)
         assert number is not None
-        return self.ceiling_task(state) if state.ceiling is None else self.probe(state, number)
+        if seed is None:
+            return None
+        state.trying[seed] = None
+        return replace(self.probe(state, number), seeds=(seed,))
 
     def ceiling_task(self, state: State) -> CeilingTask:
         settings = self.question.settings
@@ -214,27 +257,47 @@ class Search:
     def exhaust(self, interrupt: Interrupt, report: Report) -> None:
         """Searches until the ranking is known, or until Ctrl-C."""
         asked: list[tuple[State, Look]] = []
+        nothing_known = [replace(s, bracket=replace(s.bracket), runs={}) for s in self.states]
 
         def next_task() -> Look | None:
-            state = self.next_state()
-            if state is None:
+            found = self.next_look()
+            if found is None:
                 return None
-            state.is_running = True
-            asked.append((state, self.task(state)))
-            return asked[-1][1]
+            asked.append(found)
+            return found[1]
 
-        jobs = self.question.settings.num_processes
-        for index, found in as_asked(_run, next_task, jobs, interrupt):
+        outcomes = as_asked(_run, next_task, self.question.settings.num_processes, interrupt)
+        for index, found in outcomes:
             state, task = asked[index]
-            state.is_running = False
             if isinstance(found, Ceiling):
+                state.is_running = False
                 state.bound(found)
             else:
                 assert isinstance(task, Probe)
-                state.learn(task.replicas, found, len(self.seeds), self.question)
+                state.learn_seed(task.replicas, task.seeds[0], found[0], self.seeds, self.question)
             last = self.last_place()
-            report(sum(s.is_settled or self.place(s) > last for s in self.states), len(self.states))
+            num_done = sum(s.is_settled or self.place(s) > last for s in self.states)
+            report(num_done, len(self.states))
+            if num_done == len(self.states):
+                break  # runs that are still under way cannot change the ranking
+        outcomes.close()
         self.interrupted = interrupt.noted
+        if not interrupt.noted:
+            for state, known in zip(nothing_known, self.states, strict=True):
+                self._recall(state, known)
+            self.states = nothing_known
+
+    def _recall(self, state: State, known: State) -> None:
+        """Lets a state learn from `known` as far as a search in a single process would have gone."""
+        last = self.last_place()
+        while not state.is_settled and self.place(state) <= last:
+            if state.ceiling is None:
+                assert known.ceiling is not None
+                state.bound(known.ceiling)
+            else:
+                number = state.bracket.next()
+                assert number is not None
+                state.learn(number, known.runs[number], len(self.seeds), self.question)
 
     def bound_all(self, interrupt: Interrupt) -> None:
         """Computes the bounds of all candidates, for a search that is not ordered by cost."""

@@ -115,7 +115,7 @@ class MissedSloStop:
             self._schedule_check()
 
     def _num_missed(self) -> int:
-        """Returns how many requests are certain to miss the SLO; 0, uncounted, where they cannot be too many."""
+        """Returns how many requests are certain to miss the SLO; 0, uncounted, if they cannot be too many."""
         if self._requests.has_arrived.count(True) - self._num_attained <= self._allowed:
             return 0
         missed, self._num_attained = verdicts(self._requests, self._slo, self._clock.now)
@@ -135,7 +135,7 @@ class Verdicts(NamedTuple):
 
 
 def verdicts(requests: RequestLog, slo: Slo, now: float) -> Verdicts:
-    """Returns how many requests have missed or attained the SLO at `now` (in seconds), whatever happens later."""
+    """Returns how many requests have certainly missed or attained the SLO at `now` (in seconds)."""
     has_arrived = np.array(requests.has_arrived, dtype=np.bool_)
     columns: dict[str, NDArray[Any]] = {
         name: np.array(getattr(requests, name))[has_arrived]
