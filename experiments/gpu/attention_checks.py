@@ -31,11 +31,11 @@ KINDS = (
     ("mpt_7b", BF16, BF16),
     ("falcon_7b", BF16, BF16),
 )
-BEYOND_BLOCKS = 140_000  # of 16 tokens, 8 heads of 128: 2.3e9 elements, more than 32 bits count
+BEYOND_BLOCKS = 140_000  # blocks of 16 tokens with 8 heads of 128: 2.3e9 elements, more than 2^31
 
 
 def attention_checks(random: Random) -> Iterator[Check]:
-    """The most used kernels first."""
+    """Yields the checks of attention, RoPE and block copies, the most used kernels first."""
     kinds = KINDS[1:3] if random.quick else KINDS
     for model, dtype, kv_dtype in kinds:
         name = f"{model}-{_word(dtype)}-kv-{_word(kv_dtype)}"
@@ -56,7 +56,7 @@ def _word(dtype: torch.dtype) -> str:
 def _caches(
     random: Random, lens: tuple[int, ...], model: str, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> tuple[PagedKv, Contexts]:
-    """Keys and values of sequences, with the scales of a quantised cache."""
+    """Returns a paged KV cache of random numbers, quantised if kv_dtype is, and its sequences' contexts."""
     sizes, kv_dtype = MODELS[model], random.dtype(kv_dtype)
     keys, tables, context_lens = random.paged(lens, sizes.num_kv_heads, sizes.head_dim, dtype)
     values, contexts = random.filled_like(keys), Contexts(tables, context_lens, max(lens))
@@ -73,7 +73,7 @@ def _caches(
 
 
 def _wide(kv: PagedKv) -> PagedKv:
-    """In float64, what is not quantised."""
+    """Returns the cache in float64; a quantised cache is returned unchanged."""
     return kv if kv.key_scales is not None else PagedKv(kv.keys.double(), kv.values.double())
 
 
@@ -111,7 +111,7 @@ def _prefill(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dty
 
 
 def _options(random: Random, model: str) -> AttentionOptions:
-    """Those of a model's layers, with random sinks and slopes."""
+    """Returns the attention options of a model's layers, with random sinks and ALiBi slopes."""
     sizes = MODELS[model]
     return AttentionOptions(
         window=sizes.window,
@@ -137,7 +137,7 @@ def _mla(random: Random, num_heads: int) -> Mapping[str, Any]:
 
 
 def _rope(random: Random, kv_dtype: torch.dtype) -> Mapping[str, Any]:
-    """Queries, and what the caches stand for, against float32 on the same inputs."""
+    """Checks queries and dequantised cache contents against the reference in float32."""
     num_tokens, num_heads = random.sizes((333, 32), (5, 4))
     merged = random.normal(num_tokens, num_heads + 16, 128)
     positions = random.ints(0, 8192, num_tokens, dtype=torch.int64)
@@ -163,7 +163,7 @@ def _rope(random: Random, kv_dtype: torch.dtype) -> Mapping[str, Any]:
 
 
 def _blocks(random: Random) -> Mapping[str, Any]:
-    """Copies, and the way through a staging buffer and back, are exact."""
+    """Checks that block copies and a gather followed by a scatter are exact."""
     num_blocks, layers, count = random.sizes((300, 32, 100), (9, 2, 3))
     tensors = [random.normal(num_blocks, 16, 8, 128) for _ in range(2 * layers)]
     before = [x.clone() for x in tensors]
@@ -183,7 +183,7 @@ def _blocks(random: Random) -> Mapping[str, Any]:
 
 
 def _beyond(random: Random) -> Mapping[str, Any]:
-    """Blocks whose elements 32 bits do not count: read by attention, written by RoPE."""
+    """Checks attention and RoPE on blocks whose elements have indices beyond 2^31."""
     if random.device.type == "cpu" or torch.cuda.mem_get_info()[0] < 24 << 30:
         raise UnavailableError("needs a GPU with 24 GiB free")
     shape = BEYOND_BLOCKS, 16, 8, 128

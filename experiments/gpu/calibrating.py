@@ -1,4 +1,4 @@
-"""`windtunnel calibrate device=...` for one model: the tables that `validate` simulates with."""
+"""Runs `windtunnel calibrate device=...` for one model: it fits the tables that `validate` simulates with."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DRY_RUN = {
     "iterations": 4,
     "budget_s": 0.5,
 }
-MEDIAN_ERROR = 0.03  # of an iteration's time, at most
+MEDIAN_ERROR = 0.03  # largest accepted median error, as a share of an iteration's time
 
 
 def run(record: Record) -> None:
-    """A row for what was measured, and a row a kind of whole iterations against the table's price."""
+    """Measures the tables; adds a row per kind of iteration with the error of the tables' times."""
     errors: list[Mapping[str, Any]] = []
 
     def tables() -> dict[str, Any]:
         report = _measured(record)
         errors.extend(report.pop("errors"))
-        del report["iterations"]  # they are in the file
+        del report["iterations"]  # the report file holds them
         return report
 
     if record.measure("tables", tables) is None:
@@ -41,7 +41,7 @@ def run(record: Record) -> None:
 
 
 def _measured(record: Record) -> dict[str, Any]:
-    """What the report says."""
+    """Runs the calibration and returns its report, with the paths of its files."""
     (case, *_) = cases_of(composition(record), suite_of("single"), record.device.type, None)
     settings = MeasureSettings(
         device=record.device.type,
@@ -58,14 +58,14 @@ def _measured(record: Record) -> dict[str, Any]:
     found = measure(settings, node, progress)
     report: dict[str, Any] = json.loads(found.files.report.read_text(encoding="utf-8"))
     host = report["host"]
-    said = f"{len(found.operators)} operators; the host {host['iteration_s'] * 1e6:.0f} us a step"
-    return report | {"files": found.files._asdict(), "said": f"{said}, {found.notes[0]}"}
+    summary = f"{len(found.operators)} operators; host time {host['iteration_s'] * 1e6:.0f} us per step"
+    return report | {"files": found.files._asdict(), "said": f"{summary}, {found.notes[0]}"}
 
 
 def _judged(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The target is for all iterations; the errors of each kind are reported beside it."""
-    said = f"median error {row['median']:.1%} of {row['iterations']}, p90 {row['p90']:.1%}"
-    found = {**row, "said": f"{said}, bias {row['bias']:+.1%}"}
+    """Returns the row of one kind of iteration; only the row of all iterations has a target."""
+    summary = f"median error {row['median']:.1%} over {row['iterations']} iterations, p90 {row['p90']:.1%}"
+    found = {**row, "said": f"{summary}, bias {row['bias']:+.1%}"}
     if row["kind"] != "all":
         return found
     met = bool(row["median"] <= MEDIAN_ERROR)

@@ -1,4 +1,4 @@
-"""How far a result is from its reference: one number, one table of thresholds."""
+"""Compares kernel results with references: one relative error per tensor and one threshold per dtype."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 
 from experiments.gpu.record import UnavailableError
 
-Check = tuple[str, Callable[[], Mapping[str, Any]]]  # name, and what makes its row
+Check = tuple[
+    str, Callable[[], Mapping[str, Any]]
+]  # name of the check, and the function that returns its row
 
-# Of ||out - reference|| / ||reference||: roundings of the inputs and of the output, a few times over.
+# Upper limits of ||out - reference|| / ||reference||: a few roundings of the inputs and of the output.
 THRESHOLDS = {
     torch.float32: 1e-4,
     torch.float16: 2e-3,
@@ -22,62 +24,67 @@ THRESHOLDS = {
 
 
 def compared(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> dict[str, Any]:
-    """A row: the relative error of each (result, reference), and whether all are within dtype's threshold.
+    """Returns a row with the relative error of each (result, reference) and whether all are within the limit.
 
-    NaN is within none.
+    The limit is that of `dtype`. An error of NaN is beyond every limit.
     """
     errors = {name: relative_error(*pair) for name, pair in pairs.items()}
     limit = THRESHOLDS[dtype]
     beyond = [
-        f"{name} off by {error:.2g}, limit {limit:g}" for name, error in errors.items() if not error <= limit
+        f"{name} has a relative error of {error:.2g}, limit {limit:g}"
+        for name, error in errors.items()
+        if not error <= limit
     ]
     return {"ok": not beyond, "why": "; ".join(beyond), "relative_errors": errors, "limit": limit}
 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
-    """||out - reference|| / ||reference||; of a reference of zeros, ||out||."""
-    off = torch.linalg.vector_norm(out.double() - reference.double())
+    """Returns ||out - reference|| / ||reference||, or ||out|| if the reference is all zeros."""
+    difference = torch.linalg.vector_norm(out.double() - reference.double())
     size = torch.linalg.vector_norm(reference.double())
-    return float(off / size) if size > 0 else float(off)
+    return float(difference / size) if size > 0 else float(difference)
 
 
 class Random:
-    """Random tensors on a device; bf16 becomes fp16 where kernels are interpreted: right only there."""
+    """Random tensors on a device. On a CPU, bf16 becomes fp16: the interpreter is correct only for fp16."""
 
     def __init__(self, device: torch.device, quick: bool) -> None:
         self.device = device
         self.quick = quick
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype to check in the place of `dtype`."""
+        """Returns the dtype to check instead of `dtype`. Raises UnavailableError for fp8 on a CPU."""
         if dtype == torch.float8_e4m3fn and self.device.type == "cpu":
             raise UnavailableError("interpreted kernels do not round to fp8 as chips do")
         return torch.float16 if dtype == torch.bfloat16 and self.device.type == "cpu" else dtype
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
-        """Normal numbers."""
+        """Returns numbers of a normal distribution with standard deviation `scale`."""
         return (torch.randn(shape, device=self.device) * scale).to(self.dtype(dtype))
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        """fp32 in [0, 1)."""
+        """Returns fp32 numbers, uniform in [0, 1)."""
         return torch.rand(shape, device=self.device)
 
     def ints(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        """Whole numbers from low to high - 1."""
+        """Returns integers from low to high - 1."""
         return torch.randint(low, high, shape, dtype=dtype, device=self.device)
 
     def tensor(self, values: object, dtype: torch.dtype) -> torch.Tensor:
-        """These numbers on the device."""
+        """Returns `values` as a tensor on the device."""
         return torch.tensor(values, dtype=dtype, device=self.device)
 
     def sizes(self, full: tuple[int, ...], quick: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of a real model, or small ones."""
+        """Returns `full`, a real model's sizes, or `quick`, small ones, in a dry run."""
         return quick if self.quick else full
 
     def paged(
         self, lens: tuple[int, ...], num_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 16
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(A cache [N, P, K, D] that is NaN where no token lies, shuffled tables [B, M], lengths [B])."""
+        """Returns a cache [N, P, K, D], block tables [B, M] in random order and context lengths [B].
+
+        Slots of the cache that hold no token are NaN.
+        """
         counts = [-(-n // block_size) for n in lens]
         total = sum(counts) + 2
         cache = torch.full(
@@ -97,7 +104,7 @@ class Random:
         return cache.to(self.dtype(dtype)), tables, self.tensor(lens, torch.int32)
 
     def filled_like(self, cache: torch.Tensor) -> torch.Tensor:
-        """Other random numbers where `cache` has numbers."""
+        """Returns other random numbers in the slots where `cache` holds numbers, NaN elsewhere."""
         return torch.where(cache.isnan(), torch.nan, torch.randn(cache.shape, device=self.device)).to(
             cache.dtype
         )

@@ -1,6 +1,6 @@
-"""Every kernel's cases compiled for the chip at hand, a process a module: registers, spills, shared memory.
+"""Compiles all kernel cases for the GPU at hand, one process per module: registers, spills, shared memory.
 
-What is compiled lies in Triton's cache afterwards, so that the parts that time kernels do not wait for it.
+The compiled kernels remain in Triton's cache, so the parts that time kernels do not wait for compilation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRY_RUN = ("activation", "--case=-1x1536")
 
 
 def run(record: Record) -> None:
-    """A row a compiled kernel; `ok`: it compiles, fits, does not spill where it must not."""
+    """Adds one row per compiled kernel; `ok`: it compiles, fits, and does not spill where it must not."""
     chip = target() if record.device.type == "cuda" else "sm_90"
     if chip not in CHIPS:
         record.measure("chip", lambda: _refuse(chip))
@@ -43,12 +43,12 @@ def run(record: Record) -> None:
     with ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) - 1)) as pool:
         list(pool.map(compile_one, commands))
     spilling = [row["name"] for row in found if row.get("spills")]
-    said = f"{len(found)} kernels in {time.perf_counter() - begin:.0f} s, {len(spilling)} spill"
-    record.measure("all", lambda: {"spilling": spilling, "said": said}, least_s=0.0)
+    summary = f"{len(found)} kernels in {time.perf_counter() - begin:.0f} s, {len(spilling)} spill"
+    record.measure("all", lambda: {"spilling": spilling, "said": summary}, least_s=0.0)
 
 
 def _compiled(words: Sequence[str], chip: str, left_s: float) -> list[dict[str, Any]]:
-    """The rows of `python -m kernels.ahead` for one module."""
+    """Returns the rows that `python -m kernels.ahead` prints for one module."""
     command = [sys.executable, "-m", "kernels.ahead", "--target", chip, *words]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     try:
@@ -56,12 +56,16 @@ def _compiled(words: Sequence[str], chip: str, left_s: float) -> list[dict[str, 
             command, env=environment, capture_output=True, text=True, timeout=max(left_s, 1.0), check=False
         )
         output = done.stdout
-        has_ended_well = done.returncode in (0, 1) and "{" in output  # 1: a row says which limit is broken
+        has_ended_well = (
+            done.returncode in (0, 1) and "{" in output
+        )  # 1: a kernel breaks a limit, see its row
         failure = "" if has_ended_well else f"ended with {done.returncode}: {done.stderr[-1500:]}"
     except subprocess.TimeoutExpired as error:
-        said = error.stdout or ""
-        output = said.decode(errors="replace") if isinstance(said, bytes) else said
-        failure = "not all compiled: no time left"
+        partial_output = error.stdout or ""
+        output = (
+            partial_output.decode(errors="replace") if isinstance(partial_output, bytes) else partial_output
+        )
+        failure = "out of time: not all kernels were compiled"
     rows = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
     named = [
         {
@@ -76,4 +80,4 @@ def _compiled(words: Sequence[str], chip: str, left_s: float) -> list[dict[str, 
 
 
 def _refuse(chip: str) -> dict[str, Any]:
-    raise UnavailableError(f"{chip} is not among those compiled for ahead: {', '.join(CHIPS)}")
+    raise UnavailableError(f"{chip} is not a target of kernels.ahead, which compiles for {', '.join(CHIPS)}")

@@ -1,4 +1,4 @@
-"""Norms, gates, sampling and products by quantised, adapted and routed weights, at real models' sizes."""
+"""Checks norms, gated activations, sampling and quantised, LoRA and MoE products at real models' sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_
 
 
 def dense_checks(random: Random) -> Iterator[Check]:
-    """By module."""
+    """Yields the checks, module by module."""
     for dtype in (BF16, FP16):
         word = str(dtype).removeprefix("torch.")
         yield f"norm/{word}", partial(_norms, random, dtype)
@@ -86,7 +86,7 @@ def _products(
     call: Callable[[torch.Tensor], torch.Tensor],
     dense_NK: torch.Tensor,
 ) -> Mapping[str, Any]:
-    """One weight, by many numbers of rows, each of which has launch settings of its own."""
+    """Compares products of one weight with the reference for several row counts, one launch setting each."""
     pairs = {}
     for m in random.sizes((1, 5, 16, 17, 64, 129, 300), (1, 17)):
         x_MK = random.normal(m, k, dtype=dtype)
@@ -109,7 +109,7 @@ def _w8a16(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
 
 
 def _w8a8(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
-    """Of what the codes stand for, which the quantiser's own check is apart from."""
+    """Checks the product of the quantised values, and separately the quantisation of the activations."""
     n, k, dtype = *random.sizes((6144, 4096), (40, 256)), random.dtype(dtype)
     weight = w8a8.quantise_tokens_reference(random.normal(n, k, dtype=torch.float32), dtype)
     dense_NK = weight.values_RK.double() * weight.scales_R.double()[:, None]
@@ -131,7 +131,7 @@ def _w8a8(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
 
 
 def _lora(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
-    """Adapters that no token uses are NaN."""
+    """Checks LoRA shrink and expand; the weights of an adapter that no token uses are NaN."""
     k, n, rank = random.sizes((4096, 4096, 64), (64, 48, 8))
     lengths = random.sizes((1, 0, 17, 200), (1, 0, 5))
     users = random.sizes((2, 1, -1, 0), (2, 1, 0))
@@ -165,7 +165,7 @@ def _greedy(random: Random) -> Mapping[str, Any]:
 
 
 def _sample(random: Random) -> Mapping[str, Any]:
-    """The same draws as the reference's but where a sum's last bits decide: at most one row in fifty."""
+    """Checks that at least 98 % of the draws equal the reference's; rounding may decide the others."""
     num_seqs, vocab = random.sizes((256, 128256), (3, 5000))
     logits = random.normal(num_seqs, vocab, dtype=torch.float32, scale=3.0)
     number = torch.arange(num_seqs, device=random.device)

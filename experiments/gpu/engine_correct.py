@@ -1,8 +1,8 @@
-"""The engine on the device: the same greedy tokens from kernels as from torch, with graphs, with overlap.
+"""Checks the engine's greedy tokens on the device: Triton kernels, CUDA graphs and overlap against torch.
 
-The torch backend, eager and in fp32, is the reference: same weights (they are drawn on the device), same
-requests. In fp32 all tokens must be the same; in bf16 roundings decide between tokens that are nearly as
-likely, and the log-probabilities are held against each other instead.
+The reference is the torch backend, eager and in fp32, with the same weights and requests. In fp32 all tokens
+must be equal. In bf16, rounding decides between tokens that are almost equally likely, so log-probabilities
+are compared instead.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from typing import Any
 from experiments.gpu.engine_models import SMALL, TINY, Request, params_of, random_requests, served
 from experiments.gpu.record import Record
 
-BF16_LOGPROB = 0.05  # the largest mean difference of log-probabilities in bf16, in nats
+BF16_LOGPROB = 0.05  # largest accepted mean difference of log-probabilities in bf16, in nats
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "kernels": {"use_graphs": False, "overlap": False},
     "graphs": {"use_graphs": True, "overlap": False},
     "overlap": {"use_graphs": False, "overlap": True},
     "graphs_and_overlap": {"use_graphs": True, "overlap": True},
     "four_iterations": {"use_graphs": True, "overlap": True, "max_iterations": 4},
-    "few_blocks": {"use_graphs": True, "overlap": True, "num_kv_blocks": 40},  # somebody is preempted
+    "few_blocks": {
+        "use_graphs": True,
+        "overlap": True,
+        "num_kv_blocks": 40,
+    },  # so few that requests are preempted
 }
 
 
 def run(record: Record) -> None:
-    """A row a variant: what share of the requests ends with the reference's tokens."""
+    """Adds one row per variant with the share of requests whose tokens all equal the reference's."""
     device, quick = record.device, record.quick
     architecture = TINY if quick else SMALL
     if quick:
@@ -65,7 +69,7 @@ def _agreement_of(
 
 
 def agreement(expected: list[tuple[int, ...]], found: list[tuple[int, ...]]) -> dict[str, Any]:
-    """The share of answers that are the same, and where the first other one begins to differ."""
+    """Returns the share of requests with equal tokens, and where the first unequal one begins to differ."""
     same = [one == other for one, other in zip(expected, found, strict=True)]
     row: dict[str, Any] = {"ok": all(same), "same_share": sum(same) / len(same)}
     if not all(same):
@@ -73,7 +77,7 @@ def agreement(expected: list[tuple[int, ...]], found: list[tuple[int, ...]]) -> 
         pairs = list(zip(expected[request], found[request], strict=False))
         place = next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs))
         row["why"] = (
-            f"{same.count(False)} of {len(same)} answers differ; request {request} from token {place} on"
+            f"{same.count(False)} of {len(same)} requests differ, request {request} from token {place} on"
         )
     return row
 
@@ -90,7 +94,7 @@ def _tokens(
 
 
 def _bf16(record: Record, requests: list[Request], common: Mapping[str, Any]) -> dict[str, Any]:
-    """The first token's log-probability, of kernels and of torch: the prefill's arithmetic, end to end."""
+    """Compares the first output token's log-probabilities of the torch and Triton backends in bf16."""
     found = []
     for backend in ("torch", "triton"):
         settings = {**common, "dtype": "bfloat16", "backend": backend, "use_graphs": False}
@@ -112,5 +116,5 @@ def _bf16(record: Record, requests: list[Request], common: Mapping[str, Any]) ->
     }
     return row | {
         "ok": mean <= BF16_LOGPROB and shared >= 0.5,
-        "why": f"{mean:.3f} nats, {shared:.0%} of the top 5",
+        "why": f"mean difference {mean:.3f} nats, {shared:.0%} of the top 5 tokens shared",
     }

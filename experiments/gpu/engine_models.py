@@ -1,4 +1,4 @@
-"""The models that the engine is measured on, with random weights, and the requests it serves."""
+"""Models with random weights on which the engine is measured, and the requests that it serves."""
 
 from __future__ import annotations
 
@@ -45,31 +45,34 @@ SMALL = Architecture(
 
 
 class Request(NamedTuple):
-    """A prompt in token ids, and how many tokens to answer with, whatever they are."""
+    """A prompt in token ids and the number of output tokens, which is served in full (EOS is ignored)."""
 
     prompt: list[int]
     num_output_tokens: int
 
 
 def read_once_bytes(architecture: Architecture, itemsize: int) -> int:
-    """Weights that a decode step reads: all but the input embedding, which gives a row a token."""
+    """Returns the bytes of weights that a decode step reads: all but the input embedding."""
     return itemsize * (layer_weights(architecture) + architecture.vocab_size * architecture.hidden_size)
 
 
 def layer_weights(architecture: Architecture) -> int:
-    """Numbers in the linear layers of all blocks. Llama-3.1-8B: 32 * 218,103,808 = 6,979,321,856."""
+    """Returns the parameters in all blocks' linear layers; Llama-3.1-8B: 32 * 218,103,808 = 6,979,321,856."""
     spec = architecture
     attention = spec.hidden_size * spec.head_dim * (2 * spec.num_heads + 2 * spec.num_kv_heads)
     return spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
 
 
 def kv_token_bytes(architecture: Architecture, itemsize: int) -> int:
-    """Keys and values of one token in all layers."""
+    """Returns the bytes of the keys and values of one token in all layers."""
     return 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * itemsize
 
 
 def prefill_flops(architecture: Architecture, num_tokens: int) -> float:
-    """Of one prompt: two a weight and token, four a visible pair and head dimension, one row of logits."""
+    """Returns the FLOPs of one prompt's prefill.
+
+    Two per weight and token, four per visible (query, key) pair and head dimension, and one row of logits.
+    """
     spec = architecture
     pairs = num_tokens * (num_tokens + 1) / 2
     attention = 4.0 * spec.num_layers * spec.num_heads * spec.head_dim * pairs
@@ -77,9 +80,10 @@ def prefill_flops(architecture: Architecture, num_tokens: int) -> float:
 
 
 def public_workload(num_requests: int = 256) -> list[Request]:
-    """nano-vllm's: in and out uniform 100 to 1,024, seed 0; 133,966 output tokens, as it publishes.
+    """Returns nano-vllm's published workload: inputs and outputs uniform in 100 to 1,024 tokens, seed 0.
 
-    Its draws in its order: all prompts, then all lengths of answers.
+    Draws come in nano-vllm's order (all prompts, then all output lengths), so 256 requests have its 133,966
+    output tokens.
     """
     draw = random.Random(0)
     prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(num_requests)]
@@ -89,7 +93,7 @@ def public_workload(num_requests: int = 256) -> list[Request]:
 def random_requests(
     seed: int, num_requests: int, lengths: tuple[int, int], num_output_tokens: int, vocab_size: int
 ) -> list[Request]:
-    """Prompts of lengths from the first to the second."""
+    """Returns requests whose prompt lengths are uniform between the two `lengths`."""
     draw = random.Random(seed)
     return [
         Request([draw.randrange(vocab_size) for _ in range(draw.randint(*lengths))], num_output_tokens)
@@ -98,7 +102,7 @@ def random_requests(
 
 
 def params_of(request: Request, **others: Any) -> SamplingParams:
-    """Greedy, to the end of its length."""
+    """Returns greedy sampling parameters that ignore EOS."""
     return SamplingParams(
         **{"temperature": 0.0, "max_tokens": request.num_output_tokens, "ignore_eos": True, **others}
     )
@@ -106,7 +110,7 @@ def params_of(request: Request, **others: Any) -> SamplingParams:
 
 @contextmanager
 def served(architecture: Architecture, device: torch.device, **settings: Any) -> Iterator[LLM]:
-    """An engine; its memory is free afterwards."""
+    """Yields an engine with random weights, and frees its memory at the end."""
     llm = LLM(architecture, device=device.type, **settings)
     try:
         yield llm
@@ -116,7 +120,7 @@ def served(architecture: Architecture, device: torch.device, **settings: Any) ->
 
 
 def free(device: torch.device) -> None:
-    """Give back what nobody holds any more."""
+    """Frees unused memory of Python and of the device's allocator."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize()

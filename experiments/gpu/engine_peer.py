@@ -1,7 +1,8 @@
-"""transformers' continuous batching (`generate_batch`) beside the engine: same sizes, requests and run.
+"""Measures transformers' continuous batching (`generate_batch`) beside the engine: same sizes and requests.
 
-Its attention here is its SDPA path (its fast one needs a package that plain images do not have): it gathers
-all KV and computes a dense mask over all requests, a weak baseline at large batches, and named so in the row.
+It uses the SDPA attention of transformers, because its fast attention needs a package that plain images lack.
+SDPA gathers all KV and computes a dense mask over all requests: a weak baseline at large batches. The row's
+`baseline` says so.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from realengine.model.architecture import Architecture
 AT_LEAST = 3.0
 NUM_REQUESTS = 64
 NUM_OUTPUT_TOKENS = 128
-BLOCK_SIZE = 256  # its default
+BLOCK_SIZE = 256  # transformers' default
 BASELINE = "transformers generate_batch, paged|sdpa: a weak baseline (dense mask over all KV)"
 
 
 def run(record: Record) -> None:
-    """The first requests of the public workload, answers cut to one length; one row each, and the ratio."""
+    """Measures both on the first requests of the public workload, all outputs of one length."""
     models = {"tiny": TINY} if record.quick else {"qwen3_0_6b": QWEN3_0_6B, "llama_8b": LLAMA_8B}
     number, length = (3, 4) if record.quick else (NUM_REQUESTS, NUM_OUTPUT_TOKENS)
     for name, spec in models.items():
@@ -66,7 +67,7 @@ def _ours(record: Record, spec: Architecture, requests: list[Request]) -> dict[s
     if record.device.type == "cuda":
         settings["dtype"] = "bfloat16"
     with served(spec, record.device, **settings) as llm:
-        throughput(record, llm, [r._replace(num_output_tokens=2) for r in requests[:2]])  # warm
+        throughput(record, llm, [r._replace(num_output_tokens=2) for r in requests[:2]])  # warm-up
         return throughput(record, llm, requests)
 
 
@@ -92,14 +93,14 @@ def _theirs(record: Record, spec: Architecture, requests: list[Request]) -> dict
         "seconds": seconds,
         "output_tokens_per_s": num_tokens / seconds,
         "ok": num_tokens == wanted,
-        "why": f"{num_tokens} tokens of {wanted}",
+        "why": f"{num_tokens} of {wanted} output tokens",
         "baseline": BASELINE,
-        "said": f"{num_tokens / seconds:.0f} output tok/s; {BASELINE}",
+        "said": f"{num_tokens / seconds:.0f} output tokens/s; {BASELINE}",
     }
 
 
 def _model(record: Record, spec: Architecture) -> Any:
-    """The same sizes with random weights of its own; the arithmetic takes as long."""
+    """Builds transformers' model with the same sizes and random weights: the same amount of arithmetic."""
     transformers = importlib.import_module("transformers")  # optional
     kind = transformers.Qwen3Config if spec.model_type == "qwen3" else transformers.LlamaConfig
     config = peer_config(kind, spec, tie_word_embeddings=spec.tie_word_embeddings)
@@ -113,11 +114,12 @@ def _model(record: Record, spec: Architecture) -> Any:
 
 def _generate(model: Any, requests: list[Request]) -> Any:
     settings = importlib.import_module("transformers.generation.configuration_utils")
-    blocks = sum((len(r.prompt) + r.num_output_tokens) // BLOCK_SIZE + 2 for r in requests)  # all at once
+    # Enough blocks for all requests at once.
+    blocks = sum((len(r.prompt) + r.num_output_tokens) // BLOCK_SIZE + 2 for r in requests)
     config = settings.GenerationConfig(
         max_new_tokens=requests[0].num_output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    # Not within inference_mode: it works in a thread of its own, which is outside of it.
+    # No torch.inference_mode: generate_batch computes in a thread of its own, which it does not cover.
     return model.generate_batch(
         [r.prompt for r in requests],
         generation_config=config,
@@ -128,5 +130,7 @@ def _generate(model: Any, requests: list[Request]) -> Any:
 def _ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     times = ours["output_tokens_per_s"] / theirs["output_tokens_per_s"]
     met = times >= AT_LEAST
-    said = f"{times:.1f} times transformers' throughput, target {AT_LEAST:.0f}: {'met' if met else 'NOT met'}"
-    return {"target": AT_LEAST, "reached": times, "met": met, "said": said}
+    summary = (
+        f"{times:.1f} times transformers' throughput, target {AT_LEAST:.0f}: {'met' if met else 'NOT met'}"
+    )
+    return {"target": AT_LEAST, "reached": times, "met": met, "said": summary}

@@ -1,8 +1,8 @@
-"""The engine's speed with random weights: decode, prefill, the host's gaps, and a public workload.
+"""Measures the engine's speed with random weights: decode, prefill, idle gaps, and a public workload.
 
-Shares are of this run's limits: MBU is bytes that a decode step must read (weights once, each sequence's KV
-once) over its time over the measured read bandwidth; MFU is operations of a prompt over its time over the
-measured bf16 GEMM rate.
+Shares are relative to the limits that this run has measured. MBU: the bytes that a decode step must read
+(weights once, each sequence's KV once), divided by its time and the measured read bandwidth. MFU: the FLOPs
+of a prompt, divided by its time and the measured bf16 GEMM rate.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TARGETS = {"decode_batch1": 0.80, "decode_batch64": 0.75, "prefill": 0.60}
 GAP_TARGET_S = 100e-6
 MAX_MODEL_LEN = 8448
 PROMPT = 8192
-STEPS = 64  # that a decode rate is measured over
+STEPS = 64  # steps over which a decode rate is measured
 PROFILED = 12
 
 
 def run(record: Record) -> None:
-    """One engine for all rows of a model; the rows with a number to reach first."""
+    """Measures all rows of a model on one engine."""
     limits = Limits.of(record.folder)
     spec = TINY if record.quick else MODELS[record.name]
     aims = TARGETS if record.name == "engine_llama_8b" else {}
@@ -56,7 +56,8 @@ def run(record: Record) -> None:
     with served(spec, record.device, **settings) as llm:
         built_s = time.perf_counter() - begin
         record.measure(
-            "build", lambda: {"seconds": built_s, "said": f"{built_s:.1f} s with weights and graphs"}
+            "build",
+            lambda: {"seconds": built_s, "said": f"{built_s:.1f} s including weights and CUDA graphs"},
         )
         sizes = ((1, 20), (3, 24)) if record.quick else ((1, 128), (64, 960))
         for num_seqs, prompt_len in sizes:
@@ -78,7 +79,7 @@ def _decode(
     limits: Limits,
     aims: dict[str, float],
 ) -> dict[str, Any]:
-    """Time of a step in which all sequences decode, and how long the device waits between steps."""
+    """Measures the time of a step in which all sequences decode, and the device's idle time between steps."""
     steps = 4 if record.quick else STEPS
     requests = random_requests(
         record.seed, num_seqs, (prompt_len, prompt_len), 3 * steps + 2 * PROFILED, spec.vocab_size
@@ -105,40 +106,40 @@ def _decode(
         "mbu": share,
         "idle": None if idle is None else idle._asdict(),
     }
-    said = f"{step_s * 1e3:.3f} ms a step, {rate:.0f} tok/s, "
-    said += "bandwidth not measured" if share is None else f"MBU {share:.2f}"
+    summary = f"{step_s * 1e3:.3f} ms per step, {rate:.0f} output tokens/s, "
+    summary += "bandwidth not measured" if share is None else f"MBU {share:.2f}"
     row |= _judged(share, aims.get(f"decode_batch{num_seqs}"))
     if idle is not None:
         row["gap_target_s"], row["gap_met"] = GAP_TARGET_S, idle.gap_s <= GAP_TARGET_S
-        said += f", gap between steps {idle.gap_s * 1e6:.0f} us (target {GAP_TARGET_S * 1e6:.0f})"
-    return row | {"said": said + _verdict(row)}
+        summary += f", gap between steps {idle.gap_s * 1e6:.0f} us (target {GAP_TARGET_S * 1e6:.0f})"
+    return row | {"said": summary + _verdict(row)}
 
 
 class Decoding:
-    """Requests that an engine decodes together."""
+    """Requests that one engine decodes together."""
 
     def __init__(self, llm: LLM, requests: list[Request]) -> None:
         self._engine = llm.engine
         self._answers = [self._engine.add(request.prompt, params_of(request)) for request in requests]
         for answer in self._answers:
             if answer.error is not None:
-                raise RuntimeError(f"refused: {answer.error}")
+                raise RuntimeError(f"the engine rejected a request: {answer.error}")
 
     @property
     def num_tokens(self) -> int:
-        """Read so far, of all."""
+        """Output tokens so far, over all requests."""
         return sum(len(answer.outputs[0].tokens) for answer in self._answers)
 
     def until(self, num_tokens: int) -> None:
-        """Step until each has so many tokens."""
+        """Runs engine steps until each request has num_tokens output tokens."""
         while min(len(answer.outputs[0].tokens) for answer in self._answers) < num_tokens:
             self._engine.step()
             failed = next((answer.error for answer in self._answers if answer.error is not None), None)
             if failed is not None:
-                raise RuntimeError(f"ended: {failed}")
+                raise RuntimeError(f"a request ended with an error: {failed}")
 
     def abort(self) -> None:
-        """Give the requests up; the engine is empty afterwards."""
+        """Aborts the requests and runs one step, after which the engine is empty."""
         for answer in self._answers:
             self._engine.abort(answer.request_id)
         self._engine.step()
@@ -147,7 +148,7 @@ class Decoding:
 def _prefill(
     record: Record, llm: LLM, spec: Architecture, length: int, limits: Limits, aims: dict[str, float]
 ) -> dict[str, Any]:
-    """Time to the first token of a prompt that nobody has seen, alone."""
+    """Measures the time to the first token of a prompt that is not cached, with no other request running."""
     times = []
     for i in range(2 if record.quick else 6):
         (request,) = random_requests(record.seed + i + 1, 1, (length, length), 1, spec.vocab_size)
@@ -157,7 +158,7 @@ def _prefill(
         synchronize(record.device)
         times.append(time.perf_counter() - begin)
         if output.error is not None:
-            raise RuntimeError(f"ended: {output.error}")
+            raise RuntimeError(f"the request ended with an error: {output.error}")
     seconds = statistics.median(times[1:])
     flops = prefill_flops(spec, length)
     share = flops / seconds / limits.bf16_flops_per_s if limits.bf16_flops_per_s else None
@@ -169,13 +170,13 @@ def _prefill(
         "mfu": share,
     }
     row |= _judged(share, aims.get("prefill"))
-    said = f"{seconds * 1e3:.1f} ms for {length} tokens, "
-    said += "GEMM rate not measured" if share is None else f"MFU {share:.2f}"
-    return row | {"said": said + _verdict(row)}
+    summary = f"{seconds * 1e3:.1f} ms for {length} tokens, "
+    summary += "GEMM rate not measured" if share is None else f"MFU {share:.2f}"
+    return row | {"said": summary + _verdict(row)}
 
 
 def _workload(record: Record, llm: LLM, num_requests: int) -> dict[str, Any]:
-    """nano-vllm's requests, at its temperature; all there at the start."""
+    """Measures the throughput of nano-vllm's requests at its temperature; all arrive at the start."""
     requests = public_workload(num_requests)
     if record.quick:
         requests = [Request([token % 512 for token in r.prompt[:30]], 5) for r in requests]
@@ -183,7 +184,7 @@ def _workload(record: Record, llm: LLM, num_requests: int) -> dict[str, Any]:
 
 
 def throughput(record: Record, llm: LLM, requests: list[Request], **params: Any) -> dict[str, Any]:
-    """Output tokens a second of all requests together, prompts included in the time."""
+    """Measures the output tokens/s of all requests together; the time includes their prefill."""
     synchronize(record.device)
     begin = time.perf_counter()
     outputs = llm.generate([r.prompt for r in requests], [params_of(r, **params) for r in requests])
@@ -199,8 +200,8 @@ def throughput(record: Record, llm: LLM, requests: list[Request], **params: Any)
         "seconds": seconds,
         "output_tokens_per_s": num_tokens / seconds,
         "ok": failed is None and num_tokens == wanted,
-        "why": failed or f"{num_tokens} tokens of {wanted}",
-        "said": f"{num_tokens / seconds:.0f} output tok/s ({len(requests)} requests in {seconds:.1f} s)",
+        "why": failed or f"{num_tokens} of {wanted} output tokens",
+        "said": f"{num_tokens / seconds:.0f} output tokens/s ({len(requests)} requests in {seconds:.1f} s)",
     }
 
 

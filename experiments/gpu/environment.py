@@ -1,7 +1,7 @@
-"""What a GPU run ran on: versions, the chip, its clocks as found, and which sources.
+"""Describes the environment of a GPU run: versions, GPU, clocks as found, and a hash of the sources.
 
-`python -m experiments.gpu.environment cuda` prints it as JSON: who starts the parts must not hold the GPU
-itself.
+`python -m experiments.gpu.environment cuda` prints it as JSON: the process that starts the parts must not
+hold the GPU itself.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ QUERIED = (
 
 
 def main(device: str) -> int:
-    """Print it; 1 where the device is not there."""
+    """Prints the environment as JSON; returns 1 if the device is not available."""
     if device == "cuda" and not torch.cuda.is_available():
-        print("no GPU was found by torch", torch.__version__, file=sys.stderr)
+        print("torch", torch.__version__, "finds no GPU", file=sys.stderr)
         return 1
     print(json.dumps(described(device)))
     return 0
 
 
 def described(device: str) -> dict[str, Any]:
-    """The machine, the versions and the sources."""
+    """Returns the machine, the versions and the hash of the sources."""
     return {
         "gpu": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "properties": _properties() if device == "cuda" else {},
@@ -90,7 +90,7 @@ def described(device: str) -> dict[str, Any]:
 
 
 def sources_sha256(root: Path) -> str:
-    """One number for the sources that are measured, also where there is no repository."""
+    """Computes one hash of all measured sources, which also works without a repository."""
     total = hashlib.sha256()
     for folder in SOURCES:
         for file in sorted((root / folder).rglob("*.py")):
@@ -131,7 +131,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit, `+` behind it where files differ from it; None without a repository."""
+    """Returns the commit, with a trailing `+` if tracked files are changed; None without a repository."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
     head, changed = (

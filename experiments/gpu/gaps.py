@@ -1,4 +1,4 @@
-"""When the device is idle: gaps between what a profiler saw it do."""
+"""Computes the device's idle time from the intervals that a profiler recorded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class Idle(NamedTuple):
-    """Seconds a step. gap: the median of the largest gaps, as many as lie between steps; so one inside a step
-    counts only where it is larger than the one to the next. busy: something ran. idle: nothing did.
+    """Seconds per step.
+
+    gap_s: median of the num_steps - 1 largest gaps, as many as lie between steps; a gap inside a step counts
+    only if it is larger than one between steps. busy_s: at least one kernel ran. idle_s: none did.
     """
 
     gap_s: float
@@ -21,7 +23,7 @@ class Idle(NamedTuple):
 
 
 def idle_between_steps(step: Callable[[], object], num_steps: int, device: torch.device) -> Idle | None:
-    """Profile `num_steps` steps; None where the profiler saw nothing."""
+    """Profiles `num_steps` steps; returns None if the profiler recorded nothing."""
     kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     with profile(activities=[kind]) as profiler:
         for _ in range(num_steps):
@@ -37,7 +39,7 @@ def idle_between_steps(step: Callable[[], object], num_steps: int, device: torch
 
 
 def idle_of(seen: Iterable[tuple[float, float]], num_steps: int) -> Idle:
-    """From (begin, end) of everything that ran, which may overlap."""
+    """Computes the idle time from the (begin, end) intervals of everything that ran, which may overlap."""
     ordered = sorted(seen)
     gaps, busy = [], 0.0
     first, end = ordered[0]

@@ -1,4 +1,4 @@
-"""Every kernel at real models' sizes, on fresh random inputs; outputs and unused KV are NaN before."""
+"""Checks of all kernels at real models' sizes on random inputs; outputs and unused KV start as NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from experiments.gpu.dense_checks import dense_checks
 
 
 def checks(device: torch.device, quick: bool) -> Iterator[Check]:
-    """The checks one by one; while they run, memory that nobody has written is NaN."""
+    """Yields the checks one by one; while they run, newly allocated memory is filled with NaN."""
     random = Random(device, quick)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

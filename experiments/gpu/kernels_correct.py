@@ -1,7 +1,7 @@
-"""Kernels against their references on the device: tests/kernels itself, and real models' sizes.
+"""Checks kernels against their references on the device: tests/kernels, and checks at real models' sizes.
 
-The tests of tests/kernels run on the GPU's own tensors (KERNELS_DEVICE), by several processes, while this one
-goes through the checks of experiments.gpu.kernel_checks.
+The tests of tests/kernels run on the GPU's tensors (KERNELS_DEVICE) in several processes, while this process
+runs the checks of experiments.gpu.kernel_checks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_WORKERS = 12
 
 
 def run(record: Record) -> None:
-    """A row a check and a row a test; the tests' rows come last."""
+    """Adds one row per check and one per test; the tests' rows come last."""
     lines = record.folder / "kernels_correct.tests.jsonl"
     lines.unlink(missing_ok=True)
     with (record.folder / "kernels_correct.tests.log").open("w") as log:
@@ -37,7 +37,9 @@ def run(record: Record) -> None:
             for name, check in checks(record.device, record.quick):
                 record.measure(name, check)
             failed = sum(row.get("ok") is False or "error" in row for row in record.rows)
-            record.add({"name": "checks", "said": f"{len(record.rows)} at real sizes, {failed} failed"})
+            record.add(
+                {"name": "checks", "said": f"{len(record.rows)} checks at real sizes, {failed} failed"}
+            )
             while tests.poll() is None and record.left_s > 2:
                 time.sleep(0.2)
         finally:
@@ -61,7 +63,7 @@ def _variables(record: Record, lines: Path) -> dict[str, str]:
     variables = os.environ | {
         "GPU_RUN_ROWS": str(lines.resolve()),
         "HYPOTHESIS_PROFILE": "new",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic algorithms, which poison memory, ask for it
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # for deterministic algorithms, which fill memory with NaN
     }
     return variables | ({"KERNELS_DEVICE": "cuda"} if record.device.type == "cuda" else {})
 
@@ -71,12 +73,14 @@ def _add_tests(record: Record, lines: Path, ended: int) -> None:
     for row in rows:
         record.rows.append(row)
     failed = sum(not row["ok"] for row in rows)
-    said = f"{len(rows)} ended, {failed} failed"
-    how = {"name": "tests", "said": said}
+    summary = f"{len(rows)} tests ended, {failed} failed"
+    how = {"name": "tests", "said": summary}
     if ended == -signal.SIGKILL:
-        how["said"] = f"{said}; the others had no time"
+        how["said"] = f"{summary}; the others ran out of time"
     elif ended not in (0, 1):
-        how["error"] = f"pytest ended with {ended}: {_tail(record.folder / 'kernels_correct.tests.log')}"
+        how["error"] = (
+            f"pytest ended with exit status {ended}: {_tail(record.folder / 'kernels_correct.tests.log')}"
+        )
     record.add(how)
 
 

@@ -1,7 +1,7 @@
-"""How fast the kernels are: bytes and operations a second, their shares of this run's limits, and peers.
+"""Measures the kernels' bytes/s and FLOP/s, as shares of this run's limits and beside torch's own kernels.
 
-First the sizes that have a number to reach, with the library's own kernels beside them; then the cases of all
-modules while there is time.
+The cases that have a target come first, with torch's kernels beside them; then the cases of all modules as
+far as time permits.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kernels.case import Case
 LIMIT_NAMES = {"copy": "copied bytes", "bf16": "bf16 GEMM"}
 SDPA_AT_LEAST = 0.8
 W4A16_AT_LEAST = 2.2
-FLEX_S = 60.0  # with less time than this it is not begun
+FLEX_S = 60.0  # flex_attention is not begun with less time left than this
 
 
 def run(record: Record) -> None:
-    """Time them."""
+    """Times the cases that have targets, torch's kernels, and then all other cases."""
     device, quick = record.device, record.quick
     known = Limits.of(record.folder)
     limits = {"copy": known.copy_bytes_per_s, "bf16": known.bf16_flops_per_s}
@@ -66,13 +66,13 @@ def _timed_case(
 
 
 def _against(reached: float | None, at_least: float, of: str, seconds: float) -> dict[str, Any]:
-    """The number to reach beside what was reached."""
+    """Returns the target, the value reached, and whether the target is met."""
     took = f"{seconds * 1e6:.1f} us"
     if reached is None:
-        return {"target": at_least, "said": f"{took}; {of}: not measured"}
+        return {"target": at_least, "said": f"{took}; {of}: the limit was not measured"}
     met = reached >= at_least
-    said = f"{took}, {reached:.2f} {of}, target {at_least:.2f}: {'met' if met else 'NOT met'}"
-    return {"target": at_least, "reached": reached, "met": met, "said": said}
+    summary = f"{took}, {reached:.2f} {of}, target {at_least:.2f}: {'met' if met else 'NOT met'}"
+    return {"target": at_least, "reached": reached, "met": met, "said": summary}
 
 
 def _rated(
@@ -83,7 +83,7 @@ def _rated(
 
 
 def _attention_beside(record: Record, kind: str, sizes: tuple[int, int, int], at_least: float | None) -> None:
-    """The library's attention at a size that ours was timed at, and how many times as fast ours is."""
+    """Times torch's attention at a size at which ours was timed, and adds the speedup over the fastest."""
     ours = next(
         (row for row in record.rows if row["name"].startswith(f"{kind}_attention/") and "median_s" in row),
         None,
@@ -107,7 +107,7 @@ def _attention_beside(record: Record, kind: str, sizes: tuple[int, int, int], at
 
 
 def _w4a16(m: int, k: int, n: int, limits: dict[str, float | None], device: torch.device) -> dict[str, Any]:
-    """Ours, and the library's product in 16 bits at the same sizes."""
+    """Times the int4 product and torch's bf16 product at the same sizes."""
     case = w4a16_case(m, k, n)
     found = timed(input_sets(case.make, device, case.bytes_moved), device)
     dense = linear_timing(m, k, n, device)

@@ -1,8 +1,8 @@
-"""What the chip can do, measured: every other part's ratios are to these numbers.
+"""Measures the limits of the GPU; the shares that other parts report are relative to these numbers.
 
-Copies and reads of gigabytes, matrix products at 8192 cubed on random data (zeros run faster), the products
-of Llama-3.1-8B's layers from 1 row to 8192 (the curve that a roofline needs), what a launch costs, what a
-round trip to the host costs, and the bus.
+Copies and reads of gigabytes, matrix products of size 8192 on random data (zeros run faster), the products
+of Llama-3.1-8B's layers for 1 to 8192 rows (the curve that a roofline needs), the cost of a launch, of a
+round trip to the host, and of transfers over the bus.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from experiments.gpu.record import Record, UnavailableError, read
 from kernels.launch import launch
 
 FP8 = torch.float8_e4m3fn
-# Llama-3.1-8B's layers: inputs and outputs.
+# The layers of Llama-3.1-8B: (inputs, outputs).
 LAYERS = {
     "qkv": (4096, 6144),
     "o": (4096, 4096),
@@ -40,12 +40,12 @@ LAYERS = {
     "lm_head": (4096, 128256),
 }
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-TINY = 200  # kernels
+TINY = 200  # kernels per timed sequence of small kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What ratios are to. None: not measured."""
+    """Rates that shares are relative to; None: not measured."""
 
     copy_bytes_per_s: float | None = None
     read_bytes_per_s: float | None = None
@@ -55,7 +55,7 @@ class Limits:
 
     @classmethod
     def of(cls, folder: Path) -> Limits:
-        """From the limits.json of a folder of results."""
+        """Reads the limits from limits.json in a folder of results."""
         rows = {row["name"]: row for row in read(folder / "limits.json")["rows"]}
 
         def best(key: str, *names: str) -> float | None:
@@ -71,7 +71,7 @@ class Limits:
 
 
 def run(record: Record) -> None:
-    """Measure them all; the most important first."""
+    """Measures all limits, the most important first."""
     device, quick = record.device, record.quick
     record.measure("copy", lambda: _copy(device, quick))
     record.measure("read", lambda: _read(device, quick))
@@ -88,7 +88,7 @@ def run(record: Record) -> None:
 
 
 def _copy(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Bytes read plus bytes written."""
+    """Measures the rate of a device-to-device copy: bytes read plus bytes written, per second."""
     size = _bytes(device, 1 << 32, quick)
     source = torch.empty(size // 4, dtype=torch.int32, device=device).random_()
     destination = torch.empty_like(source)
@@ -98,7 +98,7 @@ def _copy(device: torch.device, quick: bool) -> dict[str, Any]:
 
 
 def _read(device: torch.device, quick: bool) -> dict[str, Any]:
-    """The fastest of some ways to read all of a tensor: torch's sums, and a plain Triton loop."""
+    """Measures the read bandwidth: the fastest of torch's reductions and a plain Triton loop."""
     size = _bytes(device, 1 << 33, quick)
     source = torch.empty(size // 4, dtype=torch.float32, device=device).normal_()
     ways: dict[str, Call] = {"torch_sum": lambda: source.sum(), "torch_amax": lambda: source.amax()}
@@ -110,8 +110,8 @@ def _read(device: torch.device, quick: bool) -> dict[str, Any]:
         )
     rates = {name: size / timed([way], device).median_s for name, way in ways.items()}
     best = max(rates, key=lambda name: rates[name])
-    said = f"{rates[best] / 1e12:.2f} TB/s ({best})"
-    return {"bytes": size, "bytes_per_s": rates[best], "by_way": rates, "said": said}
+    summary = f"{rates[best] / 1e12:.2f} TB/s ({best})"
+    return {"bytes": size, "bytes_per_s": rates[best], "by_way": rates, "said": summary}
 
 
 LOOP = 8  # tiles that a program of sum_kernel reads
@@ -130,7 +130,7 @@ def sum_kernel(x_ptr, sums_ptr, numel, TILE: tl.constexpr, LOOP: tl.constexpr): 
 
 
 def _products(size: int, device: torch.device) -> Iterator[tuple[str, Callable[[], Call]]]:
-    """(Name, maker of the call) of every kind of square product."""
+    """Yields (name, function that builds the call) for every kind of square matrix product."""
 
     def normal(dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, size, dtype=dtype, device=device).normal_()
@@ -169,7 +169,7 @@ def _gemm(product: Callable[[], Call], size: int, device: torch.device) -> dict[
 
 
 def _linear(m: int, k: int, n: int, device: torch.device) -> dict[str, Any]:
-    """x [m, k] by a weight [n, k], as the model's layers call it."""
+    """Times the product of x [m, k] and a weight [n, k], as the model's layers call it."""
     found = linear_timing(m, k, n, device)
     moved = 2.0 * (m * k + k * n + m * n)
     return {
@@ -183,7 +183,7 @@ def _linear(m: int, k: int, n: int, device: torch.device) -> dict[str, Any]:
 
 
 def linear_timing(m: int, k: int, n: int, device: torch.device) -> Timing:
-    """The library's bf16 product of x [m, k] by a weight [n, k]."""
+    """Times torch's bf16 product of x [m, k] and a weight [n, k]."""
 
     def make(device: torch.device) -> Call:
         x_MK = torch.empty(m, k, dtype=torch.bfloat16, device=device).normal_()
@@ -195,7 +195,7 @@ def linear_timing(m: int, k: int, n: int, device: torch.device) -> Timing:
 
 
 def _launches(device: torch.device) -> dict[str, Any]:
-    """Seconds a tiny kernel: in a row from Python, in a graph; and the host's share of a Triton launch."""
+    """Measures seconds per small kernel, launched from Python and in a CUDA graph, and their host time."""
     x = torch.zeros(1024, device=device)
     sums = torch.zeros(1, device=device)
 
@@ -215,21 +215,21 @@ def _launches(device: torch.device) -> dict[str, Any]:
         graph = recorded(torch_kernels)
         found["graph_s"] = wall_s(graph.replay, device, 50) / TINY
         found["graph_launch_s"] = host_s(graph.replay, device, 20)
-    said = ", ".join(f"{name.removesuffix('_s')} {value * 1e6:.1f} us" for name, value in found.items())
-    return {**found, "said": said}
+    summary = ", ".join(f"{name.removesuffix('_s')} {value * 1e6:.1f} us" for name, value in found.items())
+    return {**found, "said": summary}
 
 
 def _item(device: torch.device) -> dict[str, Any]:
-    """A tiny kernel, and its result in Python."""
+    """Measures a small kernel plus the copy of its result to the host (`.item()`)."""
     x = torch.zeros((), device=device)
     seconds = wall_s(lambda: x.add_(1.0).item(), device, 200)
     return {"median_s": seconds, "said": f"{seconds * 1e6:.1f} us"}
 
 
 def _pinned(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Bytes a second between pinned host memory and the device, and the time of 4 KiB there and back."""
+    """Measures bytes/s between pinned host memory and the device, and a round trip of 4 KiB."""
     if device.type == "cpu":
-        raise UnavailableError("a CPU has no bus to itself")
+        raise UnavailableError("a CPU has no transfer between host and device")
     size = 1 << 20 if quick else 1 << 29
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(size, dtype=torch.uint8, device=device)
@@ -250,7 +250,7 @@ def _pinned(device: torch.device, quick: bool) -> dict[str, Any]:
 
 
 def _bytes(device: torch.device, wanted: int, quick: bool) -> int:
-    """As many as wanted, or a quarter of what is free; few in a dry run."""
+    """Returns the wanted bytes, at most a quarter of the free memory; 1 MiB in a dry run."""
     if quick or device.type == "cpu":
         return 1 << 20
     return min(wanted, torch.cuda.mem_get_info()[0] // 4) >> 20 << 20

@@ -1,7 +1,7 @@
-"""One part of the GPU run, in a process of its own: `python -m experiments.gpu.part NAME --folder DIR ...`.
+"""Runs one part of the GPU run: `python -m experiments.gpu.part NAME --folder DIR ...`.
 
-Started by experiments.gpu_run, which ends it when its time is up. Exit status: 0 passed, 1 failed, 70 the GPU
-is lost to this process and a new one may go on (`--resume`).
+It is started by experiments.gpu_run, which kills it when its time is up. Exit status: 0 passed, 1 failed, 70
+the GPU is unusable for this process and a new process may continue (`--resume`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from experiments.gpu.record import Record
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the part, return the exit status."""
+    """Runs the part and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu.part")
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--folder", type=Path, required=True)
@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true")
     asked = parser.parse_args(argv)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(max(asked.limit_s, 1.0))  # where it hangs, into the log
+    faulthandler.dump_traceback_later(max(asked.limit_s, 1.0))  # shows in the log where it hangs
     device = torch.device(asked.device)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # two threads on a busy machine: ten times slower
+        torch.set_num_threads(1)  # two threads on a busy machine are ten times slower
     torch.manual_seed(asked.seed)
     record = Record(
         asked.folder / f"{asked.part}.json",

@@ -1,4 +1,4 @@
-"""The parts of the GPU run, in their order, and how the time of a call is shared among them."""
+"""The parts of the GPU run in their order, and the share of the time that each may take."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part: `run(record)` of experiments.gpu.<module>.
+    """One part of the GPU run: `run(record)` of experiments.gpu.<module>.
 
-    share: of a call's time, relative to the other parts' shares; what one leaves, the later ones get.
-    least_s: with less time than this it is not begun. needs: parts that go before it where the folder of
-    results has none of them. if_asked: it is not among those that run where none is named.
+    share: relative share of a call's time; time that a part leaves goes to later parts. least_s: with fewer
+    seconds left than this it is not begun. needs: parts that run before it unless the results folder holds
+    them. if_asked: it runs only if it is named.
     """
 
     module: str
@@ -26,13 +26,13 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "limits": Part(
         "limits",
-        "what the chip can do: copies, reads, matrix products, launches, transfers",
+        "limits of the GPU: copies, reads, matrix products, launches, transfers",
         share=40,
         least_s=15,
     ),
     "compile": Part(
         "compiling",
-        "every kernel compiled on all processors: registers, spills; later parts find them compiled",
+        "all kernels compiled in parallel: registers, spills; later parts find them in Triton's cache",
         share=55,
         least_s=15,
     ),
@@ -44,13 +44,13 @@ PARTS: Mapping[str, Part] = {
     ),
     "kernels_speed": Part(
         "kernels_speed",
-        "kernels against the limits of this run and against the library's own",
+        "speed of the kernels relative to this run's limits and to torch's kernels",
         share=110,
         least_s=30,
         needs=("limits", "compile"),
     ),
     "tiles": Part(
-        "tiles", "other launch tables than the present ones", share=50, least_s=30, needs=("limits",)
+        "tiles", "other tile sizes than those in the launch tables", share=50, least_s=30, needs=("limits",)
     ),
     "engine_correct": Part(
         "engine_correct",
@@ -60,38 +60,42 @@ PARTS: Mapping[str, Part] = {
     ),
     "engine_llama_8b": Part(
         "engine_speed",
-        "decode, prefill, gaps and a public workload at Llama-3.1-8B's sizes",
+        "decode, prefill, idle gaps and a public workload at Llama-3.1-8B's sizes",
         share=75,
         least_s=40,
         needs=("limits",),
     ),
     "engine_qwen3_0_6b": Part(
-        "engine_speed", "the same at Qwen3-0.6B's", share=45, least_s=30, needs=("limits",)
+        "engine_speed",
+        "decode, prefill, idle gaps and a public workload at Qwen3-0.6B's sizes",
+        share=45,
+        least_s=30,
+        needs=("limits",),
     ),
     "engine_peer": Part(
-        "engine_peer", "transformers' continuous batching beside the engine", share=60, least_s=40
+        "engine_peer", "transformers' continuous batching compared with the engine", share=60, least_s=40
     ),
     "calibrate_llama_8b": Part(
         "calibrating",
-        "the machine under our engine, operator by operator, at Llama-3.1-8B's sizes",
+        "operator times under our engine, fitted into tables, at Llama-3.1-8B's sizes",
         share=180,
         least_s=60,
         if_asked=True,
     ),
     "validate_llama_8b": Part(
         "validating",
-        "runs of our engine, recorded and simulated: loads, policies, kinds of traffic",
+        "runs of our engine, recorded and simulated: loads, policies, kinds of workload",
         share=220,
         least_s=60,
         needs=("calibrate_llama_8b",),
         if_asked=True,
     ),
     "calibrate_llama_1b": Part(
-        "calibrating", "as calibrate_llama_8b, at Llama-3.2-1B's", share=70, least_s=40, if_asked=True
+        "calibrating", "like calibrate_llama_8b, at Llama-3.2-1B's sizes", share=70, least_s=40, if_asked=True
     ),
     "validate_llama_1b": Part(
         "validating",
-        "as validate_llama_8b, at Llama-3.2-1B's",
+        "like validate_llama_8b, at Llama-3.2-1B's sizes",
         share=70,
         least_s=40,
         needs=("calibrate_llama_1b",),
@@ -101,12 +105,15 @@ PARTS: Mapping[str, Part] = {
 
 
 def named(word: str) -> list[str]:
-    """The parts of that name, or of that family: `engine` means every part that begins with `engine_`."""
+    """Returns the parts with that name or prefix: `engine` names every part that begins with `engine_`."""
     return [name for name in PARTS if name == word or name.startswith(f"{word}_")]
 
 
 def in_order(words: Sequence[str], done: Sequence[str] = ()) -> list[str]:
-    """The parts asked for (none: the usual ones) and those they need that are not `done`, in PARTS' order."""
+    """Returns the requested parts and those that they need, in the order of PARTS.
+
+    No words: all parts but those marked if_asked. Parts in `done` are not added as needs.
+    """
     usual = {name for name, part in PARTS.items() if not part.if_asked}
     wanted = {name for word in words for name in named(word)} if words else usual
     wanted |= {need for name in wanted for need in PARTS[name].needs if need not in done}
@@ -114,6 +121,6 @@ def in_order(words: Sequence[str], done: Sequence[str] = ()) -> list[str]:
 
 
 def limit_s(name: str, later: Sequence[str], left_s: float) -> float:
-    """What a part may take of the time left, when the `later` ones are still to come."""
+    """Returns the seconds that a part may take of left_s, its share among itself and the `later` parts."""
     shares = PARTS[name].share + sum(PARTS[other].share for other in later)
     return left_s * PARTS[name].share / shares

@@ -1,4 +1,4 @@
-"""The library's own ways to do what a kernel does, on dense inputs of the same sizes."""
+"""Times torch's own kernels for the same work as ours, on dense inputs of the same sizes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-NO_KERNEL = ("No available kernel", "No viable backend")  # how torch says so
+NO_KERNEL = ("No available kernel", "No viable backend")  # the words of torch's error
 
 
 def attention_peers(
     device: torch.device, num_seqs: int, num_queries: int, context_len: int
 ) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """(Name, what times it) of each backend of scaled_dot_product_attention, on Llama-3.1-8B's heads.
+    """Yields (name, function that times it) of each SDPA backend, on Llama-3.1-8B's heads.
 
-    KV lies dense, a sequence after the other: easier than blocks.
+    KV is dense, one sequence after the other, which is easier than paged KV.
     """
     for name, backend in BACKENDS.items():
         yield f"sdpa_{name}", partial(_sdpa, device, backend, num_seqs, num_queries, context_len)
 
 
 def flex_peer(device: torch.device, num_seqs: int, num_queries: int, context_len: int) -> dict[str, Any]:
-    """flex_attention compiled, causal where there is more than one query; compiling takes half a minute."""
+    """Times a compiled flex_attention, causal if there are several queries; compiling takes half a minute."""
     if device.type == "cpu":
         raise UnavailableError("flex_attention is compiled on a GPU only")
     causal = num_queries > 1
@@ -51,7 +51,7 @@ def flex_peer(device: torch.device, num_seqs: int, num_queries: int, context_len
 def simple_peers(
     device: torch.device, tokens: int, hidden: int, inner: int
 ) -> Iterator[tuple[str, float, Callable[[], dict[str, Any]]]]:
-    """(Name, bytes that our kernel moves for it, what times it) of elementwise work."""
+    """Yields (name, bytes that our kernel moves, function that times it) of elementwise operations."""
 
     def rms(device: torch.device) -> Call:
         x, weight = normal((tokens, hidden), device), normal((hidden,), device)
@@ -87,7 +87,7 @@ def _sdpa(
     device: torch.device, backend: SDPBackend, num_seqs: int, num_queries: int, context_len: int
 ) -> dict[str, Any]:
     q, k, v = _dense(device, num_seqs, num_queries, context_len)
-    grouped = backend is not SDPBackend.EFFICIENT_ATTENTION  # which has no grouped heads
+    grouped = backend is not SDPBackend.EFFICIENT_ATTENTION  # the efficient backend has no grouped heads
     if not grouped:
         k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
 

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes a JSON line a test as it ends, to the file named in GPU_RUN_ROWS."""
+"""A pytest plugin that writes one JSON line per test, as it ends, to the file named in GPU_RUN_ROWS."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 
 import pytest
 
-_tells = False
+_is_writer = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With pytest-xdist, the process that collects what its workers report tells, and no other."""
-    global _tells
-    _tells = not hasattr(config, "workerinput")
+    """Lets only the controller of pytest-xdist write, not its workers."""
+    global _is_writer
+    _is_writer = not hasattr(config, "workerinput")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """One line a test: when it has run, or when it could not."""
-    if not _tells or (report.when != "call" and report.passed):
+    """Writes one line per test: when it has run, or when its setup or teardown has failed."""
+    if not _is_writer or (report.when != "call" and report.passed):
         return
     row = {
         "name": report.nodeid,

@@ -1,4 +1,4 @@
-"""What a part of the GPU run finds: rows, on disk after each, so that a hang or a crash loses one of them."""
+"""Records the rows of one part, saved after each row, so a hang or a crash loses at most one."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from typing import Any
 
 import torch
 
-POISONED = 70  # exit status: the GPU answers this process with errors only; a new process may go on
-LEAST_S = 4.0  # with less time than this no row is begun
+POISONED = 70  # exit status: every CUDA call of this process fails; a new process may continue
+LEAST_S = 4.0  # seconds; with less time left no row is begun
 
 Row = dict[str, Any]
 
 
 class UnavailableError(Exception):
-    """Something that a row needs is not on this machine, or not in this version: said, and no failure."""
+    """A row needs something that this machine or version lacks; the row says so and does not fail."""
 
 
 class Record:
-    """The rows of one part, and its time.
+    """The rows of one part and its time limit.
 
-    A row's `name` is its own. `error`: what it raised; `ok`: whether what it checks holds; `unavailable`:
-    what was missing; `target`, `reached`, `met`: a number to reach; `said`: its line in the last table.
+    Keys of a row: `name`, unique in the part; `error`, the exception raised; `ok`, whether the check holds;
+    `unavailable`, what was missing; `target`, `reached` and `met`, a value to reach; `said`, its line in the
+    final table.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class Record:
         self.not_measured: list[str] = []
         self.name = name
         self._begin = time.time()
-        self._before_s = 0.0  # of processes that ended before this one took over
+        self._before_s = 0.0  # seconds of earlier processes of this part
 
     def resume(self) -> None:
-        """Go on where a process that died left off: its rows stay, the one that killed it among them."""
+        """Continues after a process that died: its rows stay, including the one that killed it."""
         before = read(self.path)
         self.rows = before["rows"]
         self._before_s = before["seconds"]
@@ -58,16 +59,16 @@ class Record:
 
     @property
     def folder(self) -> Path:
-        """Where the results of the whole run lie."""
+        """Folder that holds the results of the whole run."""
         return self.path.parent
 
     def measure(
         self, name: str, call: Callable[[], Mapping[str, Any]], *, least_s: float = LEAST_S
     ) -> Row | None:
-        """A row of what `call` returns, or of how it failed. None where a row failed or was not begun.
+        """Adds a row with the result of `call`, or with its error.
 
-        A row that is there already (after `resume`) is returned as it is. Exits with POISONED where the GPU
-        is lost to this process.
+        Returns None if the row failed or was not begun for lack of time. After `resume`, a row that exists is
+        returned as it is. Exits with POISONED if the GPU is unusable for this process.
         """
         for row in self.rows:
             if row["name"] == name:
@@ -84,25 +85,25 @@ class Record:
             row |= call()
         except UnavailableError as error:
             row["unavailable"] = str(error)
-        except Exception as error:  # whatever it is, the other rows go on
+        except Exception as error:  # whatever it is, the other rows are measured
             failure = error
             row["error"] = f"{type(error).__name__}: {_shortened(str(error))}"
             row["traceback"] = traceback.format_exc()[-3000:]
         row["row_s"] = round(time.perf_counter() - begin, 3)
         self.rows.append(row)
         if failure is not None:
-            failure.__traceback__ = None  # its frames hold tensors
+            failure.__traceback__ = None  # its frames keep tensors alive
             self._check_the_gpu(row)
         self.save("running")
         return None if "error" in row or "unavailable" in row else row
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """A row that was measured elsewhere."""
+        """Adds a row that was measured elsewhere."""
         self.rows.append(dict(row))
         self.save("running")
 
     def save(self, status: str, *, now: str | None = None) -> None:
-        """Write the file; `now`: the row being measured."""
+        """Writes the file; `now` names the row that is being measured."""
         write(
             self.path,
             {
@@ -120,7 +121,7 @@ class Record:
         )
 
     def finish(self) -> bool:
-        """Write the last word: passed where no row failed and there are rows. Returns whether it passed."""
+        """Writes the final status: passed if there are rows and none failed. Returns whether it passed."""
         passed = bool(self.rows) and not any(is_failed(row) for row in self.rows)
         self.save("passed" if passed else "failed")
         return passed
@@ -133,24 +134,24 @@ class Record:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         except RuntimeError as error:
-            row["error"] += f" | the GPU is lost to this process: {_shortened(str(error))}"
+            row["error"] += f" | the GPU is unusable for this process: {_shortened(str(error))}"
             self.save("running")
             os._exit(POISONED)
 
 
 def is_failed(row: Mapping[str, Any]) -> bool:
-    """Whether a row raised, or what it checks does not hold. A number not reached is no failure."""
+    """Returns whether a row raised or its check does not hold. A target that is not met is no failure."""
     return "error" in row or row.get("ok") is False
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A part's file."""
+    """Reads a part's file."""
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """The file as a whole or not at all; numbers that JSON has none of become words."""
+    """Writes the file atomically; NaN and infinities, which JSON lacks, become strings."""
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps(_plain(content), indent=1) + "\n")
     os.replace(beside, path)

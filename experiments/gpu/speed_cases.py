@@ -1,4 +1,4 @@
-"""What is timed: the sizes of the numbers to reach first, then the cases of every kernel module."""
+"""The cases that are timed: first the sizes that have a target, then the cases of every kernel module."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUP_SIZE = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A number to reach. share_of: copy (bytes a second) or bf16 (operations a second)."""
+    """A share to reach. share_of: copy (copied bytes/s) or bf16 (bf16 FLOP/s)."""
 
     share_of: str
     at_least: float
@@ -45,7 +45,7 @@ FUSED = Target(share_of="copy", at_least=0.80)
 
 
 def targeted(quick: bool) -> Iterator[tuple[Case, Target]]:
-    """The sizes that have a number to reach, module/size as their names."""
+    """Yields the cases that have a target, named module/size."""
     if quick:
         yield decode_case(2, 40), DECODE
         yield prefill_case(24), PREFILL
@@ -59,7 +59,7 @@ def targeted(quick: bool) -> Iterator[tuple[Case, Target]]:
 
 
 def others(quick: bool) -> Iterator[Case]:
-    """The modules' own cases, the first of each module, then the second of each, and so on."""
+    """Returns the modules' own cases: the first of each module, then the second of each, and so on."""
     by_module = [
         [
             case._replace(name=f"{module}/{case.name}")
@@ -72,7 +72,7 @@ def others(quick: bool) -> Iterator[Case]:
 
 
 def decode_case(num_seqs: int, context_len: int) -> Case:
-    """Llama-3.1-8B's decode attention, bf16."""
+    """Returns the case of Llama-3.1-8B's decode attention in bf16."""
     model = MODELS["llama_8b"]
 
     def make(device: torch.device) -> Call:
@@ -90,7 +90,7 @@ def decode_case(num_seqs: int, context_len: int) -> Case:
 
 
 def prefill_case(length: int) -> Case:
-    """A whole prompt of Llama-3.1-8B, bf16; half the square counts as operations."""
+    """Returns the case of a whole prompt of Llama-3.1-8B in bf16; FLOPs count the causal half only."""
     model = MODELS["llama_8b"]
 
     def make(device: torch.device) -> Call:
@@ -144,7 +144,7 @@ def _fused(tokens: int, hidden: int, inner: int) -> Iterator[Case]:
 
 
 def w4a16_case(m: int, k: int, n: int) -> Case:
-    """x [m, k] by a 4-bit weight [n, k]."""
+    """Returns the case of the product of x [m, k] and a 4-bit weight [n, k]."""
     groups = k // GROUP_SIZE
 
     def make(device: torch.device) -> Call:
@@ -163,17 +163,17 @@ def w4a16_case(m: int, k: int, n: int) -> Case:
 
 
 def normal(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Random numbers in bf16, or fp16 where kernels are interpreted."""
+    """Returns normal random numbers in bf16, or in fp16 where kernels are interpreted."""
     return torch.randn(shape, device=device).to(interpreted(device))
 
 
 def interpreted(device: torch.device) -> torch.dtype:
-    """bf16, but fp16 where kernels are interpreted, which is right for fp16 only."""
+    """Returns bf16, or fp16 on a CPU, where kernels are interpreted, which is correct for fp16 only."""
     return torch.float16 if device.type == "cpu" else BF16
 
 
 def shares(case: Case, seconds: float, limits: dict[str, float | None]) -> dict[str, Any]:
-    """What a call of that length reaches: rates, and shares of the limits that were measured."""
+    """Returns the rates of a call that takes `seconds`, and their shares of the limits that were measured."""
     rates = {"copy": case.bytes_moved / seconds, "bf16": case.flops / seconds}
     found: dict[str, Any] = {"bytes_per_s": rates["copy"], "flops_per_s": rates["bf16"]}
     for name, limit in limits.items():

@@ -1,4 +1,4 @@
-"""The launch tables' alternatives: which are tried for which case, and how one takes its place."""
+"""Alternatives to the launch tables: the tiles to try for each case, and how one replaces the table's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Values = dict[str, Any]  # a tile's fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """One case of a kernel module, and the values that each field of its launch table's entries may take.
+    """One case of a kernel module, and the values that each field of its tile may take.
 
-    compiled_by: the fields that change the kernel; the others change only how often it is launched. pure: a
-    call gives the same result each time, so that another tile's can be held against it.
+    not_compiled: fields that do not change the compiled kernel, only how it is launched. pure: each call
+    gives the same result, so that the results of different tiles can be compared.
     """
 
     module: str
@@ -36,11 +36,11 @@ class Search:
         return f"{self.module}/{self.case}"
 
     def candidates(self) -> list[Values]:
-        """All combinations."""
+        """Returns all combinations of the fields' values."""
         return [dict(zip(self.fields, values, strict=True)) for values in product(*self.fields.values())]
 
     def make(self) -> Case:
-        """The case itself. Raises ValueError if the module has none of that name."""
+        """Returns the case. Raises ValueError if the module has no case of that name."""
         module = importlib.import_module(f"kernels.{self.module}")
         for case in module.cases():
             if case.name == self.case:
@@ -61,7 +61,7 @@ MLA = {
 
 
 def gemm(rows: tuple[int, ...], cols: tuple[int, ...], depth: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Tiles of the products by quantised and routed weights."""
+    """Returns the tile fields of quantised and MoE products."""
     return {"rows": rows, "cols": cols, "depth": depth, "num_warps": (4, 8), "num_stages": (2, 3, 4, 5)}
 
 
@@ -168,7 +168,7 @@ DRY_RUN = (
 
 @contextmanager
 def replaced(module: str, values: Values) -> Iterator[None]:
-    """Within, every entry of the module's launch table is the tile of these values."""
+    """Replaces every entry of the module's launch table by the tile of these values, inside the context."""
     table: dict[str, Any] = importlib.import_module(f"kernels.{module}").TILES
     before = dict(table)
     table.update({chip: _replaced(entry, values) for chip, entry in before.items()})
@@ -179,14 +179,15 @@ def replaced(module: str, values: Values) -> Iterator[None]:
 
 
 def present(module: str, chip: str) -> Any:
-    """The table's own entries for a chip, as they are in the sources."""
+    """Returns the launch table's entry for a chip, as in the sources; None if it has none."""
     return importlib.import_module(f"kernels.{module}").TILES.get(chip)
 
 
 def compiled(search: Search, values: Values, chip: str) -> dict[str, Any]:
-    """What the case's kernels take of the chip with this tile; `unusable`: why it should not be tried.
+    """Compiles the case's kernels with this tile; returns registers, spills and shared memory.
 
-    Run in a process that interprets nothing: the result lies in Triton's cache for those that follow.
+    `unusable` says why the tile should not be timed. Run it in a process that does not interpret kernels: the
+    result remains in Triton's cache for later processes.
     """
     torch.set_num_threads(1)
     compiler = ahead.Compiler(chip, {})
@@ -204,7 +205,7 @@ def compiled(search: Search, values: Values, chip: str) -> dict[str, Any]:
 
 
 def _unusable(row: ahead.Row) -> str:
-    """Why a kernel is not worth its time on the device; empty where it is."""
+    """Returns why a kernel is not worth timing on the device; empty if it is."""
     if row.unsupported or row.broken.startswith("does not compile"):
         return str(row.unsupported or row.broken)
     if row.shared_bytes > ahead.CHIPS[row.target].shared_bytes:

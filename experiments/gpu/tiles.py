@@ -1,7 +1,7 @@
-"""Launch tables searched: each case with the present tile and with others, those that spill left out.
+"""Searches launch tables: times each case with the present tile and with others that do not spill registers.
 
-All are compiled by processes beside this one, which times them. Nothing is adopted: tables are edited by hand
-from what is found.
+Other processes compile the candidates while this one times them. Nothing is changed: tables are edited by
+hand from the results.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from experiments.gpu.tile_search import DRY_RUN, SEARCHES, Search, Values, compi
 from kernels.ahead import CHIPS
 from kernels.launch import target
 
-END_S = 5.0  # left when a search stops where it is
+END_S = 5.0  # seconds before the time limit at which a search stops
 Tried = list[tuple[Values, "Future[dict[str, Any]]"]]
 
 
 def run(record: Record) -> None:
-    """A row a search: the present tile, the others by time, and what the best would gain."""
+    """Adds one row per search: the present tile, the candidates by time, and the gain of the fastest."""
     chip = target() if record.device.type == "cuda" else "sm_90"
     if chip not in CHIPS:
         record.measure("chip", lambda: _refuse(chip))
@@ -46,7 +46,7 @@ def run(record: Record) -> None:
 
 
 def _submit(pool: ProcessPoolExecutor, search: Search, chip: str) -> Tried:
-    """Each candidate with what compiling it will say; those that are one kernel are compiled once."""
+    """Submits the compilation of each candidate; candidates that share a kernel are compiled once."""
     by_kernel: dict[tuple[tuple[str, int], ...], Future[dict[str, Any]]] = {}
     found: Tried = []
     for values in search.candidates():
@@ -69,7 +69,7 @@ def _search(record: Record, search: Search, tried: Tried) -> dict[str, Any]:
             break
         rows.append({"tile": values, **_candidate(record, search, calls, values, future, expected)})
     usable = [row for row in rows if "median_s" in row and row.get("ok", True)]
-    again = timed(calls, record.device, rep_ms=40)  # the same once more: how far to trust a difference
+    again = timed(calls, record.device, rep_ms=40)  # measured again: the noise of a difference
     now_s = min(before.median_s, again.median_s)
     best = min(usable, key=lambda row: row["median_s"], default=None)
     gain = now_s / best["median_s"] if best is not None else 1.0
@@ -81,8 +81,9 @@ def _search(record: Record, search: Search, tried: Tried) -> dict[str, Any]:
         "gain": gain,
         "cut": cut,
         "candidates": sorted(rows, key=lambda row: row.get("median_s", float("inf"))),
-        "said": f"{gain:.3f} times as fast as {now_s * 1e6:.1f} us with {best['tile'] if best else 'none'}"
-        + (", cut short" if cut else ""),
+        "said": f"{gain:.3f} times as fast as the present {now_s * 1e6:.1f} us"
+        + (f" with {best['tile']}" if best else "; no candidate is usable")
+        + (", stopped at the time limit" if cut else ""),
     }
 
 
@@ -94,7 +95,7 @@ def _candidate(
     future: Future[dict[str, Any]],
     expected: object,
 ) -> dict[str, Any]:
-    """What compiling said; and how long it takes, where it does not spill and fits."""
+    """Returns the compiler's figures, and the time of the candidate if it fits and does not spill."""
     try:
         use = future.result(timeout=max(record.left_s - END_S / 2, 0.1))
     except TimeoutError:
@@ -108,7 +109,7 @@ def _candidate(
             return use | {"ok": right} | timed(calls, record.device, rep_ms=20).row()
         except (ValueError, RuntimeError) as error:
             if record.device.type == "cuda":
-                torch.cuda.synchronize()  # raises where the GPU is lost
+                torch.cuda.synchronize()  # raises if the GPU has become unusable
             return use | {"raised": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
@@ -122,7 +123,7 @@ def _agrees(found: object, expected: object) -> bool:
 
 @contextmanager
 def _interpreting_nothing() -> Iterator[None]:
-    """Processes that are started within compile, even where this one interprets."""
+    """Makes processes started inside the context compile kernels, even if this process interprets them."""
     before = os.environ.get("TRITON_INTERPRET", "0")
     os.environ["TRITON_INTERPRET"] = "0"
     try:
@@ -132,4 +133,4 @@ def _interpreting_nothing() -> Iterator[None]:
 
 
 def _refuse(chip: str) -> dict[str, Any]:
-    raise UnavailableError(f"{chip} is not among those compiled for ahead: {', '.join(CHIPS)}")
+    raise UnavailableError(f"{chip} is not a target of kernels.ahead, which compiles for {', '.join(CHIPS)}")

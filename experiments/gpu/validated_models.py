@@ -1,4 +1,4 @@
-"""The models that the machine is calibrated for and validated with, and how their runs are composed."""
+"""The models that are calibrated and validated, and the compositions of their runs."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ MODELS: Mapping[str, Sequence[str]] = {"llama_8b": LLAMA_8B, "llama_1b": LLAMA_1
 
 
 def model_name(record: Record) -> str:
-    """Of a part such as validate_llama_8b."""
+    """Returns the model's name of a part such as validate_llama_8b."""
     return record.name.partition("_")[2]
 
 
 def calibrated_folder(record: Record) -> Path:
-    """The configs that `calibrate` leaves for `validate`: hardware, engine, latency, and the table."""
+    """Returns the folder of the configs and tables that `calibrate` writes and `validate` reads."""
     return record.folder / f"calibrated_{model_name(record)}"
 
 
 def composition(record: Record, overrides: Sequence[str] = ()) -> Composition:
-    """Of `windtunnel validate` with the part's model and device."""
+    """Returns the composition of `windtunnel validate` with the part's model and device."""
     model = TINY if record.quick else MODELS[model_name(record)]
     given = [f"device={record.device.type}", "thresholds=gpu", *model, *overrides]
     return Composition(ConfigSource(config_name="validate", dirs=[CONFIG_DIR]), given)
 
 
 def suite_of(name: str) -> Suite:
-    """One of the config group suite."""
+    """Returns the suite of that name from the config group `suite`."""
     source = ConfigSource(config_name="validate", dirs=[CONFIG_DIR])
     return split(composed(source, ["device=cpu", f"suite={name}"]))[0].suite

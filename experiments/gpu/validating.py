@@ -23,7 +23,7 @@ from experiments.validate.fidelity.errors import MetricError
 
 
 class SuiteRun(NamedTuple):
-    """A suite and its overrides. has_targets: whether it has enough requests to judge times by."""
+    """A suite and its overrides. has_targets: it has enough requests to compare times with the targets."""
 
     suite: str
     overrides: tuple[str, ...]
@@ -61,7 +61,12 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "iteration": ("iteration_median",),
 }
 """Targets and the metrics that each covers; the thresholds are in configs/thresholds/gpu.yaml."""
-TOLD = {"ttft_mean_s": "TTFT", "tpot_mean_s": "TPOT", "e2e_mean_s": "E2E", "output_tokens_per_s": "tokens/s"}
+REPORTED = {
+    "ttft_mean_s": "TTFT",
+    "tpot_mean_s": "TPOT",
+    "e2e_mean_s": "E2E",
+    "output_tokens_per_s": "tokens/s",
+}
 
 
 class CaseRun(NamedTuple):
@@ -112,7 +117,7 @@ def _warm_up(case: Case, executors: ExecutorCache) -> dict[str, Any]:
 
 
 def _run_case(record: Record, case_run: CaseRun, executors: ExecutorCache) -> dict[str, Any]:
-    """Runs, judges and stores one case."""
+    """Runs one case, compares it with the simulator and writes its results."""
     case = case_run.case
     folder = record.folder / f"validated_{model_name(record)}" / case_run.suite_run.suite / case.name
     verdict, recordings = run_case(case, executors, folder / "recordings")
@@ -123,15 +128,15 @@ def _run_case(record: Record, case_run: CaseRun, executors: ExecutorCache) -> di
         title=title,
         config=case.config,
         recordings=recordings,
-        page=False,  # `windtunnel validate against=` makes one of the recordings
+        page=False,  # `windtunnel validate against=` writes one from the recordings
         tables=False,
     )
     row = row_of(verdict, case.settings.load, recordings)
-    return row | ({"said": _said(row)} if case_run.suite_run.has_targets else {})
+    return row | ({"said": _summary(row)} if case_run.suite_run.has_targets else {})
 
 
 def row_of(verdict: Verdict, load: float | None, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Row of one case; its check is that every recorded plan was reproduced."""
+    """Returns the row of one case; its check is that every recorded plan was reproduced."""
     parts = verdict.decomposition
     equal, steps = verdict.num_equal, verdict.num_steps
     if parts is not None:
@@ -158,14 +163,16 @@ def _figures(one: MetricError) -> dict[str, float | None]:
     return {name: value if value is not None and isfinite(value) else None for name, value in values.items()}
 
 
-def _said(row: Row) -> str:
+def _summary(row: Row) -> str:
     figures = row["figures"]
     errors = [
-        f"{label} {figures[name]['error']:+.1%}" for name, label in TOLD.items() if _is_known(figures, name)
+        f"{label} {figures[name]['error']:+.1%}"
+        for name, label in REPORTED.items()
+        if _is_known(figures, name)
     ]
     if _is_known(figures, "iteration_median"):
         errors.append(f"iteration {figures['iteration_median']['error']:.1%}")
-    return f"{row['plans_equal']} of {row['plans']} plans; {', '.join(errors)}"
+    return f"{row['plans_equal']} of {row['plans']} plans equal; {', '.join(errors)}"
 
 
 def _is_known(figures: Mapping[str, Any], name: str) -> bool:
@@ -193,8 +200,8 @@ def _decisions(rows: Mapping[str, Row]) -> dict[str, Any]:
     share = equal / plans
     alike = sum(row["ok"] for row in rows.values())
     preempted = sum(row["preempted"] for row in rows.values())
-    said = f"{alike} of {len(rows)} cases alike, {equal} of {plans} plans, {preempted} preemptions"
-    return {"target": 1.0, "reached": share, "met": share == 1.0, "said": said}
+    summary = f"{alike} of {len(rows)} cases equal, {equal} of {plans} plans equal, {preempted} preemptions"
+    return {"target": 1.0, "reached": share, "met": share == 1.0, "said": summary}
 
 
 def worst_of(rows: Mapping[str, Row], name: str) -> dict[str, Any] | None:
@@ -214,7 +221,7 @@ def worst_of(rows: Mapping[str, Row], name: str) -> dict[str, Any] | None:
     target, error = worst["threshold"], worst["error"]
     met = abs(error) <= target
     noise = "not known" if worst["noise"] is None else f"{worst['noise']:.1%}"
-    said = f"worst {error:+.1%} ({case}, {figure}; noise {noise}); target {target:.0%}"
+    summary = f"worst {error:+.1%} ({case}, {figure}; noise {noise}); target {target:.0%}"
     return {
         "target": target,
         "reached": abs(error),
@@ -223,5 +230,5 @@ def worst_of(rows: Mapping[str, Row], name: str) -> dict[str, Any] | None:
         "figure": figure,
         "noise": worst["noise"],
         "by_case": {f"{case} {figure}": found["error"] for (case, figure), found in errors.items()},
-        "said": f"{said}: {'met' if met else 'NOT met'}",
+        "said": f"{summary}: {'met' if met else 'NOT met'}",
     }

@@ -72,7 +72,7 @@ def deadly():
     if how == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "poison":
-        record.rows.append({"name": "deadly", "error": "the GPU is lost"})
+        record.rows.append({"name": "deadly", "error": "the GPU is unusable"})
         record.save("running")
         os._exit(POISONED)
     raise ValueError("wrong")
@@ -109,7 +109,7 @@ def run_script(monkeypatch, folder, how, part_s=60.0):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("crash", "signal SIGSEGV"), ("poison", "the GPU is lost"), ("raise", "ValueError: wrong")],
+    [("crash", "signal SIGSEGV"), ("poison", "the GPU is unusable"), ("raise", "ValueError: wrong")],
 )
 def test_a_row_that_kills_its_process_leaves_the_rows_after_it(monkeypatch, tmp_path, how, said):
     found = run_script(monkeypatch, tmp_path, how)
