@@ -1,7 +1,6 @@
-"""`windtunnel observe`: load a server with a workload and record what a client sees, as a simulation would.
+"""`windtunnel observe`: loads a server with a workload and records what a client sees, as a simulation would.
 
-Exit code 3: the result is written, but requests failed (connections lost, errors of the server), or none
-finished.
+Exit code 3: the result is written, but requests failed (lost connections, server errors) or none finished.
 """
 
 from __future__ import annotations
@@ -36,13 +35,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObserveJob:
-    """The load; the server is asked only when it runs."""
+    """A load on a server; no request is sent before `run`."""
 
     cfg: DictConfig
     settings: ObserveSettings
 
     def run(self, folder: Path) -> None:
-        """Load, write, print. Raises UnsuccessfulError if requests failed, or none finished."""
+        """Runs the load, writes and prints the result.
+
+        Raises UnsuccessfulError if requests failed or none finished.
+        """
         from experiments.observe.session import observe  # noqa: PLC0415  (the client library is an extra)
 
         settings, console = self.settings, terminal_console()
@@ -59,7 +61,7 @@ class ObserveJob:
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> ObserveJob:
-    """Raises ConfigError for whatever a user can mend without the server."""
+    """Builds the job. Raises ConfigError for every mistake that shows without the server."""
     settings = build_settings(cfg)
     _require_client()
     try:
@@ -79,7 +81,7 @@ def _require_client() -> None:
 def _write(
     folder: Path, settings: ObserveSettings, observed: Observed, config: dict[str, Any], started: datetime
 ) -> dict[str, Any]:
-    """Write the run's files; returns the summary."""
+    """Writes the files of the run and returns the summary."""
     load, dialect = observed.load, observed.probed.dialect
     records = records_of(load.replies, load.end_s, interrupted=load.stopped == "interrupted")
     summary = observed_figures(
@@ -112,8 +114,8 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     rates, client = summary["throughput"], summary["client"]
     late = [f"{numbers.milliseconds(client['lag'][f'{q}_s'])} ms ({q})" for q in ("p50", "p99")]
     console.print(
-        f"output {numbers.number(rates['output_tokens_per_s'])} tok/s, input "
-        f"{numbers.number(rates['input_tokens_per_s'])} tok/s, "
+        f"output {numbers.number(rates['output_tokens_per_s'])} tokens/s, input "
+        f"{numbers.number(rates['input_tokens_per_s'])} tokens/s, "
         f"{numbers.number(rates['requests_per_s'])} requests/s in {numbers.seconds(summary['simulated_s'])}; "
         f"requests were sent {' and '.join(late)} late",
         highlight=False,

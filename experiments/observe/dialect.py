@@ -1,4 +1,4 @@
-"""The body of a request, with as many of the wished-for options as the server takes."""
+"""Builds the body of a request, with those of the wanted options that the server accepts."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ OPTIONS: dict[str, str] = {
     "temperature": "the server's default sampling is used",
     "stream_options": "the server does not report token counts",
 }
-"""What is asked for beyond the API's core, and what its absence means; given up in this order."""
+"""Options beyond the API's core, and content it means if one is missing; they are dropped in this order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """How one server wants to be asked. options: those of `OPTIONS` that it takes."""
+    """The form of requests that one server accepts.
+
+    options: the names in `OPTIONS` that it accepts. limit: the field that limits the output tokens.
+    """
 
     model: str
     api: str
     options: frozenset[str]
     seed: int = 0
     temperature: float = 0.0
-    limit: str = "max_tokens"  # newer chat models: max_completion_tokens
+    limit: str = "max_tokens"  # or max_completion_tokens, for newer chat models
 
     def without(self, message: str) -> Dialect | None:
-        """The dialect to try when this one was refused with that message; None if nothing is left to drop."""
+        """Returns the dialect to try after a rejection with `message`; None if no option is left to drop."""
         if self.limit == "max_tokens" and "max_completion_tokens" in message:
             return replace(self, limit="max_completion_tokens")
         named = [option for option in OPTIONS if option in self.options and option in message]
@@ -38,9 +41,10 @@ class Dialect:
         return replace(self, options=self.options - {left[0]}) if left else None
 
     def body(self, prompt: str, num_tokens: int | None, *, wants_ids: bool = False) -> bytes:
-        """The request's JSON; prompt: JSON already, so that a long one is written once.
+        """Returns the request's JSON.
 
-        num_tokens: of the answer, null for no limit; wants_ids: its token ids are of use.
+        prompt: already JSON, so that a long one is encoded only once. num_tokens: limit of the output tokens,
+        None for no limit. wants_ids: request the output's token ids, if the server has that option.
         """
         fields: dict[str, Any] = {"model": self.model, "stream": True}
         if num_tokens is not None:
@@ -56,9 +60,9 @@ class Dialect:
                 fields["stream_options"]["continuous_usage_stats"] = True
         if wants_ids and "return_token_ids" in self.options:
             fields["return_token_ids"] = True
-        what = (
+        content = (
             f'"messages":[{{"role":"user","content":{prompt}}}]'
             if self.api == "chat"
             else f'"prompt":{prompt}'
         )
-        return f"{json.dumps(fields)[:-1]},{what}}}".encode()
+        return f"{json.dumps(fields)[:-1]},{content}}}".encode()

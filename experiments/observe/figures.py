@@ -1,10 +1,10 @@
-"""The figures of an observed run, named as those of a simulated one, and what the client adds."""
+"""Computes the figures of an observed run, under a simulated run's names, and those of the client itself."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,19 @@ from sim.metrics.summary import check_conservation, plain_json
 from sim.metrics.window import Window
 from sim.records.requests import Status
 from sim.records.run import RunRecords
+from sim.report.wording import plural
 from sim.workload.base import WorkloadNotes
 
 LATE_SHARE = 0.01
-"""Of requests sent late, from which on the client itself is suspected."""
+"""Share of late requests above which a note names the client as the bottleneck."""
 STALL_MS = 5.0
-"""A client busy for so long at its 99th percentile adds that to what it measures."""
+"""99th percentile of the client's stalls above which a note says that measured times may be late."""
 
 
 def observed_figures(
     records: RunRecords, load: Load, *, slo: Slo | None, metrics: MetricsSettings, late_s: float
 ) -> dict[str, Any]:
-    """All figures as plain JSON. Latencies count from the moment of sending."""
+    """Computes all figures as plain JSON. Latencies count from the moment of sending."""
     counts = check_conservation(records)
     part = measure(records, metrics, slo)
     table, window = part.table, part.window
@@ -53,28 +54,29 @@ def observed_figures(
 
 
 def client_notes(summary: dict[str, Any]) -> list[str]:
-    """What the reader must know about the client before trusting the server's figures."""
+    """Returns the notes on the client and on failures that qualify the server's figures."""
     client, tokens, failed, requests = (summary[k] for k in ("client", "tokens", "failed", "requests"))
     found = []
     if summary["stopped"] == "interrupted":
-        found.append(f"Interrupted after {summary['simulated_s']:.1f} s; the figures are of this part.")
+        found.append(
+            f"Interrupted after {summary['simulated_s']:.1f} s; the figures cover this part of the run."
+        )
     elif summary["stopped"] and summary["stopped"] != "until_s":
         found.append(
-            f"Stopped after {summary['simulated_s']:.1f} s: {summary['stopped']}; the rest was not sent."
+            f"Stopped after {summary['simulated_s']:.1f} s: {summary['stopped']}; the remaining requests "
+            "were not sent."
         )
     if failed["count"]:
         kinds = "; ".join(f"{count:,} x {error}" for error, count in failed["by_error"].items())
-        found.append(f"{failed['count']:,} of {requests['arrived']:,} requests failed: {kinds}.")
+        found.append(f"{_of_requests(failed['count'], summary)} failed: {kinds}.")
     if requests["rejected"]:
         kinds = "; ".join(f"{count:,} x {error}" for error, count in failed["refusals"].items())
-        found.append(f"{requests['rejected']:,} of {requests['arrived']:,} requests were rejected: {kinds}.")
+        found.append(f"{_of_requests(requests['rejected'], summary, be=True)} rejected: {kinds}.")
     others = requests["aborted"] - failed["count"]
     if others:
-        found.append(f"{others:,} of {requests['arrived']:,} requests were aborted by their client.")
+        found.append(f"{_of_requests(others, summary, be=True)} aborted by their client.")
     if requests["unfinished"]:
-        found.append(
-            f"{requests['unfinished']:,} of {requests['arrived']:,} requests were unfinished at the end."
-        )
+        found.append(f"{_of_requests(requests['unfinished'], summary, be=True)} unfinished at the end.")
     lag_ms, stall_ms = (1e3 * (client[name]["p99_s"] or 0) for name in ("lag", "stall"))
     if (client["late_share"] or 0) > LATE_SHARE:
         found.append(
@@ -94,28 +96,38 @@ def client_notes(summary: dict[str, Any]) -> list[str]:
         )
     if tokens["spread_requests"]:
         found.append(
-            f"For {tokens['spread_requests']:,} outputs the server reported only the total number of tokens: "
-            "they are spread evenly over the chunks."
+            f"For {plural(tokens['spread_requests'], 'output')} the server reported only the total number of "
+            "tokens: they are spread evenly over the chunks."
         )
     if tokens["off_prompts"]:
         found.append(
-            f"{tokens['off_prompts']:,} prompts had a different length on the server than in the workload "
+            f"{plural(tokens['off_prompts'], 'prompt')} had a different length on the server than in the "
+            "workload "
             f"(mean {100 * tokens['mean_off_share']:+.1f} %)."
         )
     if tokens["off_outputs"]:
-        found.append(f"{tokens['off_outputs']:,} outputs had a different length than requested.")
+        found.append(f"{plural(tokens['off_outputs'], 'output')} had a different length than requested.")
     return found
 
 
 def workload_notes(notes: WorkloadNotes) -> list[str]:
-    """What the traffic is not."""
+    """Returns the notes on requests that were skipped or changed."""
     found = [f"{count:,} skipped: {reason}." for reason, count in notes.skipped.items()]
     if notes.num_clipped:
-        was = "request was" if notes.num_clipped == 1 else "requests were"
-        found.append(f"{notes.num_clipped:,} {was} truncated to the model's context length.")
+        verb = "was" if notes.num_clipped == 1 else "were"
+        found.append(
+            f"{plural(notes.num_clipped, 'request')} {verb} truncated to the model's context length."
+        )
     if notes.num_conversations_cut:
-        found.append(f"{notes.num_conversations_cut:,} conversations ended early, as the context was full.")
+        conversations = plural(notes.num_conversations_cut, "conversation")
+        found.append(f"{conversations} ended early, because the context was full.")
     return found
+
+
+def _of_requests(count: int, summary: Mapping[str, Any], *, be: bool = False) -> str:
+    """Returns `3 of 20 requests`; be: with was or were after it."""
+    text = f"{count:,} of {plural(summary['requests']['arrived'], 'request')}"
+    return text + (" was" if count == 1 else " were") * be
 
 
 def _failures(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -131,7 +143,7 @@ def _failures(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def _client(table: pd.DataFrame, load: Load, late_s: float) -> dict[str, Any]:
-    """How punctual the client was. stall: naps of the heartbeat that took longer than asked."""
+    """Computes how late requests were sent, and how late the heartbeat's sleeps ended (stall)."""
     lag_s = _times(table, "lag_s")
     return {
         "late_ms": late_s * 1e3,
@@ -160,7 +172,7 @@ def _tokens(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def _throughput(table: pd.DataFrame, window: Window, num_gaps: int) -> dict[str, float]:
-    """Per second of the window: requests finished, tokens that came, prompts whose answer began."""
+    """Computes finished requests, output tokens and prompts with a first token per second of the window."""
     began = window.holds(_times(table, "first_token_s"))
     finished = window.holds(_times(table, "finished_s")) & (table["status"] == "finished").to_numpy()
     seconds = window.duration_s if window.duration_s > 0 else math.nan

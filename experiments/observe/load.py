@@ -1,8 +1,7 @@
-"""The load: requests sent at their times, whatever the server does, and what follows from the ended ones.
+"""Sends requests at their times, whatever the server does, and the requests that depend on their outputs.
 
-Open loop: a request leaves at its arrival time, also if all others are still being answered. How late it
-left, and how long this process was busy with other things, is recorded: a slow client looks like a slow
-server.
+Open loop: a request is sent at its arrival time, even if all earlier ones are still running. The lateness of
+each request and the stalls of this process are recorded, because a slow client looks like a slow server.
 """
 
 from __future__ import annotations
@@ -21,37 +20,38 @@ from sim.records.requests import Status
 from sim.workload.base import Arrival, Source
 
 AHEAD_BYTES = 64 << 20
-"""Of bodies written before they are needed: long prompts take milliseconds, in which nothing is received."""
+"""Bytes of bodies encoded ahead: encoding a long prompt takes milliseconds, in which no data is received."""
 MAX_HOLD_S = 0.002
-"""How long overdue requests, whose bodies may have to be written, keep this process to themselves."""
+"""Longest time in seconds for which sending overdue requests keeps this process from receiving data."""
 BEAT_S = 0.02
 LEAD_S = 0.1
 GRACE_S = 1.0
-"""After giving up: a dead server's connections end at once, but not all are seen in one round."""
+"""Seconds that running requests may still take after giving up, so that all lost connections are noticed."""
 
 Send = Callable[[bytes, Reply, Callable[[], float]], Awaitable[None]]
 
 
-class Question(NamedTuple):
-    """A request, ready to be sent."""
+class PreparedRequest(NamedTuple):
+    """A request and its encoded body."""
 
     request: Request
-    num_tokens: int | None  # asked for; None: as many as the server likes
+    num_tokens: int | None  # output tokens to request; None: the server's choice
     body: bytes
 
 
 class Load:
-    """One run. write: arrival -> what is sent; answered: called with each reply that ended well.
+    """One run of a load.
 
-    until_s ends the run at that time; give_up_after: connections lost in a row that end it, and what is
-    being answered then has failed.
+    write: encodes an arrival. answered: called with each finished reply. until_s: the run ends at this time.
+    give_up_after: number of lost connections in a row that ends the run; requests running then count as
+    failed.
     """
 
     def __init__(
         self,
         source: Source,
         *,
-        write: Callable[[Arrival], Question],
+        write: Callable[[Arrival], PreparedRequest],
         send: Send,
         answered: Callable[[Reply], None] = lambda reply: None,
         until_s: float | None = None,
@@ -68,15 +68,15 @@ class Load:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._zero_s = 0.0
-        self._num_lost = 0  # in a row
+        self._num_lost = 0  # connections lost in a row
         self.replies: list[Reply] = []
         self.num_ended = 0
-        self.stopped = ""  # why, if before the traffic's end
-        self.stalls_s = array("d")  # how much longer than asked each nap of the heartbeat was
+        self.stopped = ""  # the reason, if the run ended before the end of the workload
+        self.stalls_s = array("d")  # seconds by which each sleep of the heartbeat was too long
         self.end_s = 0.0
 
     async def run(self, report: Callable[[float, int, int], None] | None = None) -> None:
-        """Send everything and wait for the answers; report(seconds, sent, ended) is called now and then."""
+        """Sends all requests and waits for their ends; calls report(seconds, sent, ended) every 20 ms."""
         prepared = self._prepared()
         first = next(prepared, None)
         self._zero_s = time.perf_counter() + LEAD_S
@@ -94,20 +94,20 @@ class Load:
         return time.perf_counter() - self._zero_s
 
     def stop(self, why: str) -> None:
-        """Send nothing more and leave what is being answered, unfinished."""
+        """Stops sending; running requests stay unfinished."""
         if not self.stopped:
             self.stopped = why
             for task in self._tasks:
                 task.cancel()
 
     async def _give_up(self) -> None:
-        """See out the answers under way for a moment, then leave them as failed; nothing more is sent."""
+        """Waits briefly for running requests, then marks the rest as failed and stops sending."""
         until_s = self.now() + GRACE_S
         while self.num_ended < len(self.replies) and self.now() < until_s:
             await asyncio.sleep(BEAT_S)
         for reply in self.replies:
             if reply.status is Status.unfinished:
-                reply.fail("no end of the answer when the run was given up", self.now())
+                reply.fail("still running when the run gave up", self.now())
         for task in self._tasks:
             task.cancel()
 
@@ -116,26 +116,26 @@ class Load:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _feed(self, first: Question | None, more: Iterator[Question]) -> None:
-        question, yielded_s = first, self.now()
-        while question is not None and not self.stopped:
-            wait_s = question.request.arrival_s - self.now()
-            # All that is due leaves together: to let the others run after each would send one a round, and
-            # rounds are long when there is much to receive.
+    async def _feed(self, first: PreparedRequest | None, more: Iterator[PreparedRequest]) -> None:
+        prepared_request, yielded_s = first, self.now()
+        while prepared_request is not None and not self.stopped:
+            wait_s = prepared_request.request.arrival_s - self.now()
+            # All due requests are sent together: yielding after each would send one per event loop round, and
+            # rounds are long when much data is received.
             if wait_s > 0 or self.now() - yielded_s > MAX_HOLD_S:
                 await asyncio.sleep(max(wait_s, 0.0))
                 yielded_s = self.now()
                 if self.stopped:
                     return
-            self._begin(self._one(question))
-            question = next(more, None)
+            self._begin(self._one(prepared_request))
+            prepared_request = next(more, None)
 
-    def _prepared(self) -> Iterator[Question]:
-        """The open loop's questions, some of them written ahead.
+    def _prepared(self) -> Iterator[PreparedRequest]:
+        """Yields the open loop's requests in order, encoded up to AHEAD_BYTES ahead.
 
-        Of traffic that depends on the answers one only is taken ahead, as in the simulation.
+        If arrivals depend on outputs, only one is taken ahead, as in the simulation.
         """
-        ahead: deque[Question] = deque()
+        ahead: deque[PreparedRequest] = deque()
         num_bytes, limit = 0, AHEAD_BYTES if self._source.last_arrival_s is not None else 0
         for arrival in self._source.arrivals():
             ahead.append(self._write(arrival))
@@ -145,14 +145,14 @@ class Load:
                 yield ahead.popleft()
         yield from ahead
 
-    async def _one(self, question: Question) -> None:
-        """Send one request, see it through, and begin what follows from its end."""
-        request = question.request
-        reply = Reply(request=request, num_asked=question.num_tokens, due_s=request.arrival_s)
+    async def _one(self, prepared_request: PreparedRequest) -> None:
+        """Sends one request, waits for its end, and schedules the request that follows from it."""
+        request = prepared_request.request
+        reply = Reply(request=request, num_asked=prepared_request.num_tokens, due_s=request.arrival_s)
         self.replies.append(reply)
         try:
             async with asyncio.timeout(self._source.patience_s):
-                await self._send(question.body, reply, self.now)
+                await self._send(prepared_request.body, reply, self.now)
         except TimeoutError:
             reply.status, reply.finish_reason, reply.ended_s = Status.aborted, "patience", self.now()
         self.num_ended += 1
@@ -167,13 +167,13 @@ class Load:
             self._begin(self._later(arrival))
 
     async def _later(self, arrival: Arrival) -> None:
-        question = self._write(arrival)
-        await asyncio.sleep(max(0.0, question.request.arrival_s - self.now()))
+        prepared_request = self._write(arrival)
+        await asyncio.sleep(max(0.0, prepared_request.request.arrival_s - self.now()))
         if not self.stopped:
-            await self._one(question)
+            await self._one(prepared_request)
 
     async def _beat(self, report: Callable[[float, int, int], None] | None) -> None:
-        """Nap, and note by how much each nap was too long: so long did received bytes wait for their time."""
+        """Sleeps in short intervals and records the excess of each: received bytes waited as long."""
         while not self.stopped:
             before = time.perf_counter()
             await asyncio.sleep(BEAT_S)

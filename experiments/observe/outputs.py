@@ -1,4 +1,4 @@
-"""What an observed run leaves in its folder: a simulated run's tables, and what only a client has."""
+"""Writes the folder of an observed run: a simulated run's tables, and those that only a client has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_observation(
     slo: Slo | None,
     report: bool,
 ) -> None:
-    """Write the files; requests.parquet carries the digest of the configuration in its attrs."""
+    """Writes the files; the attrs of requests.parquet carry the digest of the configuration."""
     write_study(folder, config, summary)
     requests = request_metrics(records.requests, slo)
     requests.attrs = {"source": "observed", "config_digest": summary["config_digest"]}

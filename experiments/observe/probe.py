@@ -1,4 +1,4 @@
-"""Before the load: what the server serves, which options it takes, and how long a text is in its tokens."""
+"""Finds out before the load: the served models, the accepted options, and the tokens of a text."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sim.workload.conversation import Conversation
 NUM_TOKENS = 4
 FEW, MANY = 16, 64
 SMALL_VOCABULARY = (100, 400)
-"""Token ids for toy models, which have none of those in `ObserveSettings.token_ids`."""
+"""Token ids for toy models, whose vocabularies are smaller than `ObserveSettings.token_ids`."""
 TEXT_MARGIN = 64
-"""Tokens left free of the context, for texts meet a length only about."""
+"""Tokens of the context that stay free, because a text's length in tokens is only approximate."""
 EXACT = ("min_tokens", "ignore_eos")
 NOT_UNDERSTOOD = (400, 422)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probed:
-    """How to ask this server. max_model_len: tokens of a prompt and its answer. notes: for the reader."""
+    """The result of the probe. max_model_len: limit of prompt plus output tokens. notes: for the user."""
 
     dialect: Dialect
     prompts: Prompts
@@ -35,32 +35,32 @@ class Probed:
 
 
 async def probe(endpoint: Endpoint, settings: ObserveSettings) -> Probed:
-    """Ask small questions until one is answered as wished. Raises ConfigError where none can be."""
+    """Sends small requests until one is answered as wanted. Raises ConfigError if none can be."""
     models = await endpoint.models()
     name = served_model(settings, models)
-    asker = _Asker(endpoint, settings, name)
+    prober = _Prober(endpoint, settings, name)
     context = context_of(settings, models.get(name))
-    prompts: Prompts | None = await asker.with_token_ids()
+    prompts: Prompts | None = await prober.with_token_ids()
     if prompts is None:
-        prompts = await asker.with_text()
+        prompts = await prober.with_text()
         context = max(context - TEXT_MARGIN, context // 2)
     return Probed(
-        dialect=asker.dialect,
+        dialect=prober.dialect,
         prompts=prompts,
         max_model_len=context,
-        notes=(*asker.notes, *asker.lacks()),
+        notes=(*prober.notes, *prober.lacks()),
     )
 
 
-class _Asker:
-    """Asks, and remembers how."""
+class _Prober:
+    """Sends small requests and remembers the accepted options."""
 
     def __init__(self, endpoint: Endpoint, settings: ObserveSettings, model: str) -> None:
         self._endpoint = endpoint
         self._settings = settings
         unwanted = set() if settings.exact_output else set(EXACT)
         if not isinstance(settings.workload, Conversation):
-            unwanted.add("return_token_ids")  # nobody quotes an answer
+            unwanted.add("return_token_ids")  # no later prompt contains an output
         self._wished = frozenset(OPTIONS) - unwanted
         self._first = Dialect(
             model=model,
@@ -74,14 +74,14 @@ class _Asker:
         self._num_answered = NUM_TOKENS
 
     async def with_token_ids(self) -> Prompts | None:
-        """Prompts of token ids; None if the server does not take them, or they are not wished."""
+        """Returns prompts of token ids; None if the server rejects them or the settings do not want them."""
         settings = self._settings
         if settings.api == "chat" or settings.prompts == "text":
             return None
         reply = None
         for low, end in dict.fromkeys((settings.token_ids, SMALL_VOCABULARY)):
             prompts = TokenPrompts(seed=settings.seed, low=low, end=end)
-            reply = await self._ask(prompts.write(_question(FEW)))
+            reply = await self._ask(prompts.write(_probe_request(FEW)))
             if not reply.error:
                 if (low, end) != settings.token_ids:
                     self.notes.append(
@@ -91,19 +91,19 @@ class _Asker:
         if settings.prompts == "token_ids":
             assert reply is not None
             raise ConfigError(
-                f"prompts=token_ids: not accepted by the server: {reply.error}; choose prompts=auto or text"
+                f"prompts=token_ids: the server rejects them ({reply.error}); choose prompts=auto or text"
             )
         return None
 
     async def with_text(self) -> Prompts:
-        """Prompts of words, whose length in tokens is learnt from two questions."""
+        """Returns prompts of words, with the tokens per word measured by two requests."""
         counted = []
         for num_words in (FEW, MANY):
             words = TextPrompts(seed=self._settings.seed, length=TextLength())
-            reply = await self._ask(words.write(_question(num_words)))
+            reply = await self._ask(words.write(_probe_request(num_words)))
             if reply.error:
                 raise ConfigError(
-                    f"url={self._settings.url}: the server refuses a plain request: {reply.error}"
+                    f"url={self._settings.url}: the server rejects a plain request: {reply.error}"
                 )
             if reply.prompt_tokens is not None:
                 counted.append((num_words, reply.prompt_tokens))
@@ -119,7 +119,7 @@ class _Asker:
         return TextPrompts(seed=self._settings.seed, length=length)
 
     def lacks(self) -> list[str]:
-        """What the server would not do."""
+        """Returns notes on what the server does not support."""
         refused = [name for name in OPTIONS if name in self._wished - self.dialect.options]
         found = []
         if refused:
@@ -135,13 +135,13 @@ class _Asker:
         return found
 
     async def _ask(self, prompt: str) -> Reply:
-        """The answer to a small question, options dropped until there is one, or the last refusal.
+        """Sends one small request with fewer and fewer options until the server accepts it.
 
-        Raises ConfigError where another way to ask would not help.
+        Returns the last reply. Raises ConfigError if other options would not help.
         """
         dialect: Dialect | None = self._first
         while dialect is not None:
-            reply = Reply(request=_question(1), num_asked=NUM_TOKENS, due_s=0.0)
+            reply = Reply(request=_probe_request(1), num_asked=NUM_TOKENS, due_s=0.0)
             await self._endpoint.send(
                 dialect.body(prompt, NUM_TOKENS, wants_ids=True), reply, time.perf_counter
             )
@@ -149,27 +149,30 @@ class _Asker:
                 self.dialect, self._num_answered = dialect, reply.num_tokens
                 return reply
             if reply.http_status not in NOT_UNDERSTOOD:
-                raise ConfigError(self._why(reply))
+                raise ConfigError(self._error_message(reply))
             if "vocab" in reply.error:
                 return reply
             dialect = dialect.without(reply.error)
         return reply
 
-    def _why(self, reply: Reply) -> str:
-        """What to do about a refusal that has nothing to do with options."""
+    def _error_message(self, reply: Reply) -> str:
+        """Returns the message for an error that no other options would mend."""
         settings, status = self._settings, reply.http_status
         where = f"url={settings.url}"
         if status in (401, 403):
             return f"{where}: {self._endpoint.key_wanted(status)}"
         if status == 404:
             other = "chat" if settings.api == "completions" else "completions"
-            return f"api={settings.api}: not found at {settings.url}: {reply.error}; try api={other}"
+            return (
+                f"api={settings.api}: the server at {settings.url} does not have it ({reply.error}); try "
+                f"api={other}"
+            )
         if not reply.is_stream:
-            return f"{where}: the server answers in one piece, not in a stream whose times one could observe"
+            return f"{where}: the server does not stream its response, so TTFT and TPOT cannot be measured"
         if reply.lost:
-            return f"{where}: {reply.error}, on a question of {NUM_TOKENS} tokens"
-        return f"{where}: a question of {NUM_TOKENS} tokens is answered with {status}: {reply.error}"
+            return f"{where}: a request for {NUM_TOKENS} output tokens failed: {reply.error}"
+        return f"{where}: a request for {NUM_TOKENS} output tokens returned status {status}: {reply.error}"
 
 
-def _question(num_tokens: int) -> Request:
+def _probe_request(num_tokens: int) -> Request:
     return Request(0, 0.0, Prompt(num_tokens))

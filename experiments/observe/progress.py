@@ -1,4 +1,4 @@
-"""A progress bar of requests."""
+"""Progress bar of an observed run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from sim.workload.base import Source
 
-REFRESHES_PER_S = 2  # drawing takes the processor from the client
+REFRESHES_PER_S = 2  # drawing takes CPU time from the client
 
 
 @contextmanager

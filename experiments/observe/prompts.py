@@ -1,7 +1,7 @@
-"""Contents for prompts: equal segments get equal tokens, so that prefix caches find what ours do.
+"""Generates the contents of prompts; equal segments get equal tokens, so prefix caches find the same hits.
 
-A prompt consists of runs (`policies.caching.content.prompt_runs`); the k-th token of a run depends on the
-seed and the run's content alone. What a later turn of a conversation quotes is the server's own answer.
+A prompt consists of runs (`policies.caching.content.prompt_runs`); the k-th token of a run depends only on
+the seed and the run's content. Outputs that later turns of a conversation contain are the server's own.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _COMMON = (
     "history party result change morning reason research"
 )
 WORDS = tuple(_COMMON.split())
-"""Most vocabularies know these as one token each, with the blank before them."""
+"""Words that are one token each in most vocabularies, with the blank before them."""
 
 
 class Prompts(Protocol):
-    """Writes prompts."""
+    """Generates prompts."""
 
     def write(self, request: Request) -> str:
-        """The prompt as JSON: a list of token ids, or a text."""
+        """Returns the prompt as JSON: a list of token ids, or a text."""
         ...
 
     def remember(self, answer_id: int, token_ids: list[int], text: str) -> None:
-        """What the server answered, for prompts that quote it."""
+        """Stores an output of the server, for prompts that contain it."""
         ...
 
 
 @dataclass(kw_only=True, slots=True)
 class TokenPrompts:
-    """Random token ids from `low` up to, not including, `end`."""
+    """Prompts of random token ids from `low` up to, not including, `end`."""
 
     seed: int
     low: int
     end: int
-    _said: dict[int, list[int]] = field(default_factory=dict)
+    _outputs: dict[int, list[int]] = field(default_factory=dict)
 
     def write(self, request: Request) -> str:
         ids: list[int] = []
@@ -57,18 +57,18 @@ class TokenPrompts:
 
     def remember(self, answer_id: int, token_ids: list[int], text: str) -> None:
         if token_ids:
-            self._said[answer_id] = token_ids
+            self._outputs[answer_id] = token_ids
 
     def _content(self, content_id: int, num_tokens: int) -> list[int]:
-        said = self._said.get(content_id, [])[:num_tokens]
-        if len(said) == num_tokens:
-            return said
+        output = self._outputs.get(content_id, [])[:num_tokens]
+        if len(output) == num_tokens:
+            return output
         drawn: list[int] = _stream(self.seed, content_id).integers(self.low, self.end, num_tokens).tolist()
-        return said + drawn[len(said) :]
+        return output + drawn[len(output) :]
 
 
 class TextLength(NamedTuple):
-    """What a text costs on the server: tokens = overhead + words * tokens_per_word."""
+    """Length of a text on the server: tokens = overhead_tokens + words * tokens_per_word."""
 
     tokens_per_word: float = 1.0
     overhead_tokens: float = 0.0
@@ -76,21 +76,21 @@ class TextLength(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class TextPrompts:
-    """Common words, as many as make about the right number of tokens; at least one."""
+    """Prompts of as many common words as make about the right number of tokens; at least one word."""
 
     seed: int
     length: TextLength
-    _said: dict[int, str] = field(default_factory=dict)
+    _outputs: dict[int, str] = field(default_factory=dict)
 
     def write(self, request: Request) -> str:
-        place = self.length.overhead_tokens  # in tokens, from the start of what the server will see
+        place = self.length.overhead_tokens  # tokens of the prompt so far, as the server counts them
         end = 0.0
         parts = []
         for content_id, num_tokens in prompt_runs(request):
             end += num_tokens
-            said = self._said.get(content_id)
-            if said is not None:
-                parts.append(said)
+            output = self._outputs.get(content_id)
+            if output is not None:
+                parts.append(output)
                 place += num_tokens
                 continue
             num_words = round((end - place) / self.length.tokens_per_word)
@@ -101,7 +101,7 @@ class TextPrompts:
 
     def remember(self, answer_id: int, token_ids: list[int], text: str) -> None:
         if text:
-            self._said[answer_id] = text
+            self._outputs[answer_id] = text
 
     def _words(self, content_id: int, num_words: int) -> list[str]:
         drawn = _stream(self.seed, content_id).integers(0, len(WORDS), num_words)
@@ -109,16 +109,16 @@ class TextPrompts:
 
 
 def text_length(few: tuple[int, int], many: tuple[int, int]) -> TextLength:
-    """From two texts, each (words, tokens that the server counted).
+    """Computes the length from two texts, each (words, tokens counted by the server).
 
-    16 words are 43 tokens and 64 words 115: 1.5 tokens a word, and 19 around them.
+    16 words with 43 tokens and 64 words with 115: 1.5 tokens per word and an overhead of 19.
     """
     per_word = max((many[1] - few[1]) / (many[0] - few[0]), 0.1)
     return TextLength(per_word, max(few[1] - few[0] * per_word, 0.0))
 
 
 def _stream(seed: int, content_id: int) -> Generator:
-    """Contents that nobody else has are numbered below 0."""
+    """Returns the random stream of a content; ids below 0 are contents of a single request."""
     if content_id < 0:
         return stream(seed, "own_content", -content_id)
     return stream(seed, "content", content_id)

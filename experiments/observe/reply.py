@@ -1,8 +1,9 @@
-"""What came back for one request: every chunk with its time, read from a stream of server-sent events.
+"""Reads the response to one request: every chunk with its time, from a stream of server-sent events.
 
-Times are seconds on the run's clock. A chunk may hold several tokens (speculation, several steps a launch),
-no visible text (half a character, a special token) or none at all (the role, the usage): how many it holds is
-taken from the server's own count, where it gives one, and else worked out when the answer has ended.
+Times are seconds on the run's clock. A chunk may hold several tokens (speculative decoding, multi-step
+scheduling), no visible text (part of a character, a special token) or no token (the role, the usage). The
+number of its tokens comes from the server's usage where it is reported, and is estimated at the end
+otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_ERROR_CHARS = 300
 
 
 class Chunks(NamedTuple):
-    """Chunks with a token or more. counted: by "usage", as "chunks" of one token, or "spread" evenly."""
+    """Chunks with at least one token. counted: by "usage", as "chunks" of one token, or "spread" evenly."""
 
     time_s: list[float]
     num_tokens: list[int]
@@ -31,11 +32,11 @@ class Chunks(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Reply:
-    """One request, sent; filled in while its answer streams.
+    """One sent request; filled in while the response streams.
 
-    num_asked: tokens of the answer, None: the server may choose. due_s: when it was to be sent, sent_s: when
-    it was handed to the network. headers_s: of the response.
-    prompt_tokens, cached_tokens: as the server counted them, None where it does not. lost: no connection.
+    num_asked: requested output tokens, None: the server's choice. due_s: scheduled time; sent_s: time at
+    which it was handed to the network; headers_s: time of the response's headers. prompt_tokens,
+    cached_tokens: as counted by the server, None and 0 if it does not. lost: the connection failed.
     """
 
     request: Request
@@ -55,15 +56,15 @@ class Reply:
     is_stream: bool = True
     _pieces: list[str] = field(default_factory=list)
     _time_s: array[float] = field(default_factory=lambda: array("d"))
-    _counts: array[int] = field(default_factory=lambda: array("q"))  # tokens so far, at each chunk
+    _counts: array[int] = field(default_factory=lambda: array("q"))  # output tokens so far, at each chunk
     _visible: bytearray = field(default_factory=bytearray)
-    _num_tokens: int | None = None  # by the last usage
+    _num_tokens: int | None = None  # in the last usage
     _has_ended: bool = False
     _rest: bytes = b""
     _chunks: Chunks | None = None
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take in bytes that came at `now`."""
+        """Parses bytes that arrived at `now`."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -74,19 +75,19 @@ class Reply:
                     self._event(payload, now)
 
     def close(self, now: float) -> None:
-        """The stream is over: say how the request ended, unless that is known."""
+        """Ends the stream and sets the request's status, unless it is known."""
         self.ended_s = now
         if self.status is not Status.unfinished or self.error:
             return
         if not (self._has_ended or self.finish_reason):
-            self.fail("the stream ended before the answer", now)
+            self.fail("the stream ended before the output", now)
         elif not self.chunks().time_s:
-            self.fail("the answer has no token", now)
+            self.fail("the output has no token", now)
         else:
             self.status = Status.finished
 
     def fail(self, error: str, now: float, *, lost: bool = False) -> None:
-        """It ended in an error: rejected if the server refused it before any token, else aborted."""
+        """Ends the request with an error: rejected if a 4xx came before any token, else aborted."""
         refused = 400 <= self.http_status < 500 and not self._time_s
         self.status = Status.rejected if refused else Status.aborted
         self.error = " ".join(error.split())[:MAX_ERROR_CHARS]
@@ -95,7 +96,7 @@ class Reply:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the server, or the way to it, failed; a refusal (4xx) is an answer."""
+        """True if the server or the connection failed; a rejection (4xx) is not a failure."""
         return bool(self.error) and self.status is Status.aborted
 
     @property
@@ -107,7 +108,7 @@ class Reply:
         return sum(self.chunks().num_tokens)
 
     def chunks(self) -> Chunks:
-        """The chunks that hold tokens; what they hold is settled with the first call after the end."""
+        """Returns the chunks that hold tokens; the first call after the end fixes their numbers of tokens."""
         if self._chunks is not None:
             return self._chunks
         found = self._settle()
@@ -137,7 +138,7 @@ class Reply:
         try:
             event = json.loads(payload)
         except ValueError:
-            self._refuse(f"no JSON in the stream: {payload[:80]!r}", now)
+            self._refuse(f"the stream contains invalid JSON: {payload[:80]!r}", now)
             return
         if not isinstance(event, dict) or event.get("error"):
             self._refuse(message_of(event), now, code_of(event))
@@ -154,8 +155,8 @@ class Reply:
             self._choice(choices[0], usage, now)
 
     def _choice(self, choice: dict[str, Any], usage: dict[str, Any] | None, now: float) -> None:
-        said = choice.get("delta")
-        text = _text_of(choice) if said is None else _text_of(said)
+        delta = choice.get("delta")
+        text = _text_of(choice) if delta is None else _text_of(delta)
         ids = choice.get("token_ids")
         if ids:
             self.token_ids += ids
@@ -164,7 +165,7 @@ class Reply:
             count = len(self.token_ids)
         if choice.get("finish_reason"):
             self.finish_reason = choice["finish_reason"]
-        only_role = said is not None and "role" in said and not text
+        only_role = delta is not None and "role" in delta and not text
         if count == _UNKNOWN and only_role:
             return
         if text:
@@ -180,7 +181,7 @@ class Reply:
 
 
 def message_of(answer: Any) -> str:
-    """What an error says, in any of the ways in which servers say it."""
+    """Returns the text of an error in any of the forms that servers use."""
     if not isinstance(answer, dict):
         return str(answer)
     error = answer.get("error") or answer.get("detail") or answer.get("message") or answer
@@ -190,17 +191,18 @@ def message_of(answer: Any) -> str:
 
 
 def code_of(answer: Any) -> int:
-    """The HTTP status that an error in the stream stands for; 0 if it says none."""
+    """Returns the HTTP status that an error in the stream stands for; 0 if it has none."""
     error = answer.get("error") if isinstance(answer, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 0
 
 
-def _text_of(said: dict[str, Any]) -> str:
-    """All that a chunk says, hidden reasoning and tool calls too: they are tokens as any others."""
-    text = said.get("text") or said.get("content") or said.get("reasoning_content") or said.get("reasoning")
-    if not text and said.get("tool_calls"):
-        return json.dumps(said["tool_calls"])
+def _text_of(delta: dict[str, Any]) -> str:
+    """Returns all text of a chunk, including reasoning and tool calls, whose tokens count as well."""
+    fields = ("text", "content", "reasoning_content", "reasoning")
+    text = next((delta[name] for name in fields if delta.get(name)), None)
+    if not text and delta.get("tool_calls"):
+        return json.dumps(delta["tool_calls"])
     return text or ""
 
 

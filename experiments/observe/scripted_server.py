@@ -1,8 +1,8 @@
-"""An OpenAI-compatible endpoint that streams at scripted times: truth for tests, and a load for the client.
+"""An OpenAI-compatible endpoint that streams at scripted times, for tests and for measuring the client.
 
     python -m experiments.observe.scripted_server --port 8000 --first-s 0.05 --gap-s 0.01
 
-Answers are made of the word "a". It checks nothing and is no server for anybody else.
+Outputs repeat the word "a". Requests are not validated; it is not meant for other uses.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 ANSWER_TOKENS = 16
-"""Where a client sets no limit."""
+"""Output tokens if the client sets no limit."""
 
 
 class Piece(NamedTuple):
-    """What is sent `after_s` seconds after the request came: so many tokens in one chunk."""
+    """One chunk: its number of tokens and the seconds after the request's arrival at which it is sent."""
 
     after_s: float
     num_tokens: int = 1
@@ -29,11 +29,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """When an answer's chunks are sent, and how it ends.
+    """The times of a response's chunks, and its end.
 
-    status: anything but 200 is answered with `error` and no stream. dies_after: chunks after which the
-    connection is cut. usage: "each" chunk says how many tokens there were so far, as vLLM does when asked for
-    continuous_usage_stats, the "last" does, or "none".
+    status: any status but 200 returns `error` and no stream. dies_after: number of chunks after which the
+    connection is cut. usage: "each" chunk reports the tokens so far, as vLLM does with
+    continuous_usage_stats, or only the "last" does, or "none".
     """
 
     first_s: float = 0.05
@@ -46,14 +46,14 @@ class Script:
     cached_tokens: int = 0
 
     def pieces(self, num_tokens: int) -> Iterator[Piece]:
-        """The chunks of an answer of num_tokens tokens."""
+        """Yields the chunks of a response of num_tokens tokens."""
         for i, start in enumerate(range(0, num_tokens, self.tokens_per_chunk)):
             yield Piece(self.first_s + i * self.gap_s, min(self.tokens_per_chunk, num_tokens - start))
 
 
 @dataclass(kw_only=True, slots=True)
 class Served:
-    """One request as the server saw it; times on time.perf_counter's clock."""
+    """One request as the server received it; times on time.perf_counter's clock."""
 
     path: str
     body: dict[str, Any]
@@ -62,7 +62,7 @@ class Served:
 
 
 class ScriptedServer:
-    """Serves `script_of(body)` on 127.0.0.1 while the `async with` lasts; keeps what it saw in `served`."""
+    """Serves `script_of(body)` on 127.0.0.1 inside `async with`; keeps the received requests in `served`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ScriptedServer:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def die(self) -> None:
-        """Cut all connections and take no more."""
+        """Cuts all connections and accepts no more."""
         self.dead = True
         if self._server is not None:
             self._server.close()
@@ -112,7 +112,7 @@ class ScriptedServer:
         writer.close()
 
     async def _one_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection stays open for another."""
+        """Handles one request; returns whether the connection stays open for another."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         request_line, *lines = head.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -179,7 +179,7 @@ def _usage(num_prompt: int, num_sent: int, script: Script) -> dict[str, Any]:
 
 
 def _prompt_tokens(body: dict[str, Any]) -> int:
-    """Of a text: two tokens a word, and ten around a chat message."""
+    """Returns a prompt's tokens; a text has two per word, and a chat ten more."""
     if "messages" in body:
         return 10 + sum(2 * len(message["content"].split()) for message in body["messages"])
     prompt = body["prompt"]
@@ -208,7 +208,7 @@ async def _serve(port: int, script: Script) -> None:
 
 
 def main() -> None:
-    """Serve until stopped; prints the address."""
+    """Serves until stopped; prints the address."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--first-s", type=float, default=0.05)

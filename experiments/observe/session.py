@@ -1,4 +1,4 @@
-"""From settings to an observed run. It imports the client library: import it late."""
+"""Runs an observation from its settings. It imports the client library, so import it late."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from experiments.observe.endpoint import connect
-from experiments.observe.load import Load, Question
+from experiments.observe.load import Load, PreparedRequest
 from experiments.observe.probe import Probed, probe
 from experiments.observe.reply import Reply
 from experiments.observe.settings import ObserveSettings
@@ -17,7 +17,7 @@ from sim.workload.base import Arrival, Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """A run that is over."""
+    """A finished run."""
 
     load: Load
     probed: Probed
@@ -30,9 +30,9 @@ async def observe(
     interrupt: Interrupt | None = None,
     begin: Callable[[Source], Callable[[float, int, int], None] | None] = lambda source: None,
 ) -> Observed:
-    """Ask the server what it takes, then load it. Raises ConfigError before the first request of the load.
+    """Probes the server, then runs the load. Raises ConfigError before the first request of the load.
 
-    begin: given the traffic, returns what `Load.run` reports to.
+    begin: called with the source of requests; returns the progress callback of `Load.run`.
     """
     async with connect(settings) as endpoint:
         probed = await probe(endpoint, settings)
@@ -41,15 +41,15 @@ async def observe(
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
 
-        def write(arrival: Arrival) -> Question:
+        def write(arrival: Arrival) -> PreparedRequest:
             request = arrival.request
             exact = arrival.num_output_tokens if settings.exact_output else None
             limit = exact or request.max_tokens
-            if limit is None and settings.api == "completions":  # whose own limit is 16 tokens
+            if limit is None and settings.api == "completions":  # its default is only 16 tokens
                 limit = probed.max_model_len - request.prompt.num_tokens
             prompt = probed.prompts.write(request)
             body = probed.dialect.body(prompt, limit, wants_ids=request.answer_id is not None)
-            return Question(request, exact, body)
+            return PreparedRequest(request, exact, body)
 
         def answered(reply: Reply) -> None:
             if reply.request.answer_id is not None:

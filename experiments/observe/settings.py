@@ -1,4 +1,4 @@
-"""Whom to load, with what, and what to do when it does not answer: the settings of `windtunnel observe`."""
+"""Settings of `windtunnel observe`: the server, the workload, and when to give up."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from sim.workload.base import Workload
 PATHS = {"completions": "completions", "chat": "chat/completions"}
 WHOLE_RUN = MetricsSettings()
 DEFAULT_CONTEXT = 4096
-"""Tokens of a prompt and its answer, where neither the server nor the user says how many fit."""
+"""Maximum of prompt plus output tokens, if neither the server nor the user gives one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObserveSettings:
     """One observed run.
 
-    exact_output: ask for just as many tokens as the workload says, the end of sequence ignored; else for the
-    workload's max_tokens. prompts: how contents are sent; auto: as token ids where the server takes them.
-    token_ids: the range of random ones, the end excluded. late_ms: from when on a request sent after its time
-    counts as late. silence_timeout_s: a connection without a byte for so long has failed.
-    give_up_after: connections lost in a row after which no more requests are sent.
+    exact_output: request exactly the workload's output tokens and ignore EOS; otherwise its max_tokens, if
+    any. prompts: form of the prompts; auto: token ids if the server accepts them. token_ids: range of random
+    token ids, the end excluded. late_ms: a request sent later than this after its scheduled time counts as
+    late. silence_timeout_s: a connection that receives no data for this long has failed. give_up_after:
+    number of lost connections in a row after which no more requests are sent.
     """
 
     url: str
@@ -64,9 +64,11 @@ class ObserveSettings:
             )
         low, end = self.token_ids
         if not 0 <= low < end:
-            raise ValueError(f"token_ids=[{low},{end}]: must be two numbers >= 0, the second one larger")
+            raise ValueError(f"token_ids=[{low},{end}]: must be two integers >= 0, the second one larger")
         if self.api == "chat" and self.prompts == "token_ids":
-            raise ValueError("prompts=token_ids, api=chat: messages are text; choose prompts=text or auto")
+            raise ValueError(
+                "prompts=token_ids, api=chat: chat messages are text; choose prompts=text or prompts=auto"
+            )
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be >= 0")
         for name in ("max_model_len", "until_s", "late_ms", "connect_timeout_s", "silence_timeout_s"):
@@ -74,7 +76,7 @@ class ObserveSettings:
             if value is not None and not 0 < value < inf:
                 raise ValueError(f"{name}={value}: must be finite and > 0")
         if self.give_up_after < 1:
-            raise ValueError(f"give_up_after={self.give_up_after}: must be >= 1 connection")
+            raise ValueError(f"give_up_after={self.give_up_after}: must be >= 1")
         if not 0 <= self.temperature < inf:
             raise ValueError(f"temperature={self.temperature}: must be finite and >= 0")
         answers = getattr(getattr(self.workload, "branching", None), "width", 1)
@@ -85,15 +87,17 @@ class ObserveSettings:
 
     @property
     def base_url(self) -> str:
-        """Where the API's paths begin; whatever part of a path was given, once."""
+        """Address of the API up to /v1, also if the URL has a part of the path already."""
         url = self.url.rstrip("/")
-        for path in sorted(PATHS.values(), key=len, reverse=True):  # one is the end of the other
+        for path in sorted(
+            PATHS.values(), key=len, reverse=True
+        ):  # the longer first, because it ends with the shorter
             url = url.removesuffix(f"/{path}")
         return url if url.endswith("/v1") else f"{url}/v1"
 
 
 def build_settings(cfg: DictConfig) -> ObserveSettings:
-    """The settings of a composed config. Raises ConfigError."""
+    """Returns the settings of a composed config. Raises ConfigError."""
     if OmegaConf.is_missing(cfg, "url"):
         raise ConfigError("url: must be given, for example url=http://localhost:8000")
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key != "hydra"}

@@ -1,8 +1,8 @@
-"""Replies as the records that a simulation leaves, so that whatever reads those reads these.
+"""Converts replies to the records of a simulation, so that the same code reads both.
 
-arrival_s is when a request was sent: how late the client was is no fault of the server's. What a client
-cannot see is empty: iterations, queue times, KV blocks. Tokens that came in one chunk came at one time, so
-that their gaps are 0 s.
+arrival_s is the time of sending, because the server is not to blame for a late client. Columns that a client
+cannot see are empty: iterations, queue times, KV blocks. Tokens of one chunk have the same time, so the gaps
+between them are 0 s.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sim.records.requests import RequestLog
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 
 BLOCK_TOKENS = 16
-"""Of the blocks whose contents requests.csv names."""
+"""Tokens per block whose contents requests.csv names."""
 
 
 def records_of(replies: Sequence[Reply], end_s: float, *, interrupted: bool = False) -> RunRecords:
-    """The run's records; of iterations there are none."""
+    """Returns the run's records, without iterations."""
     log = RequestLog()
     gap_s, gap_end_s = [np.zeros(0)], [np.zeros(0)]
     for reply in replies:
@@ -47,7 +47,7 @@ def records_of(replies: Sequence[Reply], end_s: float, *, interrupted: bool = Fa
 
 
 def chunks_table(replies: Sequence[Reply]) -> pd.DataFrame:
-    """One row a chunk that holds tokens: request_id, time_s, tokens."""
+    """Returns one row per chunk that holds tokens: request_id, time_s, tokens."""
     chunks = [reply.chunks() for reply in replies]
     sizes = [len(found.time_s) for found in chunks]
     return pd.DataFrame(
@@ -60,11 +60,11 @@ def chunks_table(replies: Sequence[Reply]) -> pd.DataFrame:
 
 
 def capture_table(requests: pd.DataFrame, replies: Sequence[Reply], run: str) -> pd.DataFrame:
-    """The finished requests in the columns of LLMServingSim's captures of vLLM, by arrival.
+    """Returns the finished requests in the columns of LLMServingSim's captures of vLLM, by arrival.
 
-    arrival_s: when the request was to be sent; queued_s: when it was. scheduled_s is empty, for the server
-    alone knows it. prefix_block_ids: a number for each full 16-token block of the prompt, equal where all
-    up to its end is equal.
+    arrival_s: scheduled time; queued_s: time of sending. scheduled_s is empty, because only the server knows
+    it. prefix_block_ids: a number per full 16-token block of the prompt, equal if the prompts are equal up to
+    its end.
     """
     finished = requests[requests["status"] == "finished"].sort_values(["due_s", "request_id"])
     blocks = _block_ids(replies)
@@ -96,7 +96,7 @@ def capture_table(requests: pd.DataFrame, replies: Sequence[Reply], run: str) ->
 
 
 def _enter(log: RequestLog, reply: Reply) -> NDArray[np.float64]:
-    """Fill in the row of one request; returns when each of its tokens came."""
+    """Fills in the row of one request; returns the time of each of its tokens."""
     request, chunks = reply.request, reply.chunks()
     num_prompt = request.prompt.num_tokens if reply.prompt_tokens is None else reply.prompt_tokens
     prompt = request.prompt._replace(num_tokens=num_prompt)

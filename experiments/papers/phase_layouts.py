@@ -1,12 +1,12 @@
-"""Layouts and counts for prefill and decode apart: DistServe's placement search.
+"""DistServe's placement search: layouts and numbers of replicas for disaggregated prefill and decode.
 
     python -m experiments.papers.phase_layouts --gpus 8 --tp 1 2 4 --pp 1 2 -- [override of `simulate` ...]
 
-After Zhong et al., "DistServe", OSDI 2024, section 4.1 (high node-affinity), on our simulator instead of the
-paper's. For each layout the largest rate that one replica of either phase serves alone, within its half of
-the SLO: TTFT for prefill, TPOT for decode. The layouts with the largest rate a GPU win; then as many replicas
-of each as the GPUs allow and the slower phase needs. The result is simulated as a whole, beside co-located
-replicas of every layout on the same GPUs.
+After Zhong et al., "DistServe", OSDI 2024, section 4.1 (high node-affinity), with our simulator instead of
+the paper's. For each layout it finds the largest request rate that one replica of either phase serves alone
+within its part of the SLO: TTFT for prefill, TPOT for decode. The layouts with the largest rate per GPU win;
+each phase gets as many replicas as the GPUs allow and the slower phase needs. The whole is then simulated,
+beside co-located replicas of every layout on the same GPUs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 
 SEARCH_RATIO = 1.06
-"""How close a rate is found: the next larger one tried is this many times as large, and fails."""
+"""Precision of a rate: the next larger rate tried is this many times as large, and fails."""
 NUM_REQUESTS = 500
-"""At least: of high rates so many that the run lasts MIN_RUN_S, or a burst would be all that is tried."""
+"""Minimum number of requests; high rates get as many as last MIN_RUN_S, so that not only a burst is tried."""
 MIN_RUN_S = 30.0
 MAX_RATE = 1e5
 
 
 class Layout(NamedTuple):
-    """Of a replica."""
+    """Parallel layout of a replica."""
 
     tensor: int
     pipeline: int
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Replicas of both phases."""
+    """Layouts and numbers of replicas of both phases."""
 
     prefill: Layout
     num_prefill: int
@@ -67,14 +67,15 @@ class Placement(NamedTuple):
 def largest_rate(
     holds: Callable[[float], bool], start: float = 1.0, ratio: float = SEARCH_RATIO, step: float = 2.0
 ) -> float:
-    """The largest rate that holds, to a factor of `ratio`, if all smaller ones do; 0 if it is below 1e-3.
+    """Returns the largest rate that holds, up to a factor of `ratio`, assuming all smaller rates hold.
 
-    It is sought around `start`, and further away by factors of `step`. Raises ValueError if MAX_RATE holds.
+    Returns 0 if it is below 1e-3. The search starts at `start` and moves by factors of `step`. Raises
+    ValueError if MAX_RATE holds.
     """
     low, high = 0.0, start
     while holds(high):
         if high > MAX_RATE:
-            raise ValueError(f"{MAX_RATE:g} requests/s hold: the SLO bounds nothing; make it tighter")
+            raise ValueError(f"{MAX_RATE:g} requests/s meet the SLO: it limits nothing; make it tighter")
         low, high = high, high * step
     while not low:
         if high < 1e-3:
@@ -87,10 +88,10 @@ def largest_rate(
 
 
 def best_placement(prefill: dict[Layout, float], decode: dict[Layout, float], num_gpus: int) -> Placement:
-    """The placement that serves most, of the layouts with the largest rate a GPU in their phase.
+    """Returns the placement with the largest rate, of each phase's layout with the largest rate per GPU.
 
-    prefill, decode: the rate that one replica serves. Of equals the one with the fewest GPUs. Raises
-    ValueError if none fits.
+    prefill, decode: requests/s that one replica serves. Of equal placements, the one with the fewest GPUs
+    wins. Raises ValueError if none fits.
     """
     layouts = [
         max((layout for layout, rate in rates.items() if rate), key=lambda lay: rates[lay] / lay.num_gpus)
@@ -105,7 +106,7 @@ def best_placement(prefill: dict[Layout, float], decode: dict[Layout, float], nu
     fitting = [placement for placement in placements if placement.num_gpus <= num_gpus]
     if not fitting:
         raise ValueError(
-            f"gpus={num_gpus}: must be >= {one.num_gpus + other.num_gpus}, a replica of each phase"
+            f"gpus={num_gpus}: must be >= {one.num_gpus + other.num_gpus}, one replica of each phase"
         )
     return max(
         fitting,
@@ -114,7 +115,7 @@ def best_placement(prefill: dict[Layout, float], decode: dict[Layout, float], nu
 
 
 class Search:
-    """Rates of whole services and of phases alone, each with the same traffic but for its rate."""
+    """Finds rates of whole services and of single phases, with the same requests at different rates."""
 
     def __init__(self, overrides: Sequence[str], num_requests: int = NUM_REQUESTS) -> None:
         self._source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -122,7 +123,7 @@ class Search:
         self._num_requests = num_requests
 
     def rate(self, *overrides: str) -> float:
-        """Requests/s at which the SLO is attained; 0 if a replica's devices cannot hold the model."""
+        """Returns the requests/s that attain the SLO; 0 if a replica's GPUs cannot hold the model."""
 
         @cache
         def holds(rate_per_s: float) -> bool:
@@ -139,13 +140,13 @@ class Search:
             raise
 
     def prefill_rate(self, layout: Layout) -> float:
-        """Of one replica that computes prompts and nothing else."""
+        """Returns the rate of one replica that only computes prompts."""
         return self.rate(
             "batching=prefill_first", "workload.max_tokens=1", "slo.tpot_ms=null", *layout.overrides
         )
 
     def decode_rate(self, layout: Layout, feeder: Layout, num_feeders: int = 64) -> float:
-        """Of one replica that decodes what more prefill replicas than it needs hand over to it."""
+        """Returns the rate of one replica that decodes, fed by more prefill replicas than it needs."""
         return self.rate(
             "slo.ttft_ms=null",
             "routing=least_outstanding_tokens",
@@ -153,17 +154,17 @@ class Search:
         )
 
     def placed_rate(self, placement: Placement) -> float:
-        """Of a whole disaggregated service."""
+        """Returns the rate of a whole disaggregated service."""
         return self.rate("routing=least_outstanding_tokens", *_pools(placement))
 
     def colocated_rate(self, layout: Layout, num_gpus: int, *batching: str) -> float:
-        """Of replicas that do both, as many as the GPUs make."""
+        """Returns the rate of co-located replicas that fill the GPUs."""
         replicas = f"replicas={num_gpus // layout.num_gpus}"
         return self.rate("routing=least_outstanding", replicas, *batching, *layout.overrides)
 
 
 def _pools(placement: Placement) -> list[str]:
-    """Overrides that make them, on the shipped pools of either role."""
+    """Returns the overrides of a placement, based on the shipped pools of both roles."""
     overrides = ["pools=disaggregated"]
     for name, layout, count in (
         ("prefill", placement.prefill, placement.num_prefill),
@@ -175,14 +176,20 @@ def _pools(placement: Placement) -> list[str]:
 
 
 def main() -> None:
-    """Search, and print a line for each thing found."""
-    parser = argparse.ArgumentParser(description="DistServe's placement search")
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--pp", type=int, nargs="+", default=[1])
-    parser.add_argument("--requests", type=int, default=NUM_REQUESTS)
-    parser.add_argument("--colocated", nargs="+", default=["batching=prefill_first"])
-    parser.add_argument("overrides", nargs="*")
+    """Runs the search and prints one line per result."""
+    parser = argparse.ArgumentParser(
+        description="DistServe's placement search: layouts of disaggregated prefill and decode"
+    )
+    parser.add_argument("--gpus", type=int, default=8, help="number of GPUs")
+    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2, 4], help="tensor-parallel sizes to try")
+    parser.add_argument("--pp", type=int, nargs="+", default=[1], help="pipeline-parallel sizes to try")
+    parser.add_argument(
+        "--requests", type=int, default=NUM_REQUESTS, help="minimum number of requests per run"
+    )
+    parser.add_argument(
+        "--colocated", nargs="+", default=["batching=prefill_first"], help="overrides of co-located replicas"
+    )
+    parser.add_argument("overrides", nargs="*", help="overrides of `windtunnel simulate`, after --")
     given = parser.parse_args()
     layouts = [Layout(tp, pp) for tp, pp in product(given.tp, given.pp) if tp * pp < given.gpus]
     search = Search(given.overrides, given.requests)
@@ -200,7 +207,7 @@ def main() -> None:
     placement = best_placement(prefill, decode, given.gpus)
     rate = search.placed_rate(placement) / placement.num_gpus
     print(
-        f"{placement}: {rate:.3f} requests/s a GPU, {rate / best:.2f} x the best co-located"
+        f"{placement}: {rate:.3f} requests/s per GPU, {rate / best:.2f} x the best co-located"
         if best
         else placement
     )

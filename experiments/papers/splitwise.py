@@ -1,15 +1,15 @@
-"""Machines for prompts and machines for tokens, at equal power or equal cost: Splitwise's cluster designs.
+"""Splitwise's cluster designs: separate machines for prompts and for tokens, at equal power or equal cost.
 
     python -m experiments.papers.splitwise AzureLLMInferenceTrace_conv.csv --budget power --prices ours
 
 After Patel et al., "Splitwise", ISCA 2024, section VI, at a fifth of its size: BLOOM-176B on DGX machines,
-one replica each; prompts and answers drawn, independently, from the lengths of an Azure trace, arrivals
-Poisson. The figure is the largest rate at which nine terms hold: 50, 90 and 99 % of the requests within so
-many times what they take alone on a DGX-A100 (`SLOWDOWNS`). All designs get the same requests and, but for
-the rate, the same gaps between them.
+one replica each; prompt and output lengths drawn independently from an Azure trace, Poisson arrivals. The
+figure is the largest request rate at which nine terms hold: 50, 90 and 99 % of the requests within given
+multiples of their times alone on a DGX-A100 (`SLOWDOWNS`). All designs get the same requests and, up to the
+rate, the same gaps between them.
 
-Left out: the pool of machines that change sides, and what a power cap does to a GPU's clocks. Machines for
-tokens under a cap (HHcap) run as if they had none, as the paper finds; the cap counts in their power.
+Not modelled: the pool of machines that change sides, and the effect of a power cap on a GPU's clocks. Capped
+token machines (HHcap) run as if uncapped, as the paper finds; the cap counts in their power.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from sim.setup.scenario import Scenario
 
 A100, H100 = "a100_80gb_sxm", "h100_sxm"
 COST = {A100: 17.6, H100: 38.0}
-"""USD an hour of a machine with eight (table V)."""
+"""USD per hour of a machine with eight GPUs (table V)."""
 POWER = {A100: 1.0, H100: 1.75}
-"""Of a machine, against a DGX-A100 (table V)."""
+"""Power of a machine, relative to a DGX-A100 (table V)."""
 CAP = 0.7
-"""Of a capped machine's power."""
+"""Power of a capped machine, as a share."""
 SLOWDOWNS: Mapping[str, Sequence[float]] = {
     "ttft_s": (2, 3, 6),
     "tpot_s": (1.25, 1.5, 5),
     "e2e_s": (1.25, 1.5, 5),
 }
-"""Of 50, 90 and 99 % of the requests, against each alone (table VI)."""
+"""Limits for 50, 90 and 99 % of the requests, relative to each request alone (table VI)."""
 PERCENTILES = (50, 90, 99)
 SEARCH_RATIO = 1.05
-"""How close a rate is found."""
+"""Precision of a rate."""
 SEARCH_STEP = 1.3
 START_RATE = 12.0
 MAX_RATE = 64
-BLOOM = [  # its two matrices of 4 x 14336 in an MLP are stood in for by three that are as large together
+BLOOM = [  # an MLP's two 4 x 14336 matrices become three of the same total size
     "model=llama2_70b",
     "model.name=bloom-176b",
     "model.config.num_hidden_layers=70",
@@ -81,12 +81,15 @@ COMMON = [
     "workload=plain_csv",
 ]
 BASELINE_BATCHING = ["batching=prefill_first"]
-"""Whole prompts first, up to 2,048 tokens an iteration, as vLLM served in 2023. The paper's decode in their
-iterations, for a tenth more: `batching=orca` does that, without a limit."""
+"""Whole prompts first, up to 2,048 tokens per iteration, as in vLLM of 2023.
+
+In the paper, decodes run in the same
+iterations, for a tenth more time: `batching=orca` does that, without a limit.
+"""
 
 
 class Design(NamedTuple):
-    """A cluster: machines that do both, or machines for prompts and machines for tokens."""
+    """A cluster: co-located machines, or separate prompt and token machines."""
 
     name: str
     prompt: str
@@ -94,17 +97,17 @@ class Design(NamedTuple):
     token: str = ""
     num_token: int = 0
     is_capped: bool = False
-    """Whether the machines for tokens are."""
+    """True if the token machines are power-capped."""
 
     @property
     def cost(self) -> float:
-        """USD an hour."""
+        """USD per hour."""
         token = COST[self.token] * self.num_token if self.token else 0
         return COST[self.prompt] * self.num_prompt + token
 
     @property
     def power(self) -> float:
-        """In DGX-A100."""
+        """Power, in units of a DGX-A100."""
         share = CAP if self.is_capped else 1.0
         token = POWER[self.token] * self.num_token * share if self.token else 0
         return POWER[self.prompt] * self.num_prompt + token
@@ -148,7 +151,7 @@ BUDGETS = {  # a fifth of the paper's machines, for the conversations
 
 
 def slowdowns(requests: pd.DataFrame, alone: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
-    """Of each term the `PERCENTILES` of the requests' ratios; requests[i] is the same as alone[i]."""
+    """Computes the `PERCENTILES` of each term's ratios; requests[i] is the same request as alone[i]."""
     alone = alone.iloc[: len(requests)]
     return {
         term: np.nanpercentile(requests[term].to_numpy() / alone[term].to_numpy(), PERCENTILES)
@@ -157,12 +160,12 @@ def slowdowns(requests: pd.DataFrame, alone: pd.DataFrame) -> dict[str, NDArray[
 
 
 def holds(found: Mapping[str, NDArray[np.float64]]) -> bool:
-    """Whether all nine terms do."""
+    """Returns whether all nine terms hold."""
     return all((found[term] <= limits).all() for term, limits in SLOWDOWNS.items())
 
 
 def failing(found: Mapping[str, NDArray[np.float64]]) -> str:
-    """The terms that do not hold."""
+    """Lists the terms that do not hold."""
     return ", ".join(
         f"{term[:-2]} p{percentile} {value:.2f}"
         for term, limits in SLOWDOWNS.items()
@@ -172,7 +175,7 @@ def failing(found: Mapping[str, NDArray[np.float64]]) -> str:
 
 
 def write_requests(path: Path, lengths: pd.DataFrame, num_requests: int, seed: int) -> None:
-    """Poisson arrivals, one a second, with lengths drawn from the columns of `lengths`."""
+    """Writes requests with Poisson arrivals at 1 request/s and lengths drawn from `lengths`."""
     rng = np.random.default_rng(seed)
     arrivals = rng.exponential(size=num_requests).cumsum()
     prompts = rng.choice(lengths["ContextTokens"].to_numpy(), num_requests)
@@ -184,7 +187,7 @@ def write_requests(path: Path, lengths: pd.DataFrame, num_requests: int, seed: i
 
 
 class Trial:
-    """One seed's requests on any design."""
+    """Requests of one seed, simulated on any design."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class Trial:
         self._alone = self._run(Design("alone", A100, 1), "load=1e-3")
 
     def rate(self, design: Design, start: float = START_RATE) -> float:
-        """The largest number of requests/s that the design serves within all terms, sought around `start`."""
+        """Returns the largest requests/s that the design serves within all terms, searched from `start`."""
 
         @cache
         def attained(rate_per_s: float) -> bool:
@@ -211,7 +214,7 @@ class Trial:
         return largest_rate(attained, start=start, ratio=SEARCH_RATIO, step=SEARCH_STEP)
 
     def slowdowns(self, design: Design, rate_per_s: float) -> dict[str, NDArray[np.float64]]:
-        """At a rate."""
+        """Computes the slowdowns of a design at a request rate."""
         num_requests = int(rate_per_s * self._duration_s)
         if num_requests > len(self._alone):
             raise ValueError(f"{rate_per_s:g} requests/s: more requests than were drawn")
@@ -232,7 +235,7 @@ class Trial:
 
 
 class Prices(NamedTuple):
-    """What iterations take, and what else goes with that."""
+    """Iteration times, and the overrides that belong to them."""
 
     timed: Timed | None
     """None: our roofline."""
@@ -242,18 +245,20 @@ class Prices(NamedTuple):
 PRICES = {
     "ours": Prices(None),
     "measured": Prices(AS_TIMED),
-    "splitwisesim": Prices(AS_SIMULATED, ["engine.gpu_memory_utilization=1"]),  # nothing but weights and KV
+    "splitwisesim": Prices(
+        AS_SIMULATED, ["engine.gpu_memory_utilization=1"]
+    ),  # its memory holds only weights and KV
 }
 
 
 def best_split(design: Design, rate: Callable[[Design], float], budget: str) -> tuple[Design, float]:
-    """The best number of machines for prompts, sought from the given one, and its rate; the rest decodes.
+    """Returns the design with the best number of prompt machines and its rate; the rest are token machines.
 
-    budget: cost or power, of the baseline on H100.
+    The search starts at the given number. budget: cost or power, which must not exceed that of Baseline-H100.
     """
     limit = getattr(_of(budget, "Baseline-H100"), budget)
 
-    def shared_out(num_prompt: int) -> Design:
+    def split(num_prompt: int) -> Design:
         prompts, one = (design._replace(num_prompt=num_prompt, num_token=n) for n in (0, 1))
         spent = getattr(prompts, budget)
         return prompts._replace(num_token=int((limit - spent) / (getattr(one, budget) - spent) + 1e-9))
@@ -261,7 +266,7 @@ def best_split(design: Design, rate: Callable[[Design], float], budget: str) -> 
     best = (design, rate(design))
     for step in (1, -1):
         while True:
-            tried = shared_out(best[0].num_prompt + step)
+            tried = split(best[0].num_prompt + step)
             if not (tried.num_prompt > 0 and tried.num_token > 0) or (served := rate(tried)) <= best[1]:
                 break
             best = (tried, served)
@@ -273,7 +278,7 @@ def _of(budget: str, name: str) -> Design:
 
 
 def read_lengths(trace: Path) -> pd.DataFrame:
-    """ContextTokens and GeneratedTokens of an Azure trace. Raises ConfigError for another file."""
+    """Reads ContextTokens and GeneratedTokens of an Azure trace. Raises ConfigError for another file."""
     try:
         return pd.read_csv(trace, usecols=LENGTHS)
     except (OSError, ValueError) as error:
@@ -284,20 +289,33 @@ def read_lengths(trace: Path) -> pd.DataFrame:
 
 
 def main() -> None:
-    """A line for each design."""
-    parser = argparse.ArgumentParser(description="Splitwise's cluster designs")
-    parser.add_argument("trace", type=Path, help="Azure's, of 2023: the lengths are taken from it")
-    parser.add_argument("--budget", choices=list(BUDGETS), default="power", help="what is equal")
-    parser.add_argument("--prices", choices=list(PRICES), default="ours", help="of iterations")
-    parser.add_argument("--seeds", type=int, default=3, help="how many; 3 if not given")
-    parser.add_argument("--duration-s", type=float, default=150.0, help="for which requests arrive; 150")
+    """Prints one line per design."""
+    parser = argparse.ArgumentParser(
+        description="Splitwise's cluster designs: the largest request rate of each"
+    )
+    parser.add_argument("trace", type=Path, help="Azure trace of 2023, the source of the lengths")
+    parser.add_argument(
+        "--budget", choices=list(BUDGETS), default="power", help="what all designs share; default: power"
+    )
+    parser.add_argument(
+        "--prices", choices=list(PRICES), default="ours", help="iteration times; default: ours"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds; default: 3")
+    parser.add_argument("--duration-s", type=float, default=150.0, help="seconds of arrivals; default: 150")
     names = sorted({design.name for designs in BUDGETS.values() for design in designs})
-    parser.add_argument("--designs", nargs="+", choices=names, help="only these")
-    parser.add_argument("--batching", nargs="+", default=BASELINE_BATCHING, help="of the baselines")
-    parser.add_argument("--best-split", action="store_true", help="share the machines out anew")
+    parser.add_argument("--designs", nargs="+", choices=names, help="run only these designs")
+    parser.add_argument(
+        "--batching", nargs="+", default=BASELINE_BATCHING, help="overrides of the baselines' batching"
+    )
+    parser.add_argument(
+        "--best-split", action="store_true", help="search the best split into prompt and token machines"
+    )
     given = parser.parse_args()
     if given.seeds < 1 or not given.duration_s > 0:
-        parser.error(f"--seeds {given.seeds} --duration-s {given.duration_s:g}: must be >= 1, and > 0 s")
+        parser.error(
+            f"--seeds {given.seeds} --duration-s {given.duration_s:g}: --seeds must be >= 1 and "
+            "--duration-s > 0 s"
+        )
     lengths, prices = read_lengths(given.trace), PRICES[given.prices]
     with TemporaryDirectory() as folder:
         trials = []
@@ -307,7 +325,10 @@ def main() -> None:
             trials.append(
                 Trial(path, given.duration_s, prices.timed, [*BLOOM, *prices.overrides], given.batching)
             )
-        print(f"{'design':>26} {'USD/h':>6} {'power':>6} {'req/s':>12}  {'by seed':<20} what fails beyond")
+        print(
+            f"{'design':>26} {'USD/h':>6} {'power':>6} {'requests/s':>12}  {'by seed':<20} terms that fail "
+            "above"
+        )
         for design in BUDGETS[given.budget]:
             if given.designs and design.name not in given.designs:
                 continue

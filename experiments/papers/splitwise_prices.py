@@ -1,12 +1,12 @@
-"""Iterations as Splitwise's authors timed them, and as their simulator prices them: BLOOM-176B, TP8.
+"""Iteration times of BLOOM-176B on TP8, measured by Splitwise's authors and priced by their simulator.
 
 Medians of `perf_model.csv` of SplitwiseSim (github.com/Mutinifni/splitwise-sim, MIT), measured on vLLM of
-2023: prompts by their tokens together, decodes by the sequences in a batch (prompts of 512 tokens, 128
-answered). Between the points a straight line, behind the last one the last line.
+2023: prompts by their total tokens, decodes by the sequences in the batch (prompts of 512 tokens, 128 output
+tokens). Between the points they are interpolated linearly, beyond the last point extrapolated linearly.
 
-Their simulator looks decodes up by another number: its table is by *prompt* tokens of the batch, 512 a
-sequence, and is asked with the batch's *decoded* tokens, one a sequence. A batch of 64 is priced like a lone
-sequence (48 ms on an A100, measured 97). `AS_SIMULATED` does as it does, `AS_TIMED` takes the batch.
+SplitwiseSim looks decodes up by another number: its table is indexed by the batch's *prompt* tokens, 512 per
+sequence, but it looks up the batch's *decoded* tokens, one per sequence. A batch of 64 is thus priced like a
+single sequence (48 ms on an A100, measured 97 ms). `AS_SIMULATED` does the same, `AS_TIMED` uses the batch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hwmodels.iterations.iteration import IterationModel, IterationShape
 from hwmodels.levels.rooflines import Calibrated, Replica
 
 MIXED = 1.1
-"""Of an iteration with decodes beside prompts, over prompts alone: the simulator's allowance."""
+"""Time of an iteration with decodes beside prompts, relative to prompts alone, in SplitwiseSim."""
 PROMPT_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Of a machine, in milliseconds."""
+    """Iteration times of a machine, in milliseconds."""
 
     prompts: tuple[float, ...]
     """At PROMPT_TOKENS."""
@@ -50,7 +50,7 @@ TIMES = {
 
 
 class TimedModel:
-    """An `IterationModel`; what is not seconds is the roofline's."""
+    """An `IterationModel` with these times; all other quantities come from the roofline."""
 
     def __init__(self, times: Times, base: IterationModel, *, by_batch: bool) -> None:
         self._times, self._base, self._by_batch = times, base, by_batch
@@ -59,7 +59,7 @@ class TimedModel:
         return getattr(self._base, name)
 
     def seconds(self, shape: IterationShape) -> Num:
-        """Wall time of the iteration."""
+        """Returns the iteration's time in seconds."""
         decodes, prompts = np.asarray(shape.decode_seqs), np.asarray(shape.prefill_tokens)
         decode_ms = _line(decodes, BATCHES, self._times.decodes) if self._by_batch else self._times.decodes[0]
         prompt_ms = _line(prompts + decodes, PROMPT_TOKENS, self._times.prompts)
@@ -72,25 +72,25 @@ class TimedModel:
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
-        """When consecutive decode-only iterations end: their times do not depend on the context."""
+        """Returns the end times of consecutive decode-only iterations, which do not depend on the context."""
         shape = IterationShape(num_seqs, num_context_tokens, 0, 0, 0, 0, num_seqs)
         return list(accumulate(repeat(float(self.seconds(shape)), num_iterations), initial=start_s))[1:]
 
 
 def _line(at: Any, points: tuple[int, ...], values: tuple[float, ...]) -> Any:
-    """Interpolated; beyond the last point along the last line, below the first its value."""
+    """Interpolates linearly; extrapolates beyond the last point, and is constant below the first."""
     slope = (values[-1] - values[-2]) / (points[-1] - points[-2])
     return np.interp(at, points, values) + slope * np.maximum(at - points[-1], 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """The latency level."""
+    """Latency level of these times."""
 
     by_batch: bool
 
     def iteration_model(self, replica: Replica) -> IterationModel:
-        """Raises ValueError for a device that was not timed."""
+        """Returns the times of the replica's device. Raises ValueError for a device that was not measured."""
         times = TIMES.get(replica.device.name)
         if times is None:
             raise ValueError(f"hardware={replica.device.name}: must be one of {', '.join(TIMES)}")

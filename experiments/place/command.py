@@ -1,4 +1,4 @@
-"""`windtunnel place`: which models go on which GPUs."""
+"""`windtunnel place`: decides which models go on which GPUs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sim.settings.compose import Composition
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceJob:
-    """The plan, made while the settings were checked: a demand that cannot be met is one of the mistakes."""
+    """A placement, computed while the settings are checked, since unmeetable demand is a user's error."""
 
     placed: Placed
 
     def run(self, folder: Path) -> None:
-        """Print, write."""
+        """Prints the placement and writes it to a file."""
         console, out = terminal_console(), self.placed.settings.out
         print_plan(self.placed, console)
         if out is not None:
@@ -32,5 +32,5 @@ class PlaceJob:
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> PlaceJob:
-    """Raises ConfigError for whatever a user can mend."""
+    """Computes the placement. Raises ConfigError for every mistake of the user."""
     return PlaceJob(placed=place(read_settings(cfg), composition.source.dirs))

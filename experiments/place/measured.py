@@ -1,4 +1,4 @@
-"""Rates that `windtunnel capacity` has found, in place of the roofline's: served within the SLO."""
+"""Rates measured by `windtunnel capacity` within an SLO, used instead of the roofline's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE = "outputs/capacity/DATE/TIME/summary.json"
 
 
 class Replica(NamedTuple):
-    """What a rate is of."""
+    """A replica whose rate was measured."""
 
     model: str
     weights: str | None
@@ -25,28 +25,33 @@ class Replica(NamedTuple):
 
 
 def measured_rates(files: Sequence[str]) -> dict[Replica, float]:
-    """Output tokens/s; of candidates alike but for their engine's settings, the best. Raises ConfigError."""
+    """Returns output tokens/s; of candidates that differ in engine settings only, the best.
+
+    Raises ConfigError.
+    """
     rates: dict[Replica, float] = {}
     for i, file in enumerate(files):
         try:
             rows = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))["ranked"]
             for row in rows:
                 if row["gpus_per_replica"] != row["tensor_parallel_size"]:
-                    continue  # laid out as no replica here
+                    continue  # `place` has no replicas of this layout
                 replica = Replica(row["model"], row["weights"], row["gpu"], row["gpus_per_replica"])
                 rate = float(row["kept_output_tokens_per_s_and_replica"])
                 rates[replica] = max(rate, rates.get(replica, 0.0))
         except OSError as error:
-            raise ConfigError(f"measured[{i}]={file}: {error.strerror}; say {EXAMPLE}") from error
+            raise ConfigError(
+                f"measured[{i}]={file}: {error.strerror}; give a file such as {EXAMPLE}"
+            ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"measured[{i}]={file}: is no summary.json of capacity; say {EXAMPLE}"
+                f"measured[{i}]={file}: is not a summary.json of capacity; give a file such as {EXAMPLE}"
             ) from error
     return rates
 
 
 def with_measured(hosting: Hosting, deployment: Deployment, rates: Mapping[Replica, float]) -> Hosting:
-    """The same with the rate that was found for it, if there is one: alone on its GPUs, as there."""
+    """Returns the hosting with its measured rate, if there is one; it then has its GPUs to itself."""
     model = deployment.model
     key = Replica(model.name, model.weights, deployment.hardware.name, hosting.num_gpus)
     if key not in rates:

@@ -1,4 +1,4 @@
-"""From the settings to a placement problem and the plan that a policy makes of it."""
+"""Builds a placement problem from the settings and solves it with the placement policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sim.setup.placement_prices import hostings_of, pool_of, refusals, weights_o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """A problem and what a policy made of it."""
+    """A placement problem and its solution."""
 
     settings: PlaceSettings
     problem: Problem
@@ -32,7 +32,7 @@ class Placed:
 
 
 def place(settings: PlaceSettings, dirs: Sequence[Path]) -> Placed:
-    """Raises ConfigError, also where the demand cannot be met."""
+    """Builds and solves the problem. Raises ConfigError, also if the demand cannot be met."""
     problem, notes = pose(settings, dirs)
     try:
         plan = settings.placing.place(problem)
@@ -47,7 +47,7 @@ def place(settings: PlaceSettings, dirs: Sequence[Path]) -> Placed:
 
 
 def pose(settings: PlaceSettings, dirs: Sequence[Path]) -> tuple[Problem, list[str]]:
-    """Every model priced on every kind of GPU; and why some fit nowhere. Raises ConfigError."""
+    """Prices every model on every kind of GPU, with notes on models that fit on none. Raises ConfigError."""
     names = [own.name for own in settings.models]
     offers = _Offers(settings)
     try:
@@ -67,7 +67,7 @@ def pose(settings: PlaceSettings, dirs: Sequence[Path]) -> tuple[Problem, list[s
 
 
 class _Offers:
-    """Pools of GPUs, and what each of them could do for each model."""
+    """Pools of GPUs, and the replicas of each model that each pool can host."""
 
     def __init__(self, settings: PlaceSettings) -> None:
         self._settings = settings
@@ -76,7 +76,7 @@ class _Offers:
         self.hostings: list[Hosting] = []
 
     def add_all(self, dirs: Sequence[Path]) -> None:
-        """Price every model on every kind of GPU. Raises ConfigError and ValueError."""
+        """Prices every model on every kind of GPU. Raises ConfigError and ValueError."""
         simulate = ConfigSource(config_name="simulate", dirs=dirs)
         specs = {
             own.name: _composed(simulate, "model", own.name, f"models[{i}]", own.weights)
@@ -108,7 +108,7 @@ class _Offers:
         pool: Pool | None,
         rates: Mapping[Replica, float],
     ) -> Pool:
-        """Price one model on one kind of GPU, which is a pool from the first model on."""
+        """Prices one model on one kind of GPU; the first model also creates the pool."""
         if pool is None:
             slicing = TimeSlicing(slice_s=self._settings.time_slice_ms / 1e3)
             pool = pool_of(gpu.name, gpu.count, deployment, slicing)
@@ -122,13 +122,13 @@ class _Offers:
         return pool
 
     def refusals(self, models: Sequence[str]) -> list[str]:
-        """Why models fit on no GPU."""
+        """Returns the reasons of models that fit on no GPU."""
         hosted = {hosting.model for hosting in self.hostings}
         return refusals(self._refused, [name for name in models if name not in hosted])
 
 
 def _too_few(problem: Problem, models: Sequence[str]) -> list[str]:
-    """Models that fit, but on more GPUs of one node than there are."""
+    """Returns a note for each model that needs more GPUs of one node than there are."""
     problems = []
     for name in models:
         own = [hosting for hosting in problem.hostings if hosting.model == name]
@@ -138,12 +138,12 @@ def _too_few(problem: Problem, models: Sequence[str]) -> list[str]:
             for hosting, pool in zip(own, pools, strict=True)
         ):
             least = min(hosting.num_gpus for hosting in own)
-            problems.append(f"{name}: needs {least} equal GPUs in one node; there are fewer")
+            problems.append(f"{name}: needs {least} GPUs of one kind in one node; no node has as many")
     return problems
 
 
 def _whole(pool: Pool, deployment: Deployment) -> Pool:
-    """With all of the GPU's memory for weights."""
+    """Returns the pool with the whole memory of its GPUs available to weights."""
     return Pool(
         name=pool.name,
         count=pool.count,
@@ -156,7 +156,7 @@ def _whole(pool: Pool, deployment: Deployment) -> Pool:
 def _composed(
     source: ConfigSource, group: str, name: str, entry: str, weights: str | None = None
 ) -> dict[str, Any]:
-    """The node of a choice, and, of hardware, of the calibration that comes with it."""
+    """Returns the config node of a choice, for hardware also that of its calibration."""
     overrides = [f"{group}={name}"] + ([f"model.weights={weights}"] if weights else [])
     try:
         cfg = composed(source, overrides)
@@ -167,7 +167,7 @@ def _composed(
 
 
 def _located(error: ConfigError, group: str, entry: str, whole: str) -> ConfigError:
-    """The same, where the user wrote it: model=x is models[0].name=x there. whole: of any other key."""
+    """Returns the error with the user's key: model=x becomes models[0].name=x; else `whole` precedes it."""
     text = str(error)
     for own, theirs in ((f"{group}=", f"{entry}.name="), ("model.weights=", f"{entry}.weights=")):
         if text.startswith(own):

@@ -1,4 +1,4 @@
-"""What `windtunnel place` is asked: models, kinds of GPUs, and what counts."""
+"""Settings of `windtunnel place`: models, kinds of GPUs, and the objective."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from sim.setup.placement_prices import ReplicaNeeds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
-    """One model of the fleet."""
+    """One model to place."""
 
     name: str
-    """Of configs/model."""
+    """Choice of configs/model."""
     weights: str | None = None
-    """How they are stored; None: as the checkpoint has them."""
+    """Format of the stored weights; None: as in the checkpoint."""
     demand: float | None = None
-    """Output tokens/s, or replicas; None: all that can be had."""
+    """Output tokens/s, or replicas; None: no limit."""
     value: float = 1.0
-    """Of each of them."""
+    """Value of one output token, or of one replica."""
 
     def __post_init__(self) -> None:
         if self.demand is not None and not 0 <= self.demand < inf:
@@ -45,7 +45,7 @@ class GpuSettings:
     """One kind of GPU."""
 
     name: str
-    """Of configs/hardware."""
+    """Choice of configs/hardware."""
     count: int = 1
 
     def __post_init__(self) -> None:
@@ -80,13 +80,15 @@ class PlaceSettings:
     def __post_init__(self) -> None:
         for key, parts in (("models", self.models), ("gpus", self.gpus)):
             if not parts:
-                raise ValueError(f"{key}=[]: must name one, say [{{name: ...}}]")
+                raise ValueError(f"{key}=[]: must have at least one entry, such as [{{name: ...}}]")
             names = [part.name for part in parts]
             for i, name in enumerate(names):
                 if (first := names.index(name)) < i:
-                    raise ValueError(f"{key}[{i}].name={name}: must be named once, {key}[{first}] has it")
+                    raise ValueError(
+                        f"{key}[{i}].name={name}: must be named only once; {key}[{first}] names it already"
+                    )
         if not any(gpu.count for gpu in self.gpus):
-            raise ValueError("gpus[0].count=0: must be >= 1, or that of another entry")
+            raise ValueError("gpus[0].count=0: must be >= 1 in at least one entry of gpus")
         if self.out is not None:
             check_output_file("out", self.out)
         if not 0 < self.time_slice_ms < inf:
@@ -103,7 +105,7 @@ class PlaceSettings:
 
 
 def read_settings(cfg: DictConfig) -> PlaceSettings:
-    """Raises ConfigError."""
+    """Returns the settings of a composed config. Raises ConfigError."""
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     own = dict(plain)
     for key, kind in (("models", ModelSettings), ("gpus", GpuSettings)):

@@ -1,4 +1,4 @@
-"""`windtunnel spares`: how many replicas are enough, if `needed` of them must be up."""
+"""`windtunnel spares`: computes how many replicas are enough, if `needed` of them must be up."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from sim.cluster.availability import (
 )
 from sim.cluster.failures import Failures, Random
 from sim.cluster.recovery import Recovery
+from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 
 MINUTES_PER_YEAR = 365.25 * 24 * 60
 SETTLED = 20
-"""Mean times to repair after which it no longer matters that everybody was up at the beginning."""
+"""Mean times to repair after which the state at the start, with all replicas up, no longer matters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,7 @@ class SparesSettings:
 
     failures: Failures
     recovery: Recovery = Recovery()
-    """With way=kv it is also said how often a copy of the KV was left."""
+    """With way=kv, the output also says how often a copy of the KV survived."""
     needed: int = 8
     wanted_share: float = 0.999
     most_spares: int = 3
@@ -51,18 +52,20 @@ class SparesSettings:
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be > 0 and < 1")
         if self.at_s is not None and not (self.at_s > 0 and isfinite(self.at_s)):
-            raise ValueError(f"at_s={self.at_s}: must be a finite number > 0 s; null for the long run")
+            raise ValueError(f"at_s={self.at_s}: must be a finite number > 0 s, or null for the long run")
         if not self.failures.events:
-            raise ValueError("failures=none: must be some failures, such as failures=random_crashes")
+            raise ValueError(
+                "failures=none: must contain a failure; choose for example failures=random_crashes"
+            )
         if self.at_s is None and not all(isinstance(event, Random) for event in self.failures.events):
             raise ValueError(
-                "at_s=null: scripted failures and releases have no long run; say when, such as at_s=120"
+                "at_s=null: scripted failures and releases have no long run; give a time, such as at_s=120"
             )
         self.failures.check(self.needed)
 
     @property
     def moment_s(self) -> float:
-        """When it is asked who is up."""
+        """Time at which the replicas that are up are counted, in seconds."""
         if self.at_s is not None:
             return self.at_s
         random = [event for event in self.failures.events if isinstance(event, Random)]
@@ -70,7 +73,7 @@ class SparesSettings:
 
     @property
     def up_share(self) -> float | None:
-        """Of each replica, in the long run; None where replicas do not fail by themselves."""
+        """Long-run share of time that a replica is up; None if failures are not independent."""
         share = 1.0
         for event in self.failures.events:
             if not isinstance(event, Random) or event.together or event.replicas or self.at_s is not None:
@@ -82,12 +85,12 @@ class SparesSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparesJob:
-    """Settings that were checked."""
+    """Checked settings of `windtunnel spares`."""
 
     settings: SparesSettings
 
     def run(self, folder: Path) -> None:
-        """Print a line for each number of replicas."""
+        """Prints one line per number of replicas."""
         try:
             report(self.settings, terminal_console())
         except ValueError as error:
@@ -95,15 +98,15 @@ class SparesJob:
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> SparesJob:
-    """Raises ConfigError for whatever a user can mend."""
+    """Builds the job. Raises ConfigError for every mistake of the user."""
     return SparesJob(settings=build_as(SparesSettings, cfg, ""))
 
 
 def report(settings: SparesSettings, console: Console) -> None:
-    """The table, and how many are enough."""
+    """Prints the table, and the smallest number of replicas that is enough."""
     k, up_share = settings.needed, settings.up_share
-    low, high = f"{settings.confidence:.0%} from", "to"
-    rows = [["replicas", f"{k} or more are up", "in theory", low, high, "fewer up, min/year"]]
+    low, high = f"{100 * settings.confidence:g} % CI from", "to"
+    rows = [["replicas", f"{k} or more up", "analytical", low, high, "fewer up, min/year"]]
     enough: int | None = None
     for n in range(k, k + settings.most_spares + 1):
         found = simulated_at_least_up(
@@ -124,22 +127,22 @@ def report(settings: SparesSettings, console: Console) -> None:
         if enough is None and (best if theory is not None else found.low) >= settings.wanted_share:
             enough = n
     console.print(plain_table(rows))
+    wanted = f"{100 * settings.wanted_share:.6g} %"
     if enough is None:
         most = k + settings.most_spares
-        verdict = f"even {most} replicas are not enough for {settings.wanted_share:.6g} of the time"
+        verdict = f"{most} replicas are not enough for {k} to be up for {wanted} of the time"
     else:
-        spares = "spare" if enough - k == 1 else "spares"
-        verdict = f"{enough} replicas ({enough - k} {spares}) are enough"
-        verdict += f" for {settings.wanted_share:.6g} of the time"
-    basis = "in theory" if up_share is not None else f"by the lower bound of {settings.replications:,} runs"
-    console.print(f"{verdict}, {basis}", highlight=False)
+        spares = plural(enough - k, "spare")
+        verdict = f"{enough} replicas ({spares}) are enough for {k} to be up for {wanted} of the time"
+    basis = "analytical" if up_share is not None else f"lower bound of {plural(settings.replications, 'run')}"
+    console.print(f"{verdict} ({basis})", highlight=False)
     if settings.recovery.way == "kv":
         n = k + settings.most_spares if enough is None else enough
         console.print(_kv_copies_left(settings, n), highlight=False)
 
 
 def _kv_copies_left(settings: SparesSettings, n: int) -> str:
-    """How often the KV of a replica that crashes is left with another one."""
+    """Returns a sentence on how often a copy of a crashed replica's KV survived on another replica."""
     if n == 1:
         return "KV replication with 1 replica: no other replica can hold a copy"
     found = simulated_kv_copies_left(
@@ -155,5 +158,5 @@ def _kv_copies_left(settings: SparesSettings, n: int) -> str:
     return (
         f"KV replication with {n} replicas: a copy survived in {found.share:.3%} of "
         f"{found.num_replications:,} crashes "
-        f"({settings.confidence:.0%} from {found.low:.3%} to {found.high:.3%})"
+        f"({100 * settings.confidence:g} % confidence interval: {found.low:.3%} to {found.high:.3%})"
     )

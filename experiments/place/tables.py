@@ -1,4 +1,4 @@
-"""A plan on the terminal and as JSON."""
+"""Formats a plan for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from experiments.place.problem import Placed
 
 
 def print_plan(placed: Placed, console: Console) -> None:
-    """Two tables, what each GPU holds and what each model gets, and the sum."""
+    """Prints what each GPU holds, what each model gets, and the totals."""
     plan, problem, unit = placed.plan, placed.problem, placed.settings.counts
     held = [["GPUs", "", "holds", "$/h"]]
     for found, count in sorted(plan.units, key=lambda pair: (pair[0].pool, pair[0].models)):
@@ -22,25 +22,27 @@ def print_plan(placed: Placed, console: Console) -> None:
         )
         held.append([f"{count * found.num_gpus}", found.pool, models, f"{rent:.2f}"])
     console.print(plain_table(held, label_columns=(1, 2)))
-    served = [["model", "replicas", f"{unit} served", "asked for", "value"]]
+    served = [["model", "replicas", f"{unit} served", "demand", "value"]]
     for demand in problem.demands:
         amount = plan.served[demand.model]
-        asked = "all" if demand.rate is None else f"{demand.rate:,.0f}"
+        demanded = "all" if demand.rate is None else f"{demand.rate:,.0f}"
         replicas = str(plan.replicas.get(demand.model, 0))
-        served.append([demand.model, replicas, f"{amount:,.1f}", asked, f"{amount * demand.value:,.1f}"])
+        served.append([demand.model, replicas, f"{amount:,.1f}", demanded, f"{amount * demand.value:,.1f}"])
     console.print(plain_table(served))
     used = sum(plan.gpus.values())
     there = sum(pool.count for pool in problem.pools)
     console.print(
         f"value {plan.value:,.1f}, {used} of {there} GPUs, ${plan.usd_per_hour:.2f}/hour"
-        f"{', every demand met' if plan.met else ''}",
+        f"{', all demands met' if plan.met else ''}",
         highlight=False,
     )
     for found, _ in plan.units if problem.time_shared else ():
         if len(found.models) > 1:
             console.print(
-                f"{', '.join(found.models)} on one {found.pool}: while all are busy, an iteration takes "
-                f"{found.slowdown:.2f} times as long as alone ({1 - found.time_share:.1%} go into switches)",
+                f"{', '.join(found.models)} on one {found.pool}: while all models are busy, an iteration "
+                "takes "
+                f"{found.slowdown:.2f} times as long as alone ({1 - found.time_share:.1%} of the time is "
+                "spent on switches)",
                 style="dim",
                 highlight=False,
             )
@@ -49,7 +51,7 @@ def print_plan(placed: Placed, console: Console) -> None:
 
 
 def as_json(placed: Placed) -> dict[str, Any]:
-    """What is written."""
+    """Returns the content of the output file."""
     plan = placed.plan
     return {
         "units": [

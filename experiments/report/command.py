@@ -1,4 +1,4 @@
-"""`windtunnel report run=DIR` and `sweep=DIR`: draw again without simulating."""
+"""`windtunnel report run=DIR` and `sweep=DIR`: draws a report again without simulating."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SETTINGS = ("run", "sweep", "metric", "report.format", *OF_A_SWEEP)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Draw, and say what was written. Raises ConfigError."""
+    """Draws the report and prints the written files. Raises ConfigError."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> None:
         folder = SweepFolder.open(Path(given["sweep"]), "sweep")
         if not any(row["status"] == "done" for row in folder.rows.values()):
             raise ConfigError(
-                f"sweep={given['sweep']}: none of its runs has finished; run windtunnel sweep resume=..."
+                f"sweep={given['sweep']}: none of its runs has finished; finish the sweep with windtunnel "
+                "sweep resume=..."
             )
         grid = of_folder(folder, settings)
         print_found(grid, console)
@@ -72,11 +73,11 @@ def _parsed(arguments: Sequence[str]) -> dict[str, str]:
     if "metric" in given:
         given["report.metrics"] = given.pop("metric")
     if ("run" in given) == ("sweep" in given):
-        raise ConfigError("one of run=DIR and sweep=DIR must be given")
+        raise ConfigError("give either run=DIR or sweep=DIR")
     for key in given:
         if "run" in given and key in OF_A_SWEEP:
             name = "metric" if key == "report.metrics" else key
-            raise ConfigError(f"{name}={given[key]}: is for sweeps only")
+            raise ConfigError(f"{name}={given[key]}: applies to sweeps only")
     return given
 
 

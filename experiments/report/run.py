@@ -1,4 +1,4 @@
-"""A run's report again, from what it has left: its tables, summary.json, config.yaml, records.json."""
+"""Draws a run's report again from the files in its folder."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ NEEDED = (
 
 
 def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> list[Path]:
-    """Draws the page and the pictures of a run's folder again.
+    """Draws the page and the images of a run's folder again.
 
     trust: whether the folder's config may name any class that can be imported; see `check_recorded`.
-    Raises ConfigError for a folder that lacks something.
+    Raises ConfigError for a folder that lacks files.
     """
     _check(folder)
     config: Any = read_yaml(folder / "config.yaml")
@@ -67,16 +67,17 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
 
 def _check(folder: Path) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; use the folder that windtunnel simulate printed")
+        raise ConfigError(f"run={folder}: no such folder; give the folder that windtunnel simulate printed")
     if (folder / "sweep.json").exists():
-        raise ConfigError(f"run={folder}: is a sweep: sweep={folder} draws it")
+        raise ConfigError(f"run={folder}: is the folder of a sweep; give sweep={folder}")
     missing = [name for name in NEEDED if not (folder / name).is_file()]
     if not missing:
         return
     inner = sorted(folder.glob("*/summary.json"))
     if "summary.json" in missing and inner:
-        raise ConfigError(f"run={folder}: holds several runs; name one, such as run={inner[0].parent}")
+        raise ConfigError(f"run={folder}: contains several runs; choose one, such as run={inner[0].parent}")
     raise ConfigError(
-        f"run={folder}: has no {', '.join(missing)}; simulate again with output.tables=true (of a sweep: "
+        f"run={folder}: contains no {', '.join(missing)}; simulate it again with output.tables=true (in a "
+        "sweep: "
         "sweep.tables=true)"
     )

@@ -1,4 +1,4 @@
-"""`windtunnel score`: simulate every row of a measured table, and say how far off we are."""
+"""`windtunnel score`: simulates every row of a table of measurements and reports the errors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from experiments.score.table import read_table
 from experiments.study import measured_requests
 from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
+from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError, suggest
@@ -30,17 +31,17 @@ from sim.setup.scenario import Scenario
 
 
 class Kind(NamedTuple):
-    """One kind of measured table."""
+    """One kind of table of measurements."""
 
     columns: tuple[str, ...]
     positive: tuple[str, ...]
     metrics: tuple[str, ...]
-    """That are predicted, in the order of the output."""
+    """Predicted metrics, in the order of the output."""
     groups: tuple[str, ...]
     scenario_of: Callable[[dict[str, Any], LatencyLevel], Scenario]
     predict: Callable[[dict[str, Any], LatencyLevel], dict[str, float]]
     rows: Callable[[pd.DataFrame, Path], pd.DataFrame] | None = None
-    """From the table as read, and its path, to one row a prediction; None: it is so already."""
+    """Turns the table and its path into one row per prediction; None: the table has that form."""
 
 
 KINDS = {
@@ -81,29 +82,29 @@ class ScoreSettings:
     kind: str = "silicon"
     latency: LatencyLevel = field(default_factory=Calibrated)
     jobs: int | None = None
-    """Processes; null: one per core."""
+    """Worker processes; None: one per core."""
     where: str | None = None
-    """Only rows for which this holds, in the language of pandas' query."""
+    """Condition on the rows to predict, in the syntax of pandas.DataFrame.query; None: all rows."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind}: no such kind of table; {suggest(self.kind, KINDS)}")
         if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per core")
+            raise ValueError(f"jobs={self.jobs}: must be >= 1, or null for one per core")
         check_output_file("out", self.out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreJob:
-    """The rows to predict."""
+    """Rows to predict."""
 
     settings: ScoreSettings
     table: pd.DataFrame
     impossible: dict[Any, str]
-    """Why the truth of some rows cannot be right, by id."""
+    """Reasons why the measurements of some rows are impossible, by id."""
 
     def run(self, folder: Path) -> None:
-        """Predict, write, print."""
+        """Predicts all rows, and writes and prints the results."""
         settings, table, console = self.settings, self.table, Console()
         kind = KINDS[settings.kind]
         columns = ["id", *kind.metrics, "status"]
@@ -116,34 +117,34 @@ class ScoreJob:
         credible = scored[~scored["id"].isin(list(self.impossible))]
         print_errors(errors_by_group(credible, kind.metrics, kind.groups), console)
         is_predicted = predicted["status"] == "ok"
-        console.print(f"{is_predicted.sum():,} of {len(predicted):,} rows predicted: {settings.out}")
+        console.print(f"{is_predicted.sum():,} of {plural(len(predicted), 'row')} predicted: {settings.out}")
         for reason, count in predicted.loc[~is_predicted, "status"].value_counts().items():
-            console.print(f"  {count:,} not: {reason}", highlight=False)
+            console.print(f"  {plural(count, 'row')} not predicted: {reason}", highlight=False)
         for row_id, reason in self.impossible.items():
-            text = f"  left out of the errors, id={row_id}: {reason}"
+            text = f"  excluded from the errors: id={row_id}: {reason}"
             console.print(text, highlight=False, soft_wrap=True)
         for line in not_measured(settings, table[table["id"].isin(predicted.loc[is_predicted, "id"])]):
             console.print(line, highlight=False, soft_wrap=True)
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> ScoreJob:
-    """Raises ConfigError for settings and for tables that cannot be right."""
+    """Builds the job. Raises ConfigError for wrong settings or tables."""
     settings: ScoreSettings = build_as(ScoreSettings, cfg, "")
     table, impossible = _read(settings)
     return ScoreJob(settings=settings, table=table, impossible=impossible)
 
 
 def _read(settings: ScoreSettings) -> tuple[pd.DataFrame, dict[Any, str]]:
-    """The rows to predict, and why the truth of some cannot be right, by id."""
+    """Returns the rows to predict, and by id the reasons why some measurements are impossible."""
     kind, path = KINDS[settings.kind], Path(settings.measured)
     table = read_table(path, kind.columns, kind.positive)
     if settings.where is not None:
         try:
             table = table.query(settings.where)
-        except Exception as error:  # pandas' query raises what the expression makes it raise
+        except Exception as error:  # the expression may raise any exception
             raise ConfigError(f"where={settings.where}: {error}") from error
         if table.empty:
-            raise ConfigError(f"where={settings.where}: no row is left")
+            raise ConfigError(f"where={settings.where}: no row of the table matches")
     rows = table if kind.rows is None else kind.rows(table, path)
     return rows, impossible_rows(
         path, rows, kind.metrics, lambda row: kind.scenario_of(row, settings.latency)
@@ -151,7 +152,7 @@ def _read(settings: ScoreSettings) -> tuple[pd.DataFrame, dict[Any, str]]:
 
 
 def not_measured(settings: ScoreSettings, predicted: pd.DataFrame) -> list[str]:
-    """What prices rest on, a line for each GPU of the rows that was not measured itself."""
+    """Returns a sentence per GPU of the rows for which prices were not measured on that GPU."""
     lines: dict[str, None] = {}
     for _, row in predicted.drop_duplicates("gpu").iterrows():
         replica = KINDS[settings.kind].scenario_of(dict(row), settings.latency).replica
@@ -161,7 +162,7 @@ def not_measured(settings: ScoreSettings, predicted: pd.DataFrame) -> list[str]:
 
 
 def _predictions(settings: ScoreSettings, table: pd.DataFrame, console: Console) -> Iterator[dict[str, Any]]:
-    """One prediction a row, in the order of the table."""
+    """Yields one prediction per row, in the order of the table."""
     rows = table.to_dict("records")
     one = partial(predict_row, settings.kind, settings.latency)
     jobs = min(settings.jobs or os.cpu_count() or 1, len(rows))
@@ -174,7 +175,7 @@ def _predictions(settings: ScoreSettings, table: pd.DataFrame, console: Console)
 
 
 def predict_row(kind: str, latency: LatencyLevel, row: dict[str, Any]) -> dict[str, Any]:
-    """The row's id, its predictions and status ok, or no prediction and the reason as status."""
+    """Returns the row's id with its predictions and status ok, or with the reason as its status."""
     try:
         return {"id": row["id"], **KINDS[kind].predict(row, latency), "status": "ok"}
     except (NotSimulatedError, ValueError) as error:

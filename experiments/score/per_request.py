@@ -1,8 +1,8 @@
-"""kind=requests: runs with every request's timestamps; columns as in vllm_requests/requests.csv.gz.
+"""kind=requests: runs with the timestamps of every request; columns as in vllm_requests/requests.csv.gz.
 
-The arrivals are replayed open loop with the output lengths that were forced. What the table does not say of a
-run (GPU, model, engine limits) stands in runs.csv beside it. With prefix_block_ids, a number for each full
-block of the prompt, equal where prefixes are, the engine caches prefixes.
+The arrivals are replayed open loop with the measured output lengths. The GPU, model and engine limits of each
+run are in runs.csv beside the table. If the table has prefix_block_ids (a number per full block of the
+prompt, equal for equal prefixes), the engine caches prefixes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ POSITIVE = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "e2e_ms")
 
 
 def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """One row a run: its settings from runs.csv, its requests as arrays, and the means that were measured."""
+    """Returns a row per run: its settings from runs.csv, its requests as a table, and measured means."""
     settings_path = path.parent / "runs.csv"
     try:
         settings = pd.read_csv(settings_path).set_index("run")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"measured={path}: its runs' settings, {settings_path}, cannot be read: {error}"
+            f"measured={path}: the settings of its runs, {settings_path}, cannot be read: {error}"
         ) from error
     rows = []
     for run, requests in table.sort_values("arrival_s").groupby("run"):
@@ -46,7 +46,7 @@ def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 
 def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
-    """`METRICS`, over all requests of the run. Raises NotSimulatedError or ValueError."""
+    """Computes `METRICS` over all requests of the run. Raises NotSimulatedError or ValueError."""
     scenario = scenario_of(row, latency)
     _, table = simulated(scenario)
     return {f"{name}_mean_ms": 1e3 * float(table[f"{name}_s"].mean()) for name in ("ttft", "tpot", "e2e")}

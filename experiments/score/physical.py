@@ -1,4 +1,4 @@
-"""Measured latencies that cannot be right, as of a table in seconds or microseconds."""
+"""Finds measured latencies that are impossible, such as those of a table in seconds or microseconds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import pandas as pd
 from experiments.study.presets import NotSimulatedError
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
+from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 
 PHYSICAL_SHARE = 0.8
-"""Of the shortest possible time; what is below is refused. Data sheets are not that exact."""
+"""Share of the shortest possible time below which a latency is rejected; data sheets are not exact."""
 
 LONGEST_MS = {"ttft": 3_600e3, "tpot": 10e3, "itl": 10e3}
-"""By the beginning of a metric's name. An hour for the first token, and 10 s for each of the others."""
+"""Longest plausible latency in ms, by the beginning of the metric's name."""
 
 
 def impossible_rows(
@@ -28,11 +29,11 @@ def impossible_rows(
     metrics: Iterable[str],
     scenario_of: Callable[[dict[str, Any]], Scenario],
 ) -> dict[Any, str]:
-    """Reasons by id: rows whose TTFT, TPOT or ITL is beyond what devices can do.
+    """Returns reasons by id of rows whose TTFT, TPOT or ITL is beyond what the devices can do.
 
-    Speculative decoding or a wrong label make a few of them. Raises ConfigError, with the first, where it is
-    half of the rows: a table in another unit. Rows that cannot be simulated have no lower limit: their reason
-    is in the predictions.
+    Speculative decoding or a wrong label causes a few of them. Raises ConfigError with the first reason if
+    half of the rows or more are impossible, as in a table in another unit. Rows that cannot be simulated have
+    no lower limit; the predictions contain their reasons.
     """
     checked = [name for name in metrics if name in table and name.partition("_")[0] in LONGEST_MS]
     found = {}
@@ -45,8 +46,8 @@ def impossible_rows(
     if found and 2 * len(found) >= len(table):
         first, reason = next(iter(found.items()))
         raise ConfigError(
-            f"measured={path}: id={first}: {reason}; is it in ms? If so, check model, GPU and sizes "
-            f"({len(found):,} of {len(table):,} rows)"
+            f"measured={path}: id={first}: {reason}; times must be in ms. If they are, check model, GPU and "
+            f"sizes ({len(found):,} of {plural(len(table), 'row')})"
         )
     return found
 
@@ -79,14 +80,14 @@ def _too_short(
 
 
 def least_step_seconds(scenario: Scenario) -> float:
-    """Seconds to read what one token is multiplied with: (bytes - L2) / memory bandwidth, of all devices."""
+    """Computes the seconds to read a token's weights: (bytes - L2) / memory bandwidth of all devices."""
     devices, device = scenario.layout.num_devices, scenario.hardware
     beyond = active_weight_bytes(scenario.model) - devices * device.l2_bytes
     return float(np.maximum(beyond, 0.0) / (devices * device.memory_bandwidth_bytes_per_s))
 
 
 def active_weight_bytes(model: ModelSpec) -> float:
-    """Of all layers' matrices and the LM head, routed experts as many as one token visits."""
+    """Returns the bytes of all layers' matrices and the LM head, with the routed experts of one token."""
     total = model.embedding_elements * model.bytes_per_weight(Role.plain)
     for block in model.blocks:
         always = [m for m in block.layer_matrices(model.hidden_size) if m.role is not Role.routed]

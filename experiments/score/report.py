@@ -1,4 +1,4 @@
-"""How far predictions are from what was measured: absolute percentage errors, by groups of rows."""
+"""Computes the errors of predictions: absolute percentage errors, by groups of rows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 BANDS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
-"""Borders of the concurrency bands."""
+"""Limits of the concurrency bands."""
 
 
 def errors_by_group(
     scored: pd.DataFrame, metrics: Sequence[str], groups: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
-    """For each metric with a measured column NAME and a predicted one NAME_predicted: a row a group.
+    """Computes a table of errors per metric that has a measured column NAME and a predicted NAME_predicted.
 
-    Columns: rows (with truth), coverage (share of them with a prediction), mean, median and p90 of the
-    absolute percentage error, and bias, the median of predicted / measured - 1 in percent.
+    One row per group. Columns: rows (with a measurement), coverage (share of them with a prediction), mean,
+    median and p90 of the absolute percentage error, and bias, the median of predicted / measured - 1 in
+    percent.
     """
     tables = {}
     for metric in metrics:
@@ -48,7 +49,7 @@ def _line(group: str, value: str, rows: pd.DataFrame, metric: str) -> dict[str, 
 
 
 def concurrency_band(concurrency: float) -> str:
-    """1-3, 4-15, 16-63, ..."""
+    """Returns the band of a concurrency: 1-3, 4-15, 16-63, ..."""
     for low, high in pairwise(BANDS):
         if low <= concurrency < high:
             return f"{low:>5}-{high - 1}"

@@ -1,7 +1,8 @@
 """kind=experiments: open-loop runs of vLLM; columns as in vllm_experiments/experiments.csv.
 
-Requests come at constant rates, stage by stage. A few prompts are sent over and over with prefix caching on,
-so all their full blocks but the last are presumed cached (`policies.caching.paged.Paged.presume_cached`).
+Requests arrive at constant rates, stage by stage. A few prompts are sent repeatedly with prefix caching, so
+all their full blocks except the last are assumed to be cached
+(`policies.caching.paged.Paged.presume_cached`).
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ WEIGHTS = {"FP16": None, "BF16": None, "FP8": "fp8"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stages:
-    """A workload: constant rates, one stage after the other; all requests alike."""
+    """Workload with constant rates, one stage after the other, and requests of equal lengths."""
 
     stages: tuple[tuple[float, float], ...]
-    """(requests a second, seconds)."""
+    """(requests/s, seconds) of each stage."""
     prompt_tokens: int
     output_tokens: int
 
@@ -76,7 +77,7 @@ class Stages:
 
 
 def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
-    """`METRICS`, over all requests of the run. Raises NotSimulatedError or ValueError."""
+    """Computes `METRICS` over all requests of the run. Raises NotSimulatedError or ValueError."""
     scenario = scenario_of(row, latency)
     records, table = simulated(scenario)
     figures = {name: describe(table[f"{name}_s"].to_numpy(dtype=np.float64)) for name in ("ttft", "e2e")}
@@ -112,7 +113,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         latency=latency,
         model=base.model.with_weights(WEIGHTS[row["precision"]] or base.model.weights),
         engine=engine,
-        # Their prompts are a few texts sent over and over: all full blocks are there.
+        # The prompts are a few texts sent repeatedly, so all full blocks are cached.
         caching=Paged(presume_cached=bool(row["prefix_caching"])),
         tensor_parallel_size=whole(row, "tp"),
         workload=Stages(
@@ -124,12 +125,14 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
 
 
 def stage_of(text: str, row_id: str) -> tuple[float, float]:
-    """8x600: 8 requests a second for 600 s."""
+    """Parses a stage: 8x600 is 8 requests/s for 600 s."""
     rate, _, seconds = text.partition("x")
     try:
         stage = float(rate), float(seconds)
     except ValueError:
-        raise NotSimulatedError(f"stages: {text}: must be RATExSECONDS") from None
+        raise NotSimulatedError(
+            f"stages: {text}: must be RATExSECONDS, such as 8x600 (row {row_id})"
+        ) from None
     if not min(stage) > 0:
         raise NotSimulatedError(f"stages: {text}: rate and seconds must be > 0 (row {row_id})")
     return stage

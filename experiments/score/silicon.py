@@ -1,8 +1,8 @@
 """kind=silicon: whole engines at a fixed number of clients; columns as in silicon_e2e.csv.gz.
 
-A row is a closed loop: `concurrency` clients start at once, each asks again when its answer is complete, ten
-requests each on average. Lengths are drawn evenly from 0.8 to 1.0 of the nominal ones (InferenceMAX); of
-other sources inputs are nominal and outputs drawn likewise, or nominal, too (`IN_STEP`).
+A row is a closed loop: `concurrency` clients start at once, and each sends its next request when the previous
+one has finished, on average ten requests each. InferenceMAX draws lengths uniformly from 0.8 to 1.0 of the
+nominal ones; for other sources the inputs are nominal, and the outputs drawn likewise or nominal (`IN_STEP`).
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ POSITIVE = ("isl", "osl", "concurrency", "tp_size", "ttft_ms", "tpot_ms")
 REQUESTS_PER_CLIENT = 10
 
 OWN_FORMATS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4"}
-"""Models whose experts exist in one number format only, which tables label as they like."""
+"""Models whose experts exist in one number format only, whatever label a table gives them."""
 
 DEFAULT_BATCHED_TOKENS = {("nvidia-lab", "vllm"): 2048}
-"""By source and engine, where engines were not started with the profile's budget: measured TTFT says so."""
+"""Token budget by source and engine, where it was not the profile's; the measured TTFT shows it."""
 
 IN_STEP = {("nvidia-lab", "sglang", "0.5.1.post1")}
-"""Sources, engines, versions whose answers all had the nominal length: clients march in step: see TTFT."""
+"""Sources, engines and versions whose outputs all had the nominal length, so that clients stay in step."""
 
 SYNCHRONOUS_BEFORE = {"vllm": ((0, 14), "vllm_sync"), "trtllm": ((1, 1), "tensorrt_llm_1_0")}
-"""By engine: from which version on the profile of its name holds, and the profile for older ones."""
+"""By engine: the version from which the profile of its name holds, and the profile for older ones."""
 
 
 def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
-    """ttft_ms, tpot_ms, e2e_ms (means over requests) and output tokens/s a GPU.
+    """Computes the means of ttft_ms, tpot_ms and e2e_ms over requests, and output tokens/s per GPU.
 
     Raises NotSimulatedError or ValueError for a row that cannot be simulated.
     """
@@ -76,7 +76,7 @@ def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
 
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
-    """The row as settings. Raises NotSimulatedError, or ValueError for a layout that the model forbids."""
+    """Returns the scenario of a row. Raises NotSimulatedError, or ValueError for a layout that cannot be."""
     if row["mode"] not in ("agg", "disagg"):
         raise NotSimulatedError(f"mode={row['mode']}: must be agg or disagg")
     if row["mode"] == "disagg":
@@ -95,7 +95,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     devices = layout.num_devices
     gpus = devices if pd.isna(row["gpus"]) else whole(row, "gpus")
     if gpus % devices:
-        raise NotSimulatedError(f"gpus={gpus}: not a multiple of the {devices} that one replica takes")
+        raise NotSimulatedError(f"gpus={gpus}: must be a multiple of {devices}, the GPUs of one replica")
     share = layout.attention_data_parallel_size
     budget = share * DEFAULT_BATCHED_TOKENS.get((row["source"], row["backend"]), base.max_num_batched_tokens)
     engine = replace(
@@ -124,14 +124,14 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
 
 
 def with_budget(batching: Batching, max_num_batched_tokens: int) -> Batching:
-    """The same policy; those of all engines that tables name have a budget."""
+    """Returns the policy with this budget; the policies of all engines in these tables have one."""
     policy: Any = batching
     limited: Batching = replace(policy, max_num_batched_tokens=max_num_batched_tokens)
     return limited
 
 
 def engine_of(row: dict[str, Any]) -> str:
-    """Name of the engine's profile for the row's version; without one (InferenceMAX, 2025): an older one."""
+    """Returns the engine profile of the row's version; without one (InferenceMAX, 2025) an older profile."""
     engine = str(row["backend"])
     if engine not in SYNCHRONOUS_BEFORE:
         return engine
@@ -156,7 +156,7 @@ def lengths_of(row: dict[str, Any]) -> Lengths:
 
 
 def layout_of(row: dict[str, Any], base: Scenario) -> ParallelLayout:
-    """A dense model has no experts, whatever its row says of them."""
+    """Returns the row's layout; a dense model has no experts, whatever the row says."""
     tensor, pipeline, data = (whole(row, name) for name in ("tp_size", "pp_size", "attention_dp_size"))
     expert = whole(row, "moe_ep_size") if base.model.has_experts else 1
     if base.model.has_experts and whole(row, "moe_tp_size") * expert != tensor * data:
@@ -173,12 +173,12 @@ def layout_of(row: dict[str, Any], base: Scenario) -> ParallelLayout:
 
 
 def checkpoint_format(label: Any, base: Scenario) -> str | None:
-    """The format that a label means: fp8 checkpoints of mixtures of experts are scaled by block."""
+    """Returns the format that a label means: fp8 checkpoints of MoE models have scales per block."""
     if not isinstance(label, str):
         return None
     return "fp8_block" if label == "fp8" and base.model.has_experts else label
 
 
 def kv_cache_dtype(row: dict[str, Any]) -> str:
-    """Recipes of fp8 and nvfp4 checkpoints store keys and values in fp8."""
+    """Returns the KV cache dtype: recipes of fp8 and nvfp4 checkpoints store KV in fp8."""
     return "auto" if row["weights"] in ("bf16", "int4_wo") else "fp8"

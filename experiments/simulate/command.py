@@ -1,4 +1,4 @@
-"""`windtunnel simulate`: simulate a workload with a set of policies on a cluster, and write the results."""
+"""`windtunnel simulate`: simulates a workload with a set of policies on a cluster, and writes the results."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from sim.workload.base import Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulateJob:
-    """A scenario, its traffic (good for one run), and what to do with the result."""
+    """A scenario, its source of requests (which serves one run), and the output settings."""
 
     cfg: DictConfig
     scenario: Scenario
@@ -29,7 +29,7 @@ class SimulateJob:
     output: OutputSettings
 
     def run(self, folder: Path) -> None:
-        """Simulate, write, and print."""
+        """Simulates, writes and prints."""
         output, console = self.output, terminal_console()
         until_s = self.scenario.sim.until_s
         with simulated_time(console, self.source, until_s, enabled=output.progress) as report:
@@ -49,17 +49,17 @@ class SimulateJob:
             console.print(note, style="yellow", highlight=False)
         print_folder(folder, console)
         if result.records.interrupted:
-            raise KeyboardInterrupt  # the partial result is written; what else was to run is not
+            raise KeyboardInterrupt  # the partial result is written; further runs do not start
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
-    """Build all that a run needs. Raises ConfigError."""
+    """Builds everything that a run needs. Raises ConfigError."""
     output = build_as(OutputSettings, cfg.output, "output")
     scenario, source = build_run(cfg)
     answers = getattr(scenario.workload, "branching", None)
     if output.vllm_bench and isinstance(answers, Answers) and answers.width > 1:
         raise ConfigError(
             f"output.vllm_bench=true, workload.branching.width={answers.width}: this format has one output "
-            "per request; set workload.branching.width=1 or leave output.vllm_bench out"
+            "per request; set workload.branching.width=1 or output.vllm_bench=false"
         )
     return SimulateJob(cfg=cfg, scenario=scenario, source=source, output=output)

@@ -1,4 +1,4 @@
-"""`windtunnel dialects run=DIR`: a finished run's figures by the definitions of other tools, side by side."""
+"""`windtunnel dialects run=DIR`: prints a finished run's metrics by the definitions of other tools."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SETTINGS = ("run", "dialect", "vllm_bench")
 TABLES = ("requests", "iterations", "gaps")
 
 
-class Asked(NamedTuple):
-    """The settings."""
+class Options(NamedTuple):
+    """The parsed arguments."""
 
     folder: Path
     dialects: tuple[str, ...]
@@ -42,40 +42,40 @@ class Asked(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the tables. Raises ConfigError for tables that are missing or do not match."""
+    """Prints the tables. Raises ConfigError for tables that are missing or do not match."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
-    asked = parse(arguments)
-    summary = _summary(asked.folder)
-    tables = {name: _table(asked.folder, name) for name in TABLES}
+    options = parse(arguments)
+    summary = _summary(options.folder)
+    tables = {name: _table(options.folder, name) for name in TABLES}
     try:
         times = known_token_times(tables["requests"], tables["iterations"], tables["gaps"])
     except ValueError as error:
-        raise ConfigError(f"run={asked.folder}: {error}") from error
+        raise ConfigError(f"run={options.folder}: {error}") from error
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
     slo = _slo(summary)
-    dialects = in_dialects(asked.dialects, tables["requests"], times, window, slo)
+    dialects = in_dialects(options.dialects, tables["requests"], times, window, slo)
     console = terminal_console(highlight=False)
     print_tables(dialect_tables({**summary, "dialects": dialects}), console)
-    if len(asked.dialects) > 1:
+    if len(options.dialects) > 1:
         for line in DIFFERENCES:
             console.print(Text(f"- {line}"))
     if times is None:
         console.print(Text("Requests have several outputs: gaps are not reported.", style="yellow"))
-    if asked.vllm_bench:
+    if options.vllm_bench:
         if times is None:
             raise ConfigError(f"vllm_bench=true: {FILE} has one output per request, but this run has several")
-        file = asked.folder / FILE
-        write_vllm_bench(file, tables["requests"], times, window, slo, _model(asked.folder))
+        file = options.folder / FILE
+        write_vllm_bench(file, tables["requests"], times, window, slo, _model(options.folder))
         console.print(str(file), style="dim", soft_wrap=True)
 
 
-def parse(arguments: Sequence[str]) -> Asked:
-    """key=value. Raises ConfigError."""
+def parse(arguments: Sequence[str]) -> Options:
+    """Parses key=value arguments. Raises ConfigError."""
     given = key_values(arguments, SETTINGS)
     if not given.get("run"):
-        raise ConfigError("run: is missing; say run=outputs/simulate/...")
+        raise ConfigError("run: must be given, for example run=outputs/simulate/...")
     name = given.get("dialect", "all")
     if name != "all" and name not in DIALECTS:
         raise ConfigError(f"dialect={name}: no such dialect; {suggest(name, [*DIALECTS, 'all'])}")
@@ -83,16 +83,20 @@ def parse(arguments: Sequence[str]) -> Asked:
         raise ConfigError(f"vllm_bench={given['vllm_bench']}: must be true or false")
     folder = Path(given["run"]).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; use the folder that windtunnel simulate printed")
+        raise ConfigError(f"run={folder}: no such folder; give the folder that windtunnel simulate printed")
     dialects = tuple(DIALECTS) if name == "all" else (name,)
-    return Asked(folder, dialects, given.get("vllm_bench") == "true")
+    return Options(folder, dialects, given.get("vllm_bench") == "true")
 
 
 def _summary(folder: Path) -> dict[str, Any]:
     file = folder / "summary.json"
     if not file.is_file():
         inner = sorted(folder.glob("*/summary.json"))
-        hint = f"holds several runs; name one, such as run={inner[0].parent}" if inner else "no run is in it"
+        hint = (
+            f"contains several runs; choose one, such as run={inner[0].parent}"
+            if inner
+            else "contains no run"
+        )
         raise ConfigError(f"run={folder}: {hint}")
     summary = read_json_object(file, f"run={folder}")
     if not {"trimmed", "goodput", "throughput"} <= summary.keys():
@@ -104,7 +108,8 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
     file = folder / f"{name}.parquet"
     if not file.is_file():
         raise ConfigError(
-            f"run={folder}: no {file.name} in it; simulate it again with output.tables=true (runs of before "
+            f"run={folder}: contains no {file.name}; simulate it again with output.tables=true (runs from "
+            "before "
             "November 2026 do not have gaps.parquet)"
         )
     return pd.read_parquet(file)

@@ -1,4 +1,4 @@
-"""`windtunnel explain run=DIR request=ID`: the phases of one request, with the reason of every wait."""
+"""`windtunnel explain run=DIR request=ID`: prints the phases of one request and the reason of every wait."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def main(arguments: Sequence[str]) -> None:
     story = read_request(folder, request_id)
     console = terminal_console(highlight=False)
     console.print(Text(heading(story), style="bold"))
-    rows = [("ms", "lasted", "")]
+    rows = [("ms", "duration", "")]
     for line in lines(story):
-        lasted = "" if math.isnan(line.lasted_s) else numbers.milliseconds(line.lasted_s)
-        rows.append((f"{line.at_s * 1e3:,.1f}", lasted, line.what))
+        duration = "" if math.isnan(line.lasted_s) else numbers.milliseconds(line.lasted_s)
+        rows.append((f"{line.at_s * 1e3:,.1f}", duration, line.what))
     console.print(plain_table(rows, label_columns=(2,)))
     for verdict in verdicts(story):
         console.print(Text(verdict), soft_wrap=True)
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path, int]:
-    """run and request, as key=value. Raises ConfigError."""
+    """Parses the arguments run and request. Raises ConfigError."""
     given = key_values(arguments, SETTINGS)
     for key, example in (("run", "run=outputs/simulate/..."), ("request", "request=0")):
         if not given.get(key):
-            raise ConfigError(f"{key}: is missing; say {example}")
+            raise ConfigError(f"{key}: must be given, for example {example}")
     if not given["request"].isdecimal():
         raise ConfigError(f"request={given['request']}: must be an integer >= 0")
     return Path(given["run"]), int(given["request"])

@@ -1,4 +1,4 @@
-"""The events of one request in sentences, one line per event, and its SLO attainment."""
+"""Describes the events of one request in sentences, one line per event, and its SLO attainment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOING = {
 
 
 class Line(NamedTuple):
-    """at_s: after the arrival; lasted_s: NaN for what has no length."""
+    """One line of the timeline. at_s: seconds after the arrival; lasted_s: duration, NaN for an event."""
 
     at_s: float
     lasted_s: float
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 def heading(story: RequestStory) -> str:
-    """Who it is and how it ended."""
+    """Returns the request's number, status, replica and lengths in one sentence."""
     request = story.request
     status = request["status"]
     reason = f" ({request['reason']})" if request.get("reason") else ""
@@ -44,7 +44,7 @@ def heading(story: RequestStory) -> str:
 
 
 def lines(story: RequestStory) -> list[Line]:
-    """Events and phases in the order of time."""
+    """Returns the events and phases by time."""
     arrival_s = story.request["arrival_s"]
     by_start: dict[int, list[RequestPhase]] = {}
     for phase in story.phases:
@@ -63,14 +63,18 @@ def lines(story: RequestStory) -> list[Line]:
 
 
 def verdicts(story: RequestStory) -> Iterator[str]:
-    """A sentence for each term of the SLO: kept or missed, by how much, and what took most of the time."""
+    """Yields a sentence per SLO term: met or missed, by how much, and the phase that took most time."""
     for term, limit_s in story.limits_s.items():
         took_s = story.request[f"{term}_s"]
         label = wording.LATENCIES[term]
         limit = f"limit {numbers.milliseconds(limit_s)} ms"
         if math.isnan(took_s):
             one_token = story.request["status"] == "finished" and term == "tpot"
-            verdict = "met, as an output of one token has none" if one_token else "missed, as it has none"
+            verdict = (
+                "met, because an output of one token has no TPOT"
+                if one_token
+                else f"missed, because the request has no {label}"
+            )
             yield f"{label}: {verdict} ({limit})"
             continue
         kept = took_s <= limit_s
@@ -81,7 +85,7 @@ def verdicts(story: RequestStory) -> Iterator[str]:
 
 
 def _dominant(story: RequestStory, term: str) -> str:
-    """What most of the time that a term counts was spent on."""
+    """Returns the phase that took the largest part of the time that a term counts."""
     request = story.request
     start_s = request["first_token_s"] if term == "tpot" else request["arrival_s"]
     end_s = request["first_token_s"] if term == "ttft" else request["last_token_s"]
@@ -117,14 +121,14 @@ def _phase(phase: RequestPhase, story: RequestStory) -> str:
         return f"{text}: {', '.join(causes)}"
     if phase.name == "prefill" and not story.request["preemptions"]:
         num = int(story.request["prefill_iterations"])
-        return f"{text} in {num:,} iteration{'s' if num != 1 else ''}"
+        return f"{text} in {wording.plural(num, 'iteration')}"
     if phase.name == "prefill" and phase.began.event != "admit":
         return f"{text}, {phase.began.recomputed_tokens:,} of its tokens recomputed"
     return text
 
 
 def _sending(phase: RequestPhase, story: RequestStory) -> str:
-    """KV on its way from the replica that computed it; then it waits for the end of an iteration."""
+    """Describes a KV transfer, and the wait for the end of the running iteration after it."""
     there_s = [row.time_s for row in story.rows if row.event == "loaded" and row.time_s >= phase.start_s]
     if not there_s or there_s[0] > phase.end_s:
         return "KV transfer"
@@ -134,17 +138,17 @@ def _sending(phase: RequestPhase, story: RequestStory) -> str:
 
 
 def _event(row: Any, story: RequestStory) -> str:
-    """An event in words; empty where a phase says it all."""
-    event, of = row.event, f"{row.of_tokens:,} tokens"
+    """Describes an event; empty if the phase that follows describes it."""
+    event, of = row.event, wording.plural(row.of_tokens, "token")
     at = f" on replica {row.replica}" if story.num_replicas > 1 else ""
     if event in ("preempt", "preempt_swap"):
         kept = "swapped to host memory" if event == "preempt_swap" else "freed"
         if row.by < 0:
             why = "decided by the policy"
         elif row.by == row.request_id:
-            why = "no KV memory for its next tokens"
+            why = "no free KV blocks for its next tokens"
         else:
-            why = f"KV memory needed by request {row.by}"
+            why = f"its KV blocks are needed by request {row.by}"
         return f"preempted: {why}; KV of {row.tokens:,} tokens {kept}"
     if event == "load" and not row.tier:
         return f"got a slot{at}; its adapter is being loaded"
@@ -162,8 +166,8 @@ def _event(row: Any, story: RequestStory) -> str:
         why += at
         if not row.tokens:
             return why
-        fate = "lost" if story.request["lost_tokens"] else "kept, and the request resumes after them"
-        return f"{why}; {row.tokens:,} output tokens are {fate}"
+        outcome = "lost" if story.request["lost_tokens"] else "kept, and the request resumes after them"
+        return f"{why}; {row.tokens:,} output tokens are {outcome}"
     return {
         "arrive": f"arrived with {row.tokens:,} prompt tokens",
         "first_token": "first token",

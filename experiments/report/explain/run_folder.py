@@ -1,4 +1,7 @@
-"""What a run's folder says about one request. Raises ConfigError where it says nothing."""
+"""Reads one request of a run from the run's folder.
+
+Raises ConfigError if files or the request are missing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from sim.settings.json_files import read_json_object
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestStory:
-    """One request of a run. limits_s: the SLO's terms; rows: its events; end_s: when the run was over."""
+    """One request of a run. limits_s: the SLO's terms; rows: its events; end_s: end of the run."""
 
     request: dict[str, Any]
     rows: list[Any]
@@ -26,20 +29,22 @@ class RequestStory:
 
     @property
     def num_replicas(self) -> int:
-        """That had it, one after the other."""
+        """Number of replicas that the request was on."""
         return len({row.replica for row in self.rows if row.replica >= 0})
 
 
 def read_request(folder: Path, request_id: int) -> RequestStory:
-    """A request of the run that left `folder`."""
+    """Reads a request from a run's folder."""
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; use the folder that windtunnel simulate printed")
+        raise ConfigError(f"run={folder}: no such folder; give the folder that windtunnel simulate printed")
     requests = _table(folder, "requests.parquet")
     ids = requests["request_id"]
     if not len(ids):
-        raise ConfigError(f"run={folder}: no request arrived in that run")
+        raise ConfigError(f"run={folder}: no request arrived in this run")
     if request_id not in set(ids.tolist()):
-        raise ConfigError(f"request={request_id}: no such request; that run has {ids.min()} to {ids.max()}")
+        raise ConfigError(
+            f"request={request_id}: no such request; the run has requests {ids.min()} to {ids.max()}"
+        )
     events = _table(folder, "events.parquet", request_id)
     summary = read_json_object(folder / "summary.json", f"run={folder}")
     slo = (summary["goodput"] or {}).get("slo", {})
@@ -58,7 +63,9 @@ def _table(folder: Path, name: str, request_id: int | None = None) -> pd.DataFra
     if not file.is_file():
         inner = sorted(folder.glob(f"*/{name}"))
         if inner:
-            raise ConfigError(f"run={folder}: holds several runs; name one, such as run={inner[0].parent}")
-        raise ConfigError(f"run={folder}: no {name} in it; run with output.tables=true")
+            raise ConfigError(
+                f"run={folder}: contains several runs; choose one, such as run={inner[0].parent}"
+            )
+        raise ConfigError(f"run={folder}: contains no {name}; simulate it again with output.tables=true")
     filters = None if request_id is None else [("request_id", "==", request_id)]
     return pd.read_parquet(file, filters=filters)

@@ -1,4 +1,4 @@
-"""The roofline chart: an HTML page that opens offline."""
+"""Draws the roofline chart: an HTML page that opens offline."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hwmodels.iterations.operating_point import OperatingPoint, ridge_points
 from sim.report.look import BLUE, GREEN, GREY, ORANGE, styled
 from sim.report.numbers import number, percent
 from sim.report.plain_page import drawn, write_page
+from sim.report.wording import plural
 
 PHASE_COLOURS = {"decode": BLUE, "prefill": ORANGE}
 
@@ -21,15 +22,15 @@ def write_chart(path: Path, found: Survey) -> None:
     """Writes the chart of a survey as an HTML page."""
     introduction = " ".join([*memory_lines(found), *found.notes])
     caption = (
-        f"<p>Whole iterations against the peaks of all {found.settings.layout.num_devices} devices; small: "
-        f"{explained_title(found)[0].lower()}{explained_title(found)[1:]}, each against one device, "
-        "scaled up to all.</p>"
+        f"<p>Whole iterations against the peaks of {plural(found.settings.layout.num_devices, 'GPU')}; grey: "
+        f"{explained_title(found)[0].lower()}{explained_title(found)[1:]}, of one GPU, "
+        "scaled to all GPUs.</p>"
     )
     write_page(path, f"Roofline: {title(found)}", introduction, {"Chart": caption + drawn(roofline(found))})
 
 
 def roofline(found: Survey) -> go.Figure:
-    """FLOP/s against FLOP/byte of a replica: the roof of each data type, iterations, operators of one."""
+    """Draws FLOP/s over FLOP/byte of a replica: the roof of each data type, iterations, and operators."""
     num_devices = found.settings.layout.num_devices
     figure = go.Figure()
     operators = [line for line in found.operators if line.flops and line.bytes_moved]
@@ -77,7 +78,7 @@ def roofline(found: Survey) -> go.Figure:
             marker={"size": 10},
             hovertemplate="%{customdata}<extra></extra>",
         )
-    figure.update_xaxes(type="log", title="FLOP/byte of weights and KV (operators: of all they move)")
+    figure.update_xaxes(type="log", title="FLOP/byte of weights and KV (operators: of all bytes moved)")
     figure.update_yaxes(type="log", title="FLOP/s")
     return styled(figure, height_px=640, legend={"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top"})
 

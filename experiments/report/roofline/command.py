@@ -1,4 +1,4 @@
-"""`windtunnel roofline`: where a model's prefill and decode lie under the roofline of a GPU."""
+"""`windtunnel roofline`: places a model's prefill and decode under the roofline of a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sim.settings.layout import with_layout
 
 
 def build_survey(cfg: DictConfig) -> Survey:
-    """Raises ConfigError for whatever a user can mend."""
+    """Builds the survey. Raises ConfigError for every mistake of the user."""
     own = {str(key): cfg[key] for key in cfg}
     if isinstance(own["batch_sizes"], ListConfig):
         own["batch_sizes"] = list(own["batch_sizes"])
@@ -35,12 +35,12 @@ def build_survey(cfg: DictConfig) -> Survey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RooflineJob:
-    """The operators that were surveyed."""
+    """A computed survey, to be printed and drawn."""
 
     found: Survey
 
     def run(self, folder: Path) -> None:
-        """Print, draw."""
+        """Prints the survey and draws the chart."""
         console, out = terminal_console(), self.found.settings.out
         print_survey(self.found, console)
         if out is not None:
@@ -49,5 +49,5 @@ class RooflineJob:
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> RooflineJob:
-    """Raises ConfigError for whatever a user can mend."""
+    """Builds the job. Raises ConfigError for every mistake of the user."""
     return RooflineJob(found=build_survey(cfg))

@@ -1,4 +1,4 @@
-"""What `windtunnel roofline` is asked for, and what it finds out."""
+"""Settings of `windtunnel roofline`, and the computation of its figures."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ class RooflineSettings(Deployment):
     """Settings of `windtunnel roofline`."""
 
     batch_sizes: tuple[int, ...] = (1, 8, 32, 128, 512)
-    """Sequences in an iteration."""
+    """Batch sizes: sequences per iteration."""
     context: int = 1024
-    """Tokens that each decoding sequence attends to."""
+    """Context tokens that each decoding sequence attends to."""
     prompt: int = 2048
-    """Tokens of each prompt in a prefill."""
+    """Prompt tokens per prefill."""
     phase: Literal["decode", "prefill"] = "decode"
-    """Of the iteration whose operators are listed."""
+    """Phase of the iteration whose operators are listed."""
     batch_size: int | None = None
-    """Of that iteration; None: the middle one of batch_sizes (prefill: the first)."""
+    """Batch size of that iteration; None: the middle one of batch_sizes (prefill: the first)."""
     out: str | None = "roofline.html"
-    """The chart; None: none is written."""
+    """File of the chart; None: no chart."""
 
     def __post_init__(self) -> None:
         if not self.batch_sizes:
-            raise ValueError("batch_sizes=[]: must name a size, for example batch_sizes=[1,8,32]")
+            raise ValueError(
+                "batch_sizes=[]: must contain at least one size, for example batch_sizes=[1,8,32]"
+            )
         if min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes={min(self.batch_sizes)}: must be >= 1 sequence")
         if self.batch_size is not None and self.batch_size < 1:
@@ -50,12 +52,12 @@ class RooflineSettings(Deployment):
                     f"{name}={getattr(self, name)}: must be 1 to {limit} tokens, "
                     f"the context of {self.model.name}"
                 )
-        Deployment.__post_init__(self)  # super() does not know classes with slots
+        Deployment.__post_init__(self)  # super() fails in dataclasses with slots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """What was found out, to be printed and drawn."""
+    """Figures of a roofline, to be printed and drawn."""
 
     settings: RooflineSettings
     memory: MemoryPlan
@@ -65,16 +67,16 @@ class Survey:
     """The iteration whose operators are listed."""
     operators: list[Explained]
     compute_dtype: str
-    """Of most matrices; MFU refers to its peak."""
+    """Data type of most matrices; MFU is relative to its peak."""
     notes: list[str]
 
 
 def survey(settings: RooflineSettings) -> Survey:
-    """Raises ValueError where the model does not fit, or the level cannot price an iteration."""
+    """Computes the survey. Raises ValueError if the model does not fit or an iteration cannot be priced."""
     memory = settings.plan_memory()
     model = settings.latency.iteration_model(settings.replica)
     sizes = settings.batch_sizes
-    # Prompts that exceed the token budget would be read in several iterations.
+    # Prompts that exceed the token budget are split over several iterations.
     at_once = max(settings.max_num_batched_tokens // settings.prompt, 1)
     shapes = [decode_shape(size, settings.context) for size in sizes]
     within = sorted({size for size in sizes if size < at_once} | {at_once})
@@ -90,7 +92,7 @@ def survey(settings: RooflineSettings) -> Survey:
     if beyond:
         notes.append(
             f"No prefill of {', '.join(map(str, beyond))} prompts: more than the engine's "
-            f"{settings.max_num_batched_tokens:,} tokens an iteration."
+            f"{settings.max_num_batched_tokens:,} tokens per iteration."
         )
     return Survey(
         settings=settings,

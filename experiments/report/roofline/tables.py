@@ -1,4 +1,4 @@
-"""The survey of a roofline on the terminal."""
+"""Prints the survey of a roofline on the terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from hwmodels.iterations.iteration import Explained
 from hwmodels.iterations.memory import GIB
 from hwmodels.iterations.operating_point import OperatingPoint, ridge_points
 from sim.report.numbers import number, percent
+from sim.report.wording import plural
 
 MIN_SHARE = 0.002
-"""Of an iteration: operators below it are summed up in one line."""
+"""Share of an iteration below which operators are summed in one line."""
 
 
 def print_survey(found: Survey, console: Console) -> None:
@@ -25,7 +26,7 @@ def print_survey(found: Survey, console: Console) -> None:
     console.print(_ridges(found))
     console.print(_points(found))
     if not all(_fits(found, point) for point in found.points):
-        console.print(Text("* does not fit: more than the largest batch, given below"))
+        console.print(Text("* exceeds the largest batch that fits into memory, see below"))
     for line in memory_lines(found):
         console.print(Text(line))
     console.print()
@@ -49,21 +50,22 @@ def explained_title(found: Survey) -> str:
 
 
 def memory_lines(found: Survey) -> list[str]:
-    """The largest batch, and what each device's memory goes to."""
+    """Returns the largest batch, and the use of each GPU's memory."""
     memory, settings = found.memory, found.settings
     batch = found.largest
     ends = "KV blocks" if batch.limit == "memory" else f"max_num_seqs={settings.engine.max_num_seqs}"
     return [
         f"Largest batch at {settings.context:,} tokens of context: {batch.num_seqs:,} sequences ({ends}; "
         f"{memory.num_blocks:,} blocks of {memory.block_size} tokens).",
-        f"Memory per GPU: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} KV, "
-        f"{(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} other; "
+        f"Memory per GPU: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} GiB KV "
+        "cache, "
+        f"{(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} GiB other; "
         f"{memory.kv_bytes_per_token / 1024:.4g} KiB of KV per token.",
     ]
 
 
 def _ridges(found: Survey) -> Table:
-    """Ridge points, the one of the model's own data type marked."""
+    """Builds the table of ridge points, with the one of the model's data type marked."""
     device = found.settings.hardware
     rows = [
         [
@@ -122,6 +124,6 @@ def _operators(operators: Sequence[Explained]) -> Table:
     others = [line for line in operators if line.share < MIN_SHARE]
     if others:
         seconds, share = sum(line.seconds for line in others), sum(line.share for line in others)
-        name = f"{len(others)} others"
+        name = plural(len(others), "other")
         rows.append([name, "", number(1e6 * seconds), percent(share), "", "", ""])
     return plain_table([["operator", "calls", "us", "share", "GFLOP", "MB", "bound"], *rows], (0, 6))

@@ -118,7 +118,7 @@ def test_events_are_read_wherever_the_bytes_are_cut():
 def test_a_stream_that_ends_early_has_failed_and_keeps_its_tokens():
     reply = read((1.0, event("a", usage=1)), (2.0, event("b", usage=2)))
     assert (reply.status, reply.has_failed, reply.num_tokens) == (Status.aborted, True, 2)
-    assert reply.error == "the stream ended before the answer"
+    assert reply.error == "the stream ended before the output"
 
 
 def test_an_error_in_the_stream_is_a_failure_with_its_message():
@@ -135,7 +135,7 @@ def test_an_error_of_the_question_in_the_stream_is_a_refusal():
 
 
 def test_an_answer_without_a_token_has_failed():
-    assert read((1.0, event(usage=0) + DONE)).error == "the answer has no token"
+    assert read((1.0, event(usage=0) + DONE)).error == "the output has no token"
 
 
 def test_cached_tokens_are_taken_from_the_usage():

@@ -362,7 +362,7 @@ def test_a_server_that_is_killed_leaves_a_part_that_can_be_validated(vllm, tmp_p
     found, shown = validated(tmp_path / "validated", vllm, str(tmp_path / "observed"))
     assert found["requests"] == counts["finished"]
     assert f"{counts['aborted']} of {len(table)} requests failed; they are not simulated." in shown
-    assert "the rest was not sent" in shown
+    assert "the remaining requests were not sent" in shown
     notes = " ".join(found["notes"])
     assert "5 connections in a row were lost" in notes
     assert "Stopped after" in (tmp_path / "validated" / "report.html").read_text()

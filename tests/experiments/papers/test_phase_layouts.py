@@ -16,7 +16,7 @@ def test_a_rate_is_found_to_its_ratio(limit):
 
 
 def test_refuses_an_slo_that_bounds_nothing():
-    with pytest.raises(ValueError, match="100000 requests/s hold: the SLO bounds nothing"):
+    with pytest.raises(ValueError, match="100000 requests/s meet the SLO: it limits nothing"):
         largest_rate(lambda rate: True)
 
 
@@ -39,7 +39,7 @@ def test_gpus_that_serve_no_request_are_left_out():
 
 
 def test_refuses_gpus_for_less_than_both_phases():
-    with pytest.raises(ValueError, match="gpus=2: must be >= 3, a replica of each phase"):
+    with pytest.raises(ValueError, match="gpus=2: must be >= 3, one replica of each phase"):
         best_placement({TWO: 1.0}, {ONE: 1.0}, 2)
 
 

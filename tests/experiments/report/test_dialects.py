@@ -109,7 +109,7 @@ def test_rates_count_the_tokens_of_every_answer(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dialect=vllm_bench"], "run: is missing"),
+        (["dialect=vllm_bench"], "run: must be given"),
         (["run=nowhere"], "run=nowhere: no such folder"),
         (["rum=x"], "rum: no such setting; nearest: run"),
         (
@@ -132,7 +132,7 @@ def test_a_folder_without_what_is_needed_says_so(folder, tmp_path, missing, caps
             (tmp_path / file.name).write_bytes(file.read_bytes())
     assert main(["dialects", f"run={tmp_path}"]) == 2
     printed = capsys.readouterr().err
-    assert ("no run is in it" if missing == "summary.json" else f"no {missing} in it") in printed
+    assert ("contains no run" if missing == "summary.json" else f"contains no {missing}") in printed
 
 
 def test_a_layout_for_one_answer_refuses_several(tmp_path, monkeypatch, capsys):

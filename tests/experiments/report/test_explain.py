@@ -119,7 +119,7 @@ def test_rejected_aborted_and_unfinished_requests_have_a_story(tmp_path, explain
     assert {"rejected", "unfinished", "finished", "aborted"} <= set(by_status.index)
     assert "the run ended" in explain(tmp_path, by_status["unfinished"])
     assert "rejected: prompt of" in explain(tmp_path, by_status["rejected"])
-    assert "TTFT: missed, as it has none (limit" in explain(tmp_path, by_status["rejected"])
+    assert "TTFT: missed, because the request has no TTFT (limit" in explain(tmp_path, by_status["rejected"])
     unserved = requests[(requests["status"] == "aborted") & requests["scheduled_s"].isna()]
     text = explain(tmp_path, unserved.index[0])
     assert "left the queue without being served" in text
@@ -130,8 +130,8 @@ def test_rejected_aborted_and_unfinished_requests_have_a_story(tmp_path, explain
     ("arguments", "message"),
     [
         (["run=nowhere", "request=1"], "run=nowhere: no such folder"),
-        (["request=1"], "run: is missing; say run=outputs/simulate/..."),
-        (["run=x"], "request: is missing; say request=0"),
+        (["request=1"], "run: must be given, for example run=outputs/simulate/..."),
+        (["run=x"], "request: must be given, for example request=0"),
         (["run=x", "request=two"], "request=two: must be an integer >= 0"),
         (["run=x", "requests=2"], "requests: no such setting; nearest: request; allowed: run, request"),
     ],
@@ -143,7 +143,7 @@ def test_rejects_what_cannot_be_explained(arguments, message, capsys):
 
 def test_an_unknown_request_is_reported_with_the_range(pressed, capsys):
     assert main(["explain", f"run={pressed[0]}", "request=60"]) == 2
-    assert "request=60: no such request; that run has 0 to 59" in capsys.readouterr().err
+    assert "request=60: no such request; the run has requests 0 to 59" in capsys.readouterr().err
 
 
 def test_a_run_without_tables_says_how_to_get_them(tmp_path, capsys):
@@ -160,14 +160,14 @@ def test_a_run_without_tables_says_how_to_get_them(tmp_path, capsys):
         == 0
     )
     assert main(["explain", f"run={tmp_path}", "request=0"]) == 2
-    assert "no requests.parquet in it; run with output.tables=true" in capsys.readouterr().err
+    assert "contains no requests.parquet; simulate it again with" in capsys.readouterr().err
 
 
 def test_the_folder_of_a_sweep_names_a_run_in_it(tmp_path, capsys):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "requests.parquet").touch()
     assert main(["explain", f"run={tmp_path}", "request=0"]) == 2
-    assert f"holds several runs; name one, such as run={tmp_path}/0" in capsys.readouterr().err
+    assert f"contains several runs; choose one, such as run={tmp_path}/0" in capsys.readouterr().err
 
 
 def test_without_arguments_it_says_what_it_needs(capsys):

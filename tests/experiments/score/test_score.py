@@ -119,7 +119,7 @@ def test_a_row_gets_latencies_and_throughput_that_belong_together(score):
     assert 5.9 * row.tpot_ms < row.e2e_ms - row.ttft_ms < 8.1 * row.tpot_ms
     assert 6.9 < row.output_tokens_per_s_per_gpu * row.e2e_ms / 1e3 / 2 < 9.1
     assert 0 < row.tpot_ms < row.ttft_ms < 1000
-    assert "1 of 1 rows predicted" in said
+    assert "1 of 1 row predicted" in said
     assert "tpot_ms: absolute percentage error" in said
 
 
@@ -132,7 +132,7 @@ def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
         "clients": ({"concurrency": np.nan}, "concurrency is missing"),
         "weights": ({"weights": "fp3"}, "weights=fp3: must be one of"),
         "heads": ({"tp_size": 2, "moe_tp_size": 2, "gpus": 2}, "tensor_parallel_size=2: must divide the 9"),
-        "gpus": ({"pp_size": 2, "gpus": 3}, "gpus=3: not a multiple of the 2 that one replica takes"),
+        "gpus": ({"pp_size": 2, "gpus": 3}, "gpus=3: must be a multiple of 2, the GPUs of one replica"),
         "memory": (
             {"model": "llama-3.1-70b", "ttft_ms": np.nan, "tpot_ms": np.nan},
             "tensor_parallel_size=1: llama-3.1-70b needs",
@@ -162,7 +162,7 @@ def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
     assert predicted.loc["row-0", "status"] == "ok"
     assert list(predicted.index) == [*unable, "row-0"], "in the order of the table"
     assert f"1 of {len(unable) + 1} rows predicted" in said
-    assert "1 not: mode=disagg" in said
+    assert "1 row not predicted: mode=disagg" in said
 
 
 def test_prompt_and_answer_may_fill_the_context():
@@ -323,7 +323,7 @@ def test_a_run_that_cannot_be_replayed_gets_a_reason(score, tmp_path, run, reque
 def test_a_run_without_settings_is_named(score, tmp_path):
     code, _, said = score(replayed(2), kind="requests")
     assert code == 2
-    assert re.search(r"its runs' settings, .*runs.csv, cannot be read", said)
+    assert re.search(r"the settings of its runs, .*runs.csv, cannot be read", said)
     pd.DataFrame([{**REPLAYED_RUN, "run": "day"}]).to_csv(tmp_path / "runs.csv", index=False)
     code, predicted, said = score(replayed(2), kind="requests")
     assert (code, predicted) == (2, None)
@@ -346,9 +346,9 @@ def test_a_run_without_settings_is_named(score, tmp_path):
         (
             [{name.replace("concurrency", "concurency"): v for name, v in SILICON.items()}],
             {},
-            "no column concurrency; .*concurency",
+            "column concurrency is missing; .*concurency",
         ),
-        ([SILICON], {"kind": "experiments"}, "measured.csv: no column tp"),
+        ([SILICON], {"kind": "experiments"}, "measured.csv: column tp is missing"),
         ([SILICON], {"kind": "silicone"}, "kind=silicone: no such kind of table; .*silicon"),
         ([SILICON], {"jobs": 0}, "jobs=0: must be >= 1"),
         ([SILICON], {"out": "nowhere/predicted.csv"}, "out=nowhere/predicted.csv: there is no folder"),
@@ -358,8 +358,8 @@ def test_a_run_without_settings_is_named(score, tmp_path):
             {},
             "id=row-0: tpot_ms=0.5: 1 x L4 cannot read the weights of smollm2-135m in less than 0.7[0-9]* ms",
         ),
-        ([{**SILICON, "ttft_ms": 0.012}], {}, "id=row-0: ttft_ms=0.012: 1 x L4 cannot .*; is it in ms"),
-        ([{**SILICON, "tpot_ms": 10_001}], {}, "id=row-0: tpot_ms=10001: must be <= 10,000; is it in ms"),
+        ([{**SILICON, "ttft_ms": 0.012}], {}, "id=row-0: ttft_ms=0.012: 1 x L4 cannot .*; times must be"),
+        ([{**SILICON, "tpot_ms": 10_001}], {}, "id=row-0: tpot_ms=10001: must be <= 10,000; times"),
         ([{**SILICON, "ttft_ms": 4e6}], {}, r"id=row-0: ttft_ms=4e\+06: must be <= 3,600,000"),
         (
             [{**RUN, "itl_mean_ms": 0.003}],
@@ -367,7 +367,7 @@ def test_a_run_without_settings_is_named(score, tmp_path):
             "id=run-0: itl_mean_ms=0.003: 1 x RTX 4090 cannot read the weights",
         ),
         ([SILICON], {"measured": "absent.csv"}, "measured=absent.csv: cannot be read"),
-        ([SILICON], {"where": "'isl>9999'"}, "where=isl>9999: no row is left"),
+        ([SILICON], {"where": "'isl>9999'"}, "where=isl>9999: no row of the table matches"),
         ([SILICON], {"where": "'no_such_column>1'"}, "where=no_such_column>1: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -381,7 +381,7 @@ def test_bad_tables_and_settings_exit_2_with_one_message(score, rows, settings, 
 def test_a_table_without_rows_is_refused(score):
     code, predicted, said = score(pd.DataFrame(columns=list(SILICON)))
     assert (code, predicted) == (2, None)
-    assert "measured=measured.csv: no rows" in said
+    assert "measured=measured.csv: the table has no rows" in said
 
 
 def test_a_few_impossible_rows_are_predicted_and_left_out_of_the_errors(score):
@@ -391,7 +391,7 @@ def test_a_few_impossible_rows_are_predicted_and_left_out_of_the_errors(score):
     code, predicted, said = score(rows)
     assert code == 0
     assert predicted["status"].tolist() == ["ok"] * 3
-    assert "left out of the errors, id=row-1: tpot_ms=0.5: 1 x L4 cannot read the weights" in said
+    assert "excluded from the errors: id=row-1: tpot_ms=0.5: 1 x L4 cannot read the weights" in said
     assert "row-0" not in said
 
 
