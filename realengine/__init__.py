@@ -1,1 +1,1 @@
-"""The real world: the same policies on a CPU or a GPU."""
+"""The real engine: runs the simulator's policies on a CPU or a GPU."""

@@ -1,1 +1,1 @@
-"""The parts of `python -m experiments.gpu_run`: everything that is measured on a GPU."""
+"""The parts of `python -m experiments.gpu_run`: all checks and measurements on a GPU."""

@@ -117,7 +117,7 @@ def _enter(log: RequestLog, reply: Reply) -> NDArray[np.float64]:
 
 
 def _seen(replies: Sequence[Reply]) -> pd.DataFrame:
-    """What only a client knows, one row a request."""
+    """Builds the columns that only a client knows, one row per request."""
     chunks = [reply.chunks() for reply in replies]
     due_s = np.array([reply.due_s for reply in replies], np.float64)
     sent_s = np.array([reply.sent_s for reply in replies], np.float64)

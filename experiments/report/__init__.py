@@ -1,1 +1,1 @@
-"""`windtunnel report`: draw a run, or a sweep, from what it has left; nothing is simulated."""
+"""`windtunnel report`: draws a run or a sweep from its files without simulating again."""

@@ -1,1 +1,1 @@
-"""`windtunnel score`: simulates every row of a measured table."""
+"""`windtunnel score`: simulates every row of a table of measurements."""

@@ -67,7 +67,7 @@ def _load(settings: dict[str, str]) -> tuple[LLM, SamplingParams]:
         try:
             numbers[key] = kind(settings[key])
         except ValueError:
-            what = "a number" if kind is float else "an integer"
+            what = "a number" if kind is float else "a whole number"
             raise ConfigError(f"{key}={settings[key]}: must be {what}") from None
     try:
         params = SamplingParams(**numbers)

@@ -1,1 +1,1 @@
-"""What studies of many runs share: seeds, runs, workers, launchers, verdicts."""
+"""Parts that studies of many runs share: seeds, runs, workers, launchers, verdicts."""

@@ -1,4 +1,4 @@
-"""Figures as PNG and SVG, by kaleido and a Chromium: the extra `png`."""
+"""Exports figures as PNG and SVG with kaleido and Chromium: the extra `png`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ WIDTH_PX = 1100
 
 
 def export(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Every figure in every format, named like it; the browser is started once.
+    """Exports every figure in every format under its name; the browser is started once.
 
-    Raises ConfigError where kaleido or a Chromium is missing, or the folder cannot be written.
+    Raises ConfigError if kaleido or Chromium is missing, or the folder cannot be written.
     """
     if not formats:
         return []
@@ -45,13 +45,13 @@ def export(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str
 
 
 def _check_browser(formats: Sequence[str]) -> None:
-    """Raise ConfigError where there is none: kaleido's own server would wait for it for ever."""
+    """Raises ConfigError if no browser is found, for which kaleido's server would wait forever."""
     path = importlib.import_module("choreographer.browsers.chromium").Chromium.find_browser(skip_local=False)
     if path is None or shutil.which(path) is None:
         named = f" at {path}" if path else ""
         raise ConfigError(
-            f"report.format={','.join(formats)}: no Chromium or Chrome is found{named}; install one, or "
-            "name it in BROWSER_PATH"
+            f"report.format={','.join(formats)}: no Chromium or Chrome was found{named}; install one, or "
+            "set BROWSER_PATH to its path"
         )
 
 
@@ -60,5 +60,5 @@ def _kaleido() -> Any:
         return importlib.import_module("kaleido")
     except ImportError as error:
         raise ConfigError(
-            "report.format: pictures need kaleido: pip install 'windtunnel[png]', and a Chromium on the PATH"
+            "report.format: images need kaleido: pip install 'windtunnel[png]', and a Chromium on the PATH"
         ) from error

@@ -1,4 +1,4 @@
-"""Figures of summary.json: their values by dotted key, and how a reader knows them."""
+"""Figures of summary.json: their values by dotted key, and their labels and units."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sim.setup.scenario import Scenario
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """A figure of summary.json, and which way is better."""
+    """A figure of summary.json, and which direction is better."""
 
     key: str
-    """Dotted: throughput.output_tokens_per_s, ttft.p99_s."""
+    """Dotted key: throughput.output_tokens_per_s, ttft.p99_s."""
     better: Better
     label: str | None = None
-    """In tables and figures; None: made from the key."""
+    """Label in tables and figures; None: derived from the key."""
 
 
 def figures(summary: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a summary by dotted key; NaN where a figure does not exist, 0 or 1 for false or true.
+    """Returns the numbers of a summary by dotted key; NaN for a missing figure, 0 or 1 for false or true.
 
-    Texts and lists are left out, and so is a whole section that does not exist, and what one run alone says
-    of its own noise: that is known here, from several.
+    Texts, lists and missing sections are left out, and so are the intervals of a single run, because a study
+    computes its intervals from several runs.
     """
     of_runs = {key: value for key, value in summary.items() if key != "intervals"}
     found = ((key, value) for key, value in leaves(of_runs) if "." in key or value is not None)
@@ -40,13 +40,13 @@ def figures(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def known_figures(scenario: Scenario) -> dict[str, float]:
-    """What `figures` has of its runs: a run that ends at once has them all."""
+    """Returns the figures of a scenario's runs, from a run that ends at once and has all keys."""
     at_once = replace(scenario, sim=replace(scenario.sim, until_s=1e-9))
     return figures(at_once.run().summary)
 
 
 def check_metrics(scenario: Scenario, metrics: Sequence[Metric], where: str) -> None:
-    """Raise ConfigError for a metric that is no figure of the scenario's runs. where: of the list."""
+    """Raises ConfigError for a metric that the scenario's runs do not have. where: key of the list."""
     known = known_figures(scenario)
     for i, metric in enumerate(metrics):
         if metric.key not in known:
@@ -62,7 +62,7 @@ def check_metrics(scenario: Scenario, metrics: Sequence[Metric], where: str) -> 
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and what stands under them; a list is one value."""
+    """Yields dotted keys and their values; a list is one value."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -71,12 +71,12 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def as_text(value: Any) -> str:
-    """Equal for values that are equal, whatever order their keys have."""
+    """Returns a text that is equal for equal values, whatever the order of their keys."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def label_of(metric: Metric) -> str:
-    """The metric's own label, or one from its key: ttft.p99_s is TTFT p99 (shown in ms)."""
+    """Returns the metric's label, or one derived from its key: ttft.p99_s is TTFT p99 (in ms)."""
     if metric.label is not None:
         return metric.label
     section, _, name = metric.key.rpartition(".")
@@ -89,7 +89,7 @@ def label_of(metric: Metric) -> str:
 
 
 def unit_of(metric: Metric) -> tuple[float, str]:
-    """What to multiply a figure by for a reader, and the unit's name; latencies are shown in ms."""
+    """Returns the factor and the unit in which a figure is shown; latencies are shown in ms."""
     section, _, name = metric.key.rpartition(".")
     if section in LATENCIES and name.endswith("_s"):
         return 1e3, "ms"
@@ -97,6 +97,6 @@ def unit_of(metric: Metric) -> tuple[float, str]:
 
 
 def titled(metric: Metric) -> str:
-    """Label and unit: TTFT p99, ms."""
+    """Returns the label with the unit: TTFT p99, ms."""
     unit = unit_of(metric)[1]
     return f"{label_of(metric)}, {unit}" if unit else label_of(metric)

@@ -1,6 +1,6 @@
-"""Requests of a run that was measured as a workload, and the run as a scenario.
+"""Replays the requests of a measured run as a workload, and builds the run's scenario.
 
-A table has a row a request; what it does not say of its run (GPU, model, engine limits) is in runs.csv.
+A table has one row per request; the GPU, model and engine limits of its run are in runs.csv.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sim.workload.table import TableSource
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Replayed:
-    """A workload: the rows of a table."""
+    """Workload of the rows of a table."""
 
     arrival_s: FloatArray
     prompt_tokens: IntArray
     output_tokens: IntArray
     block_ids: tuple[tuple[int, ...], ...] = ()
-    """Of each prompt's full blocks; empty: contents are all different."""
+    """Ids of each prompt's full blocks; empty: all contents differ."""
     block_size: int = 16
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
@@ -47,7 +47,7 @@ class Replayed:
 
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
-    """A run by its row of runs.csv, with its requests. Raises NotSimulatedError or ValueError."""
+    """Returns the scenario of a run's row in runs.csv. Raises NotSimulatedError or ValueError."""
     base = base_scenario(row["model"], row["gpu"], "vllm")
     requests: pd.DataFrame = row["requests"]
     limit = None if pd.isna(row["max_model_len"]) else whole(row, "max_model_len")
@@ -84,7 +84,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
 
 
 def block_ids_of(text: Any, where: str = "") -> tuple[int, ...]:
-    """Numbers with blanks between them; none where the cell is empty. where: begins the message.
+    """Parses whole numbers separated by spaces; an empty cell has none. where: start of the message.
 
     Raises ValueError.
     """

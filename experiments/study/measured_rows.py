@@ -1,4 +1,4 @@
-"""What rows of all kinds have in common: whole numbers, a context that must hold them, a simulation."""
+"""Reads whole numbers from rows of measurements, checks context lengths, and simulates scenarios."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sim.setup.scenario import Scenario
 
 
 def whole(row: Mapping[str, Any], name: str) -> int:
-    """The row's number of things. Raises NotSimulatedError for an empty cell and for 2.5 of them."""
+    """Returns a whole number of the row. Raises NotSimulatedError for an empty cell and for a fraction."""
     value = row[name]
     if pd.isna(value):
         raise NotSimulatedError(f"{name} is missing")
@@ -26,17 +26,17 @@ def whole(row: Mapping[str, Any], name: str) -> int:
 
 
 def check_context(prompt_tokens: int, output_tokens: int, model: ModelSpec, limit: int | None = None) -> None:
-    """Raises NotSimulatedError where prompt and answer exceed limit, or without one the model's context."""
+    """Raises NotSimulatedError if prompt plus output exceed `limit`, or, without one, the model's context."""
     longest = model.max_position_embeddings if limit is None else limit
     if prompt_tokens + output_tokens > longest:
         raise NotSimulatedError(
-            f"{prompt_tokens:,} prompt and {output_tokens:,} output tokens: "
-            f"must be <= {longest:,} together, the context of {model.name}"
+            f"{prompt_tokens:,} prompt tokens plus {output_tokens:,} output tokens: "
+            f"must be <= {longest:,} in total, the context length of {model.name}"
         )
 
 
 def simulated(scenario: Scenario) -> tuple[RunRecords, pd.DataFrame]:
-    """The run and its table of requests. Raises NotSimulatedError unless all of them were answered."""
+    """Returns the run and its table of requests. Raises NotSimulatedError if a request did not finish."""
     records = scenario.simulate(scenario.source())
     table = request_metrics(records.requests, None)
     finished = (table["status"] == "finished").sum()

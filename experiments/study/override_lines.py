@@ -1,4 +1,4 @@
-"""Overrides in the settings of a study: lines such as `mine: engine=vllm batching=static`, and checks."""
+"""Parses and checks lines of overrides in a study's settings, such as `mine: engine=vllm batching=static`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ OPENING, CLOSING, QUOTES = "[{(", "]})", "'\""
 
 
 class Line(NamedTuple):
-    """Several overrides, and what they are called."""
+    """A name and its overrides."""
 
     name: str
     overrides: tuple[str, ...]
 
 
 def line_of(text: str) -> Line:
-    """Overrides separated by spaces, by name; without a name before a colon a line is its own name."""
+    """Parses overrides separated by spaces, with their name before a colon; else the line is its name."""
     name, colon, overrides = text.partition(":")
     if colon and "=" not in name:
         return Line(name.strip(), split(overrides))
@@ -26,12 +26,12 @@ def line_of(text: str) -> Line:
 
 
 def by_name(lines: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Name -> overrides. Equal names: the last one wins."""
+    """Returns the overrides by name; of equal names, the last one wins."""
     return dict(map(line_of, lines))
 
 
 def split(text: str) -> tuple[str, ...]:
-    """The words of a line; blanks inside of quotes and brackets do not part them."""
+    """Splits a line at spaces outside of quotes and brackets."""
     words, word, depth, quote = [], "", 0, ""
     for char in text:
         if quote:
@@ -51,19 +51,19 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def check_whole(name: str, overrides: Iterable[str], rule: str = "must be key=value") -> None:
-    """Raise ValueError for what is no override. name: of the setting that holds them."""
+    """Raises ValueError for a text that is not key=value. name: the setting that holds it."""
     for text in overrides:
         if not Override.parse(text).is_whole:
             raise ValueError(f"{name}={text}: {rule}")
 
 
 def check_line(name: str, overrides: Iterable[str]) -> None:
-    """The same for the overrides of a line."""
+    """Raises ValueError for a text in a line of overrides that is not key=value."""
     check_whole(name, overrides, "must be key=value pairs separated by spaces")
 
 
 def check_reserved(name: str, overrides: Iterable[str], reserved: Mapping[str, str]) -> None:
-    """Raise ValueError for an override of a key of the root that is reserved: key -> why."""
+    """Raises ValueError for an override of a reserved root key; `reserved` maps keys to reasons."""
     for text in overrides:
         override = Override.parse(text)
         if override.root in reserved:
@@ -71,7 +71,7 @@ def check_reserved(name: str, overrides: Iterable[str], reserved: Mapping[str, s
 
 
 def check_lines(name: str, lines: Sequence[str], reserved: Mapping[str, str]) -> None:
-    """Raise ValueError unless the lines have different names and hold overrides of no reserved key."""
+    """Raises ValueError unless the lines have different names and override no reserved key."""
     overrides = by_name(lines)
     if len(overrides) < len(lines):
         raise ValueError(f"{name}={list(lines)}: must have different names")

@@ -1,4 +1,4 @@
-"""What the pages of studies have in common: how arms are labelled, and what their figures rest on."""
+"""Line styles and notes of arms, for the pages of all studies."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DASHES = ("solid", "dash", "dot")
 
 
 def line_style(index: int) -> dict[str, str]:
-    """Colour and dashes of the line of an arm: colours first, then the next kind of dashes."""
+    """Returns colour and dash of an arm's line: all colours first, then the next dash."""
     return {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
 def notes_of_arms(notes: Mapping[str, Sequence[str]]) -> str:
-    """The notes on the runs of each arm, as a list of a page."""
+    """Formats the notes on the runs of each arm as a list of a page."""
     return listed([f"{arm}: {note}" for arm, lines in notes.items() for note in lines])

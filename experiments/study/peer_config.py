@@ -1,4 +1,4 @@
-"""An architecture of ours as a configuration of transformers, which runs the same sizes as a peer."""
+"""Converts our architecture to a transformers config of the same sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from realengine.model.architecture import Architecture
 
 
 def peer_config(kind: Any, spec: Architecture, **own: Any) -> Any:
-    """kind: a class of transformers, such as LlamaConfig. own: further settings of it."""
+    """Builds a config. kind: a class of transformers, such as LlamaConfig. own: further settings of it."""
     return kind(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,

@@ -1,4 +1,4 @@
-"""From names in measured tables to the objects of our presets."""
+"""Maps names in tables of measurements to our presets."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ ALIASES = {
         "codellama/CodeLlama-34b-Instruct-hf": "codellama_34b",
     },
 }
-"""Names in measured tables that are not those of our presets, by config group."""
+"""Names in tables of measurements that differ from our presets' names, by config group."""
 
 
 class NotSimulatedError(Exception):
-    """Why a row gets no prediction."""
+    """The reason why a row gets no prediction."""
 
 
 @lru_cache(maxsize=256)
 def base_scenario(model: str, gpu: str, engine: str) -> Scenario:
-    """The default scenario of `windtunnel simulate` with these choices; names as measured tables have them.
+    """Returns the default scenario of `windtunnel simulate` with choices named as in tables of measurements.
 
-    Raises NotSimulatedError for a name that no preset stands for.
+    Raises NotSimulatedError for a name without a preset.
     """
     choices = {
         "model": preset("model", model),
@@ -62,14 +62,14 @@ def base_scenario(model: str, gpu: str, engine: str) -> Scenario:
 
 @lru_cache(maxsize=1024)
 def preset(group: str, name: str) -> str:
-    """The choice of a config group whose name is the same but for case and punctuation."""
+    """Returns the choice of a config group with this name, up to case and punctuation."""
     known = {plain(choice.name): choice.name for choice in find_groups([CONFIG_DIR])[group]}
     found = known.get(plain(ALIASES.get(group, {}).get(name, name)))
     if found is None:
-        raise NotSimulatedError(f"{group}={name}: no preset of that name")
+        raise NotSimulatedError(f"{group}={name}: there is no preset of this name")
     return found
 
 
 def plain(name: str) -> str:
-    """llama-3.1-70b, llama3_1_70b and meta-llama/Llama-3.1-70B-Instruct all read llama3170b."""
+    """Normalises a name: llama3_1_70b and meta-llama/Llama-3.1-70B-Instruct give llama3170b."""
     return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))

@@ -1,4 +1,4 @@
-"""Shorter runs: no more requests than a study asks for, where the workload's own number was not set."""
+"""Limits the number of requests of a study's runs, unless the user has set the workload's number."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from sim.settings.override import Override
 
 LIMITS = ("num_requests", "max_requests")
-"""Keys of workloads that say how many requests there are."""
+"""Keys of workloads that set the number of requests."""
 
 
 def limit_key(workload: Mapping[str, Any]) -> str | None:
-    """The key of a workload's node that says how many requests there are; None: always all."""
+    """Returns the key that sets the number of a workload's requests; None if it has none."""
     return next((key for key in LIMITS if key in workload), None)
 
 
 def limiting_override(config: Mapping[str, Any], overrides: Sequence[str], limit: int | None) -> str | None:
-    """The override that leaves the first `limit` requests of a composed config; None if none is needed.
+    """Returns the override that limits a composed config to `limit` requests; None if none is needed.
 
-    overrides: those of the config. None is needed where one of them sets the number, where the workload has
-    no such key, and where it has no more requests than that.
+    overrides: those of the config. None is needed if one of them sets the number, if the workload has no such
+    key, or if it has no more requests.
     """
     key = limit_key(config["workload"])
     if limit is None or key is None:

@@ -1,4 +1,4 @@
-"""The runs of a study of arms and seeds: one row a run; Ctrl-C keeps what is done."""
+"""Runs a study of arms and seeds, with one row per run; Ctrl-C keeps the finished runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.settings.resolve import resolved
 
-INTERRUPTED = "interrupted"  # a figure of summary.json: the run was cut short
+INTERRUPTED = "interrupted"  # figure of summary.json: the run was interrupted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """An arm at one swept value (None without a sweep): the runs of all seeds differ by their seed alone."""
+    """An arm at one swept value (None without a sweep); its runs differ only by their seeds."""
 
     arm: str
     swept: Any
     config: dict[str, Any]
-    """Of `simulate`, interpolations as they are written."""
+    """Config of `simulate`, with unresolved interpolations."""
 
     def with_seed(self, seed: int) -> dict[str, Any]:
         return {**self.config, "seed": seed}
@@ -48,12 +48,12 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runs:
-    """What was run."""
+    """The runs of a study."""
 
     table: pd.DataFrame
-    """One row a run: arm, seed, swept, then every figure of its summary.json by dotted key."""
+    """One row per run: arm, seed, swept, then every figure of its summary.json by dotted key."""
     notes: dict[str, list[str]]
-    """Of each arm's first run: what its figures rest on."""
+    """Notes of each arm's first run on the basis of its figures."""
     interrupted: bool
 
 
@@ -69,9 +69,9 @@ def run_all(
     report: Report,
     summarise: Callable[[RunResult], dict[str, Any]] = summary_of,
 ) -> Runs:
-    """Every point with every seed, all points of a seed first: an interrupted experiment still has pairs.
+    """Runs every point with every seed, all points of a seed first, so that an interrupted study has pairs.
 
-    summarise: what is kept of a run, at least its summary; a function of a module, as it goes to processes.
+    summarise: returns the figures to keep of a run; a function of a module, because it is pickled.
     """
     tasks = [Task(point, seed) for seed in seeds for point in points]
     rows: dict[int, dict[str, Any]] = {}
@@ -95,7 +95,7 @@ def run_all(
 
 
 def settings_that_differ(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
-    """Dotted key -> arm -> value, for every setting that is not the same in all arms, at one swept value."""
+    """Returns dotted key -> arm -> value of settings that differ between arms, at one swept value."""
     of_arms = {point.arm: dict(leaves(resolved(point.config))) for point in points}
     keys = dict.fromkeys(key for of_arm in of_arms.values() for key in of_arm)
     rows = {key: {arm: of_arm.get(key, "–") for arm, of_arm in of_arms.items()} for key in keys}

@@ -1,4 +1,4 @@
-"""How studies write intervals over seeds, ratios and differences; the same in every table and sentence."""
+"""Formats intervals over seeds, ratios and differences, for the tables and sentences of all studies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ LEVEL = f"{100 * CONFIDENCE:g} % interval"
 
 
 def value_text(value: float, metric: Metric) -> str:
-    """A figure in the unit of `titled`."""
+    """Formats a figure in the unit of `titled`."""
     return MISSING if math.isnan(value) else number(unit_of(metric)[0] * value)
 
 
 def ratio_text(paired: Paired) -> str:
-    """x3.12, or in percent where the two are close; nothing where there is no ratio."""
+    """Formats a ratio as ×3.12, or in percent if it is close to 1; MISSING if there is none."""
     if paired.ratio is None or math.isnan(paired.ratio.mean):
         return MISSING
     return _factor(paired.ratio.mean, _close(paired.ratio))
 
 
 def interval_text(ratio: Interval | None) -> str:
-    """3.05 to 3.19."""
+    """Formats an interval: 3.05 to 3.19."""
     if ratio is None or math.isnan(ratio.low):
         return MISSING
     close = _close(ratio)
@@ -32,12 +32,12 @@ def interval_text(ratio: Interval | None) -> str:
 
 
 def signed(value: float) -> str:
-    """With + or − in front."""
+    """Formats a number with + or − in front."""
     return f"{'+' if value > 0 else '−' if value < 0 else ''}{number(abs(value))}"
 
 
 def _close(ratio: Interval) -> bool:
-    """Whether a percentage reads better than a factor."""
+    """Returns whether a percentage reads better than a factor."""
     return 0.9 < ratio.mean < 1.1
 
 

@@ -1,4 +1,4 @@
-"""Many runs in processes of this machine, for commands of which one failed run ends all."""
+"""Runs tasks in processes of this machine, for commands that end if one run fails."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from sim.settings.errors import ConfigError
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
 
-Report = Callable[[int, int], None]  # tasks done, tasks in all
+Report = Callable[[int, int], None]  # finished tasks, all tasks
 
 
 def in_turn(
     work: Callable[[T], R], tasks: Sequence[T], jobs: int, interrupt: Interrupt
 ) -> Generator[tuple[int, R], None, None]:
-    """(index of the task, what `work` makes of it), as they are done; none begins after Ctrl-C.
+    """Yields (index of the task, its result) as tasks finish; none starts after Ctrl-C.
 
-    With one job all is done here, where a debugger sees it; else in processes, to which `work`, tasks and
-    what comes back are pickled. Work that Ctrl-C cuts short may raise KeyboardInterrupt: then the others end,
-    and what came back stays. Raises ConfigError, which names the task, for settings that cannot be run and
-    for a process that was killed.
+    With one job, tasks run in this process, which a debugger can follow; otherwise in processes, so that
+    `work`, tasks and results are pickled. Work that Ctrl-C interrupts may raise KeyboardInterrupt: then the
+    other tasks end, and earlier results stay. Raises ConfigError with the task's name for settings that
+    cannot run and for a killed process.
     """
     waiting = deque(tasks)
     return as_asked(work, lambda: waiting.popleft() if waiting else None, jobs, interrupt)
@@ -38,24 +38,24 @@ def in_turn(
 def as_asked(
     work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
 ) -> Generator[tuple[int, R], None, None]:
-    """The same for tasks that depend on what others have found: next_task is asked whenever a job is free.
+    """Yields results of tasks that depend on earlier results; next_task is called when a job is free.
 
-    None: there is nothing to do until a running task is done; if none runs, that is the end. The index counts
-    tasks in the order in which they were asked for.
+    None from next_task: no task until a running one is done; if none is running, the end. The index counts
+    tasks in the order of the calls.
     """
-    asked: list[T] = []
+    given: list[T] = []
 
-    def noted() -> T | None:
+    def next_noted() -> T | None:
         task = next_task()
         if task is not None:
-            asked.append(task)
+            given.append(task)
         return task
 
-    outcomes = Local(jobs=jobs).as_asked(work, noted, interrupt)
+    outcomes = Local(jobs=jobs).as_asked(work, next_noted, interrupt)
     try:
         for outcome in outcomes:
             if isinstance(outcome.error, ConfigError):
-                raise ConfigError(f"{asked[outcome.index].name}: {outcome.error}") from outcome.error
+                raise ConfigError(f"{given[outcome.index].name}: {outcome.error}") from outcome.error
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.index, cast(R, outcome.result)
@@ -70,7 +70,7 @@ def simulate_config(config: dict[str, Any]) -> RunResult:
 
 @contextmanager
 def progress_of(console: Console, *, enabled: bool, what: str = "runs") -> Iterator[Report]:
-    """A bar on a terminal; elsewhere nothing."""
+    """Yields a progress callback: a bar on a terminal, nothing elsewhere."""
     if not (enabled and console.is_terminal):
         yield lambda done, total: None
         return

@@ -1,15 +1,15 @@
-"""Numbers and texts as commands write them into config files."""
+"""Formats numbers and texts as commands write them into config files."""
 
 from __future__ import annotations
 
 import math
 
 NOTHING = 1e-12
-"""Figures below are left-overs of a fit that went to 0: no time in seconds and no share is as small."""
+"""Figures below this are remains of a fit that went to 0; no time in seconds and no share is as small."""
 
 
 def figure(value: float) -> str:
-    """Four digits, with an exponent of three: 2.431e-6. What is below `NOTHING`: 0."""
+    """Formats four digits with an exponent that is a multiple of three: 2.431e-6; below `NOTHING`: 0."""
     if abs(value) < NOTHING:
         return "0"
     if 1e-2 <= abs(value) < 1e4:
@@ -20,5 +20,5 @@ def figure(value: float) -> str:
 
 
 def quoted(text: str) -> str:
-    """As a YAML string, whatever is in it."""
+    """Quotes any text as a YAML string."""
     return "'" + text.replace("'", "''") + "'"

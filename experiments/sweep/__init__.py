@@ -1,1 +1,1 @@
-"""`windtunnel sweep`: every combination of several values of settings, one run each, in warm workers."""
+"""`windtunnel sweep`: runs every combination of several values of settings in workers that stay alive."""

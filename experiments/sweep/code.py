@@ -1,4 +1,4 @@
-"""Which code made a run: a digest of all files that its figures depend on."""
+"""Computes a digest of all files that a run's figures depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARTS = (("policies", "*.py"), ("hwmodels", "*"), ("sim", "*.py"), ("configs", "
 
 
 def code_version(config_dirs: Sequence[Path]) -> str:
-    """12 hexadecimal digits; config_dirs: ours and the user's."""
+    """Returns 12 hexadecimal digits. config_dirs: our folder of configs, then the user's."""
     digest = hashlib.blake2b(digest_size=6)
     files = [file for part, pattern in PARTS for file in sorted((ROOT / part).rglob(pattern))]
     files += [file for folder in config_dirs[1:] for file in sorted(folder.rglob("*.yaml"))]

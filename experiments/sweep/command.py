@@ -1,4 +1,4 @@
-"""`windtunnel sweep`: every combination of several values, one run each, kept as they come."""
+"""`windtunnel sweep`: runs every combination of several values and keeps each run as it finishes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ FLAGS = """\
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run what is asked, or what an earlier sweep lacks. Raises what `run_sweep` raises."""
+    """Runs a new sweep, or the missing runs of an earlier one. Raises what `run_sweep` raises."""
     parser = parser_of(APPLICATION)
     parser.add_argument("--trust", action="store_true")
     options = parser.parse_intermixed_args(arguments)
     resume, overrides = _resume_of(options.overrides)
     if options.multirun:
-        raise ConfigError("--multirun: not needed, a sweep always takes several values")
+        raise ConfigError("--multirun: not needed, because a sweep always takes several values")
     if options.cfg or options.info or options.resolve:
-        raise ConfigError("--cfg, --info, --resolve: are for single runs; use windtunnel simulate --cfg job")
+        raise ConfigError("--cfg, --info, --resolve: apply to single runs; use windtunnel simulate --cfg job")
     source = APPLICATION.source(options.config_dir)
     if options.help:
         _help(source, overrides)
@@ -45,10 +45,10 @@ def main(arguments: Sequence[str]) -> None:
     if resume is None:
         if options.trust:
             raise ConfigError("--trust: is for a folder that is continued; leave it out, or add resume=DIR")
-        source, folder, how = begun(source, overrides)
+        source, folder, sweep_options = begun(source, overrides)
     else:
-        source, folder, how = resumed(resume, overrides, options.config_dir, trust=options.trust)
-    run_sweep(folder, how, source)
+        source, folder, sweep_options = resumed(resume, overrides, options.config_dir, trust=options.trust)
+    run_sweep(folder, sweep_options, source)
 
 
 def _help(source: ConfigSource, overrides: Sequence[str]) -> None:
@@ -62,5 +62,5 @@ def _resume_of(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     if not given:
         return None, list(overrides)
     if len(given) > 1 or given[0] == "resume=":
-        raise ConfigError(f"{' '.join(given)}: must name one folder; {suggest('resume', ['resume=DIR'])}")
+        raise ConfigError(f"{' '.join(given)}: must be one folder; {suggest('resume', ['resume=DIR'])}")
     return Path(given[0].removeprefix("resume=")), [o for o in overrides if o not in given]

@@ -1,4 +1,4 @@
-"""Drawings of a sweep: lines with bands in small multiples, maps of two axes, parallel coordinates."""
+"""Draws a sweep: lines with bands in small multiples, heat maps of two axes, parallel coordinates."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ COLUMNS = 3
 PANEL_PX = 290
 MAX_LABELLED_CELLS = 60
 LOGARITHMIC_OVER = 30.0
-"""Ratio of a metric's largest to its smallest mean over which its axis and its colour are logarithmic."""
+"""Ratio of a metric's largest to its smallest mean above which its axis and its colour are logarithmic."""
 SCALE = [[0.0, "#eef3f9"], [0.5, "#5b9bd5"], [1.0, "#173f6b"]]
 
 
 def lines(grid: Grid, metric: Metric) -> go.Figure | None:
-    """A panel a combination of the facets; over numbers lines with bands, over names points with bars."""
+    """Draws one panel per combination of the facets: lines with bands over numbers, bars over names."""
     x = grid.x
     if x is None:
         return None
@@ -61,7 +61,7 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
 
 
 def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
-    """Means over the seeds, x against y, a panel a combination of the other axes; None for one axis."""
+    """Draws means over the seeds, x against y, one panel per combination of other axes; None for one axis."""
     x, y = grid.x, grid.y
     if x is None or y is None or x == y:
         return None
@@ -111,7 +111,7 @@ def parallel(grid: Grid) -> go.Figure | None:
         factor, _ = unit_of(metric)
         values = [factor * grid.cells[cell][metric.key].mean for cell in cells]
         finite = [value for value in values if math.isfinite(value)]
-        if finite:  # a line needs a place on every axis: what does not exist lies at the bottom
+        if finite:  # a line needs a value on every axis: a missing one is drawn at the bottom
             filled = [value if math.isfinite(value) else min(finite) for value in values]
             dimensions.append({"label": titled(metric), "values": filled})
     first = dimensions[len(grid.axes)] if len(dimensions) > len(grid.axes) else dimensions[0]
@@ -128,14 +128,14 @@ def parallel(grid: Grid) -> go.Figure | None:
 
 
 def _means(grid: Grid, metric: Metric) -> list[float]:
-    """Of all cells, as they are drawn."""
+    """Returns the means of all cells in the unit of the drawing."""
     factor, _ = unit_of(metric)
     means = (factor * cell[metric.key].mean for cell in grid.cells.values())
     return [mean for mean in means if math.isfinite(mean)]
 
 
 def _floor(grid: Grid, metric: Metric) -> float | None:
-    """Where a logarithmic axis of the metric ends below, in its own unit; None: its axis is linear."""
+    """Returns the lower end of the metric's logarithmic axis, in its own unit; None: the axis is linear."""
     means = _means(grid, metric)
     if not means or min(means) <= 0 or max(means) / min(means) <= LOGARITHMIC_OVER:
         return None
@@ -143,12 +143,12 @@ def _floor(grid: Grid, metric: Metric) -> float | None:
 
 
 def _at_least(low: float, floor: float) -> float:
-    """A band has a bound on a logarithmic axis, too; NaN stays."""
+    """Limits a band to what a logarithmic axis can show; NaN stays."""
     return low if math.isnan(low) else max(low, floor)
 
 
 def _log_ticks(grid: Grid, metric: Metric) -> dict[str, Any]:
-    """1, 3, 10, ... of a colour that stands for the logarithm."""
+    """Returns the tick labels 1, 3, 10, ... of a colour bar of logarithms."""
     means = _means(grid, metric)
     decades = range(math.floor(math.log10(min(means))), math.ceil(math.log10(max(means))) + 1)
     values = [step * 10.0**decade for decade in decades for step in (1, 3)]
@@ -187,7 +187,7 @@ def _traces(
 
 
 def _dimension(axis: GridAxis, values: Sequence[Any]) -> dict[str, Any]:
-    """Places at equal distances, so that names and numbers look alike."""
+    """Returns an axis of parallel coordinates with equal distances between its values."""
     place = {value: i for i, value in enumerate(axis.values)}
     return {
         "label": axis.key,

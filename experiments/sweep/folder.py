@@ -1,8 +1,8 @@
-"""The folder of a sweep: what is asked (sweep.json), a folder a run, and one row a run (runs.parquet).
+"""The folder of a sweep: its settings (sweep.json), one folder per run, and one row per run (runs.parquet).
 
-A run is done once its summary.json is there, which is written last. Every file is replaced at once, so a
-kill at any time leaves files that can be read. runs.parquet follows the folders by seconds; `resume` reads
-what it lacks from them.
+A run is done once its summary.json exists, which is written last. Every file is replaced atomically, so a
+kill at any time leaves readable files. runs.parquet lags behind the folders by seconds; `resume` reads the
+missing rows from them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ SWEEP, RUNS, SUMMARY, ERROR = "sweep.json", "runs.parquet", "summary.json", "err
 KIND = "windtunnel sweep"
 DONE, FAILED, REFUSED = "done", "failed", "refused"
 OWN_COLUMNS = ("run", "status", "error", "wall_s", "code")
-"""Of runs.parquet, besides a column an axis and a column a figure."""
+"""Columns of runs.parquet besides one per axis and one per figure."""
 MIN_SECONDS_BETWEEN = 2.0
 MAX_WRITING_SHARE = 0.05
-"""Of the time, for runs.parquet while runs go on."""
+"""Largest share of the time that is spent on writing runs.parquet during a sweep."""
 
 
 class CannotWriteError(ConfigError):
-    """The disk is full, or the folder is gone: nothing more can be kept."""
+    """The disk is full or the folder is gone, so no further results can be kept."""
 
 
 @dataclass(kw_only=True, slots=True)
 class SweepFolder:
-    """A sweep on disk. about: sweep.json; rows: by index of the run, those that have ended so far."""
+    """A sweep on disk. about: content of sweep.json; rows: rows of the finished runs by index."""
 
     path: Path
     about: dict[str, Any]
@@ -52,7 +52,7 @@ class SweepFolder:
 
     @classmethod
     def create(cls, path: Path, plan: Plan, about: dict[str, Any]) -> SweepFolder:
-        """Raises ConfigError for a folder that has a sweep already, or cannot be written."""
+        """Creates the folder. Raises ConfigError if it contains a sweep already or cannot be written."""
         if (path / SWEEP).exists():
             raise ConfigError(
                 f"{path}: contains a sweep; continue it with resume={path}, or choose another folder"
@@ -67,12 +67,14 @@ class SweepFolder:
 
     @classmethod
     def open(cls, path: Path, named: str) -> SweepFolder:
-        """One that is there, with the rows of all runs that are done. named: the setting, for messages.
+        """Opens an existing sweep with the rows of all finished runs. named: the setting, for messages.
 
-        Raises ConfigError for a folder that is no sweep.
+        Raises ConfigError for a folder that is not a sweep's.
         """
         if not path.is_dir():
-            raise ConfigError(f"{named}={path}: no such folder; use the folder that windtunnel sweep printed")
+            raise ConfigError(
+                f"{named}={path}: no such folder; give the folder that windtunnel sweep printed"
+            )
         try:
             about = json.loads((path / SWEEP).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -88,11 +90,14 @@ class SweepFolder:
         return folder
 
     def missing(self) -> list[Point]:
-        """Points whose run is not done: never begun, interrupted, failed or refused."""
+        """Returns the points whose run is not done: not begun, interrupted, failed or refused."""
         return [point for point in self.plan.points() if self._status(point.index) != DONE]
 
     def keep(self, point: Point, finished: FinishedRun, code: str) -> None:
-        """Write the files of a run and note its row. Raises CannotWriteError; nothing of it is left then."""
+        """Writes the files and the row of a run.
+
+        Raises CannotWriteError, after which no files of it are left.
+        """
         folder = self.run_dir(point.index)
         try:
             folder.mkdir(exist_ok=True)
@@ -106,7 +111,7 @@ class SweepFolder:
         self.rows[point.index] = {**row, **finished.figures}
 
     def note_failure(self, point: Point, status: str, message: str, traceback: str, code: str) -> None:
-        """Note the row of a run that came to nothing; a traceback goes into its folder, error.txt."""
+        """Stores the row of a failed or refused run; a traceback goes into error.txt of its folder."""
         self.rows[point.index] = self._row(point, status, message, math.nan, code)
         if traceback:
             folder = self.run_dir(point.index)
@@ -125,7 +130,7 @@ class SweepFolder:
         return self.path / str(index)
 
     def table(self) -> pd.DataFrame:
-        """One row a run that has ended, in the order of the points."""
+        """Returns one row per finished run, in the order of the points."""
         if not self.rows:
             return pd.DataFrame(columns=["run", *(axis.key for axis in self.plan.axes), *OWN_COLUMNS[1:]])
         in_words = [
@@ -133,12 +138,12 @@ class SweepFolder:
             for axis in self.plan.axes
             if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in axis.values)
         ]
-        # Before pandas sees them: it would make NaN of null, and 2000.0 of the 2000 beside it.
+        # Converted before pandas, which would turn null into NaN, and 2000 beside it into 2000.0.
         rows = [row | {key: shown(row[key]) for key in in_words} for _, row in sorted(self.rows.items())]
         return pd.DataFrame(rows)
 
     def write_runs(self, *, now: bool = True) -> None:
-        """Replace runs.parquet; not `now`: only if that has not been done for seconds."""
+        """Writes runs.parquet; if not `now`, only if the last time was seconds ago."""
         begun = time.monotonic()
         pause_s = max(MIN_SECONDS_BETWEEN, self._write_took_s / MAX_WRITING_SHARE)
         if not now and begun - self._written_at < pause_s:
@@ -168,10 +173,10 @@ class SweepFolder:
         return {"run": point.index, **values, **own}
 
     def _read_rows(self) -> None:
-        """From runs.parquet, and from the folders of runs that it does not have yet."""
+        """Reads rows from runs.parquet, and from the folders of runs that it lacks."""
         try:
             table = pd.read_parquet(self.path / RUNS)
-        except (OSError, ValueError):  # not written yet, or not by us: the folders say it all
+        except (OSError, ValueError):  # not written yet, or unreadable: the folders hold all runs
             table = pd.DataFrame()
         known: dict[int, dict[str, Any]] = {}
         for found in table.to_dict("records"):
@@ -189,12 +194,12 @@ class SweepFolder:
         done = self.num_of(DONE)
         return CannotWriteError(
             f"{error.filename or self.path}: {error.strerror}; {done:,} of {self.plan.num_points:,} runs are "
-            f"done and kept; make room, then: {self.resume_command(self.path)}"
+            f"done and kept; free some space, then run {self.resume_command(self.path)}"
         )
 
 
 def _values_at(plan: Plan, index: int) -> dict[str, Any]:
-    """The value of each axis at a point."""
+    """Returns the value of each axis at a point."""
     found: dict[str, Any] = {}
     for axis in reversed(plan.axes):
         index, place = divmod(index, len(axis.values))
@@ -203,7 +208,7 @@ def _values_at(plan: Plan, index: int) -> dict[str, Any]:
 
 
 def _write_at_once(file: Path, content: bytes) -> None:
-    """A reader sees the old file or the whole new one."""
+    """Replaces a file atomically: a reader sees the old or the new content."""
     part = file.with_name(f".{file.name}.part")
     try:
         part.write_bytes(content)
@@ -216,7 +221,7 @@ def _write_at_once(file: Path, content: bytes) -> None:
 def _others(path: Path) -> str:
     inner = sorted(found.parent for found in path.glob(f"*/{SWEEP}"))
     if inner:
-        return f"there is one in it: {inner[0]}"
+        return f"it contains the sweep {inner[0]}"
     if (path / SUMMARY).exists():
-        return "that is the folder of a single run"
-    return "use the folder that windtunnel sweep printed"
+        return "it is the folder of a single run"
+    return "give the folder that windtunnel sweep printed"

@@ -1,7 +1,7 @@
-"""A sweep's table as a grid: its axes, each with a place in the drawings, and its figures with intervals.
+"""A sweep's table as a grid: its axes with their roles in the drawings, and its figures with intervals.
 
-x: along lines and maps; colour: a line a value; facets: a panel for each combination of their values; seeds
-have no place, they make the intervals.
+x: the axis along lines and heat maps; colour: one line per value; facets: one panel per combination of
+values; seeds have no role, they make the intervals.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ USUAL = (
 MAX_COLOURS = 8
 MAX_PANELS = 24
 LOGARITHMIC_FROM = 8.0
-"""Ratio of the largest to the smallest value from which on an axis is logarithmic."""
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridAxis:
-    """Values as they stand in the table, in the order in which they are drawn."""
+    """Values of an axis as in the table, in the order of drawing."""
 
     key: str
     values: tuple[Any, ...]
@@ -52,17 +52,17 @@ class GridAxis:
 
 
 Cell = tuple[Any, ...]
-"""A value of every axis, in their order."""
+"""One value per axis, in the order of the axes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """What is drawn. x is None for a sweep over nothing but seeds; y: of maps."""
+    """The data to draw. x: None for a sweep over seeds only; y: second axis of heat maps."""
 
     axes: tuple[GridAxis, ...]
     metrics: tuple[Metric, ...]
     cells: Mapping[Cell, Mapping[str, Interval]]
-    """By key of the metric; only cells with a run that is done."""
+    """Intervals by the metric's key; only cells with a finished run."""
     num_seeds: int
     x: GridAxis | None
     y: GridAxis | None
@@ -79,7 +79,7 @@ class Grid:
         ]
 
     def at(self, chosen: Mapping[str, Any], metric: Metric) -> Interval:
-        """The metric where each axis has the value of `chosen`; NaN where nothing is done."""
+        """Returns the metric at the given values of all axes; NaN if no run is done there."""
         cell = self.cells.get(tuple(chosen[axis.key] for axis in self.axes))
         return cell[metric.key] if cell else Interval(math.nan, math.nan, math.nan, 0)
 
@@ -87,8 +87,11 @@ class Grid:
 def grid_of(
     table: pd.DataFrame, keys: Sequence[str], settings: ReportSettings, caveats: Sequence[str]
 ) -> Grid:
-    """table: runs.parquet; keys: of the axes. Raises ConfigError for what the sweep does not have."""
-    check_places(keys, settings)
+    """Builds the grid. table: runs.parquet; keys: of the axes.
+
+    Raises ConfigError for unknown axes or metrics.
+    """
+    check_roles(keys, settings)
     done = table[table["status"] == "done"]
     seeds = sorted(set(done[SEED])) if SEED in keys else []
     axes = tuple(_axis(done, key) for key in keys if key != SEED)
@@ -97,18 +100,23 @@ def grid_of(
     names = [axis.key for axis in axes]
     for cell, rows in done.groupby(names, sort=False) if names else [((), done)]:
         cells[tuple(cell)] = {metric.key: mean_interval(rows[metric.key]) for metric in metrics}
-    x, colour, facets, y = _places(axes, settings)
+    x, colour, facets, y = _roles(axes, settings)
     found = list(caveats)
     num_panels = math.prod(len(axis.values) for axis in facets)
     if num_panels > MAX_PANELS:
         found.append(
-            f"{MAX_PANELS} of {num_panels} panels are drawn; the table is complete. Set report.x and "
+            f"{MAX_PANELS} of {num_panels} panels are drawn; the table contains all. Set report.x and "
             "report.colour to the longest axes."
         )
     if not axes:
-        found.append("Nothing to draw, as the seed is the only axis: the table has the mean over all seeds.")
+        found.append(
+            "There is no chart, because the seed is the only axis; the table has the mean over all seeds."
+        )
     if len(seeds) < 2:
-        found.append("One seed has no interval: no difference can be separated from noise. Add seed=0,1,2.")
+        found.append(
+            "There is only one seed, so there are no confidence intervals to tell differences from noise; "
+            "add seed=0,1,2."
+        )
     return Grid(
         axes=axes,
         metrics=metrics,
@@ -122,8 +130,8 @@ def grid_of(
     )
 
 
-def check_places(keys: Sequence[str], settings: ReportSettings) -> None:
-    """Raise ConfigError for a place that is asked for what is no axis. keys: of the axes, the seed's too."""
+def check_roles(keys: Sequence[str], settings: ReportSettings) -> None:
+    """Raises ConfigError if a setting names a key that is not an axis. keys: of all axes, also the seed."""
     axes = [key for key in keys if key != SEED]
     asked = [(name, getattr(settings, name)) for name in ("x", "y", "colour")]
     for name, key in (*asked, *(("facet", key) for key in settings.facet or ())):
@@ -157,10 +165,10 @@ def _metrics(done: pd.DataFrame, keys: Sequence[str], asked: Sequence[str] | Non
     return tuple(Metric(key=name, better="higher") for name in found)
 
 
-def _places(
+def _roles(
     axes: Sequence[GridAxis], settings: ReportSettings
 ) -> tuple[GridAxis | None, GridAxis | None, tuple[GridAxis, ...], GridAxis | None]:
-    """x: the numeric axis with the most values; colour: the longest other axis with few enough values."""
+    """Returns x, colour, facets and y: x is the longest numeric axis, colour the longest other short axis."""
     by_key = {axis.key: axis for axis in axes}
     x, y, colour = (by_key[key] if key else None for key in (settings.x, settings.y, settings.colour))
     facets = [by_key[key] for key in settings.facet or ()]
@@ -172,9 +180,9 @@ def _places(
         )
         free.remove(x)
     if colour is None:
-        apart = [axis for axis in free if len(axis.values) <= MAX_COLOURS]
-        if apart:
-            colour = max(apart, key=lambda axis: len(axis.values))
+        candidates = [axis for axis in free if len(axis.values) <= MAX_COLOURS]
+        if candidates:
+            colour = max(candidates, key=lambda axis: len(axis.values))
             free.remove(colour)
     if y is None:
         others = [axis for axis in axes if axis != x]

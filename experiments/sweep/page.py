@@ -1,4 +1,4 @@
-"""A sweep's page and table, from its runs.parquet alone."""
+"""Draws a sweep's page and table from its runs.parquet."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from experiments.sweep.grid import Cell, Grid, grid_of
 from experiments.sweep.settings import ReportSettings
 from sim.report.numbers import with_interval
 from sim.report.plain_page import drawn, folded, listed, table, write_page
+from sim.report.wording import plural
 from sim.settings.convert import shown
 
 PAGE = "sweep.html"
@@ -27,24 +28,24 @@ PRINTED_METRICS = 4
 
 
 def of_folder(folder: SweepFolder, settings: ReportSettings) -> Grid:
-    """Raises ConfigError for axes or figures that the sweep does not have."""
+    """Builds the grid of a sweep. Raises ConfigError for axes or metrics that the sweep does not have."""
     keys = [axis.key for axis in folder.plan.axes]
     return grid_of(folder.table(), keys, settings, _caveats(folder))
 
 
 def write(grid: Grid, folder: SweepFolder, settings: ReportSettings) -> list[Path]:
-    """The page and the pictures that are asked for. Raises ConfigError where no picture can be made."""
+    """Writes the page and the requested images. Raises ConfigError if images cannot be made."""
     figures = drawings(grid)
     written = []
     if "html" in settings.format:
         _write_page(grid, folder, figures)
         written.append(folder.path / PAGE)
-    pictures = [name for name in settings.format if name != "html"]
-    return written + export(figures, folder.path / "figures", pictures)
+    images = [name for name in settings.format if name != "html"]
+    return written + export(figures, folder.path / "figures", images)
 
 
 def drawings(grid: Grid) -> dict[str, go.Figure]:
-    """By name, in the order of the page."""
+    """Returns the figures by name, in the order of the page."""
     found: dict[str, go.Figure | None] = {}
     for metric in grid.metrics:
         found[f"lines {metric.key}"] = lines(grid, metric)
@@ -55,7 +56,7 @@ def drawings(grid: Grid) -> dict[str, go.Figure]:
 
 
 def rows(grid: Grid, *, num_metrics: int | None = None) -> list[list[str]]:
-    """Heading, then a row a configuration, in the order of the sweep; means with their intervals."""
+    """Returns a heading and one row per configuration, in the sweep's order, with intervals of the means."""
     metrics = grid.metrics[:num_metrics]
     heading = [*(axis.key for axis in grid.axes), *(titled(metric) for metric in metrics)]
     if not grid.axes:
@@ -64,7 +65,7 @@ def rows(grid: Grid, *, num_metrics: int | None = None) -> list[list[str]]:
 
 
 def print_found(grid: Grid, console: Console) -> None:
-    """What a reader must know, and the table."""
+    """Prints the caveats and the table."""
     for caveat in grid.caveats:
         console.print(Text(f"  {caveat}", style="yellow"), soft_wrap=True)
     for num_metrics in range(PRINTED_METRICS, 0, -1):
@@ -74,7 +75,7 @@ def print_found(grid: Grid, console: Console) -> None:
             break
     console.print(printed)
     if len(body) > PRINTED_ROWS:
-        console.print(Text(f"  and {len(body) - PRINTED_ROWS:,} more: runs.parquet, {PAGE}"))
+        console.print(Text(f"  {plural(len(body) - PRINTED_ROWS, 'more row')} in runs.parquet and {PAGE}"))
 
 
 def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) -> None:
@@ -89,20 +90,20 @@ def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) 
             sections[titled(metric)] = "".join(map(drawn, of_metric))
     if "parallel coordinates" in figures:
         caption = (
-            "<p>One line per configuration (mean over its seeds). Drag along an axis to select some.</p>"
+            "<p>One line per configuration (mean over its seeds). Drag along an axis to select lines.</p>"
         )
         sections["Parallel coordinates"] = caption + drawn(figures["parallel coordinates"])
     sections["All configurations"] = table(rows(grid)[: PAGE_ROWS + 1])
     failures = [row for row in folder.rows.values() if row["status"] != DONE]
     if failures:
         failure_rows = [[str(row["run"]), row["status"], row["error"]] for row in failures[:PAGE_ROWS]]
-        sections["Failed and invalid runs"] = table([["run", "status", "why"], *failure_rows])
+        sections["Failed and invalid runs"] = table([["run", "status", "reason"], *failure_rows])
     about = {key: folder.about[key] for key in ("begun", "code", "overrides")}
     sections["The sweep"] = folded("Settings of the sweep", OmegaConf.to_yaml(OmegaConf.create(about)))
     write_page(
         folder.path / PAGE,
         "Sweep",
-        f"{folder.num_of(DONE):,} of {folder.plan.num_points:,} runs over {axes}; {seeds}.",
+        f"{folder.num_of(DONE):,} of {plural(folder.plan.num_points, 'run')} over {axes}; {seeds}.",
         sections,
     )
 

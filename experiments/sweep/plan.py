@@ -1,6 +1,6 @@
-"""From the overrides of a sweep to its axes and points.
+"""Converts the overrides of a sweep to its axes and points.
 
-The same syntax as Hydra's multirun: comma-separated values, range(...), glob(...), choice(...).
+The syntax is that of Hydra's multirun: comma-separated values, range(...), glob(...), choice(...).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sim.settings.override import Override, about, not_about
 
 MAX_RUNS = 100_000
 OF_THE_SWEEP = ("launcher", "sweep", "report", "hydra")
-"""Keys of the root that say how runs are made and drawn: one value each, and none of them in a run."""
+"""Root keys about running and drawing the sweep: one value each, and not part of any run."""
 MAX_CHECKED_VALUES = 20
-"""Of an axis, that are built before anything runs: the first, the last, and some between them."""
+"""Number of an axis's values that are checked before anything runs: the first, the last, and some between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +29,10 @@ class Axis:
     """A setting that takes several values."""
 
     key: str
-    """As it is written, without + in front."""
+    """Key as written, without a leading +."""
     overrides: tuple[str, ...]
     values: tuple[Any, ...]
-    """What the overrides give it: numbers, names."""
+    """Values of the overrides: numbers, names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +42,12 @@ class Point:
     index: int
     name: str
     overrides: tuple[str, ...]
-    """As for `windtunnel simulate`."""
+    """Overrides of `windtunnel simulate`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a sweep runs. alternatives: of each override, in their order; axes: those with several."""
+    """The runs of a sweep. alternatives: of each override, in order; axes: those with several values."""
 
     alternatives: tuple[tuple[str, ...], ...]
     axes: tuple[Axis, ...]
@@ -57,7 +57,7 @@ class Plan:
         return math.prod(len(axis.overrides) for axis in self.axes)
 
     def points(self) -> Iterator[Point]:
-        """Every combination; the last axis changes fastest, as in a multirun."""
+        """Yields every combination; the last axis changes fastest, as in a multirun."""
         values = itertools.product(*(axis.values for axis in self.axes))
         combinations = zip(itertools.product(*self.alternatives), values, strict=True)
         for index, (overrides, chosen) in enumerate(combinations):
@@ -66,7 +66,7 @@ class Plan:
             yield Point(index=index, name=name, overrides=overrides)
 
     def checked(self) -> list[int]:
-        """Indices of points that together have every value of each axis, or enough of them."""
+        """Returns indices of points with all values of each axis, at most MAX_CHECKED_VALUES of an axis."""
         strides, stride = [], 1
         for axis in reversed(self.axes):
             strides.append(stride)
@@ -81,14 +81,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Plan:
-        """The plan that `to_json` described: the same points, whatever the config folder has become."""
+        """Returns the plan of `to_json`: the same points, even if the configs have changed."""
         alternatives = tuple(tuple(of_one) for of_one in record["alternatives"])
         axes = tuple(_axis(of_one) for of_one in alternatives if len(of_one) > 1)
         return cls(alternatives=alternatives, axes=axes)
 
 
 def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
-    """Raises ConfigError for what is no sweep, or too large a one."""
+    """Builds the plan. Raises ConfigError for overrides that are not a sweep, or too large a one."""
     own = not_about(overrides, *OF_THE_SWEEP)
     try:
         alternatives = source.alternatives(own)
@@ -96,13 +96,13 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
     except COMPOSE_ERRORS as error:
         raise explain(error, overrides, source) from error
     if alternatives is None or settled is None:
-        raise ConfigError("a sweep has a list of values for each setting: write a,b,c or range(1,9,2)")
+        raise ConfigError("a sweep needs a list of values for each setting: write a,b,c or range(1,9,2)")
     for of_one in settled:
         if len(of_one) > 1:
             raise ConfigError(f"{_name(of_one)}: must have one value, as it applies to the whole sweep")
     empty = next((o for o, found in zip(own, alternatives, strict=True) if not found), None)
     if empty is not None:
-        raise ConfigError(f"{empty}: no value; a glob names choices of a group: glob(*)")
+        raise ConfigError(f"{empty}: has no value; a glob matches choices of a group, such as glob(*)")
     several = [of_one for of_one in alternatives if len(of_one) > 1]
     if not several:
         raise ConfigError(
@@ -111,7 +111,7 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
         )
     num_points = math.prod(len(of_one) for of_one in several)
     if num_points > MAX_RUNS:
-        raise ConfigError(f"{num_points:,} runs: must be <= {MAX_RUNS:,}; give some axis fewer values")
+        raise ConfigError(f"{num_points:,} runs: must be <= {MAX_RUNS:,}; give an axis fewer values")
     names = list(map(_name, alternatives))
     for of_one in several:
         _check_axis(of_one, names)
@@ -119,12 +119,12 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
     for axis in axes:
         if len(set(map(_identity, axis.values))) < len(axis.values):
             written = ",".join(Override.parse(o).value or "" for o in axis.overrides)
-            raise ConfigError(f"{axis.key}={written}: must be different")
+            raise ConfigError(f"{axis.key}={written}: must be different values")
     return Plan(alternatives=tuple(map(tuple, alternatives)), axes=axes)
 
 
 def _name(alternatives: Sequence[str]) -> str:
-    """What the alternatives are about: a key; of a group its package, too."""
+    """Returns the key of the alternatives, for a group with its package."""
     return Override.parse(alternatives[0]).name
 
 
@@ -135,7 +135,7 @@ def _check_axis(overrides: Sequence[str], names: Sequence[str]) -> None:
             f"{first.name}: is not a setting of a sweep; sweep.tables=true writes the tables of every run"
         )
     if names.count(first.name) > 1:
-        raise ConfigError(f"{first.name}: is given twice; it can have several values or one")
+        raise ConfigError(f"{first.name}: is given twice; give all its values once, as a,b,c")
 
 
 def _axis(overrides: Sequence[str]) -> Axis:
@@ -144,7 +144,7 @@ def _axis(overrides: Sequence[str]) -> Axis:
 
 
 def _value(text: str) -> Any:
-    """A number, a truth value, null or a list as it is; all else as it was written."""
+    """Returns numbers, booleans, null and lists as values, everything else as written."""
     override = Override.parse(text)
     value = override.typed_value()
     is_plain = value is None or isinstance(value, bool | int | float | list | str)
@@ -152,12 +152,12 @@ def _value(text: str) -> Any:
 
 
 def _identity(value: Any) -> tuple[bool, Any]:
-    """The same for 1 and 1.0, another for true; it can be a member of a set."""
+    """Returns a hashable value that is equal for 1 and 1.0 but not for true."""
     return isinstance(value, bool), tuple(map(_identity, value)) if isinstance(value, list) else value
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Places of at most so many out of `count`, the first and the last among them."""
+    """Returns at most `most` positions out of `count`, evenly spread, with the first and the last."""
     if count <= most:
         return list(range(count))
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})

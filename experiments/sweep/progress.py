@@ -1,4 +1,4 @@
-"""Progress over a whole sweep: runs done, failed, a second, and the time that is left."""
+"""Shows the progress of a sweep: finished and failed runs, runs per second and the remaining time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-SECONDS_BETWEEN_LINES = 30.0
-"""Where there is no terminal: a log is read later."""
+from sim.report.wording import plural
 
-Report = Callable[[int, int], None]  # runs done, runs that came to nothing
+SECONDS_BETWEEN_LINES = 30.0
+"""Seconds between progress lines if there is no terminal."""
+
+Report = Callable[[int, int], None]  # finished runs, failed or refused runs
 
 
 @contextmanager
@@ -29,7 +31,7 @@ def sweep_progress(console: Console, total: int, already: int, *, enabled: bool)
     begun = time.monotonic()
 
     def rate_and_remaining(ended: int) -> tuple[float, str]:
-        """Runs per second, and the estimated remaining time."""
+        """Returns runs per second and the estimated remaining time."""
         rate = (ended - already) / max(time.monotonic() - begun, 1e-9)
         return rate, str(timedelta(seconds=round((total - ended) / rate))) if rate > 0 else "-:--:--"
 
@@ -42,7 +44,7 @@ def sweep_progress(console: Console, total: int, already: int, *, enabled: bool)
                 return
             last_s = time.monotonic()
             rate, left = rate_and_remaining(done + failed)
-            ended = f"{done + failed:,} of {total:,} runs, {failed:,} failed"
+            ended = f"{done + failed:,} of {plural(total, 'run')}, {failed:,} failed"
             print(f"{ended}, {rate:.1f}/s, {left} left", file=sys.stderr, flush=True)
 
         yield line

@@ -1,4 +1,4 @@
-"""Running a sweep: every run is kept as it comes, whatever ends the sweep."""
+"""Runs a sweep and keeps every run as it finishes, whatever ends the sweep."""
 
 from __future__ import annotations
 
@@ -20,50 +20,58 @@ from experiments.sweep.messages import print_done, print_remaining, print_resume
 from experiments.sweep.plan import Point
 from experiments.sweep.progress import sweep_progress
 from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
-from experiments.sweep.setup import How
+from experiments.sweep.setup import SweepOptions
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
 
 
-def run_sweep(folder: SweepFolder, how: How, source: ConfigSource) -> None:
-    """Run what is missing, keep it as it comes, and draw the whole.
+def run_sweep(folder: SweepFolder, sweep_options: SweepOptions, source: ConfigSource) -> None:
+    """Runs the missing points, keeps each run as it finishes, and draws the sweep.
 
     Raises ConfigError, UnsuccessfulError if runs failed, and KeyboardInterrupt if runs are left.
     """
     console = terminal_console()
     points = folder.missing()
-    tasks = tasks_of(points, source, how.import_dirs, tables=how.sweep.tables, recorded=how.recorded)
+    tasks = tasks_of(
+        points,
+        source,
+        sweep_options.import_dirs,
+        tables=sweep_options.sweep.tables,
+        recorded=sweep_options.recorded,
+    )
     already = folder.num_of(DONE)
     if already or len(folder.about["code"]) > 1:
         print_resumed(folder, already, len(points), console)
-    for point in points:  # what had failed is run anew
+    for point in points:  # failed points run again
         folder.rows.pop(point.index, None)
     begun = time.monotonic()
     total = folder.plan.num_points
-    progress = sweep_progress(console, total, already, enabled=how.sweep.progress)
+    progress = sweep_progress(console, total, already, enabled=sweep_options.sweep.progress)
     shown = seen_from_here(folder.path)
     with ctrl_c_noted() as interrupt, progress as report:
         try:
-            collect(folder, how.launcher, tasks, points, interrupt, how.code, report)
+            collect(folder, sweep_options.launcher, tasks, points, interrupt, sweep_options.code, report)
         except CannotLaunchError as error:
             here = f"{folder.resume_command(shown)} launcher=local"
-            raise ConfigError(f"{error}; on this machine instead: {here}") from error
+            raise ConfigError(f"{error}; to run on this machine: {here}") from error
     seconds = time.monotonic() - begun
     folder.write_runs()
     print_done(folder, folder.num_of(DONE) - already, seconds, console)
-    _finish(folder, how, interrupt, console)
+    _finish(folder, sweep_options, interrupt, console)
 
 
-def _finish(folder: SweepFolder, how: How, interrupt: Interrupt, console: Console) -> None:
-    """Draw what is done, and say what is left."""
+def _finish(folder: SweepFolder, sweep_options: SweepOptions, interrupt: Interrupt, console: Console) -> None:
+    """Draws the finished runs, and prints how to continue with the rest."""
     shown, num_left = seen_from_here(folder.path), folder.plan.num_points - len(folder.rows)
     not_drawn = None
     if folder.num_of(DONE):
         try:
-            _draw(folder, how, console)
+            _draw(folder, sweep_options, console)
         except ConfigError as error:
-            not_drawn = ConfigError(f"{error}; the runs are kept, draw them: windtunnel report sweep={shown}")
+            not_drawn = ConfigError(
+                f"{error}; the runs are kept; to draw them: windtunnel report sweep={shown}"
+            )
     if num_left:
         print_remaining(num_left, folder.resume_command(shown), console)
     print_folder(folder.path, console)
@@ -84,20 +92,20 @@ def collect(
     code: str,
     report: Any,
 ) -> None:
-    """Keep what comes back, until all is done, Ctrl-C is pressed, or nothing more can be written."""
+    """Keeps results as they arrive, until all runs are done, Ctrl-C is pressed or the disk is full."""
     outcomes = launcher.outcomes(RunTask.run, tasks, interrupt)
     try:
         for outcome in outcomes:
             if outcome.result is not None and outcome.result.interrupted:
-                interrupt.noted = True  # a simulation itself notes Ctrl-C, and what it has is no result
+                interrupt.noted = True  # a simulation handles Ctrl-C itself; a partial run is no result
                 continue
             _keep(folder, points[outcome.index], outcome, code)
             folder.write_runs(now=False)
             report(folder.num_of(DONE), len(folder.rows) - folder.num_of(DONE))
     finally:
         outcomes.close()
-        # What is done is in the table, whatever ends the sweep; on a full disk the one before it stays, and
-        # the folders have all.
+        # The table gets the finished runs, whatever ends the sweep. On a full disk the previous table stays,
+        # and the folders hold all runs.
         with suppress(ConfigError):
             folder.write_runs()
 
@@ -113,9 +121,9 @@ def _keep(folder: SweepFolder, point: Point, outcome: Outcome[FinishedRun], code
     folder.note_failure(point, status, in_words(error), trace, code)
 
 
-def _draw(folder: SweepFolder, how: How, console: Console) -> None:
-    redrawn = importlib.import_module("experiments.sweep.page")  # plotly: only now
-    found = redrawn.of_folder(folder, how.report)
+def _draw(folder: SweepFolder, sweep_options: SweepOptions, console: Console) -> None:
+    redrawn = importlib.import_module("experiments.sweep.page")  # imports plotly, so only now
+    found = redrawn.of_folder(folder, sweep_options.report)
     redrawn.print_found(found, console)
-    if how.sweep.report:
-        redrawn.write(found, folder, how.report)
+    if sweep_options.sweep.report:
+        redrawn.write(found, folder, sweep_options.report)

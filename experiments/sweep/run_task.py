@@ -1,7 +1,7 @@
-"""One run of a sweep in a worker: compose, build, simulate, and return figures and files.
+"""Runs one point of a sweep in a worker: composes, builds, simulates, and returns figures and files.
 
-The files are returned as bytes and written by the command, as a worker may be on another machine and a killed
-worker must leave no partial files.
+The files are returned as bytes and written by the command, because a worker may be on another machine and a
+killed worker must leave no partial files.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def tasks_of(
 
 @lru_cache(maxsize=4)
 def _variants(config_name: str, dirs: tuple[Path, ...]) -> Variants:
-    """Caches what a worker has composed, which many points share."""
+    """Returns the cached compositions of a worker, which many points share."""
     return Variants(ConfigSource(config_name=config_name, dirs=dirs))
 
 

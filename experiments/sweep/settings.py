@@ -1,4 +1,4 @@
-"""How a sweep is made and drawn; what is simulated is in the rest of its config."""
+"""Settings of running and drawing a sweep; the rest of its config is simulated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LISTS = ("metrics", "facet", "format")
 
 
 class Unbuildable(Enum):
-    """What is done about a point whose settings cannot be built."""
+    """Treatment of points whose settings are invalid."""
 
     refuse = "refuse"
     skip = "skip"
@@ -26,9 +26,9 @@ class SweepSettings:
     """The node `sweep` of configs/sweep.yaml."""
 
     unbuildable: Unbuildable = Unbuildable.refuse
-    """refuse: nothing runs if a point that is built beforehand cannot be; skip: its row says why."""
+    """refuse: nothing runs if a checked point is invalid; skip: its row contains the reason."""
     tables: bool = False
-    """Of every run: requests, iterations, replicas, events, gaps."""
+    """Write tables of every run: requests, iterations, replicas, events, gaps."""
     report: bool = True
     progress: bool = True
 
@@ -38,13 +38,13 @@ class ReportSettings:
     """The node `report` of configs/sweep.yaml."""
 
     metrics: tuple[str, ...] | None = None
-    """Figures of summary.json by dotted key; None: those that most ask for."""
+    """Figures of summary.json by dotted key; None: the usual ones."""
     x: str | None = None
     y: str | None = None
-    """Of maps."""
+    """Second axis of heat maps."""
     colour: str | None = None
     facet: tuple[str, ...] | None = None
-    """Axes with a panel for each of their values; None: all that have no other place."""
+    """Axes with one panel per value; None: all axes without another role."""
     format: tuple[str, ...] = ("html",)
 
     def __post_init__(self) -> None:
@@ -52,17 +52,20 @@ class ReportSettings:
             if name not in FORMATS:
                 raise ValueError(f"format={name}: no such format; {suggest(name, FORMATS)}")
         if not self.format:
-            raise ValueError(f"format=[]: must name one of {', '.join(FORMATS)}")
+            raise ValueError(f"format=[]: must contain at least one of {', '.join(FORMATS)}")
         if self.metrics is not None and not self.metrics:
-            raise ValueError("metrics=[]: must name a figure, say ttft.p99_s; null: the usual ones")
+            raise ValueError(
+                "metrics=[]: must contain at least one metric, such as ttft.p99_s, or be null for the "
+                "usual ones"
+            )
         placed = [axis for axis in (self.x, self.colour, *(self.facet or ())) if axis is not None]
         twice = next((axis for axis in placed if placed.count(axis) > 1), None)
         if twice is not None or (self.x is not None and self.x == self.y):
-            raise ValueError(f"x={self.x}: {twice or self.y} can have one place only: x, colour or facet")
+            raise ValueError(f"x={self.x}: {twice or self.y} can have only one role: x, colour or facet")
 
 
 def build_report_settings(node: Mapping[str, Any], key: str) -> ReportSettings:
-    """One text may stand for a list of one. Raises ConfigError."""
+    """Builds the settings; a text may stand for a list of one. Raises ConfigError."""
     given = {n: [v] if n in LISTS and isinstance(v, str) else v for n, v in node.items()}
     settings: ReportSettings = build_as(ReportSettings, given, key)
     return settings

@@ -1,4 +1,4 @@
-"""What a sweep runs and how: a new one, its points checked, or an earlier one that goes on."""
+"""Sets up a sweep: a new one with checked points, or an earlier one to resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.study.launchers.outcome import Launcher
 from experiments.sweep.code import code_version
 from experiments.sweep.folder import SweepFolder
-from experiments.sweep.grid import check_places
+from experiments.sweep.grid import check_roles
 from experiments.sweep.plan import OF_THE_SWEEP, Plan, plan_of
 from experiments.sweep.run_task import tasks_of
 from experiments.sweep.settings import ReportSettings, SweepSettings, Unbuildable, build_report_settings
@@ -31,41 +31,41 @@ HARMLESS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir")
 """Recorded settings of Hydra that a resumed sweep does not read."""
 
 
-class How(NamedTuple):
-    """Settings of the sweep itself."""
+class SweepOptions(NamedTuple):
+    """Settings of the sweep itself, apart from its runs."""
 
     sweep: SweepSettings
     report: ReportSettings
     launcher: Launcher
     code: str
-    """The version of the code and configs that the runs depend on."""
+    """Version of the code and configs that the runs depend on."""
     import_dirs: Sequence[str]
     """Folders added to the import path for a user's own classes."""
     recorded: str = ""
     """The setting that named the folder of the sweep, if it is not trusted; see `check_recorded`."""
 
 
-def begun(source: ConfigSource, overrides: Sequence[str]) -> tuple[ConfigSource, SweepFolder, How]:
-    """A new sweep, its points checked."""
+def begun(source: ConfigSource, overrides: Sequence[str]) -> tuple[ConfigSource, SweepFolder, SweepOptions]:
+    """Creates a new sweep after checking its points."""
     plan = plan_of(overrides, source)
-    sys.path.append(os.getcwd())  # where the user's own classes are
-    how, cfg = _how(source, [o for o in overrides if is_of_the_sweep(o)], [os.getcwd()])
-    check_places([axis.key for axis in plan.axes], how.report)
-    _check(plan, source, how.sweep.unbuildable)
+    sys.path.append(os.getcwd())  # so that the user's own classes are found
+    sweep_options, cfg = _sweep_options(source, [o for o in overrides if is_of_the_sweep(o)], [os.getcwd()])
+    check_roles([axis.key for axis in plan.axes], sweep_options.report)
+    _check(plan, source, sweep_options.sweep.unbuildable)
     about = {
         "overrides": list(overrides),
         "config_dirs": [str(path) for path in source.dirs[1:]],
         "cwd": os.getcwd(),
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-        "code": [how.code],
+        "code": [sweep_options.code],
     }
-    return source, SweepFolder.create(Path(cfg.hydra.run.dir), plan, about), how
+    return source, SweepFolder.create(Path(cfg.hydra.run.dir), plan, about), sweep_options
 
 
 def resumed(
     path: Path, overrides: Sequence[str], user_dir: Path | None, *, trust: bool = False
-) -> tuple[ConfigSource, SweepFolder, How]:
-    """Returns an earlier sweep: the same points, perhaps by another launcher.
+) -> tuple[ConfigSource, SweepFolder, SweepOptions]:
+    """Opens an earlier sweep: the same points, possibly with another launcher.
 
     trust: whether the folder may name classes of the user, and bring config folders and Hydra settings.
     """
@@ -82,19 +82,19 @@ def resumed(
     dirs = [*config_dirs(None), *map(Path, folder.about["config_dirs"])]
     source = ConfigSource(config_name="sweep", dirs=config_dirs(user_dir) if user_dir else dirs)
     first = [o for o in folder.about["overrides"] if is_of_the_sweep(o)]
-    # The settings of another launcher are not those of the one that is asked for.
+    # The settings of the earlier launcher do not apply to another one.
     if any(Override.parse(override).name == "launcher" for override in overrides):
         first = not_about(first, "launcher")
     if trust:
         sys.path += [os.getcwd(), folder.about["cwd"]]
-        how, _ = _how(source, [*first, *overrides], [os.getcwd(), folder.about["cwd"]])
+        sweep_options, _ = _sweep_options(source, [*first, *overrides], [os.getcwd(), folder.about["cwd"]])
     else:
-        how, _ = _how(source, [*first, *overrides], [], where)
-    check_places([axis.key for axis in folder.plan.axes], how.report)
-    if how.code not in folder.about["code"]:
-        folder.about["code"].append(how.code)
+        sweep_options, _ = _sweep_options(source, [*first, *overrides], [], where)
+    check_roles([axis.key for axis in folder.plan.axes], sweep_options.report)
+    if sweep_options.code not in folder.about["code"]:
+        folder.about["code"].append(sweep_options.code)
         folder.write_about()
-    return source, folder, how
+    return source, folder, sweep_options
 
 
 def _check_untrusted(folder: SweepFolder, where: str, user_dir: Path | None) -> None:
@@ -109,17 +109,17 @@ def _check_untrusted(folder: SweepFolder, where: str, user_dir: Path | None) -> 
         raise ConfigError(f"{where}: was begun with configs of your own; add {dirs} or --trust")
 
 
-def _how(
+def _sweep_options(
     source: ConfigSource, overrides: Sequence[str], import_dirs: Sequence[str], recorded: str = ""
-) -> tuple[How, DictConfig]:
+) -> tuple[SweepOptions, DictConfig]:
     """Builds the settings of the sweep itself from the overrides about them. Raises ConfigError."""
     cfg = composed(source, overrides, with_hydra=True)
     if recorded:
         check_recorded({"launcher": OmegaConf.to_container(cfg.launcher)}, recorded)
-    drawn: Any = OmegaConf.to_container(cfg.report)
-    return How(
+    report_node: Any = OmegaConf.to_container(cfg.report)
+    return SweepOptions(
         sweep=build_as(SweepSettings, cfg.sweep, "sweep"),
-        report=build_report_settings(drawn, "report"),
+        report=build_report_settings(report_node, "report"),
         launcher=build(cfg.launcher, "launcher", Launcher),
         code=code_version(source.dirs),
         import_dirs=import_dirs,
@@ -128,7 +128,7 @@ def _how(
 
 
 def _check(plan: Plan, source: ConfigSource, unbuildable: Unbuildable) -> None:
-    """Build points that together have every value. Raises ConfigError, which says at which point."""
+    """Builds points that together contain every value. Raises ConfigError, which names the point."""
     checked = plan.checked()
     wanted = set(checked)
     points = [point for point in plan.points() if point.index in wanted]
@@ -136,14 +136,14 @@ def _check(plan: Plan, source: ConfigSource, unbuildable: Unbuildable) -> None:
     for task in tasks_of(points, source, [os.getcwd()], tables=False):
         try:
             task.config()
-        except ConfigError as error:  # no such key or choice: that is no point
+        except ConfigError as error:  # a wrong key or choice is an error even with skip
             raise ConfigError(f"{error} (at {task.point.name})") from error
         try:
             task.build()
         except ConfigError as error:
             errors.append(f"{error} (at {task.point.name})")
             if unbuildable is Unbuildable.refuse:
-                skip = "sweep.unbuildable=skip goes on without such points"
+                skip = "sweep.unbuildable=skip runs the sweep without such points"
                 raise ConfigError(f"{errors[0]}; {skip}") from error
     if len(errors) == len(checked):
         raise ConfigError(errors[0])

@@ -1,1 +1,1 @@
-"""`windtunnel validate`: how far the simulator is from a real engine."""
+"""`windtunnel validate`: compares the simulator with a real engine."""

@@ -1,7 +1,7 @@
-"""`launcher=submitit`: jobs of Slurm, or processes of this machine, each with a chunk of the runs.
+"""`launcher=submitit`: jobs of Slurm, or processes of this machine, with a chunk of the runs each.
 
-A job leaves each result in a file of its own as soon as it has it, so what a job has done before it is killed
-is kept; the run that it was at is lost, and the others of its chunk go into another job.
+A job writes each result to a file at once, so results are kept if the job is killed. The run that was running
+is lost, and the other runs of its chunk go into another job.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CLUSTERS = ("local", "slurm")
 MAX_RUNS_PER_JOB = 200
 SLURM_JOBS = 32
 GRACE_S = 10.0
-"""How long a shared disk may take to show what a job has written."""
+"""Seconds that a shared disk may take to show a job's files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BySubmitit:
-    """Parameters are those of submitit."""
+    """Launches runs with submitit; the fields are submitit's parameters."""
 
     cluster: str = "local"
     jobs: int | None = None
@@ -57,13 +57,13 @@ class BySubmitit:
 
     @property
     def num_jobs(self) -> int:
-        """At the same time."""
+        """Number of concurrent jobs."""
         return self.jobs or (SLURM_JOBS if self.cluster == "slurm" else os.cpu_count() or 1)
 
     def outcomes(
         self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
     ) -> Generator[Outcome[R], None, None]:
-        """See `Launcher`. At Ctrl-C jobs are cancelled: they may have hours of runs before them."""
+        """Yields outcomes, see `Launcher`. Ctrl-C cancels the jobs, which may have hours of runs left."""
         folder = Path(self.folder).resolve() / uuid.uuid4().hex[:12]
         executor = self._executor(folder)
         size = self.runs_per_job or min(MAX_RUNS_PER_JOB, -(-len(tasks) // (2 * self.num_jobs)))
@@ -94,7 +94,7 @@ class BySubmitit:
             if clean:
                 shutil.rmtree(folder, ignore_errors=True)
                 with suppress(OSError):
-                    folder.parent.rmdir()  # unless other sweeps have theirs in it
+                    folder.parent.rmdir()  # fails if other sweeps use it
 
     def _executor(self, folder: Path) -> Any:
         try:
@@ -109,7 +109,7 @@ class BySubmitit:
             executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
         except OSError as error:
             raise CannotLaunchError(f"launcher.folder={self.folder}: {error.strerror}") from error
-        except RuntimeError as error:  # no srun
+        except RuntimeError as error:  # srun is missing
             raise CannotLaunchError(
                 f"launcher.cluster={self.cluster}: {str(error).partition(chr(10))[0]}"
             ) from error
@@ -132,7 +132,7 @@ class BySubmitit:
 
 @dataclass(kw_only=True, slots=True)
 class _Chunk:
-    """A job and the indices of its tasks, in the order in which it takes them."""
+    """A job and the indices of its tasks, in its order."""
 
     job: Any
     results: Path
@@ -144,7 +144,7 @@ class _Chunk:
         return len(self.seen) == len(self.indices)
 
     def new_outcomes(self) -> Generator[Outcome[Any], None, None]:
-        """Of the tasks whose results have come since the last call."""
+        """Yields the outcomes of tasks whose results have arrived since the last call."""
         for index in self.indices:
             file = self.results / f"{index}.pkl"
             if index not in self.seen and file.exists():
@@ -155,9 +155,9 @@ class _Chunk:
                 yield Outcome(index, result, error)
 
     def lost(self) -> tuple[list[Outcome[Any]], list[int]]:
-        """Of a job that has ended early: the task that it was at, and those that it had not begun.
+        """Returns, after a job's early end, outcomes of the lost tasks, and the tasks that it had not begun.
 
-        One that has not done anything cannot run at all: all of its tasks are lost.
+        If the job has begun nothing, it cannot run at all: all of its tasks are lost.
         """
         deadline = time.monotonic() + (GRACE_S if self.job.exception() is None else 0.0)
         outcomes = list(self.new_outcomes())
@@ -169,7 +169,7 @@ class _Chunk:
             return outcomes, []
         begun = (self.results / f"{left[0]}.begun").exists()
         gone = left[:1] if begun else left
-        error = WorkerDiedError(f"its job {self.job.job_id} ended early; its log is {self.job.paths.stderr}")
+        error = WorkerDiedError(f"its job {self.job.job_id} ended early; see its log {self.job.paths.stderr}")
         return [*outcomes, *(Outcome(index, None, error) for index in gone)], left[len(gone) :]
 
 
@@ -184,7 +184,7 @@ def _submitted(
 
 
 def _run_chunk(work: Callable[[T], R], chunk: Sequence[tuple[int, T]], results: str) -> None:
-    """In a job."""
+    """Runs the tasks of one chunk inside a job."""
     for index, task in chunk:
         (Path(results) / f"{index}.begun").touch()
         part = Path(results) / f".{index}.part"

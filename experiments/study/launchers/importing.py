@@ -1,4 +1,4 @@
-"""What runs in another process imports the same files as this one."""
+"""Makes other processes import the same files as this one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ ROOT = str(Path(__file__).resolve().parents[3])
 
 
 def python_path() -> str:
-    """PYTHONPATH for such a process: our own root first, then whatever this one has."""
+    """Returns PYTHONPATH for other processes: our root first, then this process's path."""
     own = [ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep), *(p for p in sys.path if p)]
     return os.pathsep.join(dict.fromkeys(path for path in own if path))
 
 
 @contextmanager
 def passed_on() -> Iterator[None]:
-    """Set it for processes that are started inside.
+    """Sets PYTHONPATH for processes that are started inside the context.
 
-    Safe path: `python -m` would put the working directory in front, and a file there, say random.py or sim/,
-    in the place of ours.
+    PYTHONSAFEPATH keeps the working directory out of the path: `python -m` would put it first, and a file
+    there such as random.py would replace the standard one.
     """
     own = {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ.get(name) for name in own}

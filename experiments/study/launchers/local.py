@@ -1,4 +1,4 @@
-"""`launcher=local`: processes of this machine that stay, so that none imports anything anew."""
+"""`launcher=local`: processes of this machine that stay alive, so that each imports only once."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, Wo
 from sim.engine.interrupt import Interrupt
 
 PATIENCE_S = 0.5
-"""How long Ctrl-C, or the end of the parent, may go unnoticed."""
+"""Longest time in seconds until Ctrl-C, or the parent's end, is noticed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Local:
-    """One process a core, or as many as asked for; one alone is this process, where a debugger sees it."""
+    """One process per core, or `jobs` processes; a single one is this process, for debuggers."""
 
     jobs: int | None = None
     """Number of processes; None: one per core."""
 
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per core")
+            raise ValueError(f"jobs={self.jobs}: must be >= 1, or null for one per core")
 
     def outcomes(
         self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
     ) -> Generator[Outcome[R], None, None]:
-        """See `Launcher`."""
+        """Yields the outcomes of all tasks, see `Launcher`."""
         waiting = deque(tasks)
         return self.as_asked(work, lambda: waiting.popleft() if waiting else None, interrupt)
 
     def as_asked(
         self, work: Callable[[T], R], next_task: Callable[[], T | None], interrupt: Interrupt
     ) -> Generator[Outcome[R], None, None]:
-        """The same for tasks that depend on what others have found: next_task is asked when a job is free.
+        """Yields outcomes of tasks that depend on earlier outcomes; next_task is called when a job is free.
 
-        None: there is nothing to do until a running task is done; if none runs, that is the end.
+        None from next_task: no task until a running one is done; if none is running, the end.
         """
         jobs = self.jobs or os.cpu_count() or 1
         if jobs == 1:
@@ -71,9 +71,9 @@ def _here(
 def _in_processes(
     work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
 ) -> Generator[Outcome[R], None, None]:
-    """A process is handed one task at a time: at Ctrl-C nothing is queued that would still run.
+    """Hands each process one task at a time, so that after Ctrl-C no queued task still runs.
 
-    Each has a pipe of its own, so it is known whose task is lost when one is killed; another takes its place.
+    Each process has its own pipe, so the task of a killed process is known; another process takes its place.
     """
     workers: list[_Worker] = []
     index = 0
@@ -89,10 +89,10 @@ def _in_processes(
                     break
                 if i == len(workers):
                     workers.append(_Worker(work))
-                if not workers[i].hand(index, task):  # it died while it had nothing to do
+                if not workers[i].hand(index, task):  # it died while idle
                     workers[i] = _Worker(work)
                     if not workers[i].hand(index, task):
-                        raise WorkerDiedError("a process that was just started has ended; try fewer jobs")
+                        raise WorkerDiedError("a process ended right after its start; try fewer jobs")
                 index += 1
             busy = {worker.pipe: i for i, worker in enumerate(workers) if worker.index is not None}
             if not busy:
@@ -112,17 +112,17 @@ def _in_processes(
 
 
 class _Worker:
-    """A process, its end of the pipe, and the index of the task that it has."""
+    """A process, this side of its pipe, and the index of its task."""
 
     def __init__(self, work: Callable[[T], R]) -> None:
         self.index: int | None = None
         self.pipe, other = multiprocessing.Pipe()
         self.process = multiprocessing.Process(target=_serve, args=(other, work, os.getpid()), daemon=True)
         self.process.start()
-        other.close()  # no other process has it: if this one ends, our end says so
+        other.close()  # so that the pipe reports the end of the process
 
     def hand(self, index: int, task: T) -> bool:
-        """Whether it took the task."""
+        """Sends a task; returns whether the process took it."""
         try:
             self.pipe.send(task)
         except OSError:
@@ -131,24 +131,24 @@ class _Worker:
         return True
 
     def outcome(self) -> Outcome[R]:
-        """What became of its task, once the pipe has something to say."""
+        """Returns the outcome of the task, once the pipe has data or is closed."""
         index, self.index = self.index, None
         assert index is not None
         try:
             result, error = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join()
-            return Outcome(index, None, WorkerDiedError(_how_it_ended(self.process.exitcode)))
+            return Outcome(index, None, WorkerDiedError(_end_reason(self.process.exitcode)))
         return Outcome(index, result, error)
 
     def end(self) -> None:
-        """Stop it, whatever it is doing."""
+        """Kills the process, whatever it is doing."""
         self.pipe.close()
         self.process.kill()
         self.process.join()
 
 
-def _how_it_ended(exitcode: int | None) -> str:
+def _end_reason(exitcode: int | None) -> str:
     how = "ended abruptly"
     if exitcode is not None and exitcode < 0:
         how = f"was killed ({signal.Signals(-exitcode).name})"
@@ -159,10 +159,10 @@ def _how_it_ended(exitcode: int | None) -> str:
 
 
 def _serve(pipe: Connection, work: Callable[[T], R], parent: int) -> None:
-    """In a worker: tasks until the parent has no more. While one simulates, Ctrl-C is the parent's."""
+    """Runs tasks in a worker until the parent ends. SIGINT is ignored, because the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while os.getppid() == parent:  # forked siblings hold the other end, too: that it is closed says nothing
+    while os.getppid() == parent:  # forked siblings hold the other end too, so it may stay open
         try:
             if pipe.poll(PATIENCE_S):
                 pipe.send(attempt(work, pipe.recv()))

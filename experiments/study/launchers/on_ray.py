@@ -1,6 +1,6 @@
-"""`launcher=ray`: workers that stay, one a CPU of a Ray cluster, on whichever machines those are.
+"""`launcher=ray`: workers that stay alive, one per CPU of a Ray cluster, on any of its machines.
 
-The machines need the same windtunnel and nothing of the folder: results come back over the network.
+The machines need the same windtunnel but no shared folder: results return over the network.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ HERE = (None, "local")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnRay:
-    """A cluster that is there, or one that is started on this machine and ends with the command."""
+    """An existing cluster, or one that is started on this machine and ends with the command."""
 
     address: str | None = None
-    """HOST:PORT of its head, `auto`, or ray://HOST:PORT; None: started here."""
+    """HOST:PORT of its head, `auto`, or ray://HOST:PORT; None: start one on this machine."""
     jobs: int | None = None
-    """Workers; None: one a CPU of the cluster."""
+    """Number of workers; None: one per CPU of the cluster."""
     connect_s: float = 5.0
-    """The longest wait for the head to answer."""
+    """Longest wait in seconds for the head to respond."""
 
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per CPU of the cluster")
+            raise ValueError(f"jobs={self.jobs}: must be >= 1, or null for one per CPU of the cluster")
         if not self.connect_s > 0:
             raise ValueError(f"connect_s={self.connect_s}: must be > 0 s")
         if self.address not in (*HERE, "auto"):
@@ -42,7 +42,7 @@ class OnRay:
     def outcomes(
         self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
     ) -> Generator[Outcome[R], None, None]:
-        """See `Launcher`."""
+        """Yields the outcomes of all tasks, see `Launcher`."""
         ray = _ray()
         self._connect(ray)
         try:
@@ -51,15 +51,15 @@ class OnRay:
             ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
-        """Raises CannotLaunchError for a cluster that does not answer."""
+        """Connects to the cluster. Raises CannotLaunchError if it does not respond."""
         if self.address not in (*HERE, "auto"):
             host, port = _host_and_port(str(self.address))
-            try:  # ray itself would try for minutes, or end the process
+            try:  # ray itself would retry for minutes, or end the process
                 socket.create_connection((host, port), timeout=self.connect_s).close()
             except OSError as error:
                 raise CannotLaunchError(
-                    f"launcher.address={self.address}: no Ray cluster answers there ({error}); start one: "
-                    "`ray start --head`, or leave the address out for one on this machine"
+                    f"launcher.address={self.address}: no Ray cluster responds there ({error}); start one "
+                    "with `ray start --head`, or omit the address to start one on this machine"
                 ) from error
         try:
             with passed_on():
@@ -78,7 +78,7 @@ class OnRay:
     def _outcomes(
         self, ray: Any, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
     ) -> Generator[Outcome[R], None, None]:
-        """Each worker has one task at a time; one that dies costs its own, and is replaced."""
+        """Gives each worker one task at a time; a worker that dies loses its task and is replaced."""
         actor = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
         num_workers = min(self.jobs or int(ray.cluster_resources().get("CPU", 1)), len(tasks))
         idle = [actor.remote() for _ in range(max(1, num_workers))]
@@ -103,7 +103,7 @@ class OnRay:
 
 
 class _Worker:
-    """In a process of the cluster, which stays."""
+    """Runs tasks in a process of the cluster that stays alive."""
 
     def attempt(self, work: Callable[[T], R], task: T) -> tuple[R | None, Exception | None]:
         return attempt(work, task)

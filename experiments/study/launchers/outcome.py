@@ -1,4 +1,4 @@
-"""What becomes of a task, wherever it ran."""
+"""Outcomes of tasks, whatever process ran them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sim.settings.errors import ConfigError
 
 
 class Task(Protocol):
-    """What a worker is handed; it can be pickled."""
+    """A unit of work for a worker; it can be pickled."""
 
     @property
     def name(self) -> str:
-        """For messages: arm paged, seed 3."""
+        """Name in messages: arm paged, seed 3."""
         ...
 
 
@@ -26,20 +26,20 @@ R = TypeVar("R")
 
 
 class WorkerDiedError(ConfigError):
-    """The process that ran a task was killed; what it did is lost."""
+    """The process that ran a task was killed and its work is lost."""
 
 
 class CannotLaunchError(ConfigError):
-    """There is no such place to run tasks: a package is missing, or nobody answers."""
+    """Tasks cannot run there: a package is missing, or no cluster responds."""
 
 
 class CutShortError(Exception):
-    """The work ended early, by Ctrl-C: what it has is no result."""
+    """Ctrl-C ended the work early, so its data is no result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[R]):
-    """Of the task at `index`: what the work made of it, or what it raised."""
+    """Result of the task at `index`, or the exception that it raised."""
 
     index: int
     result: R | None
@@ -47,21 +47,21 @@ class Outcome(Generic[R]):
 
 
 class Launcher(Protocol):
-    """Where tasks run."""
+    """Runs tasks in this process, in other processes or on other machines."""
 
     def outcomes(
         self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
     ) -> Generator[Outcome[R], None, None]:
-        """Of each task, as they are done; none begins once Ctrl-C is noted, and those under way are awaited.
+        """Yields the outcomes of tasks as they finish; after Ctrl-C no task starts, and running ones finish.
 
-        `work`, tasks and results are pickled where they run elsewhere. Closing the generator ends all work.
-        Raises CannotLaunchError for a place where nothing can run.
+        `work`, tasks and results are pickled if they run in other processes. Closing the generator ends all
+        work. Raises CannotLaunchError if tasks cannot run.
         """
         ...
 
 
 def attempt(work: Callable[[T], R], task: T) -> tuple[R | None, Exception | None]:
-    """In a worker: the result or the exception, which keeps its traceback as a note, and can be pickled."""
+    """Returns, in a worker, the result or the exception, picklable and with its traceback as a note."""
     try:
         return work(task), None
     except KeyboardInterrupt:
@@ -75,14 +75,14 @@ def attempt(work: Callable[[T], R], task: T) -> tuple[R | None, Exception | None
 
 
 def exited(stop: SystemExit) -> RuntimeError:
-    """A policy of the user's that calls sys.exit ends its own run, and no other: its traceback is a note."""
+    """Converts sys.exit of a user's policy to an error of its own run, with the traceback as a note."""
     error = RuntimeError(f"the run called sys.exit({'' if stop.code is None else repr(stop.code)})")
     error.add_note("".join(traceback.format_exception(stop)))
     return error
 
 
 def _picklable(error: Exception) -> Exception:
-    """The error without its causes, which a message may not keep; in words if it cannot travel."""
+    """Returns the error without its causes; if it cannot be pickled, a RuntimeError with its text."""
     try:
         # Made in this very line.
         copy: Any = pickle.loads(pickle.dumps(error))  # nosec B301

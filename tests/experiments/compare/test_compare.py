@@ -377,8 +377,8 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
             "arm mine: workload.num_requests=31: must be 30 as in arm chunked",
         ),
         (["experiment.baseline=chunke"], "experiment.baseline=chunke: .* nearest: chunked"),
-        (["experiment.seeds=[]"], r"experiment.seeds=\[\]: must name a seed"),
-        (["experiment.seeds=[1,1]"], r"experiment.seeds=\[1, 1\]: must be different"),
+        (["experiment.seeds=[]"], r"experiment.seeds=\[\]: must contain at least one seed"),
+        (["experiment.seeds=[1,1]"], r"experiment.seeds=\[1, 1\]: must be distinct"),
         (["experiment.seeds=[-1]"], "experiment.seeds=-1: must be >= 0"),
         (["experiment.seeds=3"], "experiment.seeds=3: must be a list"),
         (

@@ -169,8 +169,8 @@ def test_arms_take_the_settings_of_the_command_line_and_their_own():
     [
         (["slo=none"], "^slo=none: goodput counts requests that meet an SLO; choose one"),
         (["workload=closed_loop"], "^workload: its requests have no rate that could be varied"),
-        (["goodput.seeds=[]"], r"^goodput.seeds=\[\]: must name a seed"),
-        (["goodput.seeds=[1,1]"], r"^goodput.seeds=\[1, 1\]: must be different"),
+        (["goodput.seeds=[]"], r"^goodput.seeds=\[\]: must contain at least one seed"),
+        (["goodput.seeds=[1,1]"], r"^goodput.seeds=\[1, 1\]: must be distinct"),
         (["goodput.rates=[0]"], r"^goodput.rates=0: must be finite and > 0"),
         (["goodput.target=1.5"], "^goodput.target=1.5: must be in"),
         (["goodput.precision=0"], "^goodput.precision=0: must be in"),

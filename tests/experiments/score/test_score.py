@@ -126,9 +126,9 @@ def test_a_row_gets_latencies_and_throughput_that_belong_together(score):
 def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
     unable = {
         "disagg": ({"mode": "disagg"}, "mode=disagg: separate prefill and decode workers are not simulated"),
-        "model": ({"model": "gpt-5"}, "model=gpt-5: no preset of that name"),
-        "gpu": ({"gpu": "tpu_v5"}, "hardware=tpu_v5: no preset of that name"),
-        "engine": ({"backend": "mlc"}, "engine=mlc: no preset of that name"),
+        "model": ({"model": "gpt-5"}, "model=gpt-5: there is no preset of this name"),
+        "gpu": ({"gpu": "tpu_v5"}, "hardware=tpu_v5: there is no preset of this name"),
+        "engine": ({"backend": "mlc"}, "engine=mlc: there is no preset of this name"),
         "clients": ({"concurrency": np.nan}, "concurrency is missing"),
         "weights": ({"weights": "fp3"}, "weights=fp3: must be one of"),
         "heads": ({"tp_size": 2, "moe_tp_size": 2, "gpus": 2}, "tensor_parallel_size=2: must divide the 9"),
@@ -146,7 +146,7 @@ def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
         "dp": ({"attention_dp_size": np.nan}, "attention_dp_size is missing"),
         "context": (
             {"isl": 8000, "osl": 193},
-            "8,000 prompt and 193 output tokens: must be <= 8,192 together, the context of smollm2-135m",
+            "8,000 prompt tokens plus 193 output tokens: must be <= 8,192 in total",
         ),
         "experts": (
             {"model": "mixtral-8x7b", "moe_ep_size": 4},
@@ -267,10 +267,10 @@ def test_prompts_that_are_sent_again_and_again_are_cached(score):
         ({"max_num_seqs": np.nan}, "max_num_seqs is missing"),
         (
             {"question_len": 3100},
-            "4,100 prompt and 5 output tokens: must be <= 4,096 together, the context of smollm2-135m",
+            "4,100 prompt tokens plus 5 output tokens: must be <= 4,096 in total, the context length",
         ),
         ({"stages": "8x0"}, "stages: 8x0: rate and seconds must be > 0"),
-        ({"model": "acme/none"}, "model=acme/none: no preset of that name"),
+        ({"model": "acme/none"}, "model=acme/none: there is no preset of this name"),
     ],
 )
 def test_runs_that_cannot_be_simulated_get_a_reason(given, reason):
@@ -308,8 +308,8 @@ def test_replayed_requests_keep_their_times_and_lengths(tmp_path):
     ("run", "request_", "reason"),
     [
         ({"tp": 0.5}, {}, "tp=0.5: must be a whole number >= 1"),
-        ({}, {"input_tokens": 9000}, "9,000 prompt and 6 output tokens: must be <= 8,192 together"),
-        ({"max_model_len": 50}, {}, "50 prompt and 6 output tokens: must be <= 50 together"),
+        ({}, {"input_tokens": 9000}, "9,000 prompt tokens plus 6 output tokens: must be <= 8,192 in total"),
+        ({"max_model_len": 50}, {}, "50 prompt tokens plus 6 output tokens: must be <= 50 in total"),
     ],
 )
 def test_a_run_that_cannot_be_replayed_gets_a_reason(score, tmp_path, run, request_, reason):
@@ -427,7 +427,7 @@ def test_names_are_the_same_but_for_case_punctuation_owner_and_instruct():
     assert preset("model", "meta-llama/Llama-3.1-70B-Instruct") == "llama3_1_70b"
     assert preset("hardware", "RTX 4090") == "rtx_4090"
     assert preset("engine", "trtllm") == "tensorrt_llm"
-    with pytest.raises(NotSimulatedError, match="hardware=H1000: no preset of that name"):
+    with pytest.raises(NotSimulatedError, match="hardware=H1000: there is no preset of this name"):
         preset("hardware", "H1000")
 
 

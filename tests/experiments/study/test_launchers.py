@@ -161,7 +161,7 @@ def test_a_dead_ray_address_is_reported_within_seconds(monkeypatch):
         port = free.getsockname()[1]
     begun = time.monotonic()
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
-        with pytest.raises(ConfigError, match=rf"^launcher.address={address}: no Ray cluster answers there"):
+        with pytest.raises(ConfigError, match=rf"^launcher.address={address}: no Ray cluster responds there"):
             outcomes_of(OnRay(address=address), square, 1)
     assert time.monotonic() - begun < 5
 

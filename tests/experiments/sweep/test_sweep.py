@@ -150,12 +150,12 @@ def test_a_point_has_the_settings_that_hydra_would_give_it(overrides):
         (["replicas=1,1"], "^replicas=1,1: must be different"),
         (["load=1,1.0"], "^load=1,1.0: must be different"),
         (["workload.arrivals.x=[1,true],[1.0,true]"], "must be different"),
-        (["replicas=interval(1,2)"], "^a sweep has a list of values"),
+        (["replicas=interval(1,2)"], "^a sweep needs a list of values"),
         (["seed=1,2", "launcher=local,ray"], "^launcher: must have one value"),
         (["seed=1,2", "sweep.tables=true,false"], "^sweep.tables: must have one value"),
         (["output.tables=true,false"], "^output.tables: is not a setting of a sweep; sweep.tables=true"),
         (["seed=range(0,1000)", "load=range(1,1000)"], "^999,000 runs: must be <= 100,000"),
-        (["batching=glob(nothing*)", "seed=1,2"], "no value; a glob names choices"),
+        (["batching=glob(nothing*)", "seed=1,2"], "has no value; a glob matches choices"),
     ],
 )
 def test_what_is_no_sweep_is_refused(overrides, message):
@@ -179,8 +179,8 @@ def test_what_is_no_sweep_is_refused(overrides, message):
             "report.facet=lode: is not an axis of this sweep; nearest: load",
         ),
         (["seed=1,2", "report.format=[pdf]"], "report.format=pdf: no such format"),
-        (["seed=1,2", "--multirun"], "--multirun: not needed, a sweep always takes several values"),
-        (["seed=1,2", "--cfg", "job"], "--cfg, --info, --resolve: are for single runs"),
+        (["seed=1,2", "--multirun"], "--multirun: not needed, because a sweep always"),
+        (["seed=1,2", "--cfg", "job"], "--cfg, --info, --resolve: apply to single runs"),
     ],
 )
 def test_mistakes_are_reported_before_anything_runs(overrides, message, capsys):
@@ -240,7 +240,7 @@ def test_resume_runs_what_is_missing_and_nothing_else(capsys, monkeypatch):
     monkeypatch.setattr(RunTask, "run", _noted(finished, RunTask.run))
     assert sweep("resume=out", "launcher.jobs=1") == 0
     assert finished == [2]
-    assert "3 runs are done; 1 are missing or failed" in capsys.readouterr().out
+    assert "3 runs done; 1 missing or failed" in capsys.readouterr().out
     pd.testing.assert_frame_equal(runs_of().drop(columns="wall_s"), whole)
     Path("out/runs.parquet").write_bytes(b"not ours")  # the folders say it all
     assert sweep("resume=out") == 0
@@ -260,10 +260,10 @@ def test_resume_runs_what_is_missing_and_nothing_else(capsys, monkeypatch):
     [
         (["resume=nowhere"], "resume=nowhere: no such folder"),
         (["resume=empty"], "resume=empty: is not a sweep folder: it has no sweep.json"),
-        (["resume=run"], "that is the folder of a single run"),
+        (["resume=run"], "it is the folder of a single run"),
         (["resume=other"], "was not written by windtunnel sweep"),
         (["resume=broken"], "cannot be read"),
-        (["resume="], "must name one folder"),
+        (["resume="], "must be one folder"),
         (["resume=done", "replicas=2"], "replicas=2: a resumed sweep has the same points"),
     ],
 )
@@ -333,7 +333,7 @@ def test_a_full_disk_ends_the_sweep_and_keeps_what_is_done(capsys, monkeypatch):
     assert sweep(*SMALL, "seed=range(0,4)", "launcher.jobs=1", "hydra.run.dir=out") == 2
     printed = capsys.readouterr().err
     assert (
-        "No space left on device; 2 of 4 runs are done and kept; make room, then: windtunnel sweep resume=out"
+        "No space left on device; 2 of 4 runs are done and kept; free some space, then run windtunnel sweep"
         in printed
     )
     assert runs_of()["run"].tolist() == [0, 1]
@@ -349,7 +349,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(capsys, monkeypatch):
         RunTask, "run", _noted(finished, RunTask.run, then=lambda: signal.raise_signal(signal.SIGINT), at=1)
     )
     assert sweep(*SMALL, "seed=range(0,4)", "launcher.jobs=1", "hydra.run.dir=out") == 130
-    assert "2 runs are left; to continue: windtunnel sweep resume=out" in capsys.readouterr().out
+    assert "2 runs left; to continue: windtunnel sweep resume=out" in capsys.readouterr().out
     assert runs_of()["run"].tolist() == [0, 1]
 
 
@@ -446,7 +446,7 @@ def test_another_launcher_goes_on_where_the_first_could_not_begin(capsys, monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     ray = ["launcher=ray", "launcher.address=127.0.0.1:9", "launcher.connect_s=1"]
     assert sweep(*SMALL, "seed=0,1", *ray, "hydra.run.dir=out") == 2
-    assert "on this machine instead: windtunnel sweep resume=out launcher=local" in capsys.readouterr().err
+    assert "to run on this machine: windtunnel sweep resume=out launcher=local" in capsys.readouterr().err
     assert sweep("resume=out", "launcher=local", "launcher.jobs=1") == 0
     assert runs_of()["status"].tolist() == ["done"] * 2
 
