@@ -1,4 +1,4 @@
-"""A model served by an engine on some hardware: what a replica's prices and memory follow from."""
+"""A model served by an engine on some hardware: the source of the iteration times and memory of a replica."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sim.setup.engine_profile import EngineProfile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
-    """One replica's settings, as objects. Raises ValueError for settings that do not go together."""
+    """Settings of a replica, as objects. Raises ValueError for settings that are incompatible."""
 
     model: ModelSpec
     hardware: Device
@@ -34,32 +34,32 @@ class Deployment:
     scheduling: Scheduling
     caching: Caching
     calibration: Calibration = Calibration()
-    """What kernels reach on the hardware; for `latency=calibrated`."""
+    """Efficiency of kernels on the hardware, for `latency=calibrated`."""
     latency: LatencyLevel = Calibrated()
-    """How iterations are priced."""
+    """Hardware model that computes the duration of iterations."""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
     attention_data_parallel_size: int = 1
     expert_parallel_size: int = 1
     sequence_parallel: bool = False
-    """How a replica is cut over its devices: see `hwmodels.iterations.layout`."""
+    """Whether sequence parallelism is used; for this and the sizes see `hwmodels.iterations.layout`."""
     layout_notes: tuple[str, ...] = ()
-    """Why so, where a policy chose: see `sim.setup.layout_choice`."""
+    """Reasons for the sizes if a policy has chosen them: see `sim.setup.layout_choice`."""
     lora: Lora | None = None
-    """Adapters in every batch."""
+    """LoRA adapters that are part of every batch; None: there are none."""
     adapters: AdapterServing | None = None
-    """How the adapters that requests name are served."""
+    """Policy that serves the LoRA adapters of requests; None: requests have no adapters."""
 
     def __post_init__(self) -> None:
         if self.lora is not None and self.adapters is not None:
             raise ValueError(
-                "lora: must be null where requests name their adapters; set adapters=none to price the same "
-                "ones in every batch"
+                "lora: must be null if requests name their adapters; set adapters=none for the same adapters "
+                "in every batch"
             )
         if self.adapters is not None and not isinstance(self.latency, Spec | Calibrated):
             raise ValueError(
-                f"latency={type(self.latency).__name__}: has no times of LoRA adapters; choose "
+                f"latency={type(self.latency).__name__}: does not model LoRA adapters; choose "
                 "latency=calibrated or spec, or adapters=none"
             )
         self.layout.check(self.model, self.hardware)
@@ -72,7 +72,7 @@ class Deployment:
 
     @property
     def layout(self) -> ParallelLayout:
-        """Of one replica."""
+        """Parallel layout of one replica."""
         return ParallelLayout(
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
@@ -84,7 +84,7 @@ class Deployment:
 
     @property
     def replica(self) -> Replica:
-        """What one replica's iterations are priced for."""
+        """The replica as the hardware models see it."""
         return Replica(
             model=self.model,
             device=self.hardware,
@@ -98,19 +98,19 @@ class Deployment:
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and output tokens of one sequence."""
+        """Maximum number of prompt and output tokens of one sequence."""
         return self.engine.max_model_len or self.model.max_position_embeddings
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Tokens of one iteration: the batching policy's own limit, the engine's if it has none."""
+        """Maximum number of tokens of one iteration: the limit of the batching policy, else of the engine."""
         limit: int = getattr(self.batching, "max_num_batched_tokens", self.engine.max_num_batched_tokens)
         return limit
 
     def plan_memory(self) -> MemoryPlan:
-        """How each device's memory is used. Raises ValueError if the model does not fit.
+        """Returns the memory plan of each device. Raises ValueError if the model does not fit.
 
-        Equal settings get the same plan: a run asks ten times.
+        Plans are cached by settings, as a run asks ten times.
         """
         settings: dict[str, Any] = {
             "model": self.model,
@@ -133,18 +133,18 @@ class Deployment:
         return plan
 
     def adapter_memory(self) -> AdapterMemory:
-        """What an adapter takes in a replica."""
+        """Returns the memory that an adapter takes in a replica."""
         one_rank = adapter_bytes(self.model, self.layout, Lora(rank=1)) * self.layout.num_devices
         return AdapterMemory(one_rank, self.caching.block_size * self.kv_bytes_per_token)
 
     @staticmethod
     def _adapter_slots(adapters: AdapterServing) -> Lora | None:
-        """What is set aside for adapters, as large as so many of one rank."""
+        """Returns the adapter slots for which memory is reserved; None: no memory is reserved."""
         num_slots, rank = adapters.slots
         return Lora(rank=rank, num_active=num_slots) if num_slots else None
 
     def kv_memory(self, num_blocks: int, future: FutureUses | None = None) -> KvMemory:
-        """What a replica's KV pool is made for; `future` is for offline bounds."""
+        """Returns the KV memory of a replica with num_blocks blocks; `future` is for offline bounds."""
         return KvMemory(
             num_blocks=num_blocks,
             bytes_per_token=self.kv_bytes_per_token,
@@ -155,20 +155,20 @@ class Deployment:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """KV of one token, over all devices that hold a part of it."""
+        """Bytes of KV per token, over all devices that hold a part of it."""
         plan = self.plan_memory()
         return plan.kv_bytes_per_token * self.layout.num_devices / plan.num_pools
 
     @property
     def merge_s(self) -> float:
-        """To take an adapter out of the weights and put another in: all are read and written, twice."""
+        """Seconds to unmerge an adapter from the weights and merge another: reads and writes all, twice."""
         bandwidth = self.hardware.memory_bandwidth_bytes_per_s
         return 4 * weight_bytes(self.model, self.layout) / bandwidth
 
     def iteration_model(self) -> IterationModel:
-        """The prices of a replica's iterations. Raises ValueError where the level cannot price it.
+        """Returns the model of iteration times. Raises ValueError if `latency` cannot price the replica.
 
-        Equal deployments get the same object, as it remembers what it has computed: a tenth of a short run.
+        Equal deployments share one object, as it caches results: a tenth of the time of a short run.
         """
         replica = self.replica
         for level, known, model in tuple(_iteration_models):  # another thread may add one
@@ -180,7 +180,7 @@ class Deployment:
 
 
 _memory_plans: deque[tuple[dict[str, Any], MemoryPlan]] = deque(maxlen=16)
-"""Those of this process that were asked for last, and their settings."""
+"""The latest plans of this process, with their settings."""
 
 _iteration_models: deque[tuple[LatencyLevel, Replica, IterationModel]] = deque(maxlen=16)
-"""Those of this process that were asked for last."""
+"""The latest models of this process."""

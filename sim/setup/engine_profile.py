@@ -1,4 +1,4 @@
-"""How one serving engine is set up: its limits, its memory, and the host's share of an iteration."""
+"""Settings of a serving engine: its limits, its memory, and its host overhead."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hwmodels.devices.host import CudaGraphs, HostOverhead
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProfile:
-    """What an engine brings besides its policies; names as in vLLM."""
+    """Settings of an engine besides its policies; names as in vLLM."""
 
     max_num_seqs: int
-    """Slots: sequences that may hold KV at once."""
+    """Maximum number of sequences that hold KV at the same time."""
     max_num_batched_tokens: int
-    """Default token budget of the batching policies; activation memory is set aside for that many tokens."""
+    """Default token budget of the batching policies; activation memory is reserved for that many tokens."""
     host: HostOverhead
     cuda_graphs: CudaGraphs
     kernels: Kernels = Kernels()
     frontend_s: float = 0.0
-    """From a request's arrival at the server until the scheduler knows it: HTTP, tokenising, queues."""
+    """Seconds from the arrival of a request until it reaches the scheduler: HTTP, tokenisation, queues."""
     gpu_memory_utilization: float = 0.9
     """Share of device memory for weights, activations and KV."""
     max_model_len: int | None = None
-    """Prompt and output tokens of one sequence; None: what the model was made for."""
+    """Maximum number of prompt and output tokens of one sequence; None: the context length of the model."""
     swap_space_gib: float = 4.0
-    """Host memory a GPU for the KV of sequences preempted by swapping."""
+    """Host memory per GPU for the KV of sequences preempted by swapping."""
     num_kv_blocks: int | None = None
-    """KV blocks of a replica; None: what is left of the memory."""
+    """KV blocks of a replica; None: as many as the rest of the memory holds."""
 
     def __post_init__(self) -> None:
         check_finite("frontend_s", self.frontend_s, unit="s", zero_allowed=True)
@@ -40,7 +40,7 @@ class EngineProfile:
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be > 0 and <= 1")
         if self.num_kv_blocks is not None and self.num_kv_blocks < 1:
-            raise ValueError(f"num_kv_blocks={self.num_kv_blocks}: must be >= 1; null for what memory allows")
+            raise ValueError(f"num_kv_blocks={self.num_kv_blocks}: must be >= 1; null for all that fit")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(
                 f"max_model_len={self.max_model_len}: must be >= 2, a prompt and an output token"

@@ -1,4 +1,4 @@
-"""A layout policy asked about a deployment: facts and prices go in, sizes and reasons come out."""
+"""Applies a layout policy to a deployment: collects the facts and estimates from which it chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from sim.setup.deployment import Deployment
 def chosen_layout(
     policy: LayoutPolicy, deployment: Deployment, limits_s: Mapping[str, float] | None = None
 ) -> LayoutChoice:
-    """What the policy makes of it, checked. limits_s: of the run's SLO. Raises ValueError."""
+    """Returns the layout that a policy chooses for a deployment.
+
+    limits_s: the limits of the SLO in seconds, by term. Raises ValueError if the choice is not possible.
+    """
 
     def estimate(sizes: Sizes, load: Load) -> Figures:
         return figures_of(replace(deployment, **sizes._asdict()), load)
@@ -29,7 +32,7 @@ def chosen_layout(
 
 
 def facts_of(deployment: Deployment, limits_s: Mapping[str, float]) -> Facts:
-    """What a policy may know."""
+    """Returns the facts about a deployment that a layout policy may use."""
     model, device = deployment.model, deployment.hardware
     attentions = [block.attention for block in model.blocks]
     experts = [block.mlp.num_experts for block in model.blocks if isinstance(block.mlp, MixtureOfExperts)]
@@ -50,12 +53,15 @@ def facts_of(deployment: Deployment, limits_s: Mapping[str, float]) -> Facts:
 
 
 def figures_of(deployment: Deployment, load: Load) -> Figures:
-    """Prices of a deployment as it is laid out. Raises ValueError where it cannot be, or does not fit."""
+    """Estimates latencies and batch sizes of a deployment with its layout.
+
+    Raises ValueError if the layout is not possible, or if the model or a sequence does not fit.
+    """
     tokens = load.prompt_tokens + load.output_tokens
     if tokens > deployment.max_model_len:
         raise ValueError(
-            f"layout.prompt_tokens={load.prompt_tokens}: with {load.output_tokens} of the answer more than "
-            f"{deployment.max_model_len}, the longest sequence that is served"
+            f"layout.prompt_tokens={load.prompt_tokens}, layout.output_tokens={load.output_tokens}: must be "
+            f"<= {deployment.max_model_len} together, the longest sequence that is served"
         )
     memory = deployment.plan_memory()
     model = deployment.iteration_model()
@@ -78,9 +84,10 @@ def figures_of(deployment: Deployment, load: Load) -> Figures:
 
 
 def prefill_seconds(model: IterationModel, prompt_tokens: int, budget: int) -> float:
-    """One prompt alone, in chunks of the token budget where it is longer.
+    """Returns the prefill seconds of one prompt alone, in chunks if it is longer than the token budget.
 
-    Through an empty pipeline, the way of its last piece to the last stage included, which a round leaves out.
+    With pipeline parallelism, this includes the time of the last chunk to the last stage, which the duration
+    of an iteration leaves out.
     """
     shapes = list(_chunks(prompt_tokens, budget))
     seconds = sum(float(model.seconds(shape)) for shape in shapes)
@@ -93,7 +100,7 @@ def prefill_seconds(model: IterationModel, prompt_tokens: int, budget: int) -> f
 
 
 def prompt_seconds(model: IterationModel, prompt_tokens: int, budget: int) -> float:
-    """What a prompt adds where iterations are full of them."""
+    """Returns the prefill seconds per prompt if iterations are filled with prompts."""
     at_once = budget // prompt_tokens
     if at_once:
         return float(model.seconds(prefill_shape(at_once, prompt_tokens))) / at_once

@@ -1,7 +1,7 @@
-"""What a replica needs and serves on each kind of GPU: the facts that placements are made of.
+"""Computes the memory and the throughput of a replica on each kind of GPU, for placement policies.
 
-A replica is priced as `layout=auto` does it: requests all alike, as many at once as memory and slots hold, so
-many output tokens a second. Alone on a GPU it has all that other replicas leave of it for KV.
+Throughput is estimated as by `layout=auto`: equal requests, as many at once as memory and slots hold, in
+output tokens per second. A replica uses all memory that others leave on its GPUs for KV.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sim.setup.layout_choice import prompt_seconds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaNeeds:
-    """By what replicas are judged."""
+    """The load that a replica must serve, and the layouts to be tried."""
 
     load: Load
     min_seqs: int = 1
-    """Sequences of that load that a replica must hold at least."""
+    """Minimum number of sequences of that load that a replica must hold."""
     tensor_parallel_sizes: tuple[int, ...] = (1, 2, 4, 8)
 
     def __post_init__(self) -> None:
@@ -35,11 +35,11 @@ class ReplicaNeeds:
             raise ValueError(f"min_seqs={self.min_seqs}: must be >= 1")
         sizes = self.tensor_parallel_sizes
         if not sizes or any(size < 1 or size & (size - 1) for size in sizes):
-            raise ValueError(f"tensor_parallel_sizes={[*sizes]}: must be some of 1, 2, 4, 8, ...")
+            raise ValueError(f"tensor_parallel_sizes={[*sizes]}: must be one or more of 1, 2, 4, 8, ...")
 
 
 def pool_of(name: str, count: int, deployment: Deployment, slicing: TimeSlicing) -> Pool:
-    """GPUs of the deployment's kind."""
+    """Returns a pool of `count` GPUs of the hardware of a deployment."""
     device = deployment.hardware
     return Pool(
         name=name,
@@ -54,7 +54,7 @@ def pool_of(name: str, count: int, deployment: Deployment, slicing: TimeSlicing)
 def hostings_of(
     model: str, pool: str, deployment: Deployment, needs: ReplicaNeeds
 ) -> tuple[list[Hosting], dict[int, str]]:
-    """One for every tensor parallel size that the model allows and that holds it; why others do not."""
+    """Returns a hosting per tensor parallel size that fits the model, and the reasons against the others."""
     found, refused = [], {}
     for size in needs.tensor_parallel_sizes:
         try:
@@ -74,7 +74,7 @@ def hostings_of(
 def weights_only(
     model: str, pool: Pool, weight_bytes: float, sizes: Sequence[int] = (1, 2, 4, 8)
 ) -> list[Hosting]:
-    """The textbook's replicas: weights and nothing else, each serves one; on as few GPUs as hold it."""
+    """Returns the hosting of the textbook problem: weights only, on as few GPUs as hold them, rate 1."""
     fitting = [size for size in sizes if weight_bytes / size <= pool.memory_bytes]
     return [
         Hosting(model=model, pool=pool.name, num_gpus=size, bytes_each=weight_bytes / size, rate=_one)
@@ -87,13 +87,13 @@ def _one(num_bytes: float) -> float:
 
 
 def _sequence_bytes(plan: MemoryPlan, load: Load) -> float:
-    """KV of one sequence on one GPU, whole blocks."""
+    """Returns the bytes of KV of one sequence on one GPU, in whole blocks."""
     blocks = -(-(load.prompt_tokens + load.output_tokens) // plan.block_size)
     return blocks * plan.block_size * plan.kv_bytes_per_token
 
 
 def _rate(deployment: Deployment, plan: MemoryPlan, load: Load) -> Callable[[float], float]:
-    """Output tokens/s, by the memory on each GPU."""
+    """Returns the function from the bytes of memory on each GPU to output tokens/s."""
     model = deployment.iteration_model()
     prompt_s = prompt_seconds(model, load.prompt_tokens, deployment.max_num_batched_tokens)
     context = load.prompt_tokens + load.output_tokens // 2
@@ -114,7 +114,7 @@ def _rate(deployment: Deployment, plan: MemoryPlan, load: Load) -> Callable[[flo
 
 
 def refusals(refused: Mapping[tuple[str, str], Mapping[int, str]], models: Sequence[str]) -> list[str]:
-    """Of models that fit nowhere: the last reason on each kind of GPU."""
+    """Returns, for models that fit nowhere, the reason for the last size tried on each kind of GPU."""
     lines = []
     for model in models:
         reasons = {pool: list(why.values())[-1] for (name, pool), why in refused.items() if name == model}

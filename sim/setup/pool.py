@@ -1,4 +1,4 @@
-"""Replicas that are alike: their settings, how one of them is made, and what it costs."""
+"""Settings of a pool of identical replicas: creates their engines and computes their price."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from sim.setup.deployment import Deployment
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSettings(Deployment):
-    """A pool's settings, as objects. Raises ValueError for settings that do not go together."""
+    """Settings of a pool, as objects. Raises ValueError for settings that are incompatible."""
 
     prediction: LengthPredictor | None = None
-    """Who guesses how long answers will be, for policies that ask."""
+    """Predictor of output lengths, for policies that need one."""
     storage: Storage = Storage()
-    """Memory below the GPUs'."""
+    """Host memory and disk."""
     replicas: int = 1
-    """Engines, all alike; with `scaling`, those that there are at the beginning."""
+    """Number of replicas; with `scaling`, at the beginning of the run."""
     scaling: Scaling | None = None
-    """Who says how many there should be later."""
+    """Policy that decides the number of replicas during the run; None: it is constant."""
     cold_start: ColdStart = field(default_factory=ColdStart)
-    """How long a replica takes until it serves."""
+    """The parts of the time from the start of a replica until it serves."""
 
     role: str = "mixed"
-    """prefill: computes prompts, and hands them over after their first token; decode: goes on with those;
-    mixed: does both, beside the others for what is too much for them."""
+    """prefill: computes prompts and transfers their KV after the first token; decode: continues these
+    requests; mixed: does both, and takes the overflow of prefill and decode pools if there are any."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas={self.replicas}: must be >= 1")
-        max_unasked_of(self.batching)  # a declaration that is no number is refused before the run
+        max_unasked_of(self.batching)  # raises for an invalid declaration before the run
         scaling = self.scaling
         if scaling is not None and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
             raise ValueError(
                 f"replicas={self.replicas}: must be from scaling.min_replicas={scaling.min_replicas} to "
-                f"scaling.max_replicas={scaling.max_replicas}; these are the replicas at the beginning"
+                f"scaling.max_replicas={scaling.max_replicas}; replicas is the number at the beginning"
             )
         if scaling is not None and scaling.min_replicas < 1 and self.role != "mixed":
             raise ValueError(
@@ -60,16 +60,17 @@ class PoolSettings(Deployment):
         if self.scheduling.needs_predictor and self.prediction is None:
             raise ValueError(
                 f"prediction=none: {name} needs predicted output lengths; "
-                "choose one, such as prediction=histogram"
+                "choose a predictor, such as prediction=histogram"
             )
         if self.caching.needs_predictor and self.prediction is None:
             raise ValueError(
-                "caching.reserve=predicted, prediction=none: it needs predicted output lengths; choose a "
+                "caching.reserve=predicted, prediction=none: needs predicted output lengths; choose a "
                 "predictor, such as prediction=histogram, or caching.reserve=max_tokens"
             )
         if self.scheduling.preemption_mode == "swap" and not self.engine.swap_space_gib:
             raise ValueError(
-                "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute"
+                "scheduling.preemption_mode=swap, engine.swap_space_gib=0: must be > 0 GiB; raise it, or "
+                "choose scheduling.preemption_mode=recompute"
             )
         host_gib, disk_gib = self.caching.tiers_gib
         swap_gib = self.engine.swap_space_gib if self.scheduling.preemption_mode == "swap" else 0.0
@@ -77,18 +78,18 @@ class PoolSettings(Deployment):
             raise ValueError(
                 f"caching.host_gib={host_gib:g} and engine.swap_space_gib={swap_gib:g}: "
                 f"together must be <= storage.host_memory_gib={self.storage.host_memory_gib:g}, "
-                "a GPU's share of the host's memory"
+                "the host memory per GPU"
             )
         if disk_gib > self.storage.disk_gib:
             raise ValueError(
                 f"caching.disk_gib={disk_gib:g}: must be <= storage.disk_gib="
-                f"{self.storage.disk_gib:g}, a GPU's share of the disk"
+                f"{self.storage.disk_gib:g}, the disk space per GPU"
             )
 
     def pool(
         self, name: str = "", future: FutureUses | None = None, served: Iterable[Adapter] = ()
     ) -> ReplicaPool:
-        """The same for a run. `future` is for offline bounds, served: the adapters that the traffic names."""
+        """Returns the pool for a run. future: for offline bounds. served: the adapters that requests name."""
         num_blocks = self.plan_memory().num_blocks
         return ReplicaPool(
             name=name,
@@ -110,7 +111,7 @@ class PoolSettings(Deployment):
 
     @property
     def cold_start_s(self) -> float:
-        """Until a replica that is ordered takes requests."""
+        """Seconds from the start of a replica until it accepts requests."""
         parts = self.cold_start.parts(
             weights_bytes=self.plan_memory().weights_bytes,
             pcie=self.hardware.pcie,
@@ -121,17 +122,20 @@ class PoolSettings(Deployment):
 
     @property
     def price_usd_per_hour(self) -> float:
-        """Of a replica."""
+        """Price of one replica, USD per hour."""
         return self.hardware.price_usd_per_hour * self.layout.num_devices
 
     def registry(self, served: Iterable[Adapter]) -> Registry:
-        """The adapters that a replica serves. Raises ValueError where they do not fit its model."""
+        """Returns the registry of the served adapters. Raises ValueError if one does not fit the model."""
         return Registry(served, self.model.name, self.adapter_memory())
 
     def core(
         self, num_kv_blocks: int, future: FutureUses | None = None, served: Iterable[Adapter] = ()
     ) -> EngineCore:
-        """One replica's engine, with policies of its own: what they remember stays there."""
+        """Returns a new engine of a replica, with its own copies of the policies.
+
+        future, served: see `pool`.
+        """
         kv_pool = self.caching.pool(self.kv_memory(num_kv_blocks, future))
         residents = None if self.adapters is None else self.adapters.residents(self.registry(served), kv_pool)
         return EngineCore(
@@ -147,12 +151,12 @@ class PoolSettings(Deployment):
 
     @property
     def num_swap_blocks(self) -> int:
-        """Blocks of host memory of a replica for preempted KV."""
+        """KV blocks in the host memory of a replica for preempted sequences."""
         block_bytes = self.caching.block_size * self.kv_bytes_per_token
         return int(self.engine.swap_space_gib * GIB * self.layout.num_devices / block_bytes)
 
     def links(self) -> Links:
-        """The ways between a replica's memory tiers, idle."""
+        """Returns the idle links between the memory tiers of a replica."""
         num_devices = self.layout.num_devices
         return Links(
             bytes_per_token=self.kv_bytes_per_token,

@@ -1,25 +1,26 @@
-"""What no engine can beat on given replicas: bounds that rule candidates out before they are simulated.
+"""Analytic bounds that no engine can beat on given replicas; they exclude candidates without a simulation.
 
-An idle replica is the best case of every request: its prompt alone in one iteration, then its answer decoded
-alone. With t(n, c) the seconds of an iteration that decodes n sequences of c tokens of context together, and
-p, a the tokens of a prompt and its answer:
+An idle replica is the best case of every request: its prompt alone in one iteration, then its output decoded
+alone. Let t(n, c) be the seconds of an iteration that decodes n sequences with c tokens of context in total,
+and p, a the numbers of prompt tokens and output tokens of a request:
 
     TTFT >= frontend + t(prompt p alone),  TPOT >= min over n of t(n, n (p + 1)),  E2E >= TTFT + (a - 1) TPOT
 
-The share of the requests for which these keep within the SLO is the most that any number of replicas attains.
+The share of requests for which these bounds meet the SLO is an upper bound of the attainment for any number
+of replicas.
 
-Work: of N requests, ceil(target N) must be good, so their work is done between the first arrival and the last
-deadline, T seconds, by R replicas: R T >= work. Whoever is dropped, the work is at least the sum of that many
-smallest:
+Work: of N requests, ceil(target N) must meet the SLO, so R replicas must do their work between the first
+arrival and the last deadline, within T seconds: R T >= work. Whichever requests miss the SLO, the work is at
+least the sum over the ceil(target N) requests with the least work:
 
-    tokens   every token passes all matrices: (p + a - 1) x the least seconds a token of any iteration
-    decode   an iteration that decodes n takes >= alpha + beta n (below all t(n, n)); good answers take at
-             most L = the TPOT limit a token on average, so a token costs >= beta L / (L - alpha) seconds
-    KV       p tokens of KV are held for the whole answer: p (a - 1) TPOT token-seconds of what memory holds
-    slots    a slot is held for the whole answer: (a - 1) TPOT seconds of max_num_seqs
+    tokens   every token passes all matrices: (p + a - 1) x the minimum seconds per token of any iteration
+    decode   an iteration that decodes n takes >= alpha + beta n (below all t(n, n)); requests that meet the
+             SLO take at most L, the TPOT limit, per token, so a token takes >= beta L / (L - alpha) seconds
+    KV       p tokens of KV are held while decoding: p (a - 1) TPOT token-seconds of the KV capacity
+    slots    a slot is held while decoding: (a - 1) TPOT seconds of max_num_seqs
 
-Prompts whose KV may be found in a cache count as one token. Iterations are assumed not to get shorter by
-having more in them.
+Prompts with KV that may be in a cache count as one token. It is assumed that an iteration with more tokens or
+sequences is not shorter.
 """
 
 from __future__ import annotations
@@ -43,93 +44,96 @@ from sim.workload.listed import ListedSource
 Floats = NDArray[np.float64]
 
 GRID: Floats = np.unique(np.geomspace(1, 32_768, 76).astype(np.int64)).astype(np.float64)
-"""Numbers of tokens that iterations are priced for, 15 % apart: each costs milliseconds the first time.
+"""Numbers of tokens for which iterations are priced, 15 % apart, as each takes milliseconds.
 
-What lies between two of them takes at least as long as the smaller one."""
+A number between two of them takes at least as long as the smaller one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """Requests as far as bounds depend on them; arrays are [N], arrivals sorted."""
+    """The properties of requests on which the bounds depend; arrays are [N], arrivals sorted."""
 
     arrival_s: Floats
     prompt_tokens: Floats
     output_tokens: Floats
     reusable: bool
-    """Whether a cache may find KV of prompts."""
-    several: bool
-    """Whether requests have several answers, which these bounds know nothing of."""
+    """Whether KV of prompts may be found in a cache."""
+    has_branches: bool
+    """Whether requests have several branches, for which these bounds are trivial."""
 
     @classmethod
     def of(cls, source: ListedSource) -> Demand:
-        """Of an open loop."""
+        """Returns the demand of open-loop traffic."""
         requests = [arrival.request for arrival in source.listed]
         return cls(
             arrival_s=np.array([arrival.at_s for arrival in source.listed]),
             prompt_tokens=np.array([request.prompt.num_tokens for request in requests], np.float64),
             output_tokens=np.array([a.num_output_tokens for a in source.listed], np.float64),
             reusable=any(request.prompt.segments for request in requests),
-            several=any(request.branching is not None for request in requests),
+            has_branches=any(request.branching is not None for request in requests),
         )
 
 
 class Idle(NamedTuple):
-    """Latencies on an idle replica, which none gets below. Seconds, [N]."""
+    """Latencies on an idle replica, which are lower bounds. Seconds, [N]."""
 
     ttft_s: Floats
     tpot_s: Floats
     e2e_s: Floats
 
     def shares(self, slo: Slo) -> dict[str, float]:
-        """By term of the SLO: the largest share of the requests that keeps within it."""
+        """Returns the largest possible share of requests within the limit, by term of the SLO."""
         return {
             term: float((getattr(self, f"{term}_s") <= limit_s).mean())
             for term, limit_s in slo.limits_s.items()
         }
 
     def share(self, slo: Slo) -> float:
-        """The same of all terms together."""
+        """Returns the largest possible share of requests within all limits of the SLO."""
         held = [getattr(self, f"{term}_s") <= limit_s for term, limit_s in slo.limits_s.items()]
         return float(np.logical_and.reduce(held).mean())
 
     def limit_s(self, term: str, share: float) -> float:
-        """Of a term: the smallest limit that so large a share keeps."""
+        """Returns the smallest limit of a term, in seconds, that a share of the requests can meet."""
         return least_limit(getattr(self, f"{term}_s"), share)
 
 
 def least_limit(values: Floats, share: float) -> float:
-    """The smallest limit that a share of the values keeps; NaN is beyond all limits. 0.9 of 10: the ninth."""
+    """Returns the smallest limit that a share of the values meets; 0.9 of 10: the ninth. NaN meets none."""
     ordered = np.sort(np.where(np.isnan(values), np.inf, values))
     return float(ordered[max(0, math.ceil(share * len(ordered) * (1 - 1e-12)) - 1)])
 
 
 class Bounds(NamedTuple):
-    """Of one replica's settings and a demand."""
+    """Bounds for a deployment and a demand."""
 
     idle: Idle
     replicas: dict[str, int]
-    """By resource: with fewer, not enough requests can be good."""
+    """Minimum number of replicas with which enough requests can meet the SLO, by resource."""
 
 
 def bounds(deployment: Deployment, demand: Demand, slo: Slo, load: float = 1.0) -> Bounds:
-    """load: arrivals come so many times as fast. Raises ValueError where the level cannot price it."""
+    """Returns the bounds for a deployment and a demand.
+
+    load: factor on the arrival rate. Raises ValueError if the latency model cannot price the deployment.
+    """
     model = deployment.iteration_model()
     idle = idle_latencies(deployment, model, demand)
     return Bounds(idle, least_replicas(deployment, model, demand, slo, idle, load))
 
 
 def idle_latencies(deployment: Deployment, model: IterationModel, demand: Demand) -> Idle:
-    """Of every request."""
-    prompts, answers = demand.prompt_tokens, demand.output_tokens
-    if demand.several:
-        nothing = np.zeros(len(prompts))
-        return Idle(nothing, nothing, nothing)
-    place = np.searchsorted(GRID, prompts, side="right") - 1
-    lengths = GRID[: place.max() + 1]
-    ttft_s = deployment.engine.frontend_s + _prompt_seconds(model, lengths, demand.reusable)[place]
-    step_s = _step_seconds(model, lengths + 1, deployment.engine.max_num_seqs)[place]
-    tpot_s = np.where(answers > 1, step_s, 0.0)
-    return Idle(ttft_s, tpot_s, ttft_s + (answers - 1) * tpot_s)
+    """Returns the latencies of every request on an idle replica."""
+    prompts, outputs = demand.prompt_tokens, demand.output_tokens
+    if demand.has_branches:
+        zeros = np.zeros(len(prompts))
+        return Idle(zeros, zeros, zeros)
+    index = np.searchsorted(GRID, prompts, side="right") - 1
+    lengths = GRID[: index.max() + 1]
+    ttft_s = deployment.engine.frontend_s + _prompt_seconds(model, lengths, demand.reusable)[index]
+    step_s = _step_seconds(model, lengths + 1, deployment.engine.max_num_seqs)[index]
+    tpot_s = np.where(outputs > 1, step_s, 0.0)
+    return Idle(ttft_s, tpot_s, ttft_s + (outputs - 1) * tpot_s)
 
 
 def least_replicas(
@@ -140,20 +144,20 @@ def least_replicas(
     idle: Idle,
     load: float = 1.0,
 ) -> dict[str, int]:
-    """By resource: fewer replicas cannot have enough good requests."""
+    """Returns the minimum number of replicas with which enough requests can meet the SLO, by resource."""
     deadline_s = _deadlines(demand, slo)
-    if demand.several or not np.isfinite(deadline_s).all():
+    if demand.has_branches or not np.isfinite(deadline_s).all():
         return {"tokens": 1}
     num_good = math.ceil(slo.attainment_target * len(demand.arrival_s) * (1 - 1e-12))
     arrival_s = demand.arrival_s / load
     time_s = float(arrival_s[-1] - arrival_s[0] + deadline_s.max())
     engine = deployment.engine
-    prompts, answers = demand.prompt_tokens, demand.output_tokens
+    prompts, outputs = demand.prompt_tokens, demand.output_tokens
     computed = np.ones_like(prompts) if demand.reusable else prompts
-    held_s = (answers - 1) * idle.tpot_s
-    decoded_s = (answers - 1) * decode_token_seconds(model, engine.max_num_seqs, slo)
+    held_s = (outputs - 1) * idle.tpot_s
+    decoded_s = (outputs - 1) * decode_token_seconds(model, engine.max_num_seqs, slo)
     needed_s = {
-        "tokens": _sum_of_least((computed + answers - 1) * token_seconds(model), num_good),
+        "tokens": _sum_of_least((computed + outputs - 1) * token_seconds(model), num_good),
         "decode": _sum_of_least(decoded_s, num_good),
         "slots": _sum_of_least(held_s, num_good) / engine.max_num_seqs,
     }
@@ -164,7 +168,7 @@ def least_replicas(
 
 
 def token_seconds(model: IterationModel) -> float:
-    """The least that a token adds to any iteration, attention left out."""
+    """Returns the minimum seconds per token of any iteration, without attention."""
     counts = GRID[GRID <= MOST_TOKENS]
     zeros = np.zeros_like(counts)
     seconds = _known(model.seconds(IterationShape(zeros, zeros, zeros + 1, counts, counts, counts, zeros)))
@@ -172,11 +176,11 @@ def token_seconds(model: IterationModel) -> float:
 
 
 MOST_TOKENS = 20_000
-"""Of an iteration, beyond every engine's budget that we know; more take no less time a token."""
+"""More tokens than any known engine computes in an iteration; beyond it, the time per token is constant."""
 
 
 def decode_token_seconds(model: IterationModel, max_num_seqs: int, slo: Slo) -> float:
-    """The least that a decoded token costs where answers keep the TPOT limit on average."""
+    """Returns the minimum seconds per decoded token of requests that meet the TPOT limit."""
     counts = np.arange(1, max_num_seqs + 1, dtype=np.float64)
     seconds = _decode_seconds(model, counts, counts)
     alpha, beta = _line_below(counts, seconds)
@@ -187,7 +191,7 @@ def decode_token_seconds(model: IterationModel, max_num_seqs: int, slo: Slo) -> 
 
 
 def _line_below(counts: Floats, seconds: Floats) -> tuple[float, float]:
-    """alpha, beta >= 0 of a line below all seconds, through the smallest as far as that goes."""
+    """Returns alpha and beta >= 0 of a line alpha + beta n that is nowhere above the seconds."""
     if len(counts) == 1:
         return float(seconds[0]), 0.0
     start_s = float(seconds.min())
@@ -196,7 +200,7 @@ def _line_below(counts: Floats, seconds: Floats) -> tuple[float, float]:
 
 
 def _prompt_seconds(model: IterationModel, lengths: Floats, reusable: bool) -> Floats:
-    """Of a prompt alone; the last token of it where a cache may find the others."""
+    """Returns the prefill seconds of a prompt alone; of its last token only, if the rest may be cached."""
     ones, zeros = np.ones_like(lengths), np.zeros_like(lengths)
     if reusable:
         return _known(model.seconds(IterationShape(zeros, zeros, ones, ones, lengths, lengths, ones)))
@@ -205,7 +209,7 @@ def _prompt_seconds(model: IterationModel, lengths: Floats, reusable: bool) -> F
 
 
 def _step_seconds(model: IterationModel, contexts: Floats, max_num_seqs: int) -> Floats:
-    """The shortest iteration that decodes a sequence of so much context, alone or among its like."""
+    """Returns the shortest iteration that decodes a sequence of a context, alone or with equal sequences."""
     counts = [2**k for k in range(max_num_seqs.bit_length()) if 2**k <= min(max_num_seqs, 64)]
     least: Floats = np.min([_decode_seconds(model, n + 0 * contexts, n * contexts) for n in counts], axis=0)
     return least
@@ -217,12 +221,12 @@ def _decode_seconds(model: IterationModel, seqs: Floats, contexts: Floats) -> Fl
 
 
 def _known(seconds: object) -> Floats:
-    """What a level that only replays has not seen takes no time."""
+    """Replaces NaN, for iterations that a replaying model does not know, by 0 seconds."""
     return np.nan_to_num(np.asarray(seconds, np.float64), nan=0.0)
 
 
 def _deadlines(demand: Demand, slo: Slo) -> Floats:
-    """Seconds after its arrival by which a good answer has ended."""
+    """Returns the seconds after its arrival by which a request that meets the SLO has ended."""
     limits: Mapping[str, float] = slo.limits_s
     gaps = demand.output_tokens - 1
     decoded_s = np.where(gaps > 0, gaps * limits["tpot"] if "tpot" in limits else math.inf, 0.0)

@@ -1,4 +1,4 @@
-"""Whether pools with roles, what is between them, and who changes between them, go together."""
+"""Checks that the pools of a disaggregated service, their network and their roles policy are compatible."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ _HALVES = {"prefill": PrefillOnly, "decode": DecodeOnly}
 
 
 def check_roles(pools: Mapping[str, PoolSettings], network: NetworkSettings, roles: Roles) -> None:
-    """Raise ValueError with the key of the setting that does not fit."""
+    """Raises ValueError, with the key of the setting, for pools or policies that are incompatible."""
     by_role: dict[str, list[str]] = {}
     for name, pool in pools.items():
         by_role.setdefault(pool.role, []).append(name)
         _check_batching(f"pools.{name}." if name else "", pool)
     if by_role.keys() == {"mixed"}:
         if roles.interval_s is not None:
-            raise ValueError(
-                f"roles={type(roles).__name__}: must be fixed, no pool has another role than mixed"
-            )
+            raise ValueError(f"roles={type(roles).__name__}: must be fixed, as all pools have role=mixed")
         return
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         if other not in by_role:
             name = by_role[role][0] if role in by_role else ""
             where = f"pools.{name}.role={role}" if name else f"role={role}"
-            raise ValueError(f"{where}: needs a pool with role={other}, too, in `pools`")
+            raise ValueError(f"{where}: needs a pool with role={other} as well; add one to `pools`")
     check_kv(pools)
     for pool in pools.values():
         network.check(pool.hardware)
@@ -42,9 +40,8 @@ def _check_batching(where: str, pool: PoolSettings) -> None:
     for role, half in _HALVES.items():
         if isinstance(pool.batching, half) and pool.role != role:
             raise ValueError(
-                f"{where}batching={half.__name__}: half of a disaggregated service, no answer ends without "
-                f"the other; choose one that does both, such as batching=chunked, or give its pool "
-                f"role={role} instead of {pool.role}"
+                f"{where}batching={half.__name__}, {where}role={pool.role}: needs role={role}; set that, or "
+                "choose a policy that prefills and decodes, such as batching=chunked"
             )
     if pool.role == "mixed" and not supports_mixed_role(pool.batching):
         raise ValueError(
@@ -54,31 +51,31 @@ def _check_batching(where: str, pool: PoolSettings) -> None:
 
 
 def check_kv(pools: Mapping[str, PoolSettings]) -> None:
-    """Raise ValueError where KV that one replica computes is no good for another."""
+    """Raises ValueError if a pool cannot use the KV that another one computes."""
     first_name, first = next(iter(pools.items()))
     for name, pool in pools.items():
         where = f"pools.{name}." if name else ""
         if pool.model != first.model:
             raise ValueError(
-                f"{where}model={pool.model.name}: must be that of pools.{first_name}, "
-                f"{first.model.name}: its KV goes from one to the other"
+                f"{where}model={pool.model.name}: must be {first.model.name} as in pools.{first_name}, as KV "
+                "is transferred between them"
             )
         if pool.caching.changes_outputs:
             raise ValueError(
-                f"{where}caching={type(pool.caching).__name__}: keeps a part of the KV only, so no "
-                "other replica can continue with it; choose caching=paged, prefix or radix"
+                f"{where}caching={type(pool.caching).__name__}: keeps only a part of the KV, with which "
+                "no other replica can continue; choose caching=paged, prefix or radix"
             )
 
 
 def _check_alike(pools: Mapping[str, PoolSettings], by_role: Mapping[str, list[str]], roles: Roles) -> None:
-    """Replicas can change between two pools of the same devices."""
+    """Raises ValueError unless replicas can change between the prefill pool and the decode pool."""
     key = f"roles={type(roles).__name__}"
     for role in ("prefill", "decode"):
         if len(by_role[role]) > 1:
-            raise ValueError(f"{key}: must find one pool with role={role}, found {', '.join(by_role[role])}")
+            raise ValueError(f"{key}: needs one pool with role={role}, has {', '.join(by_role[role])}")
     one, other = pools[by_role["prefill"][0]], pools[by_role["decode"][0]]
     if (one.hardware, one.layout) != (other.hardware, other.layout):
         raise ValueError(
             f"{key}: pools.{by_role['prefill'][0]} and pools.{by_role['decode'][0]} must have the same "
-            "hardware and layout, for a replica to change between them; or choose roles=fixed"
+            "hardware and layout, as replicas change between them; or choose roles=fixed"
         )

@@ -1,4 +1,4 @@
-"""What a reader must know of a run's figures: what they rest on, and what its settings cannot reach."""
+"""Notes in the summary of a run: the basis of its figures, and limits that its settings imply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.workload.base import WorkloadNotes
 
 
 def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
-    """What a reader must know of a pool's figures."""
+    """Yields the notes on the figures of a pool."""
     yield pool.latency.basis(pool.replica)
     yield from pool.layout_notes
     yield from pool.model.notes
@@ -28,27 +28,27 @@ def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> It
 
 
 def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
-    """What these settings cannot reach: latencies, contexts, batches, hits in a cache."""
+    """Yields notes on what these settings rule out: latencies, contexts, batch sizes, cache hits."""
     limits_s = slo.limits_s if slo else {}
     for term, least_s in _lone_seconds(model).items():
         if term in limits_s and limits_s[term] < least_s:
             yield (
-                f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
+                f"slo.{term}_ms={limits_s[term] * 1e3:g}: cannot be met, "
                 f"as a single short request alone takes {least_s * 1e3:.3g} ms"
             )
     limit = pool.engine.max_num_seqs
     for name in ("batch_size", "n_parallel"):
-        asked = getattr(pool.batching, name, None)
-        if isinstance(asked, int) and asked > limit:
+        batch_size = getattr(pool.batching, name, None)
+        if isinstance(batch_size, int) and batch_size > limit:
             yield (
-                f"batching.{name}={asked}: no more than engine.max_num_seqs={limit} run at once; "
-                f"raise that for batches of {asked}."
+                f"batching.{name}={batch_size}: at most engine.max_num_seqs={limit} sequences run at once; "
+                f"raise engine.max_num_seqs for batches of {batch_size}."
             )
     kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
     if isinstance(pool.scheduling, LongestPrefix) and not kv_pool.finds_kv:
         yield (
-            f"scheduling=LongestPrefix, caching={type(pool.caching).__name__}: it never "
-            "finds prefixes, so the order is that of arrival; choose caching=prefix, tiered or radix."
+            f"scheduling=LongestPrefix, caching={type(pool.caching).__name__}: the cache "
+            "finds no prefixes, so the order is that of arrival; choose caching=prefix, tiered or radix."
         )
     num_tokens = kv_pool.max_tokens_per_seq
     if num_tokens < pool.max_model_len:
@@ -59,7 +59,7 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
 
 
 def _lone_seconds(model: IterationModel) -> dict[str, float]:
-    """The least TTFT and TPOT; none from a model that only replays and has not seen such an iteration."""
+    """Returns the minimum TTFT and TPOT in seconds; empty if a replaying model lacks these iterations."""
     try:
         ttft_s = float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))
         return {"ttft": ttft_s, "tpot": model.decode_ends(0.0, 1, 2, 1)[0]}
@@ -68,7 +68,7 @@ def _lone_seconds(model: IterationModel) -> dict[str, float]:
 
 
 def workload_notes(notes: WorkloadNotes) -> Iterator[str]:
-    """What the traffic is not: rows left out, requests shortened."""
+    """Yields notes on how the traffic differs from its source: rows left out, requests shortened."""
     for reason, count in notes.skipped.items():
         yield f"{count:,} skipped: {reason}."
     if notes.num_clipped:

@@ -1,4 +1,4 @@
-"""Everything that a simulated run consists of, put together: from settings to records and figures."""
+"""The settings of a whole simulated run: checks them, runs the simulation and computes its metrics."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from sim.workload.longer import LongerSource
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario(PoolSettings, ClusterSettings):
-    """One run's settings, as objects. Raises ValueError for settings that do not go together.
+    """Settings of a run, as objects. Raises ValueError for settings that are incompatible.
 
-    Without `pools`, what is inherited is the one pool there is; else it is what the pools have in common, and
-    a request must fit all of them.
+    Without `pools`, the inherited settings are those of the only pool; else they are the defaults of the
+    pools, and a request must fit in each of these.
     """
 
     workload: Workload
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
-    """Replicas of different kinds behind the router, by name; none: `replicas` of one kind."""
+    """Pools of different replicas behind the router, by name; empty: `replicas` of one kind."""
     tariff: Tariff | None = None
-    """What clients pay; for the bill in the summary."""
+    """Prices that clients pay, for the bill in the summary; None: there is no bill."""
     energy: EnergySettings = EnergySettings()
     load: float = 1.0
-    """Open-loop arrivals come so many times as fast: see `sim.workload.faster`."""
+    """Factor on the rate of open-loop arrivals: see `sim.workload.faster`."""
     prompt_scale: float = 1.0
-    """Prompts are so many times as long: see `sim.workload.longer`."""
+    """Factor on the length of prompts: see `sim.workload.longer`."""
     output_scale: float = 1.0
-    """Answers are so many times as long."""
+    """Factor on the length of outputs."""
     sim: SimSettings = SimSettings()
     metrics: MetricsSettings = MetricsSettings()
 
@@ -75,7 +75,7 @@ class Scenario(PoolSettings, ClusterSettings):
             if getattr(routing, "needs_predictor", False) and self.prediction is None:
                 raise ValueError(
                     f"prediction=none: {key}={type(routing).__name__} needs predicted output lengths; choose "
-                    "one, such as prediction=histogram"
+                    "a predictor, such as prediction=histogram"
                 )
         PoolSettings.__post_init__(self)
         check_roles(self.pools_by_name, self.network, self.roles)
@@ -85,7 +85,7 @@ class Scenario(PoolSettings, ClusterSettings):
         self._check_branching()
 
     def _check_stop_missed(self) -> None:
-        """Raise ValueError where the requests that miss cannot be counted as the summary counts them."""
+        """Raises ValueError if missed requests would not be counted as in the summary."""
         if self.slo is None:
             raise ValueError("sim.stop_missed=true, slo=none: needs an SLO; choose one, such as slo=chat")
         for name in ("warmup_s", "cooldown_s"):
@@ -96,7 +96,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 )
 
     def _check_failures(self) -> None:
-        """Raise ValueError for failures of replicas that there are not."""
+        """Raises ValueError for failures of replicas or pools that do not exist."""
         indices, pools = iter(range(self.num_replicas)), {}
         for name, pool in self.pools_by_name.items():
             pools[name] = [next(indices) for _ in range(pool.replicas)]
@@ -106,25 +106,25 @@ class Scenario(PoolSettings, ClusterSettings):
             raise ValueError(f"failures.{error}") from None
 
     def _check_recovery(self) -> None:
-        """Raise ValueError where requests could not go on as they should after a crash."""
+        """Raises ValueError if requests could not continue after a crash as `recovery` says."""
         key = f"recovery.way={self.recovery.way}"
         if self.recovery.way == "scratch":
             return
         answers = getattr(self.workload, "branching", None)
         if isinstance(answers, Answers) and answers.width > 1:
             raise ValueError(
-                f"{key}, workload.branching.width={answers.width}: a request with several answers cannot go "
-                "on elsewhere; choose recovery=scratch, or ask for one answer"
+                f"{key}, workload.branching.width={answers.width}: a request with several branches cannot "
+                "continue in another replica; choose recovery=scratch or workload.branching.width=1"
             )
         for name, pool in self.pools_by_name.items():
             if pool.role == "prefill" and pool.adapters is not None:
                 raise ValueError(
-                    f"{key}, pools.{name}.role=prefill: a request with an adapter goes on in mixed replicas "
-                    f"only; choose recovery=scratch, or pools.{name}.adapters=none"
+                    f"{key}, pools.{name}.role=prefill: a request with an adapter can continue in mixed "
+                    f"replicas only; choose recovery=scratch, or pools.{name}.adapters=none"
                 )
         if self.recovery.way == "kv":
             if self.num_replicas == 1 and all(pool.scaling is None for pool in self.pools_by_name.values()):
-                raise ValueError(f"{key}, replicas=1: must be >= 2, KV is copied to another replica's host")
+                raise ValueError(f"{key}, replicas=1: must be >= 2, as KV is copied to another replica")
             try:
                 check_kv(self.pools_by_name)
             except ValueError as error:
@@ -133,14 +133,14 @@ class Scenario(PoolSettings, ClusterSettings):
                 self.network.check(pool.hardware)
 
     def _check_adapters(self) -> None:
-        """Raise ValueError where the traffic's adapters cannot be served."""
+        """Raises ValueError if the adapters that requests name cannot be served."""
         for name, pool in self.pools_by_name.items():
             where = f"pools.{name}." if name else ""
             if pool.adapters is None:
                 if self.served_adapters:
                     raise ValueError(
-                        f"{where}adapters=none: the workload's requests name {len(self.served_adapters)} "
-                        "LoRA adapters; choose how to serve them, such as adapters=fixed_slots"
+                        f"{where}adapters=none: requests of the workload name {len(self.served_adapters)} "
+                        "LoRA adapters; choose a policy, such as adapters=fixed_slots"
                     )
                 continue
             kv_pool = pool.caching.pool(pool.kv_memory(1, FutureUses(())))
@@ -148,48 +148,49 @@ class Scenario(PoolSettings, ClusterSettings):
                 pool.adapters.residents(pool.registry(self.served_adapters), kv_pool)
             except ValueError as error:
                 message = str(error)
-                is_of_traffic = "base_model=" in message
-                own = "" if message.startswith("caching=") else "workload." if is_of_traffic else "adapters."
-                raise ValueError(f"{where}{own}{error}") from None
+                is_of_workload = "base_model=" in message
+                group = "workload." if is_of_workload else "adapters."
+                group = "" if message.startswith("caching=") else group
+                raise ValueError(f"{where}{group}{error}") from None
 
     def _check_models(self) -> None:
-        """Raise ValueError where requests name a model that no pool serves."""
+        """Raises ValueError if requests name a model that no pool serves."""
         served = {pool.model.name for pool in self.pools_by_name.values()}
-        asked: Mapping[str, float] = getattr(self.workload, "models", {})
-        for model in asked:
+        requested: Mapping[str, float] = getattr(self.workload, "models", {})
+        for model in requested:
             if model not in served:
                 raise ValueError(
                     f"workload.models.{model}: no pool serves it; served: {', '.join(sorted(served))}; "
-                    "give it a pool in `pools`"
+                    "add a pool for it to `pools`"
                 )
-        if len(served) > 1 and not asked:
+        if len(served) > 1 and not requested:
             raise ValueError(
-                f"pools: they serve {', '.join(sorted(served))}, and the workload's requests name no model; "
-                "choose workload=callers and give workload.models its shares"
+                f"pools: serve {', '.join(sorted(served))}, but requests of the workload name no model; "
+                "choose workload=callers and set the shares in workload.models"
             )
 
     @property
     def served_adapters(self) -> tuple[Adapter, ...]:
-        """The adapters that the traffic names."""
+        """The adapters that requests of the workload name."""
         served: tuple[Adapter, ...] = getattr(self.workload, "adapters", ())
         return served
 
     def _check_branching(self) -> None:
-        """Raise ValueError where no request with several answers could ever be served."""
+        """Raises ValueError if requests with several branches could never be served."""
         answers = getattr(self.workload, "branching", None)
         if not isinstance(answers, Answers) or answers.width == 1:
             return
-        asked = f"workload.branching.width={answers.width}"
+        setting = f"workload.branching.width={answers.width}"
         for pool in self.pools_by_name.values():
             if pool.role != "mixed":
                 raise ValueError(
-                    f"{asked}, role={pool.role}: a request with several answers cannot go on in another "
-                    "replica; serve it by role=mixed, or ask for one answer"
+                    f"{setting}, role={pool.role}: a request with several branches cannot continue in "
+                    "another replica; choose role=mixed or workload.branching.width=1"
                 )
             kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
             if not kv_pool.can_fork:
                 raise ValueError(
-                    f"{asked}, caching={type(pool.caching).__name__}: it cannot share KV between branches; "
+                    f"{setting}, caching={type(pool.caching).__name__}: cannot share KV between branches; "
                     "choose caching=paged, prefix or radix, or workload.branching.width=1"
                 )
             for name, limit in (
@@ -198,22 +199,22 @@ class Scenario(PoolSettings, ClusterSettings):
             ):
                 if answers.width > limit:
                     raise ValueError(
-                        f"{asked}, {name}={limit}: all branches decode together; raise {name} or ask for "
-                        "fewer"
+                        f"{setting}, {name}={limit}: all branches decode together; raise {name} or lower the "
+                        "width"
                     )
 
     @property
     def pools_by_name(self) -> Mapping[str, PoolSettings]:
-        """Of all replicas; the only pool of a run without `pools` is called ""."""
+        """All pools by name; the only pool of a run without `pools` is called ""."""
         return self.pools or {"": self}
 
     @property
     def num_replicas(self) -> int:
-        """Of all pools."""
+        """Number of replicas of all pools."""
         return sum(pool.replicas for pool in self.pools_by_name.values())
 
     def source(self) -> Source:
-        """The run's traffic. Raises ValueError for a trace that cannot be read."""
+        """Returns the traffic of the run. Raises ValueError for a trace that cannot be read."""
         longest = min(pool.max_model_len for pool in self.pools_by_name.values())
         source: Source
         if self.prompt_scale == self.output_scale == 1:
@@ -229,20 +230,20 @@ class Scenario(PoolSettings, ClusterSettings):
         return source if self.load == 1 else FasterSource(source, self.load)
 
     def future(self) -> FutureUses | None:
-        """The traffic to come, for a cache that is an offline bound; None for all others."""
+        """Returns the future requests, for a cache that is an offline bound; None for all other caches."""
         if not any(pool.caching.needs_future for pool in self.pools_by_name.values()):
             return None
         source = self.source()
         prompts = [tuple(prompt_runs(arrival.request)) for arrival in source.arrivals()]
         if self.num_replicas > 1 or len(prompts) != source.num_requests:
             raise ValueError(
-                "caching.eviction=belady: needs to know all requests beforehand, which works for a trace or "
-                "an open loop on replicas=1"
+                "caching.eviction=belady: needs all requests in advance, so it works for a trace or an open "
+                "loop on replicas=1 only"
             )
         return FutureUses(prompts)
 
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
-        """Simulate only; `report`: see `Simulation.run`."""
+        """Runs the simulation without computing metrics; `report`: see `Simulation.run`."""
         future = self.future()
         pools = self.pools_by_name.items()
         simulation = Simulation(
@@ -256,7 +257,10 @@ class Scenario(PoolSettings, ClusterSettings):
     def run(
         self, source: Source | None = None, report: Callable[[float, int], None] | None = None
     ) -> RunResult:
-        """Simulate and measure. `source`: the traffic, if already made."""
+        """Runs the simulation and computes its metrics.
+
+        source: the traffic; None: `source()`. report: see `Simulation.run`.
+        """
         source = source or self.source()
         records = self.simulate(source, report)
         pools = list(self.pools_by_name.values())
@@ -307,7 +311,7 @@ class Scenario(PoolSettings, ClusterSettings):
 
 
 def _described(pool: PoolSettings) -> dict[str, Any]:
-    """A pool, for the summary."""
+    """Returns the description of a pool for the summary."""
     return {
         "replicas": pool.replicas,
         "model": pool.model.name,

@@ -119,7 +119,7 @@ def test_deadlines_follow_from_the_terms():
         prompt_tokens=np.array([5.0, 5.0]),
         output_tokens=np.array([1.0, 11.0]),
         reusable=False,
-        several=False,
+        has_branches=False,
     )
     assert _deadlines(demand, Slo(ttft_ms=500, tpot_ms=100)).tolist() == [0.5, 1.5]
     assert _deadlines(demand, Slo(ttft_ms=500)).tolist() == [0.5, np.inf]

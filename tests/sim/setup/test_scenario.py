@@ -34,19 +34,22 @@ def build(*overrides):
             r"^routing.weights\[1\]=-2.0: must be a finite number > 0$",
         ),
         (["routing=power_of_two"], "^routing.num_choices=2: must be <= 1, the number of replicas$"),
-        (["batching=decode_only"], "batching=DecodeOnly: half of .*choose one .*such as batching=chunked"),
-        (["scheduling=s3"], "prediction=none: S3 needs .*choose one, such as prediction=histogram"),
+        (
+            ["batching=decode_only"],
+            "batching=DecodeOnly, role=mixed: needs role=decode; .*such as batching=chunked",
+        ),
+        (["scheduling=s3"], "prediction=none: S3 needs .*choose a predictor, such as prediction=histogram"),
         (
             ["caching=contiguous", "caching.reserve=predicted"],
             "caching.reserve=predicted, prediction=none: .*or caching.reserve=max_tokens",
         ),
         (
             ["scheduling.preemption_mode=swap", "engine.swap_space_gib=0"],
-            "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute",
+            "scheduling.preemption_mode=swap, engine.swap_space_gib=0: must be > 0 GiB; raise",
         ),
         (
             ["caching=tiered", "caching.host_gib=300", "storage.host_memory_gib=256"],
-            "caching.host_gib=300 and engine.swap_space_gib=0: together must be <= .*_memory_gib=256, a GPU",
+            "caching.host_gib=300 and engine.swap_space_gib=0: together must be <= .*_memory_gib=256, the",
         ),
         (
             [
@@ -60,11 +63,11 @@ def build(*overrides):
         ),
         (
             ["caching=tiered", "caching.disk_gib=5000"],
-            "caching.disk_gib=5000: must be <= storage.disk_gib=3500, a GPU's share of the disk",
+            "caching.disk_gib=5000: must be <= storage.disk_gib=3500, the disk space per GPU",
         ),
         (
             ["workload.branching.width=4", "engine.max_num_seqs=3"],
-            "workload.branching.width=4, engine.max_num_seqs=3: .*raise engine.max_num_seqs or ask for fewer",
+            "workload.branching.width=4, engine.max_num_seqs=3: .*raise engine.max_num_seqs or lower",
         ),
         (
             ["workload.branching.width=16", "batching.max_num_batched_tokens=15", "engine.max_num_seqs=64"],
@@ -72,7 +75,7 @@ def build(*overrides):
         ),
         (
             ["caching=radix", "caching.eviction=belady", "replicas=2"],
-            "caching.eviction=belady: needs to know all requests beforehand, .* on replicas=1",
+            "caching.eviction=belady: needs all requests in advance, .* on replicas=1",
         ),
         (
             [
@@ -97,7 +100,7 @@ def test_host_memory_may_be_used_to_the_last_byte():
 @pytest.mark.parametrize("caching", ["contiguous", "buddy", "streaming_llm", "h2o", "snapkv"])
 def test_rejects_branches_in_a_cache_that_cannot_fork(caching):
     """It says which setting, which value, and which caches can."""
-    message = r"workload.branching.width=2, caching=\w+: it cannot share KV between branches; choose .*radix"
+    message = r"workload.branching.width=2, caching=\w+: cannot share KV between branches; choose .*radix"
     with pytest.raises(ConfigError, match=message):
         build(f"caching={caching}", "workload.branching.width=2", "engine.max_model_len=2048")
 
@@ -146,7 +149,7 @@ def notes(*overrides):
 )
 def test_notes_say_that_a_batch_larger_than_the_slots_is_cut(batching, name):
     """Twelve may run at once: thirteen are noted, twelve are not."""
-    note = f"batching.{name}=13: no more than engine.max_num_seqs=12 run at once"
+    note = f"batching.{name}=13: at most engine.max_num_seqs=12 sequences run at once"
     settings = [f"batching={batching}", "engine.max_num_seqs=12"]
     assert note in notes(*settings, f"batching.{name}=13")
     assert "run at once" not in notes(*settings, f"batching.{name}=12")
@@ -155,7 +158,7 @@ def test_notes_say_that_a_batch_larger_than_the_slots_is_cut(batching, name):
 @pytest.mark.parametrize("caching", ["paged", "contiguous", "streaming_llm", "snapkv"])
 def test_notes_say_that_a_cache_never_finds_what_longest_prefix_asks_for(caching):
     settings = [f"caching={caching}", "engine.max_model_len=2048", "engine.num_kv_blocks=2000"]
-    note = "it never finds prefixes, so the order is that of arrival"
+    note = "the cache finds no prefixes, so the order is that of arrival"
     assert note in notes("scheduling=longest_prefix", *settings)
     assert note not in notes("scheduling=fcfs", *settings)
 
@@ -169,20 +172,23 @@ def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["role=prefill"], "role=prefill: needs a pool with role=decode, too, in `pools`"),
+        (["role=prefill"], "role=prefill: needs a pool with role=decode as well; add one to `pools`"),
         (["+pools.p.role=decode"], r"pools\.p\.role=decode: needs a pool with role=prefill"),
         (["role=both"], "role=both: must be one of mixed, prefill, decode"),
         (
             ["pools=disaggregated", "pools.decode.batching=prefill_only"],
             r"pools\.decode\.batching=PrefillOnly",
         ),
-        (["pools=disaggregated", "+pools.decode.model=llama2_7b"], r"pools\.decode\.model=.*must be that of"),
-        (["pools=disaggregated", "caching=h2o"], r"pools\.prefill\.caching=H2o: keeps a part of the KV only"),
+        (
+            ["pools=disaggregated", "+pools.decode.model=llama2_7b"],
+            r"pools\.decode\.model=.*must be .* as in",
+        ),
+        (["pools=disaggregated", "caching=h2o"], r"pools\.prefill\.caching=H2o: keeps only a part of the KV"),
         (
             ["pools=disaggregated", "+pools.decode.hardware=a100_80gb_sxm", "roles=balance"],
             r"roles=Balance: pools\.prefill and pools\.decode must have the same hardware",
         ),
-        (["roles=balance"], "roles=Balance: must be fixed, no pool has another role than mixed"),
+        (["roles=balance"], "roles=Balance: must be fixed, as all pools have role=mixed"),
         (
             ["pools=disaggregated", "hardware=l4", "network=nvlink"],
             r"network\.kind=nvlink: L4 has no such link",

@@ -55,7 +55,7 @@ def test_each_model_has_a_router_of_its_own():
         (["++workload.models={gpt: 1}"], "workload.models.gpt: no pool serves it; served: llama-3.1-8b"),
         (
             ["pools=two_models"],
-            "pools: they serve llama-3.1-70b, llama-3.1-8b, and .* choose workload=callers",
+            "pools: serve llama-3.1-70b, llama-3.1-8b, but .* choose workload=callers",
         ),
         (["++workload.tenants={a: 0}"], "workload.tenants.a=0.0: must be a finite share > 0"),
         (["workload.tenants=null"], "workload.tenants"),
