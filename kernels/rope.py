@@ -331,17 +331,21 @@ def _check(
     for name, x in (("positions", positions), ("slots", slots)):
         if x.shape != (num_tokens,) or x.dtype not in (torch.int32, torch.int64) or not x.is_contiguous():
             raise ValueError(f"{name}: {x.dtype} {list(x.shape)}; must be contiguous integers [{num_tokens}]")
+    _check_caches(kv, q, k)
+    _check_scales(kv)
+
+
+def _check_caches(kv: PagedKv, q: torch.Tensor, k: torch.Tensor) -> None:
     for name, x in (("key_cache", kv.keys), ("value_cache", kv.values)):
         if x.dim() != 4 or x.shape[2:] != k.shape[1:] or x.shape != kv.keys.shape or not x.is_contiguous():
             raise ValueError(
                 f"{name} {list(x.shape)}: must be contiguous [num_blocks, block_size, {k.shape[1]}, "
-                f"{head_dim}]"
+                f"{k.shape[2]}]"
             )
         if x.dtype != kv.keys.dtype or (x.dtype not in QUANTISED and x.dtype != q.dtype):
             raise ValueError(
                 f"{name}: {x.dtype}; {q.dtype}, int8 and float8_e4m3fn are supported, one for both"
             )
-    _check_scales(kv)
 
 
 def _check_scales(kv: PagedKv) -> None:

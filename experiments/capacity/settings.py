@@ -74,6 +74,18 @@ class CapacitySettings:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        self._check_lists()
+        self._check_margins()
+        check_seeds(self.seeds, "three")
+        for name, least in (("max_replicas", 1), ("top", 1), ("trials", 1), ("jobs", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value}: must be >= {least}")
+        if self.study is not None and self.search != "optuna":
+            raise ValueError(f"study={self.study}: needs search=optuna; an exhaustive search has no study")
+        self._check_axes()
+
+    def _check_lists(self) -> None:
         for name in (
             "hardware",
             "tensor_parallel_sizes",
@@ -91,14 +103,8 @@ class CapacitySettings:
         for i, axis in enumerate(self.more):
             if not axis or len(set(axis)) < len(axis):
                 raise ValueError(f"more[{i}]={_shown(axis)}: must be one or more overrides, all different")
-        self._check_margins()
-        check_seeds(self.seeds, "three")
-        for name, least in (("max_replicas", 1), ("top", 1), ("trials", 1), ("jobs", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}: must be >= {least}")
-        if self.study is not None and self.search != "optuna":
-            raise ValueError(f"study={self.study}: needs search=optuna; an exhaustive search has no study")
+
+    def _check_axes(self) -> None:
         for axis_entries in self.axes.values():
             if len({entry.label for entry in axis_entries}) < len(axis_entries):
                 node = axis_entries[0].where.rpartition("[")[0]

@@ -55,17 +55,24 @@ def observed_figures(
 
 def client_notes(summary: dict[str, Any]) -> list[str]:
     """Returns the notes on the client and on failures that qualify the server's figures."""
-    client, tokens, failed, requests = (summary[k] for k in ("client", "tokens", "failed", "requests"))
-    found = []
+    run = [*_ending_notes(summary), *_request_notes(summary)]
+    return [*run, *_pace_notes(summary["client"]), *_token_notes(summary["tokens"])]
+
+
+def _ending_notes(summary: dict[str, Any]) -> list[str]:
     if summary["stopped"] == "interrupted":
-        found.append(
-            f"Interrupted after {summary['simulated_s']:.1f} s; the figures cover this part of the run."
-        )
-    elif summary["stopped"] and summary["stopped"] != "until_s":
-        found.append(
+        return [f"Interrupted after {summary['simulated_s']:.1f} s; the figures cover this part of the run."]
+    if summary["stopped"] and summary["stopped"] != "until_s":
+        return [
             f"Stopped after {summary['simulated_s']:.1f} s: {summary['stopped']}; the remaining requests "
             "were not sent."
-        )
+        ]
+    return []
+
+
+def _request_notes(summary: dict[str, Any]) -> list[str]:
+    failed, requests = summary["failed"], summary["requests"]
+    found = []
     if failed["count"]:
         kinds = "; ".join(f"{count:,} x {error}" for error, count in failed["by_error"].items())
         found.append(f"{_of_requests(failed['count'], summary)} failed: {kinds}.")
@@ -77,6 +84,11 @@ def client_notes(summary: dict[str, Any]) -> list[str]:
         found.append(f"{_of_requests(others, summary, be=True)} aborted by their client.")
     if requests["unfinished"]:
         found.append(f"{_of_requests(requests['unfinished'], summary, be=True)} unfinished at the end.")
+    return found
+
+
+def _pace_notes(client: dict[str, Any]) -> list[str]:
+    found = []
     lag_ms, stall_ms = (1e3 * (client[name]["p99_s"] or 0) for name in ("lag", "stall"))
     if (client["late_share"] or 0) > LATE_SHARE:
         found.append(
@@ -88,6 +100,11 @@ def client_notes(summary: dict[str, Any]) -> list[str]:
         found.append(
             f"The client stalled for {stall_ms:.1f} ms (p99): measured times may be late by as much."
         )
+    return found
+
+
+def _token_notes(tokens: dict[str, Any]) -> list[str]:
+    found = []
     if tokens["mean_per_chunk"] and tokens["several_share"] > 0:
         found.append(
             f"{100 * tokens['several_share']:.1f} % of the chunks held several tokens (mean "

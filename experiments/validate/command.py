@@ -1,4 +1,4 @@
-"""`windtunnel validate`: how far apart are the simulated world and a real one?
+"""`windtunnel validate`: compares the simulator with measurements of a real engine.
 
 device=...     our own engine runs the workload on this machine: `experiments.validate.engine`
 against=...    what was measured: a recording of our own engine, or anybody's requests

@@ -120,7 +120,7 @@ def attention_dtypes(rows: Rows, name: str, device: Device) -> list[str]:
 
 
 def cache_bytes(rows: Rows) -> Floats:
-    """"""
+    """Returns the bytes per element of the KV cache of each row."""
     return np.array([1.0 if name == "fp8" else 2.0 for name in texts(rows, "kv_dtype")])
 
 

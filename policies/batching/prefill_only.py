@@ -1,4 +1,4 @@
-"""Prompts only: the prefill worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI 2024)
+"""Prefill worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI 2024).
 
 Iterations compute whole prompts, first come, first served, up to the token budget; a prompt that exceeds the
 budget is the only one that is split. An iteration that completes a prompt also yields the first token. From

@@ -160,13 +160,17 @@ class EngineCore(Intake):
         if ended:
             self._note_ends(ended, finished)
         if finished:
-            if len(finished) > 1:  # blocks become free in the order of admission, as in vLLM
-                finished.sort(key=lambda seq: seq.admission)
-            for seq in finished:
-                self._state.finish(seq, seq.end_reason)
+            self._finish(finished)
         if self._loaded_in_flight or self._adapters_in_flight:
             self._take_loaded()
         return prefilled, finished
+
+    def _finish(self, finished: list[Sequence]) -> None:
+        """Ends sequences in the order of admission, in which blocks become free in vLLM, too."""
+        if len(finished) > 1:
+            finished.sort(key=lambda seq: seq.admission)
+        for seq in finished:
+            self._state.finish(seq, seq.end_reason)
 
     def _commit_branches(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         """Advances the decoding sequences of a plan that has branches; returns the sequences that end."""

@@ -88,7 +88,7 @@ def joined(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
 
 
 def _kind(name: str) -> str:
-    """ "layers.3.qkv.weight" -> "qkv"."""
+    """Returns "qkv" of "layers.3.qkv.weight"."""
     return name.removesuffix(".weight").rpartition(".")[2]
 
 

@@ -36,7 +36,7 @@ class Loads:
         return replicas if len(replicas) <= FEW else CountedReplicas(replicas, self)
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """Returns one count of all replicas, by index. [N]"""
+        """Returns one count of all replicas, by index, with shape [N]."""
         if not self.columns:
             for replica in self._replicas:
                 replica.attach(LoadWatch(replica, self))
@@ -56,7 +56,7 @@ class CountedReplicas(list[Replica]):
         self._num_first = len(replicas) if are_first else None
 
     def counts(self, name: str) -> NDArray[np.int64]:
-        """Returns one count of the replicas of the list, read-only. [N]"""
+        """Returns one count of the replicas of the list, read-only, with shape [N]."""
         column = self._loads.columns.get(name)
         if column is None:
             column = self._loads.column(name)

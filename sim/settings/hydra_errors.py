@@ -125,6 +125,16 @@ def _message(error: Exception, overrides: Sequence[str], source: ConfigSource) -
     cause, text = error.__cause__, str(error)
     if nameless := next((o for o in overrides if not re.match("[+~]*[^=+~]", o)), None):
         return f"{nameless}: must be key=value"
+    if message := _by_type(error, overrides, source) or _by_text(text, overrides, source):
+        return message
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        culprit = _override_of(str(cause.full_key), overrides) or str(cause.full_key)
+        return f"{culprit}: {_first_line(str(cause))}"
+    return _first_line(text) or (_first_line(str(cause)) if cause else type(error).__name__)
+
+
+def _by_type(error: Exception, overrides: Sequence[str], source: ConfigSource) -> str | None:
+    """Returns the message for errors that are told apart by their type; else None."""
     if isinstance(error, OverrideParseException):
         return _bad_syntax(error, source)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -135,9 +145,15 @@ def _message(error: Exception, overrides: Sequence[str], source: ConfigSource) -
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: must be given, for example {error.full_key}=VALUE"
     if isinstance(error, OmegaConfBaseException) and error.full_key:
-        return f"{error.full_key}: {_first_line(text)}"
+        return f"{error.full_key}: {_first_line(str(error))}"
+    cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _no_such_key(str(cause.full_key), overrides, source)
+    return None
+
+
+def _by_text(text: str, overrides: Sequence[str], source: ConfigSource) -> str | None:
+    """Returns the message for errors that Hydra tells apart only by their text; else None."""
     if match := re.search(r"Could not override '([^']+)'", text):
         return _unused_group(match[1], overrides, source)
     if match := re.search(
@@ -150,10 +166,7 @@ def _message(error: Exception, overrides: Sequence[str], source: ConfigSource) -
         return f"{match[1]}: several values need --multirun (a list is written [a,b])"
     if match := re.search(r"Config group override must be a string.*Got (\w+)", text):
         return _group_value(overrides, source) or text
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
-        culprit = _override_of(str(cause.full_key), overrides) or str(cause.full_key)
-        return f"{culprit}: {_first_line(str(cause))}"
-    return _first_line(text) or (_first_line(str(cause)) if cause else type(error).__name__)
+    return None
 
 
 def _bad_syntax(error: OverrideParseException, source: ConfigSource) -> str:

@@ -52,7 +52,7 @@ def named_modules(text: str) -> list[str]:
 
 
 def is_known(dotted: str) -> bool:
-    """Is it a module, a name that stands in one, or a setting of the group sim?"""
+    """Tests whether a name is a module, a name that stands in one, or a setting of the group sim."""
     parts = dotted.split(".")
     for end in range(len(parts), 1, -1):
         base = ROOT.joinpath(*parts[:end])

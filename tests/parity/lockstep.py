@@ -209,14 +209,20 @@ def first_difference(
             their_step = theirs.step()
             if decision_log is not None:
                 decision_log.append(their_step)
-            if our_step.num_free_planned is None:
-                their_step = their_step._replace(num_free_planned=None)
-            if our_step.num_free_after is None:
-                their_step = their_step._replace(num_free_after=None)
+            their_step = _as_reported(their_step, our_step)
             if our_step != their_step:
                 return f"step {now}\n  ours   {our_step}\n  theirs {their_step}"
             now += 1
     return None
+
+
+def _as_reported(their_step: Step, our_step: Step) -> Step:
+    """Returns their step without the free blocks that our step does not report."""
+    if our_step.num_free_planned is None:
+        their_step = their_step._replace(num_free_planned=None)
+    if our_step.num_free_after is None:
+        their_step = their_step._replace(num_free_after=None)
+    return their_step
 
 
 def _due(to_come: list[Arrival], now: int, ours: OurEngine) -> list[Arrival]:

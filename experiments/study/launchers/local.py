@@ -8,6 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.connection import Connection, wait
 
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
@@ -76,7 +77,7 @@ def _in_processes(
     Each process has its own pipe, so the task of a killed process is known; another process takes its place.
     """
     workers: list[_Worker] = []
-    index = 0
+    indices = count()
     try:
         while True:
             for i in range(jobs):
@@ -87,13 +88,7 @@ def _in_processes(
                 task = next_task()
                 if task is None:
                     break
-                if i == len(workers):
-                    workers.append(_Worker(work))
-                if not workers[i].hand(index, task):  # it died while idle
-                    workers[i] = _Worker(work)
-                    if not workers[i].hand(index, task):
-                        raise WorkerDiedError("a process ended right after its start; try fewer jobs")
-                index += 1
+                _hand(task, next(indices), work, workers, i)
             busy = {worker.pipe: i for i, worker in enumerate(workers) if worker.index is not None}
             if not busy:
                 return
@@ -109,6 +104,16 @@ def _in_processes(
     finally:
         for worker in workers:
             worker.end()
+
+
+def _hand(task: T, index: int, work: Callable[[T], R], workers: list[_Worker], i: int) -> None:
+    """Hands a task to worker i, which is started if it does not exist or died while it was idle."""
+    if i == len(workers):
+        workers.append(_Worker(work))
+    if not workers[i].hand(index, task):
+        workers[i] = _Worker(work)
+        if not workers[i].hand(index, task):
+            raise WorkerDiedError("a process ended right after its start; try fewer jobs")
 
 
 class _Worker:

@@ -33,7 +33,7 @@ JUST_S = 1e-7
 
 
 def begins_s(recording: Recording) -> NDArray[np.float64]:
-    """When each launch began, on the engine's clock. [N]"""
+    """Returns when each launch began, in seconds on the engine's clock, with shape [N]."""
     return np.array([one.time_s for one in asked(recording) if one.is_planned], np.float64)
 
 
@@ -95,7 +95,7 @@ def _asked(
 
 
 def ends_s(recording: Recording) -> NDArray[np.float64]:
-    """When each launch's tokens were there; of one that was never read, when it was committed. [N]"""
+    """Returns when each launch's tokens were read, else when it was committed, in seconds, with shape [N]."""
     steps = recording.steps
     read_s: NDArray[np.float64] = steps["read_s"].fillna(steps["end_s"]).to_numpy(dtype=np.float64)
     return read_s

@@ -1,9 +1,9 @@
-"""S3-FIFO: a small queue that most content leaves soon, and a main queue with further chances.
+r"""S3-FIFO: a small queue that most content leaves soon, and a main queue with further chances.
 
 After Yang et al., SOSP 2023. All queues are first in, first out.
 
     new content ---> small ---> evicted, its id remembered
-                       | used twice or more                      \\ comes back while it is remembered
+                       | used twice or more                      \ comes back while it is remembered
                        v                                          v
                      main  ---> evicted, if not used; else it joins main again, with one use less
 

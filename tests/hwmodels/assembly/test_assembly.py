@@ -496,7 +496,8 @@ def test_a_micro_batch_passes_all_stages_once(site, make_shape):
 
 def test_a_ring_passes_keys_or_queries_whichever_are_fewer(site, make_shape):
     """Ring of 4. A prompt of 400: keys and values, 400 x 256 bytes; each device sends three quarters of them.
-    Behind 100,000 cached tokens: the queries of 400 tokens and their results, 2 x 400 x 256 bytes."""
+    Behind 100,000 cached tokens: the queries of 400 tokens and their results, 2 x 400 x 256 bytes.
+    """
     fresh = Listed(site(context_parallel_size=4), make_shape(chunks=[(400, 0)]))
     behind = Listed(site(context_parallel_size=4), make_shape(chunks=[(400, 100_000)]))
     assert fresh.once("ring_attention", "bytes_moved") == 400 * 256 * 3 / 4

@@ -139,7 +139,8 @@ def test_the_explanation_agrees_with_the_breakdown(roofline, make_shape):
 
 def test_bounds_are_the_textbooks(models, devices, make_shape):
     """A long prompt is bound by compute, a decode by weights and KV, a norm over one token by its launch, an
-    all-reduce by communication."""
+    all-reduce by communication.
+    """
     roofline = Roofline(
         model=models["llama3_1_70b"],
         device=devices["h100_sxm"],
@@ -388,7 +389,8 @@ def test_each_device_pads_its_own_share(models, devices, make_shape):
 
 def test_a_small_model_waits_for_its_launches_without_graphs(models, devices, make_shape):
     """SmolLM2-135M, 30 layers of 10: norm, QKV, rotary, KV write, attention, O, norm, up, activation, down;
-    embedding, final norm, LM head, 4 of sampling: 307 launches of 20 us."""
+    embedding, final norm, LM head, 4 of sampling: 307 launches of 20 us.
+    """
     host = HostOverhead(iteration_s=700e-6, sequence_s=4e-6, launch_s=20e-6, graph_replay_s=10e-6)
     asked = {"model": models["smollm2_135m"], "device": devices["h100_sxm"], "host": host}
     shape = make_shape([100])

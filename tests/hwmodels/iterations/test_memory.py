@@ -77,7 +77,8 @@ def test_activations_by_hand(models):
 def test_activations_of_experts_by_hand():
     """100 tokens x (2 x 64 + 2 experts x 3 x 40) x 2 bytes. On 4 attention groups each of 25 tokens, and what
     a group's experts get from all 4: with a slice of each expert (4 x 2 x (3 x 10 + 64)), with whole ones
-    (2 / 4 of the copies)."""
+    (2 / 4 of the copies).
+    """
     mlp = MixtureOfExperts(num_experts=8, top_k=2, intermediate_size=40)
     model = make_model(grouped(), mlp=mlp)
     assert activation_bytes(model, tp(1), 100, 1) == 100 * (2 * 64 + 2 * 120 + 2 * 64) * 2

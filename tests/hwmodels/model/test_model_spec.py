@@ -129,7 +129,8 @@ def test_ranks_share_matrices_and_copy_norms():
 
 def test_scarce_kv_heads_are_copied():
     """4 ranks, 2 KV heads: each rank holds a whole one, so k and v weigh twice as much; of 10 rows of each
-    table a rank holds 3."""
+    table a rank holds 3.
+    """
     assert grouped().kv_heads_per_rank(4) == 1
     assert make_model().kv_bytes_per_token(4) == make_model().kv_bytes_per_token(2)
     assert make_model().weight_bytes_per_rank(4) == ((2 * 576 + 128) / 4 + 2 * 3 * 8 + 40) * 2

@@ -203,7 +203,8 @@ def test_more_work_is_never_faster_and_more_bandwidth_never_slower(choice, heads
 
 def test_four_bit_keys_and_values_are_unpacked_by_cuda_cores():
     """A100, 40 heads of 128, a token: 10,240 elements of 5 operations at 19.5e12 / 2 a second are 5.25 ns,
-    more than their 5,440 bytes take at 0.82 x 2.039e12 bytes/s, 3.3 ns; 8-bit ones take 6.1 ns."""
+    more than their 5,440 bytes take at 0.82 x 2.039e12 bytes/s, 3.3 ns; 8-bit ones take 6.1 ns.
+    """
     a100 = replace(
         H100,
         memory_bandwidth_bytes_per_s=2.039e12,

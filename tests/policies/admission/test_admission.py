@@ -192,7 +192,8 @@ class TestQueueBound:
 class TestDeadlineFeasible:
     def test_refused_is_whose_first_token_would_come_too_late(self):
         """At 100 tokens a second and replica, two replicas: 60 + 60 tokens in front are 0.6 s for each, so a
-        prompt of 40 has its token at 1.0 s, one of 50 at 1.1 s, 0.1 s late."""
+        prompt of 40 has its token at 1.0 s, one of 50 at 1.1 s, 0.1 s late.
+        """
         policy = DeadlineFeasible(ttft_s=(1.0,), initial_tokens_per_s=100)
         two = fleet(0, 0)
         assert admitted(policy, [ask(0, 60), ask(1, 60)], two) == [True, True]
@@ -306,7 +307,8 @@ class TestTenantQuotas:
 
     def test_the_dominant_resource_counts(self):
         """12 requests, 1200 tokens; a asks for 10 each, b for 300. Both fill up to 3/4 of what they use
-        most, as 9 + 3 are the 12 requests: b is let in up to 3, where halves would be 6 and 2."""
+        most, as 9 + 3 are the 12 requests: b is let in up to 3, where halves would be 6 and 2.
+        """
         policy = TenantQuotas(max_outstanding=12, max_outstanding_tokens=1200)
         ofa = [ask(i, 10, tenant="a") for i in range(20)]
         ofb = [ask(100 + i, 300, tenant="b") for i in range(20)]
@@ -363,7 +365,8 @@ class TestTenantQuotas:
     )
     def test_with_one_limit_each_keeps_its_max_min_share(self, calls, limit):
         """Water filling by hand: sort demands, give each the smaller of its demand and an equal part of the
-        rest. An admitted tenant has no more than that; the total exceeds the limit by shares at most."""
+        rest. An admitted tenant has no more than that; the total exceeds the limit by shares at most.
+        """
         policy, here, serial = TenantQuotas(max_outstanding=limit), {t: [] for t in "abc"}, 0
         for tenant, ends in calls:
             if ends:

@@ -140,7 +140,8 @@ def test_after_a_preemption_the_answer_so_far_is_computed_again_the_prompt_is_no
     make_core, make_request, run_out
 ):
     """Four blocks. Each prompt of 5 takes two and has one token to compute. When 0 needs a third block at its
-    9th token, 1 has to go: with 9 tokens known, 4 of them presumed cached, it computes 5 to return."""
+    9th token, 1 has to go: with 9 tokens known, 4 of them presumed cached, it computes 5 to return.
+    """
     core = make_core(presume_cached=True, num_blocks=4)
     core.add(make_request(0, 5), stop_after=5)
     core.add(make_request(1, 5), stop_after=5)

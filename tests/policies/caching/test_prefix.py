@@ -133,49 +133,66 @@ def test_prefix_caching_behaves_as_a_pool_that_goes_block_by_block(num_blocks, a
         seq = seqs[which % len(seqs)]
         request_id = seq.request_id
         if request_id not in held:
-            num_cached = pool.num_cached(seq)
-            num_found = naive.num_found(seq.request, seq.num_known)
-            assert num_cached == num_found * BLOCK_SIZE
-            revived = sum(
-                (key, naive.stored[key][0]) in naive.free for key in naive.keys(seq.request, num_cached)
-            )
-            fits = -(-seq.num_known // BLOCK_SIZE) - num_found + revived <= len(naive.free)
-            assert pool.can_admit(seq, num_cached, is_alone=True) == fits
-            if fits:
-                pool.admit(seq, num_cached)
-                naive.admit(seq.request, num_found)
-                held[request_id] = num_cached
+            admit_to_both(pool, naive, seq, held)
         elif number == 0:
             pool.release(seq, held[request_id])
             naive.release(seq.request, held.pop(request_id), 0)
-        else:
-            wanted = held[request_id] + amount
-            need = pool.blocks_to_grow(seq, held[request_id], wanted)
-            assert need == -(-wanted // BLOCK_SIZE) - -(-held[request_id] // BLOCK_SIZE)
-            if need > pool.num_free:
-                continue
-            if held[request_id] < seq.num_known:
-                wanted = min(wanted, seq.num_known)
-                pool.grow(seq, held[request_id], wanted)
-                naive.grow(seq.request, wanted)
-            else:
-                pool.take(need)
-                naive.take(need)
-            if number == 1:  # the step is taken back
-                planned = wanted - held.pop(request_id)
-                pool.release(seq, wanted, planned)
-                naive.release(seq.request, wanted, planned)
-            else:
-                held[request_id] = wanted
-            if number == 2 and request_id in held:
-                ids = pool.block_ids(seq, held[request_id])
-                assert len(ids) == len(set(ids)) == -(-held[request_id] // BLOCK_SIZE)
+        elif not grow_both(pool, naive, seq, held, held[request_id] + amount, is_undone=number == 1):
+            continue
+        elif number == 2:
+            ids = pool.block_ids(seq, held[request_id])
+            assert len(ids) == len(set(ids)) == -(-held[request_id] // BLOCK_SIZE)
         assert pool.num_free == len(naive.free)
         assert pool.num_evicted == naive.num_evicted
         pool.check_integrity((seqs[request_id], tokens) for request_id, tokens in held.items())
         for seq in seqs:
             if seq.request_id not in held:
                 assert pool.num_cached(seq) == naive.num_found(seq.request, seq.num_known) * BLOCK_SIZE
+    check_shared_blocks(pool, seqs, held)
+
+
+def admit_to_both(pool, naive, seq, held):
+    """Admits a sequence to both if it fits; what is found and what fits must be equal."""
+    num_cached = pool.num_cached(seq)
+    num_found = naive.num_found(seq.request, seq.num_known)
+    assert num_cached == num_found * BLOCK_SIZE
+    revived = sum((key, naive.stored[key][0]) in naive.free for key in naive.keys(seq.request, num_cached))
+    fits = -(-seq.num_known // BLOCK_SIZE) - num_found + revived <= len(naive.free)
+    assert pool.can_admit(seq, num_cached, is_alone=True) == fits
+    if fits:
+        pool.admit(seq, num_cached)
+        naive.admit(seq.request, num_found)
+        held[seq.request_id] = num_cached
+
+
+def grow_both(pool, naive, seq, held, wanted, is_undone):
+    """Grows a sequence to that many tokens, unless blocks are missing; returns whether it has grown.
+
+    is_undone: the step is taken back, as if the sequence had been preempted.
+    """
+    num_held = held[seq.request_id]
+    need = pool.blocks_to_grow(seq, num_held, wanted)
+    assert need == -(-wanted // BLOCK_SIZE) - -(-num_held // BLOCK_SIZE)
+    if need > pool.num_free:
+        return False
+    if num_held < seq.num_known:
+        wanted = min(wanted, seq.num_known)
+        pool.grow(seq, num_held, wanted)
+        naive.grow(seq.request, wanted)
+    else:
+        pool.take(need)
+        naive.take(need)
+    if is_undone:
+        planned = wanted - held.pop(seq.request_id)
+        pool.release(seq, wanted, planned)
+        naive.release(seq.request, wanted, planned)
+    else:
+        held[seq.request_id] = wanted
+    return True
+
+
+def check_shared_blocks(pool, seqs, held):
+    """Checks that sequences share a block only if all their tokens up to its end are equal."""
     ids_of = {request_id: pool.block_ids(seqs[request_id], tokens) for request_id, tokens in held.items()}
     for one, ids in ids_of.items():
         for other, others in ids_of.items():

@@ -198,7 +198,8 @@ def test_slots_are_reused_from_the_lowest(make_core, make_request, run_step):
 
 def test_a_preempted_sequence_can_return_at_the_clock_at_which_it_left(make_core, make_request, run_step):
     """1 loses its KV in the last step of 0 and is recomputed in a step without decodes: one token on and one
-    iteration of the decode set later, its end falls on the same iteration of the set as before."""
+    iteration of the decode set later, its end falls on the same iteration of the set as before.
+    """
     core = make_core(num_blocks=2)
     core.add(make_request(0, 4), stop_after=2)
     seq = core.add(make_request(1, 4), stop_after=3)
@@ -250,7 +251,8 @@ def test_a_request_aborted_between_its_transfer_and_the_next_plan_is_not_admitte
 
 def test_a_preempted_sequence_says_what_it_lost_and_to_which_request(make_core, make_request, run_step):
     """Two answers need a second block each, and there is one: 0 takes it, and 1 can displace only itself. A
-    preemption by the policy's own wish has no beneficiary."""
+    preemption by the policy's own wish has no beneficiary.
+    """
     core = make_core(num_blocks=3)
     seqs = [core.add(make_request(i), stop_after=9) for i in range(2)]
     run_step(core)

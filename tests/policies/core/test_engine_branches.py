@@ -22,7 +22,8 @@ def add(
 
 def test_three_samples_of_six_tokens_in_blocks_of_four(make_core, make_request):
     """Prompt: 2 blocks. The first tokens share the second, which is then copied twice: 1 + 3. Two tokens on,
-    each has filled its own and takes a new one: 1 + 6."""
+    each has filled its own and takes a new one: 1 + 6.
+    """
     core = make_core()
     seq = add(core, make_request, stop_after=5)
     used = []
@@ -102,7 +103,8 @@ def test_the_world_chooses_the_branches_that_go_on(make_core, make_request, run_
 @pytest.mark.parametrize("swap", [False, True])
 def test_branches_are_preempted_as_one_and_come_back(make_core, make_request, run_step, swap):
     """After two decodes they store 4 + 3 * 4 tokens. Recomputed, that and the newest token of each: 19 at
-    once; swapped, they go on where they were."""
+    once; swapped, they go on where they were.
+    """
     wishes = []
 
     def script(view, step):

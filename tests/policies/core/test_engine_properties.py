@@ -37,6 +37,10 @@ class Whim:
                 break
         if rng.random() < 0.1 and view.num_running:
             step.preempt(rng.choice([*view.decoding, *view.prefilling]))
+        self._work(view, step)
+
+    def _work(self, view, step):
+        """Makes sure that the step computes something if anything can be computed."""
         if not step.num_tokens:
             step.decode_all()
         if not step.num_tokens and not view.num_decoding:

@@ -75,7 +75,8 @@ def swapper():
 
 def test_a_swap_names_the_blocks_that_are_filled_and_not_those_that_were_planned():
     """The first has computed 6 of 12 tokens and loses the next 4 of this very step, which took a third block:
-    both of its others go, the second half full. It returns into other blocks."""
+    both of its others go, the second half full. It returns into other blocks.
+    """
     script, wishes = swapper()
     core = make_engine(PAGED, script=script, num_swap_blocks=5)
     seq, other = (core.add(Request(i, 0.0, Prompt(n)), stop_after=20) for i, n in enumerate((12, 6)))
@@ -175,7 +176,8 @@ def test_contents_that_a_preempted_step_was_to_compute_are_not_found_below():
 
 def test_room_is_made_before_it_is_used_and_what_a_load_reads_is_given_up_behind_it():
     """Host: 2 blocks, disk: 1. Two blocks of place 0 lie in the host; a load reads one of them while two of
-    place 1 come down: the other goes on to the disk, and the one is given up when it has been read."""
+    place 1 come down: the other goes on to the disk, and the one is given up when it has been read.
+    """
     host, disk = Tier("host", 2), Tier("disk", 1)
     ledger = TierLedger([host, disk], BLOCK_SIZE)
 

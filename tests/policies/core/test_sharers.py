@@ -89,7 +89,8 @@ def admit_all_then(*preempted, swap=None):
 @pytest.mark.parametrize("cache", SHARING)
 def test_sharers_of_what_a_preempted_sequence_was_to_compute_go_with_it(cache):
     """0 is to compute four blocks of text 7. 1 finds them and computes text 8 behind it, which 3 finds, too.
-    2 has a text of its own. Of all 40 blocks only its three are in use; then all come back, and share."""
+    2 has a text of its own. Of all 40 blocks only its three are in use; then all come back, and share.
+    """
     core = make_engine(cache, admit_all_then(0))
     add(core, 0, (7, 16))
     one = add(core, 1, (7, 16), (8, 4))
@@ -136,7 +137,8 @@ def test_a_sharer_may_go_alone_and_its_victims_may_be_named_in_any_order(cache):
 @pytest.mark.parametrize("cache", SHARING)
 def test_what_was_computed_before_is_shared_on(cache):
     """0 computes 8 tokens of text 7 in the first step and has two blocks left, of which 1 finds both, and 2,
-    whose prompt is shorter, none."""
+    whose prompt is shorter, none.
+    """
 
     def script(view, step):
         step.admit(next(iter(view.waiting)), 8)
@@ -163,7 +165,8 @@ def test_what_was_computed_before_is_shared_on(cache):
 @pytest.mark.parametrize(("last", "lost"), [(1, [1]), (0, [1, 0])])
 def test_making_room_displaces_sharers_too(last, lost):
     """Ten blocks: 2 has filled four; 0 takes five, 1 finds four of these and takes the last.
-    For a fifth block of 2 the one goes that came last: 1 alone, or 0 and with it 1."""
+    For a fifth block of 2 the one goes that came last: 1 alone, or 0 and with it 1.
+    """
     core = make_engine("prefix", lambda view, step: step.admit(next(iter(view.waiting)), 99), num_blocks=10)
     two = core.add(Request(2, 0.0, Prompt(16)), stop_after=3)
     commit(core, core.plan(0.0))

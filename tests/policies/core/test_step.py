@@ -91,7 +91,8 @@ def test_a_step_that_preempted_admits_no_request(begun):
 
 def test_admission_leaves_the_watermark_free_and_decodes_may_use_it(begun):
     """0 and 1 hold three blocks, the newcomer needs two, three are the watermark. Eight blocks are enough for
-    that, seven are not, although four are free; for a decode they are."""
+    that, seven are not, although four are free; for a decode they are.
+    """
 
     def script(step, decoding, prefilling, waiting):
         assert step.admit(waiting, 5)
@@ -125,7 +126,8 @@ def test_preempting_gives_the_tokens_of_this_step_back(begun):
 
 def test_a_loop_over_the_view_survives_preemptions(make_core, make_request, run_step):
     """The simplest policy looks at no state. Three blocks, all taken; 0 needs another, so 2 must go before
-    its turn comes. Then two prompts begun together: the first outgrows the free blocks."""
+    its turn comes. Then two prompts begun together: the first outgrows the free blocks.
+    """
 
     def plain(view, step):
         for seq in view.decoding:
@@ -177,7 +179,8 @@ def test_horizon_ends_with_the_sequence(
 
 def test_horizon_ends_before_a_block_is_missing(make_core, make_request, run_step):
     """Five blocks; prompts of 4 and 6 hold 1 + 2. The first needs a block at once, then both have room: the
-    second needs one in 3 iterations' time, and the first again in 5, when none is left."""
+    second needs one in 3 iterations' time, and the first again in 5, when none is left.
+    """
     core = make_core(num_blocks=5)
     core.add(make_request(0, 4))
     core.add(make_request(1, 6))

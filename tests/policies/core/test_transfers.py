@@ -59,15 +59,22 @@ class Whim:
                 step.prefill(seq, rng.randint(1, 9))
         if rng.random() < 0.6:
             step.decode_all()
-        running = [*view.decoding, *view.prefilling]
-        if running and rng.random() < 0.2:
-            step.preempt(rng.choice(running), swap=self._swaps and rng.random() < 0.8)
+        self._preempt(view, step, 0.2)
         for seq in view.waiting:
             if rng.random() < 0.6 and not step.admit(seq, rng.randint(1, 9)):
                 break
+        self._preempt(view, step, 0.3)
+        self._work(view, step)
+        step.repeat(rng.randint(1, 6))
+
+    def _preempt(self, view, step, chance):
+        """Preempts any running sequence, by chance."""
         running = [*view.decoding, *view.prefilling]
-        if running and rng.random() < 0.3:
-            step.preempt(rng.choice(running), swap=self._swaps and rng.random() < 0.8)
+        if running and self._rng.random() < chance:
+            step.preempt(self._rng.choice(running), swap=self._swaps and self._rng.random() < 0.8)
+
+    def _work(self, view, step):
+        """Makes sure that the step computes something if anything can be computed."""
         if not step.num_tokens:
             step.budget(99)
             for seq in view.paused:
@@ -77,7 +84,6 @@ class Whim:
             for seq in [*view.prefilling, *view.waiting][:1]:
                 verb = step.admit if seq.state is SequenceState.waiting else step.prefill
                 verb(seq, seq.num_uncomputed)
-        step.repeat(rng.randint(1, 6))
 
 
 class Labels:

@@ -81,7 +81,8 @@ def test_weights_are_shares_in_turns(make_request):
 @given(weights=st.lists(st.integers(1, 20), min_size=1, max_size=8), num_requests=st.integers(1, 300))
 def test_weighted_replicas_get_their_shares_at_any_time(weights, num_requests):
     """At virtual time V replica i was due floor(w_i V) times, so of m requests it has about w_i V, and m / W
-    <= V <= (m + n) / W; requests due at V itself may still be missing."""
+    <= V <= (m + n) / W; requests due at V itself may still be missing.
+    """
     routing, views = Weighted(weights=tuple(map(float, weights))), idle(len(weights))
     counts = Counter(routing.choose(ask(i, (0, 4)), views, 0.0) for i in range(num_requests))
     for index, weight in enumerate(weights):

@@ -63,7 +63,8 @@ def test_shipped_settings_come_to_rest_under_constant_load(name, rate_per_s, num
 
 def test_a_fluid_day_by_hand():
     """Capacity 1/s a replica. 2/s on one replica for 10 s leave 10 waiting; the second replica that was
-    asked for then is up 20 s later, and 1/s lets two of them get through the queue at 1/s."""
+    asked for then is up 20 s later, and 1/s lets two of them get through the queue at 1/s.
+    """
     scaling = Scheduled(interval_s=10, day_s=1000, entries=({"at": "00:00", "replicas": 2},))
     day = Day(scaling=scaling, rates_per_s=(2, 1, 1, 1), num_intervals=4, cold_start_s=20)
     seen = [(a.num_replicas, a.num_starting, a.num_waiting) for a in day.live()]

@@ -98,7 +98,8 @@ def test_with_room_for_its_kv_a_displaced_decode_is_paused_and_goes_on_without_l
 
 def test_paused_kv_moves_to_the_host_before_blocks_run_out(make_core, make_request):
     """10 blocks, a floor of 6: 0 holds 3, 1 holds 1, and with its second 5 are free. 0 goes, and returns
-    with all its tokens: it decodes on."""
+    with all its tokens: it decodes on.
+    """
     policy = Mlfq(quantum_tokens=8, max_active=1, min_free_share=0.6, preemption_mode="swap")
     core = make_core(scheduling=policy, num_blocks=10, num_swap_blocks=10)
     core.add(make_request(0, 9), stop_after=50)

@@ -105,7 +105,8 @@ def test_requests_that_are_held_for_a_replica_that_will_not_come_are_refused(run
 
 def test_a_request_that_finds_no_replica_waits_for_one_to_start(run_world, ask):
     """No replica is wanted from 16 on. At 20 one is ordered, ready at 25, first token at 26; it goes at 32,
-    because at 28 it has work. At 40 the next one is ordered."""
+    because at 28 it has work. At 40 the next one is ordered.
+    """
     pool = WorldPool(scaling=by_the_clock(1, 0, 0, interval=4), cold_start_s=5 * TICK_S)
     asks = [ask(tick * TICK_S, 4, num) for tick, num in [(0, 3), (20, 5), (22, 1), (40, 3)]]
     records = run_world(*asks, pools=(pool,))

@@ -87,7 +87,8 @@ def test_slow_replicas_are_up_and_lost_ones_are_not():
 
 def test_a_copy_is_left_unless_it_goes_at_the_same_time():
     """4 replicas: 0 crashes, its copy on 1 stays. 1 and 2 together: 1's is 2, gone; 2's is 3. 3, alone now,
-    has none. Replica 2 is out of reach at 5 when 1, up again at 4, crashes: its copy is on 3."""
+    has none. Replica 2 is out of reach at 5 when 1, up again at 4, crashes: its copy is on 3.
+    """
 
     def at(at_s, duration_s, *replicas, kind=FailureKind.crash):
         return Scripted(kind=kind, at_s=at_s, duration_s=duration_s, replicas=replicas)

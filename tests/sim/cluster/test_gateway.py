@@ -86,7 +86,8 @@ def test_a_client_waits_as_long_as_a_refusal_says(run_world, ask):
 
 def test_a_rate_limit_admits_requests_that_come_when_it_says(run_world, ask):
     """A request every 4 ticks. At 1 it says 3 ticks, at 2 it says 2; at 4 it is the first one's turn, and the
-    other must wait 4 more."""
+    other must wait 4 more.
+    """
     requests = run_world(
         *(ask(tick * TICK_S, 4, 1) for tick in range(3)),
         admission=TokenBucket(rate_per_s=1 / (4 * TICK_S), burst=1),

@@ -250,7 +250,8 @@ def test_a_decode_replica_that_crashes_sends_the_request_back_to_the_prompts(
     ask, same_records, first_token_at, fourth
 ):
     """8 prompt tokens by tick 1, copied by 3; 3 tokens are out at 5.5. 11 tokens are computed by 6.5 and
-    copied by 9.25: the fifth is out at 10.25."""
+    copied by 9.25: the fifth is out at 10.25.
+    """
     late = first_token_at == "decode"
     service = Service(
         asks=(ask(0.0, 8, 6),),

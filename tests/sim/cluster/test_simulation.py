@@ -194,7 +194,8 @@ def test_ctrl_c_leaves_the_records_so_far(make_world, ask):
 @pytest.mark.parametrize("moment", [1, 2, 3, 4, 5])
 def test_ctrl_c_never_tears_an_iteration_apart(make_world, ask, moment):
     """Two answers end in one iteration and three in another; Ctrl-C comes while the simulation tells of one
-    of them. What is recorded is whole iterations."""
+    of them. What is recorded is whole iterations.
+    """
 
     def ctrl_c(num_ended):
         if num_ended == moment:

@@ -88,7 +88,8 @@ def test_a_switch_of_merged_weights_takes_the_copy_and_the_merge(make_world, ask
 
 def test_a_request_without_a_slot_for_its_adapter_is_reported_as_waiting_for_it(make_world, ask):
     """One slot: b waits until a has come (16 ticks) and answered (2), then for its own 4 bytes from disk. A
-    request without an adapter passes it."""
+    request without an adapter passes it.
+    """
     asks = named(ask, "a"), named(ask, "b"), named(ask, None, at=17, num_output=3)
     requests = run_world(make_world, *asks, serving=FixedSlots(max_loras=1)).records.requests
     assert ticks(requests.wait_adapter_s) == [0, 18, 0]
@@ -109,7 +110,8 @@ def test_whose_turn_it_is_not_waits_for_its_adapter_too(make_world, ask):
 @pytest.mark.parametrize("leap", [True, False])
 def test_the_door_closes_when_only_others_wait_however_long_the_leap_is(make_world, ask, leap):
     """5 tokens of plain prompt, one a tick. From the first on only a waits, so it is before the plain one
-    that comes at 2.5: from disk 16 ticks from 5 on, prompt and answer until 26. Then plain again, at once."""
+    that comes at 2.5: from disk 16 ticks from 5 on, prompt and answer until 26. Then plain again, at once.
+    """
     asks = named(ask, None, num_prompt=5, num_output=1), named(ask, "a"), named(ask, None, 2.5)
     few = Chunked(max_num_batched_tokens=1)
     run = run_world(make_world, *asks, serving=Merged(), leap=leap, batching=few)

@@ -169,7 +169,8 @@ def test_a_frontend_delays_the_first_token_and_no_other(make_world, ask):
 
 def test_behind_the_frontend_a_request_waits_for_the_plan_made_ahead(make_world, ask):
     """The first runs from tick 3 on: boundaries are whole ticks. The second, sent at 3.75, is known at 6.75,
-    in the iteration that ends at 7, with the one up to 8 planned."""
+    in the iteration that ends at 7, with the one up to 8 planned.
+    """
     world = make_world(ask(0.0, 4, 30), ask(3.75 * TICK_S, 4, 2), frontend_s=3 * TICK_S, plans_ahead=True)
     requests = assert_leap_equals_step(world).records.requests
     assert requests.scheduled_s.tolist() == [3 * TICK_S, 8 * TICK_S]
@@ -232,7 +233,8 @@ def test_a_time_limit_keeps_the_iterations_that_ended_by_then(make_world, ask, u
 
 def test_a_preemption_is_counted_once_however_long_the_leap_behind_it(make_world, ask):
     """Four blocks of 4. The normal request came first and needs its third block first, when all are taken: it
-    is the one to go, and the step is left empty. The urgent one then goes on alone, leaping."""
+    is the one to go, and the step is left empty. The urgent one then goes on alone, leaping.
+    """
     world = make_world(
         ask(0.0, 4, 30, priority=1),
         ask(0.5 * TICK_S, 5, 11, priority=0),

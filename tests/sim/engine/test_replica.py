@@ -122,7 +122,8 @@ def test_the_queue_moves_up_when_a_running_client_gives_up(make_world, ask):
 
 def test_a_request_preempted_in_the_step_that_admitted_it_is_scheduled_when_it_returns(make_world, ask):
     """A policy that admits before it decodes: the newcomer takes the last block, loses it to a decode of the
-    same step, and comes back when the first request has ended."""
+    same step, and comes back when the first request has ended.
+    """
 
     class AdmitThenDecode:
         def fill(self, view, step, now):

@@ -212,7 +212,8 @@ def test_caches_are_seen_as_of_the_iteration_under_way(make_world, ask, make_cac
 def test_what_a_leap_has_evicted_is_not_found(make_world, ask):
     """Ten blocks of 4. Content 7, 4 blocks, is left behind by the first. The second's prompt is 3 blocks, the
     iteration from 1.5 + k on needs ceil((12 + k) / 4): 7 from 14.5 on, when the blank ones are used up and
-    the tail of content 7 goes, 8 from 18.5, 9 from 22.5 on."""
+    the tail of content 7 goes, 8 from 18.5, 9 from 22.5 on.
+    """
     world = make_world(
         ask(0.0, 16, 1, contents=((7, 16),)),
         ask(1.5 * TICK_S, 12, 26),
@@ -232,7 +233,8 @@ def test_what_a_leap_has_evicted_is_not_found(make_world, ask):
 def test_a_look_behind_an_arrival_does_not_let_it_in_early(make_world, ask, known_after, plans_ahead):
     """The world of the test above. A request reaches the engine in the middle of a leap that evicts; the next
     one looks into the cache before the iteration is over: the leap is cut where the engine did not know the
-    first yet."""
+    first yet.
+    """
     world = make_world(
         ask(0.0, 16, 1, contents=((7, 16),)),
         ask(1.5 * TICK_S, 12, 26),

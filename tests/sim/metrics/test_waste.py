@@ -39,7 +39,8 @@ def run_world(request, make_world, toy_model):
 
 def test_a_region_is_filled_reserved_or_lost(run_world, ask):
     """20 places for 3 s. Prompt 1, at most 9 output tokens: a region of 10, 1 + 2 + 3 filled. 3 at the end: 7
-    are lost each second, and what is left, 2 + 1 + 0, was reserved."""
+    are lost each second, and what is left, 2 + 1 + 0, was reserved.
+    """
     records = run_world(
         ask(0.0, 1, 3, max_tokens=9), caching=Contiguous(reserve="max_tokens", block_size=1), num_blocks=20
     )

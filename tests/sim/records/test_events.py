@@ -44,7 +44,8 @@ def run_world(request):
 def test_waits_for_budget_and_memory_on_paper(run_world, make_world, ask):
     """The schedule of tests/sim/records/test_records.py: C waits two iterations for budget; at 4 A takes the
     last block from C, and then that of B. Both wait for memory, until at 6 B comes back and eats the
-    budget."""
+    budget.
+    """
     records = run_world(
         make_world(
             *[ask(0.0, 5, 6), ask(0.0, 6, 4), ask(0.0, 3, 3)],
@@ -79,7 +80,8 @@ def test_a_request_that_waits_for_a_static_batch_waits_for_the_policy(run_world,
 
 def test_the_way_to_the_engine_is_a_cause_of_its_own(run_world, make_world, ask):
     """The first is known at 2. The second, sent at 3.75, is known at 5.75, in the iteration up to 6, with the
-    one up to 7 planned."""
+    one up to 7 planned.
+    """
     world = make_world(ask(0.0, 4, 30), ask(3.75 * TICK_S, 4, 2), frontend_s=2 * TICK_S, plans_ahead=True)
     records = run_world(world)
     assert waits_of(records, 0) == {"frontend": 2}
@@ -124,7 +126,8 @@ def test_a_rejected_request_waits_for_nothing(run_world, make_world, ask):
 
 def test_a_swapped_sequence_waits_for_memory_and_then_for_its_kv(run_world, make_world, ask):
     """Two prompts of a block; at 5 tokens both need a second one and there is one. B goes to host memory with
-    4 tokens and comes back when A has ended, at 6 ticks; 4 tokens of 1 byte take 4 s / 16 = 2 ticks."""
+    4 tokens and comes back when A has ended, at 6 ticks; 4 tokens of 1 byte take 4 s / 16 = 2 ticks.
+    """
     records = run_world(
         make_world(
             ask(0.0, 4, 6),

@@ -81,7 +81,8 @@ def test_gaps_span_the_stalls_behind_prompts(make_world, ask, toy_model, list_ga
 
 def test_gaps_of_an_idle_sequence_grow_until_its_turn(make_world, ask, toy_model, list_gaps):
     """A policy that decodes one sequence at a time, the shorter one. A's tokens come at 1, 2, 4, 6 and B's at
-    1, 3, 5."""
+    1, 3, 5.
+    """
 
     class OneByOne:
         def fill(self, view, step, now):

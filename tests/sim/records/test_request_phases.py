@@ -108,7 +108,8 @@ def test_phases_follow_each_other_from_arrival_to_end(data, worlds):
 
 def test_a_life_with_a_crash_and_a_timeout_is_reported_in_order(make_world, ask):
     """In ticks: lost at 3.5, sent again when a replica serves, at 15.5; its client waits to 19.75, the engine
-    releases it at 20.5, and 4 ticks later it comes again."""
+    releases it at 20.5, and 4 ticks later it comes again.
+    """
     crash = Scripted(kind=FailureKind.crash, at_s=3.5 * TICK_S, duration_s=10 * TICK_S)
     clients = Retries(max_attempts=9, base_s=4 * TICK_S, factor=1.0, jitter="none", timeout_s=4.25 * TICK_S)
     records = (

@@ -122,7 +122,8 @@ def test_branches_go_with_every_cache_that_can_fork(caching):
 def test_four_answers_to_a_prompt_share_its_blocks(shares, peak_blocks, block_iterations):
     """A prompt of 40 tokens, four answers of 25 (KV is stored of 24 of them), 25 iterations. Sharing, the
     prompt's has 3 blocks, then each branch has its own behind the 2 full ones; else each has all from the
-    first iteration on. At the peak 10 blocks do for 16."""
+    first iteration on. At the peak 10 blocks do for 16.
+    """
     scenario, source = build(
         "workload/lengths=fixed",
         "workload.lengths.prompt_tokens.value=40",

@@ -78,7 +78,8 @@ def test_the_router_gets_one_end_for_each_time_that_it_has_chosen(service):
 
 def test_a_retry_is_not_reported_as_ended_when_its_former_prefill_replica_lets_go(ask):
     """The decode replica has room for two. The third request times out there, while its prefill replica is
-    in the middle of a chunk of the fifth, and comes again to the other one before that chunk ends."""
+    in the middle of a chunk of the fifth, and comes again to the other one before that chunk ends.
+    """
     service = Service(
         asks=[
             ask(0.0, 4, 10),
@@ -155,7 +156,8 @@ def test_layer_by_layer_kv_is_sent_during_the_prefill(ask, tokens_per_tick, num_
 
 def test_two_prompts_of_one_iteration_share_its_time_on_the_link(ask):
     """12 and 4 tokens in one tick at 8 a tick: 6 and 2 go ahead. 6 and 2 left: at 4 each, 2 are there after
-    half a tick, and 6 after another half."""
+    half a tick, and 6 after another half.
+    """
     records = run_world(ask(0, 12, 3), ask(0, 4, 3), network=toy_network(8), kv_transfer=KvTransferSettings())
     assert ticks(records, "kv_transfer") == [(1,), (0.5,)]
 
@@ -180,7 +182,8 @@ def test_bounded_copies_go_one_after_the_other(ask):
 
 def test_a_full_decode_replica_holds_up_the_prefill_replica(ask):
     """Decode: 4 blocks of 4. The first, 12 + 4 tokens, takes them until tick 7 (1 prompt, 3 of transfer, 3).
-    The second keeps its KV in the prefill replica, of 4 blocks, too: the third waits for it."""
+    The second keeps its KV in the prefill replica, of 4 blocks, too: the third waits for it.
+    """
     asks = [ask(0, 12, 4), ask(0, 12, 4), ask(0, 12, 4)]
     records = run_world(*asks, num_blocks=4, kv_transfer=AT_END)
     # 1: prompt [0, 1], copy [1, 4], decode [4, 7]. 2: prompt [4, 5] after the copy, copy [7, 10], ...
@@ -340,7 +343,8 @@ SLOTS = {
 def test_a_handed_over_answer_waits_for_its_kv_and_for_its_adapter(ask):
     """Adapter to the prefill replica until tick 2, prompt until 3; then both to the decode replica: KV, 8
     tokens at 4 a tick, until 5, and the adapter until 5; 2 ticks of answer. The second finds the adapter in
-    both: prompt until 21, KV until 23."""
+    both: prompt until 21, KV until 23.
+    """
     records = run_world(with_adapter(ask), with_adapter(ask, 20), **SLOTS)
     assert ticks(records, "first_token", "last_token", "kv_transfer") == [(3, 7, 2), (21, 25, 2)]
     assert [counts.num_loads for counts in records.adapters] == [1, 1]
@@ -348,7 +352,8 @@ def test_a_handed_over_answer_waits_for_its_kv_and_for_its_adapter(ask):
 
 def test_the_later_of_kv_and_adapter_counts(ask):
     """A slow disk: 8 ticks to the prefill replica, prompt until 9, 8 more to the decode replica; KV until 11.
-    A slow network: adapter until 2, prompt until 3, adapter until 5, KV until 11."""
+    A slow network: adapter until 2, prompt until 3, adapter until 5, KV until 11.
+    """
     slow_disk = partial(Links, bytes_per_token=1.0, host_bytes_per_s=1 / TICK_S, disk_bytes_per_s=1 / TICK_S)
     records = run_world(with_adapter(ask), **SLOTS | {"links": slow_disk})
     assert ticks(records, "first_token", "last_token", "kv_transfer") == [(9, 19, 2)]
@@ -358,7 +363,8 @@ def test_the_later_of_kv_and_adapter_counts(ask):
 
 def test_without_a_slot_for_its_adapter_an_answer_keeps_its_kv_in_the_prefill_replica(ask):
     """One slot each. In the prefill replica it is a's until its KV has left at 5: b's 4 bytes come by 6, its
-    prompt is done at 7. In the decode replica it is a's until 27: then KV and adapter set out."""
+    prompt is done at 7. In the decode replica it is a's until 27: then KV and adapter set out.
+    """
     asks = [with_adapter(ask, 0, num_output=23), with_adapter(ask, 4)._replace(adapter="b")]
     records = run_world(*asks, **SLOTS)
     assert ticks(records, "first_token", "last_token", "kv_transfer") == [(3, 27, 2), (7, 31, 2)]
@@ -391,7 +397,8 @@ class TurnOnce:
 
 def test_a_replica_changes_its_role_when_it_is_empty(ask):
     """Replica 2 of two decode replicas is drained from tick 2 on, has its last answer out at tick 9, and
-    comes back as replica 3, which computes prompts."""
+    comes back as replica 3, which computes prompts.
+    """
     asks = [ask(0, 4, 8), ask(0, 4, 8), *(ask(n * TICK_S, 4, 4) for n in (12, 12.25))]
     records = run_world(*asks, num_decode=2, roles=TurnOnce(2, "prefill"), kv_transfer=AT_END)
     assert records.requests.replica.tolist() == [1, 2, 1, 1]

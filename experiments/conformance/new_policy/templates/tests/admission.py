@@ -14,8 +14,10 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
 
 
 def test_while_two_are_outstanding_only_priority_0_is_let_in() -> None:
-    """Request 0 takes a tick of 0.125 s for its prompt of 4 tokens and one for its answer, request 1 as much
-    after it. At 0 s there is no room for request 2, but for request 3; at 1 s all have ended."""
+    """Requests 0 and 1 take two ticks of 0.125 s each, one for the prompt and one for the answer.
+
+    At 0 s there is no room for request 2, but for request 3; at 1 s all have ended.
+    """
     asks = (Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 0), Ask(1.0, 4, 1, 1))
     gateway = play(World(asks=asks, admission=MyPolicy(max_outstanding=2)))
     assert [asked.refusal is None for asked in gateway.asked] == [True, True, False, True, True]
