@@ -171,11 +171,11 @@ class RunRecords:
 
     @property
     def pool_by_replica(self) -> NDArray[np.int64]:
-        """Index of the pool of each replica. [R]"""
+        """Index of the pool of each replica, with shape [R]."""
         return np.array([replica.pool for replica in self.replicas], np.int64)
 
     def by_replica(self, name: str) -> NDArray[np.float64]:
-        """Returns a figure of `PoolRecord` for each replica. [R]"""
+        """Returns a figure of `PoolRecord` for each replica, with shape [R]."""
         values = np.array([getattr(pool, name) for pool in self.pools], np.float64)
         return values[self.pool_by_replica]
 
