@@ -1,1 +1,1 @@
-"""`windtunnel dashboard`: a local web page that answers while settings are turned."""
+"""`windtunnel dashboard`: a local web page that simulates again whenever a setting is changed."""

@@ -1,4 +1,4 @@
-"""The page's callbacks: plain functions of what the browser sends, and how Dash calls them."""
+"""Callbacks of the page: plain functions of the values that the browser sends, registered in Dash."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ MAX_NAME = 64
 
 
 class Callbacks:
-    """The callbacks of the page. Each returns one value per output in `make_app`."""
+    """Callbacks of the page; each returns one value per output in `make_app`."""
 
     def __init__(self, service: SimulationService) -> None:
         self.service = service
         self.board: Board = service.board
 
     def synchronise(self, source: Any, query: str | None, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Controls and address follow each other: (state, problems, the address's query, a value a control).
+        """Synchronises controls and address; returns (state, problems, query, one value per control).
 
-        source: the id of what has changed; the address is also what a page begins with.
+        source: id of the component that has changed. A page that was just opened takes its state from the
+        address.
         """
         board = self.board
         if source in (None, "url"):
@@ -41,15 +42,16 @@ class Callbacks:
             ]
             return state, problems, no_update, *shown
         state, problems = board.parse(dict(zip([c.key for c in board.controls], given, strict=True)))
-        if problems:  # what was typed stays as it is
+        if problems:  # the typed values stay in the controls
             return no_update, problems, no_update, *[no_update] * len(given)
         return state, [], board.query(state), *[no_update] * len(given)
 
     def answer(self, client: Any, given: Any, problems: Any) -> tuple[Any, ...]:
-        """(error, class of the results, summary, latency figure, request number, poll off, command line).
+        """Simulates the state and returns the contents of the page.
 
-        given: the state that the browser has; it is parsed as an address is, since any program may send it.
-        After an error the last results stay on the page, greyed out.
+        These are (error, class of the results, summary, latency figure, request number, polling disabled,
+        command line). given: the browser's state, which is parsed like an address, because any program may
+        have sent it. After an error the previous results stay on the page, greyed out.
         """
         client, problems = _name(client), _lines(problems)
         state: dict[str, Any] | None = None
@@ -77,7 +79,7 @@ class Callbacks:
         return 0 if curve is None else curve.number
 
     def details(self, client: Any) -> tuple[Any, Any]:
-        """(roofline, where the time goes) of the last answer."""
+        """Returns the roofline figure and the shares of the requests' time of the last answer."""
         curve = self.service.curve(_name(client))
         if curve is None:
             raise PreventUpdate
@@ -86,14 +88,13 @@ class Callbacks:
             figure = roofline_figure(answer)
         except ValueError as error:
             return drawn(None, str(error)), limit_sentence(answer)
-        return drawn(figure, "This latency model cannot show what limits its iterations."), limit_sentence(
-            answer
-        )
+        text = "The latency model does not show which resource limits an iteration."
+        return drawn(figure, text), limit_sentence(answer)
 
     def grow(self, client: Any, shown: Any) -> tuple[Any, Any, Any, Any]:
-        """(curve, its note, its version, poll is off), with the points that have come.
+        """Returns (curve figure, note, version, polling disabled), with the points simulated so far.
 
-        shown: the version that the page has; answers may be lost on their way, so only the page knows.
+        shown: version of the curve that the page shows; only the page knows it, since responses can be lost.
         """
         curve = self.service.curve(_name(client))
         if curve is None:
@@ -104,13 +105,13 @@ class Callbacks:
             return no_update, no_update, no_update, curve.is_done
         note = curve.problem
         if not curve.is_done:
-            note = "simulating more rates ..."
-        figure = drawn(curve_figure(curve), "These requests have no rate to vary.")
+            note = "Simulating more request rates ..."
+        figure = drawn(curve_figure(curve), "The workload has no request rate that could be varied.")
         return figure, note, curve.version, False
 
 
 def _name(client: Any) -> str:
-    """Returns the name of a page as the service keeps it."""
+    """Returns the name of a page, shortened to `MAX_NAME` characters."""
     return str(client)[:MAX_NAME]
 
 
@@ -120,7 +121,7 @@ def _lines(problems: Any) -> list[str]:
 
 
 def ctx_triggered() -> Any:
-    """The id of what called, None outside of a request: tests call plainly."""
+    """Returns the id of the component that triggered the callback; None outside of a request, as in tests."""
     try:
         return ctx.triggered_id
     except dash.exceptions.MissingCallbackContextException:
@@ -128,7 +129,7 @@ def ctx_triggered() -> Any:
 
 
 def make_app(service: SimulationService) -> dash.Dash:
-    """The page, ready to be served; all scripts come from this server."""
+    """Makes the Dash application; all scripts come from this server."""
     callbacks, board = Callbacks(service), service.board
     app = dash.Dash("windtunnel", title="windtunnel", update_title="", serve_locally=True)
     guard(app.server)

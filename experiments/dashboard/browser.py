@@ -1,9 +1,9 @@
-"""The page in headless Chromium: its round trips are timed and its screenshots taken.
+"""Drives the page in headless Chromium, to time its round trips and to take screenshots.
 
     python -m experiments.dashboard.browser                                    # times ten changes
     python -m experiments.dashboard.browser shots=experiments/dashboard/screenshots
 
-Needs playwright (pip install playwright) and Debian's chromium, or any on the PATH; nothing is downloaded.
+Needs playwright (pip install playwright), and chromium or google-chrome on the PATH; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ FLAGS = (
     "--disable-sync",
 )
 TIMEOUT_MS = 120_000
-"""Machines are shared; what takes long fails by being wrong, not by being slow."""
+"""Long enough that a check never fails because a shared machine is slow."""
 RATE = "#control-workload-arrivals-rate_per_s"
 RATES = (5, 6, 7, 9, 10, 12, 14, 16, 18, 20)
 
 
 @dataclass
 class Opened:
-    """A page, and what went wrong on it."""
+    """Open page, with its errors and its requests to other servers."""
 
     page: Any
     errors: list[str] = field(default_factory=list)
-    """Of its console and scripts."""
+    """Errors and warnings of its console and scripts."""
     foreign: list[str] = field(default_factory=list)
-    """Addresses that it asked elsewhere."""
+    """Addresses on other servers that it requested."""
 
     def answered(self, words: str) -> None:
-        """Wait until the page shows the answer whose command line has these words, and its figure."""
+        """Waits until the page shows the results whose command line contains these words, and the figure."""
         self.page.wait_for_function(
             "words => document.querySelector('#command').innerText.includes(words)"
             " && document.querySelector('#results').className === ''",
@@ -64,7 +64,7 @@ class Opened:
         self.page.evaluate("() => new Promise(requestAnimationFrame)")
 
     def drawn_whole(self) -> None:
-        """Wait until the curve has all its points, and the roofline is there."""
+        """Waits until the curve has all its points and the roofline is drawn."""
         self.page.wait_for_function(
             "count => { const drawn = id => document.querySelector(`#${id} .js-plotly-plot`)?.data ?? [];"
             " return drawn('roofline').length && drawn('curve')[0]?.x.length === count }",
@@ -72,22 +72,22 @@ class Opened:
         )
 
     def set(self, selector: str, value: object) -> None:
-        """Type a number into a control."""
+        """Types a number into a control."""
         self.page.fill(selector, str(value))
         self.page.press(selector, "Enter")
 
 
 def missing() -> str:
-    """Why there is no browser; empty if there is one."""
+    """Returns the reason why no browser can be used; empty if one can."""
     if importlib.util.find_spec("playwright") is None:
         return "playwright is not installed: pip install playwright"
-    return "" if _browser() else f"none of {', '.join(BROWSERS)} is on the PATH"
+    return "" if _browser() else f"no browser is on the PATH; install one of {', '.join(BROWSERS)}"
 
 
 @contextmanager
 def served(overrides: Sequence[str]) -> Iterator[str]:
-    """The dashboard on a free port, in a thread; gives its address."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
+    """Serves the dashboard on a free port, in a thread; yields its address."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no log line per request
     serving = importlib.import_module("werkzeug.serving")
     with SimulationService(build_board(None, overrides)) as service:
         service.warm()
@@ -105,7 +105,7 @@ def served(overrides: Sequence[str]) -> Iterator[str]:
 
 @contextmanager
 def opened(address: str, *, width: int = 1280, height: int = 800, scale: float = 1.0) -> Iterator[Opened]:
-    """The page, its first answer shown. Raises ConfigError where there is no browser."""
+    """Opens the page and yields it with its first results. Raises ConfigError if there is no browser."""
     if reason := missing():
         raise ConfigError(reason)
     sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
@@ -126,14 +126,14 @@ def opened(address: str, *, width: int = 1280, height: int = 800, scale: float =
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Time ten changes; with shots=FOLDER take the pictures of docs/studies.md instead."""
+    """Times ten changes of the rate, or takes the screenshots of docs/studies.md with shots=FOLDER."""
     with served([]) as address:
         if arguments and arguments[0].startswith("shots="):
             take_shots(address, Path(arguments[0].partition("=")[2]))
             return
         with opened(address) as page:
             page.answered("windtunnel")
-            print("requests/s  round trip, s  CPU of the server, s")
+            print("requests/s  round trip, s   CPU time of the server, s")
             seconds, busy_s = [], []
             for rate in RATES:
                 began, cpu_began_s = time.perf_counter(), time.process_time()
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def take_shots(address: str, folder: Path) -> None:
-    """The pictures of docs/studies.md: an answer on a wide screen, and on a phone."""
+    """Takes the screenshots of docs/studies.md: results on a wide screen and on a phone."""
     folder.mkdir(parents=True, exist_ok=True)
     query = "?hardware=l40s&workload.arrivals.rate_per_s=5"
     for name, width, height in (("dashboard.png", 1280, 1380), ("dashboard_narrow.png", 420, 1100)):

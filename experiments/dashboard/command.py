@@ -1,4 +1,4 @@
-"""`windtunnel dashboard`: a page on this machine that simulates while its settings are turned."""
+"""`windtunnel dashboard`: serves a local web page that simulates again whenever a setting is changed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from sim.settings.scenario import build_run
 HOST = "127.0.0.1"
 PORT = 8050
 TRIED_PORTS = 100
-"""Behind a taken one, to propose a free one."""
+"""Ports after one in use that are tried, to propose a free one."""
 
 DESCRIPTION = """\
-Serves a local page that simulates 2,000 requests whenever the model, GPU, replicas, engine, rate, lengths or
-SLO are changed. The address of the page contains all changes; the page also shows the equivalent command.
+Serves a local web page that simulates 2,000 requests whenever the model, GPU, number of replicas, engine,
+request rate, lengths or SLO is changed. The address of the page contains all changes, and the page shows the
+equivalent command.
 
-Overrides are those of `windtunnel simulate` (see its --help); they apply to all simulations of the page."""
+Overrides are those of `windtunnel simulate` (see its --help). They apply to all simulations of the page."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until Ctrl-C. Raises ConfigError for whatever a user can mend."""
+    """Serves the page until Ctrl-C. Raises ConfigError for a wrong setting or port, and without dash."""
     options = _parser().parse_intermixed_args(arguments)
-    sys.path.append(os.getcwd())  # a user's own classes
+    sys.path.append(os.getcwd())  # for the user's own classes
     if importlib.util.find_spec("dash") is None:
         raise ConfigError("dash is not installed: pip install 'windtunnel[dashboard]'")
     check_port(options.port)
@@ -45,12 +46,12 @@ def main(arguments: Sequence[str]) -> None:
     with SimulationService(board) as service:
         service.warm()
         app = importlib.import_module("experiments.dashboard.app").make_app(service)
-        print(f"http://{HOST}:{options.port}  (Ctrl-C ends it)", flush=True)
+        print(f"http://{HOST}:{options.port}  (press Ctrl-C to stop)", flush=True)
         serve(app, options.port)
 
 
 def build_board(config_dir: Path | None, overrides: Sequence[str]) -> Board:
-    """The controls, and what they are changes of, built once. Raises ConfigError."""
+    """Builds the controls, and checks that the default state can be built. Raises ConfigError."""
     source = ConfigSource(config_name="simulate", dirs=config_dirs(config_dir))
     board = board_of(source, with_new_names(overrides))
     build_run(board.cfg)
@@ -58,7 +59,7 @@ def build_board(config_dir: Path | None, overrides: Sequence[str]) -> Board:
 
 
 def serve(app: Any, port: int) -> None:
-    """On this machine alone, a thread a request, until Ctrl-C."""
+    """Serves on this machine only, with one thread per request, until Ctrl-C."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     serving = importlib.import_module("werkzeug.serving")
     server = serving.make_server(HOST, port, app.server, threaded=True)
@@ -71,21 +72,21 @@ def serve(app: Any, port: int) -> None:
 
 
 def check_port(port: int) -> None:
-    """Raise ConfigError for a port that cannot be had, with the next that can."""
+    """Raises ConfigError if the port cannot be used, and names the next free one."""
     if not 1 <= port <= 65535:
-        raise ConfigError(f"--port={port}: must be 1 to 65535")
+        raise ConfigError(f"--port={port}: must be a whole number from 1 to 65535")
     problem = _problem(port)
     if problem is None:
         return
     after = range(max(port, 1023) + 1, min(port + TRIED_PORTS, 65535) + 1)
     free = next((other for other in after if _problem(other) is None), None)
-    advice = f"; free: --port {free}" if free else ""
+    advice = f"; use a free one, such as --port {free}" if free else ""
     raise ConfigError(f"--port={port}: {problem}{advice}")
 
 
 def _problem(port: int) -> str | None:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just closed will do
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
         try:
             probe.bind((HOST, port))
         except OSError as error:
@@ -102,7 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("overrides", nargs="*")
+    parser.add_argument(
+        "overrides", nargs="*", help="group=choice or key=value, as for `windtunnel simulate`"
+    )
     parser.add_argument("--port", type=int, default=PORT, help=f"port on {HOST}; default: {PORT}")
     parser.add_argument("--config-dir", type=Path, help="a folder with your own configs")
     return parser

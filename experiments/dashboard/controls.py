@@ -1,4 +1,4 @@
-"""What the page can turn: settings of `simulate`, in the page's address and on a command line."""
+"""Controls of the page: settings of `simulate`, parsed from the page and its address."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ State = Mapping[str, Any]
 """Key of a control -> value."""
 
 WORKLOAD = "workload=synthetic"
-"""Unless another one is asked for."""
+"""Workload of the page, unless the command line sets another."""
 MAX_CHARACTERS = 100
-"""Longest text that a control takes."""
+"""Longest text that a control accepts, in characters."""
 MAX_FIELDS = 64
-"""Settings that an address may have."""
+"""Largest number of settings in an address."""
 REQUESTS = 2000
-"""Of a run, unless the workload's own number is set."""
+"""Requests of a run, unless the command line sets the workload's number of requests."""
 MOST = {
     "replicas": 64,
     "tensor_parallel_size": 64,
@@ -41,32 +41,35 @@ MOST = {
     "slo.attainment_target": 1,
     "seed": 2**32 - 1,
 }
-"""Of the controls that have a limit: what a page can wait for, in seconds, and hold in memory."""
+"""Largest values of controls, so that a simulation takes seconds and fits in memory."""
 GROUPS = {"model": "model", "hardware": "GPU", "engine": "engine"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Control:
-    """One setting that the page can turn."""
+    """Setting that can be changed on the page."""
 
     key: str
-    """Of the config; also its name in the page's address."""
+    """Key of the config, which is also its name in the page's address."""
     label: str
     default: Any
     kind: Literal["choice", "whole", "number"]
     options: tuple[Choice, ...] = ()
-    """Of a choice."""
+    """Choices of a control of kind choice."""
     minimum: float = 0.0
     maximum: float | None = None
     step: float | None = None
-    """Of the arrow keys; None: any."""
+    """Step of the arrow keys; None: any."""
     optional: bool = False
-    """Whether it may be empty: null."""
+    """True if it may be empty, which means null."""
 
     def parse(self, given: Any) -> Any:
-        """The value of what was typed, or stands in the address. Raises ValueError, which says what may."""
+        """Returns the value of a text or number from the page or its address.
+
+        Raises ValueError, which names the allowed values.
+        """
         if not isinstance(given, str | int | float | None) or isinstance(given, bool):
-            raise ValueError(f"{self.key}: must be text or a number, found a {type(given).__name__}")
+            raise ValueError(f"{self.key}: must be text or a number, not a {type(given).__name__}")
         if isinstance(given, str) and len(given) > MAX_CHARACTERS:
             raise ValueError(f"{self.key}: must have at most {MAX_CHARACTERS} characters")
         if self.kind == "choice":
@@ -93,7 +96,7 @@ class Control:
 
     @property
     def rule(self) -> str:
-        """Which numbers may be."""
+        """Rule for its numbers, as a part of a sentence."""
         what = "a whole number" if self.kind == "whole" else "a number"
         if self.maximum is None:
             return f"must be {what} >= {self.minimum:g}"
@@ -102,62 +105,67 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """The controls of a page, and what they are changes of."""
+    """Controls of a page, and the config that they change."""
 
     variants: Variants
-    """Of `simulate`, by what the page changes."""
+    """Configs of `simulate`, by the overrides of the page."""
     base: tuple[str, ...]
-    """Overrides of `simulate` under all that the page does."""
+    """Overrides of `simulate` that apply before those of the page."""
     cfg: Mapping[str, Any]
-    """What the page begins with, resolved."""
+    """Resolved config of the default state."""
     controls: tuple[Control, ...]
 
     @property
     def defaults(self) -> dict[str, Any]:
+        """State of the controls before any change."""
         return {control.key: control.default for control in self.controls}
 
     def changed(self, state: State) -> dict[str, Any]:
-        """What differs from the defaults, in the order of the controls."""
+        """Returns the values that differ from the defaults, in the order of the controls."""
         return {c.key: state[c.key] for c in self.controls if state[c.key] != c.default}
 
     def overrides(self, state: State) -> list[str]:
-        """Of `simulate`, that give the same figures as the page."""
+        """Returns the overrides of `simulate` that give the same figures as the page."""
         return [*self.base, *self.own_overrides(state)]
 
     def own_overrides(self, state: State) -> list[str]:
-        """Of the page alone."""
+        """Returns the overrides that were made on the page."""
         return [f"{key}={shown(value)}" for key, value in self.changed(state).items()]
 
     def config(self, state: State) -> dict[str, Any]:
-        """As `simulate` would compose it, interpolations as they are written. Raises ConfigError."""
+        """Composes the config of `simulate`, with interpolations unresolved. Raises ConfigError."""
         return self.variants.config(self.own_overrides(state))
 
     def command_line(self, state: State) -> str:
-        """To be typed into a shell."""
+        """Returns the equivalent command, quoted for a shell."""
         words = (f"'{o}'" if set(o) & set(' {}[]()*?$&;|<>"') else o for o in self.overrides(state))
         return " ".join(["windtunnel simulate", *words])
 
     def query(self, state: State) -> str:
-        """Of the page's address: empty, or ?key=value&..."""
+        """Returns the query of the page's address: empty, or ?key=value&..."""
         changed = {key: shown(value) for key, value in self.changed(state).items()}
         return f"?{urlencode(changed)}" if changed else ""
 
     def state_of(self, query: str) -> tuple[dict[str, Any], list[str]]:
-        """What the address says, and what is wrong in it; wrong and missing values are the defaults."""
+        """Parses the query of an address; returns the state, with defaults for wrong values, and problems."""
         try:
             pairs = parse_qsl(query.removeprefix("?"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
         except ValueError:
-            return self.defaults, [f"The address has more than {MAX_FIELDS} settings; none of them is used."]
+            return self.defaults, [
+                f"The address has more than {MAX_FIELDS} settings, so it is ignored and defaults are used."
+            ]
         given = dict(pairs)
         known = {control.key for control in self.controls}
         problems = [
-            f"{key}: no such control; {suggest(key, sorted(known))}" for key in given if key not in known
+            f"{key}: is not a control of this page; {suggest(key, sorted(known))}"
+            for key in given
+            if key not in known
         ]
         state, wrong = self.parse({**self.defaults, **{k: v for k, v in given.items() if k in known}})
         return state, problems + wrong
 
     def parse(self, given: State) -> tuple[dict[str, Any], list[str]]:
-        """Values of all controls, and what is wrong; a wrong value is the default."""
+        """Parses the values of all controls; returns the state and problems. Wrong values become defaults."""
         state, problems = self.defaults, []
         for control in self.controls:
             try:
@@ -168,7 +176,10 @@ class Board:
 
 
 def board_of(source: ConfigSource, overrides: Sequence[str]) -> Board:
-    """source: of `simulate`. Raises ConfigError, also for a setting that the page itself would not take."""
+    """Builds the controls. source: root config and folders of `simulate`.
+
+    Raises ConfigError for a wrong setting, and for one outside the limits of its control.
+    """
     base = list(overrides)
     if not any(Override.parse(o).name == "workload" for o in base):
         base.insert(0, WORKLOAD)
@@ -186,7 +197,7 @@ def board_of(source: ConfigSource, overrides: Sequence[str]) -> Board:
 
 
 def _choices(source: ConfigSource, base: Sequence[str]) -> list[Control]:
-    """The groups; choices that need a file of the user's are left out, unless they are in use."""
+    """Returns the controls of groups; choices that need a file of the user's are left out, unless in use."""
     groups = find_groups(source.dirs)
     chosen = source.compose(base, with_hydra=True).hydra.runtime.choices
     found = []
@@ -202,7 +213,10 @@ def _choices(source: ConfigSource, base: Sequence[str]) -> list[Control]:
 
 
 def _numbers(cfg: Mapping[str, Any]) -> list[Control]:
-    """The others; those of a synthetic workload by their own unit, else as multiples of what it has."""
+    """Returns the controls of numbers.
+
+    Rate and lengths of a synthetic workload are set in their own units, those of other workloads as factors.
+    """
     value_of = dict(leaves(cfg))
     traffic = [
         (("workload.arrivals.rate_per_s", "requests/s", 1.0), ("load", "traffic, factor", 0.5)),
@@ -220,7 +234,7 @@ def _numbers(cfg: Mapping[str, Any]) -> list[Control]:
         _whole(value_of, "tensor_parallel_size", "tensor parallel", 1),
     ]
     if cfg["pools"]:
-        found = []  # each pool has its own
+        found = []  # each pool has its own replicas and tensor parallel size
     for own, multiple in traffic:
         key, label, step = own if value_of.get(own[0]) is not None else multiple
         found.append(_number(value_of, key, label, step=step, minimum=1e-3))
@@ -267,7 +281,7 @@ def _number(
 
 
 def _checked(control: Control) -> Control:
-    """One whose default it would take itself. Raises ConfigError."""
+    """Returns the control. Raises ConfigError if its default is outside its own limits."""
     given = control.default
     try:
         is_number = isinstance(given, int | float) and not isinstance(given, bool)

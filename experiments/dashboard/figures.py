@@ -1,4 +1,4 @@
-"""What the page draws and says of an answer: the report's figures, the curve over rates, the roofline."""
+"""Figures and sentences of the page: latencies, curves over the request rate, roofline, caveats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 540
 
 
 def latency_figure(answer: Answer) -> go.Figure | None:
-    """Cumulative distributions with the SLO's limits; None where nothing was measured."""
+    """Draws cumulative distributions of latencies with the SLO's limits; None if no request was measured."""
     result = answer.result
     trimmed = result.summary["trimmed"]
     window = Window(trimmed["start_s"], trimmed["end_s"])
@@ -36,7 +36,7 @@ def latency_figure(answer: Answer) -> go.Figure | None:
 
 
 def curve_figure(curve: Curve) -> go.Figure | None:
-    """Share within the SLO and cost over the rate; None for requests without a rate."""
+    """Draws SLO attainment and cost over the request rate; None for a workload without a rate."""
     answer = curve.answer
     if answer.rate_per_s is None:
         return None
@@ -66,16 +66,20 @@ def curve_figure(curve: Curve) -> go.Figure | None:
 
 
 def roofline_figure(answer: Answer) -> go.Figure | None:
-    """Of the (first) pool, at the traffic's mean lengths; None where its level cannot explain iterations."""
+    """Draws the roofline of the first pool at the traffic's mean lengths.
+
+    Returns None if the latency model does not know the parts of an iteration. Raises ValueError if the
+    lengths cannot be surveyed.
+    """
     pool = next(iter(answer.scenario.pools_by_name.values()))
     table = answer.result.requests
     prompt = max(1, round(float(table["prompt_tokens"].mean())))
-    answered = max(0, round(float(table["output_tokens"].mean()) / 2))
+    half_output = max(0, round(float(table["output_tokens"].mean()) / 2))
     limit = pool.model.max_position_embeddings
     own = {field.name: getattr(pool, field.name) for field in fields(Deployment)}
     try:
         settings = RooflineSettings(
-            **own, prompt=min(prompt, limit), context=min(prompt + answered, limit), out=None
+            **own, prompt=min(prompt, limit), context=min(prompt + half_output, limit), out=None
         )
         figure = roofline(survey(settings))
     except UnknownIterationError:
@@ -85,14 +89,14 @@ def roofline_figure(answer: Answer) -> go.Figure | None:
 
 
 def limit_sentence(answer: Answer) -> str:
-    """Where the requests' time goes."""
+    """Returns a sentence with the shares of the requests' time; empty if there are none."""
     shares = [(name, share) for name, share in time_shares(answer.result).items() if share >= 0.05]
     shares_text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
     return f"Shares of the requests' time: {shares_text}." if shares_text else ""
 
 
 def caveats(answer: Answer) -> list[str]:
-    """What a reader must know first; overload before all."""
+    """Returns warnings about the results, overload first."""
     table = answer.result.requests
     moments = (table[f"{name}_s"].to_numpy(dtype=np.float64) for name in ("arrival", "scheduled", "finished"))
     found = overload_of(*moments)

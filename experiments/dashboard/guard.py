@@ -1,9 +1,9 @@
-"""Decides which HTTP requests the dashboard answers: those of its own page in a browser on this machine.
+"""Decides which HTTP requests the dashboard answers: only those of its own page in a browser on this machine.
 
-Another web site can make a browser send requests to a local port. It cannot choose the `Origin` that the
-browser states; by DNS rebinding it can be of the same origin, but not under the host name of this machine;
-and it has no session cookie, which browsers send along with requests of the page alone (SameSite=Strict).
-What gets through is parsed as untrusted text: see `Board.parse`.
+Another web site can make a browser send requests to a local port. It cannot choose the `Origin` header, which
+the browser sets. By DNS rebinding it can have the same origin, but not with a host name of this machine. And
+it has no session cookie, which browsers send only with requests of the page itself (SameSite=Strict).
+Requests that pass are parsed as untrusted text: see `Board.parse`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from werkzeug.exceptions import HTTPException
 
 HOSTS = ("127.0.0.1", "localhost")
 MAX_BYTES = 64 * 1024
-"""Largest body of a request; a page sends less than 4 KiB."""
+"""Largest body of a request, in bytes; a page sends less than 4 KiB."""
 MAX_QUERY = 8 * 1024
 """Longest query of an address, in bytes."""
 CALLBACKS = "/_dash-update-component"
 
 
 def guard(server: Flask) -> None:
-    """Refuses the requests of others, and those that are larger than any of the page."""
+    """Makes a server refuse requests that do not come from the page, and requests that are too large."""
     session = secrets.token_urlsafe(32)
     server.config["MAX_CONTENT_LENGTH"] = MAX_BYTES
 
@@ -46,15 +46,15 @@ def guard(server: Flask) -> None:
 
     @server.errorhandler(Exception)
     def refuse(error: Exception) -> Response | HTTPException:
-        """Answers a request that no page sends, such as one without inputs; the log has the traceback."""
+        """Answers a malformed request, which no page sends, with an error; the log has the traceback."""
         if isinstance(error, HTTPException):
             return error
         traceback.print_exception(error, file=sys.stderr)
-        return _refused("This request cannot be answered: reload the page.", HTTPStatus.BAD_REQUEST)
+        return _refused("This request cannot be answered; reload the page.", HTTPStatus.BAD_REQUEST)
 
 
 def _problem(session: str) -> str | None:
-    """Returns why the present request is refused; None if it is answered."""
+    """Returns the reason why the current request is refused; None if it is answered."""
     if _hostname(f"//{request.host}") not in HOSTS:
         return f"Host {request.host[:100]!r}: the dashboard is served as {' and '.join(HOSTS)} only."
     origin = request.headers.get("Origin")
@@ -65,7 +65,7 @@ def _problem(session: str) -> str | None:
     if request.path == CALLBACKS and not secrets.compare_digest(
         request.cookies.get(_cookie(), "").encode(), session.encode()
     ):
-        return "The session is not known: reload the page."
+        return "The session has expired; reload the page."
     return None
 
 
@@ -77,7 +77,7 @@ def _hostname(address: str) -> str | None:
 
 
 def _cookie() -> str:
-    """Returns the name of the cookie: browsers share cookies between the ports of a host."""
+    """Returns the cookie's name, which contains the port, because ports of a host share cookies."""
     return f"windtunnel-{request.host.rpartition(':')[2]}"
 
 

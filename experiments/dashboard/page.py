@@ -1,4 +1,4 @@
-"""The page: controls at the left, answers at the right; on a narrow screen one below the other."""
+"""Layout of the page: controls on the left, results on the right; on a narrow screen, results below."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.dashboard.simulation_service import Answer
 from sim.report import numbers, wording
 
 POLL_MS = 400
-"""Between two looks at the curve while it grows."""
+"""Interval at which the page asks for new points of the curve, in ms."""
 
 GRAPH: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
 
@@ -40,7 +40,7 @@ form input:focus-visible, form button:focus-visible { outline: 2px solid var(--b
 .verdict { font-size: 17px; font-weight: 600; } .attained { color: #2f8f5b; } .missed { color: #c43838; }
 .caveat { color: #8a5a00; margin: 3px 0; } .soft { color: var(--soft); margin: 3px 0; }
 .stale { opacity: .4; filter: grayscale(1); } .stale::before { color: #c43838;
-  content: "The last answer, not of these settings:";  font-weight: 600; }
+  content: "Results of the previous settings:";  font-weight: 600; }
 #busy { position: sticky; top: 8px; z-index: 9; height: 0; text-align: center; visibility: hidden; }
 #busy span { background: var(--ink); color: #fff; border-radius: 14px; padding: 4px 14px; }
 main:has(#summary[data-dash-is-loading]) #busy { visibility: visible; transition: visibility 0s .3s; }
@@ -55,8 +55,10 @@ code { display: block; background: #f1f3f6; border-radius: 4px; padding: 7px 9px
   form { position: static; display: grid; grid-template-columns: 1fr 1fr; gap: 0 12px; }
   form h1 { grid-column: 1 / 3; } }
 """
-"""Dash marks what a callback is at work on, until its newest call has come back: the summary is the answer's.
-Fast answers come within 0.3 s, and nothing blinks."""
+"""Style sheet. Dash marks an output while its callback runs, here the summary during a simulation.
+
+The results are greyed out only after 0.3 s, so that the page does not flicker during fast simulations.
+"""
 
 INDEX = f"""<!DOCTYPE html>
 <html lang="en">
@@ -68,7 +70,7 @@ INDEX = f"""<!DOCTYPE html>
 
 
 def layout(board: Board) -> html.Div:
-    """Of a page that has just been opened: it gets a name of its own."""
+    """Returns the layout of a page that was just opened, with a name of its own."""
     fields = [part for control in board.controls for part in (_label(control), _field(control))]
     return html.Div(
         [
@@ -117,7 +119,7 @@ def layout(board: Board) -> html.Div:
 
 
 def summary(answer: Answer) -> list[Any]:
-    """Verdict, caveats, headline figures, latencies."""
+    """Returns the verdict, caveats, latencies and headline figures."""
     figures = answer.result.summary
     attained = figures["goodput"]["attained"] if figures["goodput"] else None
     kind = "" if attained is None else " attained" if attained else " missed"
@@ -140,7 +142,7 @@ def summary(answer: Answer) -> list[Any]:
 
 
 def drawn(figure: go.Figure | None, instead: str) -> go.Figure:
-    """The figure, or an empty one that says why there is none."""
+    """Returns the figure, or an empty one with a text that says why there is none."""
     if figure is not None:
         return figure
     empty = go.Figure(layout={"height": 120, "xaxis": {"visible": False}, "yaxis": {"visible": False}})
@@ -153,12 +155,12 @@ def latency(answer: Answer) -> go.Figure:
 
 
 def values(board: Board, state: State) -> list[Any]:
-    """Of the controls, in their order."""
+    """Returns the values of the controls, in their order."""
     return [state[control.key] for control in board.controls]
 
 
 def field_id(control: Control) -> str:
-    """Dots would be Dash's own."""
+    """Returns the id of a control's field, without dots, which Dash reserves."""
     return f"control-{control.key.replace('.', '-')}"
 
 

@@ -114,7 +114,7 @@ class _Client:
 
 
 class SimulationService:
-    """Simulates what pages ask for. Use it as a context manager: it owns a process for the curves."""
+    """Service that simulates the states of pages; a context manager, as it owns a process for the curves."""
 
     def __init__(self, board: Board, *, curves: bool = True) -> None:
         self.board = board
@@ -232,7 +232,7 @@ class SimulationService:
 
 
 _is_closing: Callable[[], bool] = bool
-"""In the process of the curves: whether the dashboard is closing and needs no more results."""
+"""Returns true, in the process of the curves, once the dashboard is closing and needs no more results."""
 
 
 def _initialise_worker(closing: Event) -> None:

@@ -1,1 +1,1 @@
-"""`windtunnel goodput`: the highest request rate that keeps an SLO."""
+"""`windtunnel goodput`: finds the highest request rate that meets an SLO."""

@@ -1,4 +1,4 @@
-"""The whole search: about where each arm's highest rate is, then its curve and that rate with every seed."""
+"""Searches the highest rate of each arm: roughly with one seed, then precisely with every seed."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from experiments.study.workers import Report, in_turn
 from sim.engine.interrupt import ctrl_c_noted
 
 AROUND = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.15, 1.3)
-"""Rates of a curve as shares of the highest: closest where it falls."""
+"""Rates of a curve as multiples of the highest rate; they are denser where the attainment falls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """All that a search found."""
+    """Results of a search."""
 
     settings: GoodputSettings
     arms: Sequence[Arm]
     found: dict[str, list[Found]]
-    """By arm, in the order of the seeds; after Ctrl-C perhaps not all."""
+    """Arm -> results in the order of the seeds; incomplete after Ctrl-C."""
     scale_rate: float | None
     highest: Sequence[Highest]
     interrupted: bool
     short: Sequence[str]
-    """Arms whose workload has too few requests for runs that last."""
+    """Arms whose workload has too few requests for long enough runs."""
 
 
 def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Outcome | None:
-    """All arms with all seeds; None if Ctrl-C came before a whole arm was searched."""
+    """Searches all arms with all seeds; returns None after Ctrl-C before the first result."""
     rough_seed, total = settings.seeds[0], len(arms) * (1 + len(settings.seeds))
     with ctrl_c_noted() as interrupt:
         rough: dict[str, Rough] = {}
@@ -87,14 +87,14 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
 
 
 def _rates(settings: GoodputSettings, rough: Bracket, base_rate: float) -> tuple[float, ...]:
-    """Of an arm's curve. base_rate: of its workload as it is."""
+    """Returns the rates of an arm's curve, in requests/s. base_rate: the request rate of its workload."""
     if settings.rates is not None:
         return tuple(sorted(settings.rates))
-    if rough.high == inf:  # nothing to be close to
+    if rough.high == inf:  # no rate misses the SLO, so there is no region of interest
         return tuple(base_rate * FACTOR**i for i in range(settings.num_rates))
     middle = (rough.low * rough.high) ** 0.5 if rough.low > 0 else 0.0
     if not middle:
-        return ()  # it keeps the SLO at no rate
+        return ()  # no rate meets the SLO
     positions = [i * (len(AROUND) - 1) / (settings.num_rates - 1) for i in range(settings.num_rates)]
     shares = [
         AROUND[int(p)] + (p - int(p)) * (AROUND[min(int(p) + 1, len(AROUND) - 1)] - AROUND[int(p)])

@@ -1,4 +1,4 @@
-"""From the settings to the configurations that are searched, each composed and built once before any runs."""
+"""Composes the arms of a search from the settings, and builds each once before anything runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NODE = "goodput"
 def build_arms(
     cfg: DictConfig, source: ConfigSource, overrides: Sequence[str]
 ) -> tuple[GoodputSettings, list[Arm]]:
-    """overrides: of the command line, those of the search among them. Raises ConfigError."""
+    """Builds the settings and the arms. overrides: all overrides of the command line.
+
+    Raises ConfigError for a wrong setting, and for a workload without a request rate.
+    """
     settings: GoodputSettings = build_as(GoodputSettings, cfg[NODE], NODE)
     base = not_about(overrides, NODE)
     for override in map(Override.parse, base):
@@ -49,8 +52,8 @@ def _arm(name: str, variants: Variants, own: Sequence[str], settings: GoodputSet
     base_rate = rate_of(traffic)
     if base_rate is None or traffic.num_requests is None:
         raise ConfigError(
-            "workload: its requests have no rate that could be varied (users who wait for answers, or all at "
-            "once); choose an open loop, such as workload=poisson"
+            "workload: has no request rate that could be varied (a closed loop, or all requests at once); "
+            "choose an open loop, such as workload=poisson"
         )
     scenarios = {seed: build_scenario(resolved({**config, "seed": seed})) for seed in settings.seeds[1:]}
     is_trimmed = bool(scenario.metrics.warmup_s or scenario.metrics.cooldown_s)

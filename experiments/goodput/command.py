@@ -1,4 +1,4 @@
-"""`windtunnel goodput`: SLO attainment against the request rate, and the highest rate that keeps the SLO."""
+"""`windtunnel goodput`: measures SLO attainment over the request rate, and finds the highest rate."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ from sim.settings.compose import Composition
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoodputJob:
-    """The configurations that are searched, composed and built."""
+    """Search for the highest rates of arms that have been composed and built."""
 
     cfg: DictConfig
     settings: GoodputSettings
     arms: Sequence[Arm]
 
     def run(self, folder: Path) -> None:
-        """Search, write, print."""
+        """Searches, writes the results and prints the highest rates.
+
+        Raises KeyboardInterrupt after Ctrl-C, once the results so far are written.
+        """
         console = terminal_console()
         with progress_of(console, enabled=self.settings.progress, what="searches") as report:
             outcome = search(self.settings, self.arms, report)
         if outcome is None:
-            raise KeyboardInterrupt  # before an arm was searched
+            raise KeyboardInterrupt  # there is no result to write yet
         _write(folder, outcome, resolved_config(self.cfg))
         print_goodput(outcome.highest, caveats(self.settings, outcome.short), console)
         print_folder(folder, console)
         if outcome.interrupted:
-            raise KeyboardInterrupt  # the partial result is written
+            raise KeyboardInterrupt  # the partial results are written
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> GoodputJob:
-    """Compose and build every arm. Raises ConfigError."""
+    """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     settings, arms = build_arms(cfg, composition.source, composition.overrides)
     return GoodputJob(cfg=cfg, settings=settings, arms=arms)
 

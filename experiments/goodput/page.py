@@ -1,4 +1,4 @@
-"""goodput.html: attainment and goodput against the rate, attainment against the SLO's scale, the table."""
+"""Page goodput.html: SLO attainment and goodput over the request rate, and attainment over scaled SLOs."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ HEIGHT_PX = 420
 def write_goodput(
     path: Path, outcome: Outcome, config: Mapping[str, Any], notes: Mapping[str, Sequence[str]]
 ) -> None:
-    """One file that opens offline."""
+    """Writes the page, which opens offline."""
     settings = outcome.settings
     seeds = f"{len(settings.seeds)} seeds" if len(settings.seeds) > 1 else "one seed"
     write_page(
         path,
         "Goodput",
-        f"SLO attainment and goodput (requests/s that meet the SLO) against the request rate; {seeds}, "
-        f"bands are {LEVEL}s of the mean. Each seed has the same requests at every rate.",
+        f"SLO attainment and goodput (requests/s that meet the SLO) over the request rate, with {seeds}. "
+        f"Bands are the {LEVEL} of the mean. Each seed has the same requests at every rate.",
         {
             "Verdicts": listed([*sentences(outcome.highest), *caveats(outcome.settings, outcome.short)]),
             "SLO attainment and goodput over the request rate": drawn(rate_figure(outcome)),
-            "SLO attainment over tighter and looser SLOs": drawn(scale_figure(outcome)),
+            "SLO attainment with tighter and looser limits": drawn(scale_figure(outcome)),
             "Highest rates": table(rows(outcome.highest)),
             "Assumptions and notes": notes_of_arms(notes),
             "Configuration": folded(
@@ -48,7 +48,7 @@ def write_goodput(
 
 
 def rate_figure(outcome: Outcome) -> go.Figure:
-    """Attainment with its target and each arm's highest rate, and goodput, over the rate."""
+    """Draws SLO attainment, with its target and each arm's highest rate, and goodput over the rate."""
     drawing = make_subplots(
         1, 2, subplot_titles=["SLO attainment", "goodput, requests/s"], horizontal_spacing=0.1
     )
@@ -81,7 +81,7 @@ def rate_figure(outcome: Outcome) -> go.Figure:
     drawing.update_xaxes(title="requests/s", rangemode="tozero")
     drawing.update_yaxes(rangemode="tozero")
     drawing.add_annotation(
-        text="open circles: overloaded, stopped early",
+        text="Open circles: the service was overloaded, and the run was stopped early.",
         xref="paper",
         yref="paper",
         x=0,
@@ -92,7 +92,7 @@ def rate_figure(outcome: Outcome) -> go.Figure:
 
 
 def scale_figure(outcome: Outcome) -> go.Figure:
-    """Attainment over multiples of the SLO's limits at one rate."""
+    """Draws SLO attainment over multiples of the SLO's limits, at one rate."""
     drawing = go.Figure()
     for i, arm in enumerate(outcome.arms):
         points = scale_curve(outcome.found[arm.name], outcome.settings.slo_scales)
@@ -105,7 +105,7 @@ def scale_figure(outcome: Outcome) -> go.Figure:
             drawing.add_trace(trace)
     rate = outcome.scale_rate
     rate_text = "" if rate is None else f" at {rate:.4g} requests/s"
-    drawing.update_xaxes(title=f"factor on all limits of the SLO{html.escape(rate_text)}", rangemode="tozero")
+    drawing.update_xaxes(title=f"factor on all SLO limits{html.escape(rate_text)}", rangemode="tozero")
     drawing.update_yaxes(title="SLO attainment", rangemode="tozero")
     for target in {arm.target for arm in outcome.arms if not math.isnan(arm.target)}:
         drawing.add_hline(y=target, line=LIMIT)

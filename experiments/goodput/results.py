@@ -1,4 +1,4 @@
-"""From the runs of all arms and seeds to their highest rates, curves and what limits them."""
+"""Computes highest rates, curves and limiting SLO terms from the runs of all arms and seeds."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from sim.metrics.paired import Interval, Paired, compare_paired, mean_interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Highest:
-    """Of one arm: the highest rate at which it keeps the SLO, over the seeds."""
+    """Highest rate at which an arm meets the SLO, over the seeds."""
 
     arm: Arm
     rate: Interval
-    """0 for a seed that keeps it at no rate."""
+    """Highest rate, in requests/s; a seed that meets the SLO at no rate counts as 0."""
     goodput_per_s: Interval
     figures: Mapping[str, Interval]
-    """At that rate."""
+    """Figures at that rate."""
     limiting: str | None
-    """The SLO's term that most requests miss just above; "overload"; None if nothing was found to miss it."""
+    """SLO term that most requests miss just above; "overload"; None if no rate misses the SLO."""
     share_above: Interval
+    """SLO attainment at the lowest rate that misses the SLO."""
     best: Paired | None
-    """Its rate against that of the best arm; None for the best, and where that has no highest rate."""
+    """Rate compared with that of the best arm; None for the best arm itself."""
 
     @property
     def is_open(self) -> bool:
-        """Nothing was found to miss the SLO: `rate` is only the highest that was tried."""
+        """True if no tried rate misses the SLO, so that `rate` is only the highest rate tried."""
         return self.rate.mean > 0 and math.isnan(self.share_above.mean)
 
     @property
     def rate_per_device(self) -> float:
+        """Highest rate per GPU, in requests/s."""
         return self.rate.mean / self.arm.num_devices
 
 
 def highest_of(arms: Sequence[Arm], found: Mapping[str, Sequence[Found]]) -> list[Highest]:
-    """Best first; found: by arm, in the order of the seeds."""
+    """Returns the highest rates, best arm first; found: arm -> results in the order of the seeds."""
     rates = {arm.name: [_rate(one) for one in found[arm.name]] for arm in arms}
     order = sorted(arms, key=lambda arm: -mean_interval(rates[arm.name]).mean)
     best = order[0]
@@ -67,7 +69,7 @@ def highest_of(arms: Sequence[Arm], found: Mapping[str, Sequence[Found]]) -> lis
 def runs_table(
     arms: Sequence[Arm], seeds: Sequence[int], found: Mapping[str, Sequence[Found]]
 ) -> pd.DataFrame:
-    """One row a run: arm, seed, why it was run, rate, share, and its figures."""
+    """Returns one row per run: arm, seed, the part of the search, rate, share, and its figures."""
     rows: list[dict[str, Any]] = []
     for arm in arms:
         for seed, one in zip(seeds, found[arm.name], strict=False):
@@ -80,7 +82,7 @@ def runs_table(
 
 
 def curve(found: Sequence[Found]) -> list[tuple[float, Interval, bool]]:
-    """(rate, share within the SLO, whether a seed was overloaded), by rate."""
+    """Returns (rate, share within the SLO, whether a seed was overloaded), by rate."""
     by_rate: dict[float, list[Measured]] = {}
     for one in found:
         for run in one.at_rates:
@@ -92,7 +94,7 @@ def curve(found: Sequence[Found]) -> list[tuple[float, Interval, bool]]:
 
 
 def goodput_curve(found: Sequence[Found]) -> list[tuple[float, Interval]]:
-    """(rate, requests/s within the SLO), by rate; without those at which a seed was overloaded."""
+    """Returns (rate, requests/s within the SLO), by rate, without rates at which a seed was overloaded."""
     by_rate: dict[float, list[Measured]] = {}
     for one in found:
         for run in one.at_rates:
@@ -105,7 +107,7 @@ def goodput_curve(found: Sequence[Found]) -> list[tuple[float, Interval]]:
 
 
 def scale_curve(found: Sequence[Found], scales: Sequence[float]) -> list[tuple[float, Interval]]:
-    """(multiple of the SLO's limits, share within them) at the scale rate; larger multiples are easier."""
+    """Returns (multiple of the SLO's limits, share of requests within them) at the scale rate."""
     runs = [one.at_scale_rate for one in found if one.at_scale_rate is not None]
     return [
         (scale, mean_interval([run.scale_shares[scale] for run in runs])) for scale in sorted(scales) if runs

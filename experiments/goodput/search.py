@@ -1,8 +1,8 @@
-"""One configuration with one seed: its figures at given rates, and the highest at which the SLO is kept.
+"""Searches the highest rate at which one arm meets the SLO with one seed, and measures it at given rates.
 
-Every run of a seed has the same requests, only closer together (common random numbers), so the share within
-the SLO falls with the rate with little noise, and bisection finds where it crosses the target. A run that is
-overloaded is ended early: whatever it measured, it is above.
+Every run of a seed has the same requests, only with shorter gaps (common random numbers). The share within
+the SLO therefore falls with the rate with little noise, and bisection finds where it crosses the target. A
+run that becomes overloaded is ended early, and counts as a miss.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from sim.workload.base import Source
 from sim.workload.faster import FasterSource
 
 ANSWERS = 10
-"""Traffic lasts so many times as long as nine in ten answers take: a shorter one ends before it is felt."""
+"""Least duration of the traffic over its p90 E2E latency; shorter traffic ends before a backlog builds up."""
 FINER = 1.25
-"""Steps to either side where the rate is already known from shorter runs."""
+"""Factor between rates if the highest rate is already known roughly from shorter runs."""
 
 
 class Measured(NamedTuple):
-    """A run."""
+    """Figures of one run."""
 
-    rate: float  # requests/s that arrived
-    share: float  # of them, within the SLO
+    rate: float  # arrivals, in requests/s
+    share: float  # share of the requests within the SLO
     is_overloaded: bool
-    term_shares: Mapping[str, float]
-    scale_shares: Mapping[float, float]  # by multiple of the SLO's limits
-    figures: Mapping[str, float | None]  # others, by dotted key of summary.json
+    term_shares: Mapping[str, float]  # SLO term -> share of the requests within its limit
+    scale_shares: Mapping[float, float]  # multiple of the SLO's limits -> share of the requests within them
+    figures: Mapping[str, float | None]  # dotted key of summary.json -> value
     notes: Sequence[str]
 
     @property
     def goodput_per_s(self) -> float:
-        """Requests/s within the SLO."""
+        """Goodput, in requests/s within the SLO."""
         return self.rate * self.share
 
 
@@ -59,41 +59,42 @@ FIGURES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """A configuration, and what is measured of it."""
+    """Configuration whose highest rate is searched."""
 
     name: str
     scenarios: Mapping[int, Scenario]
-    """By seed, with load=1: routers, predictors and clients draw from it as well as the traffic."""
+    """Seed -> scenario with load=1; routers, predictors, clients and the traffic draw from the seed."""
     workload: Mapping[str, Any]
-    """The node that its traffic was built from."""
+    """Config node of its workload."""
     slo: Slo
     target: float
+    """Share of the requests that must meet the SLO."""
     base_rate: float
-    """Requests/s with load=1."""
+    """Request rate with load=1, in requests/s."""
     num_devices: int
     warmup_share: float | None
-    """Of the first arrivals, which are not counted; None: what `metrics` trims."""
+    """Share of the first arrivals that is not counted; None: the settings of `metrics` apply."""
     slo_scales: tuple[float, ...]
     limit_key: str | None
-    """Of `workload`, that says how many requests there are; None: always all."""
+    """Setting of the workload with its number of requests; None: the number cannot be set."""
     num_requests: int
-    """That there are at most."""
+    """Largest number of requests of the workload."""
 
     def measure(self, seed: int, rate: float, num_requests: int) -> Measured:
-        """A run at that rate. Raises KeyboardInterrupt if Ctrl-C cut it short."""
+        """Simulates a run at a rate, in requests/s. Raises KeyboardInterrupt after Ctrl-C."""
         scenario = self.scenarios[seed]
         if self.limit_key is not None:
             workload = build({**self.workload, self.limit_key: num_requests}, "workload")
             scenario = replace(scenario, workload=workload)
         source = scenario.source()
-        own_rate = rate_of(source)  # of these requests, which may be a part of a day
+        own_rate = rate_of(source)  # the rate of these requests, which may cover only a part of a day
         if own_rate is None:
             raise ConfigError(
                 f"workload: {num_requests} requests have no rate; use a workload with more requests"
             )
         result = run(scenario, FasterSource(source, rate / own_rate))
         if result.records.interrupted:
-            raise KeyboardInterrupt  # its figures are of a part
+            raise KeyboardInterrupt  # an incomplete run has no figures
         return self._measured(result, rate)
 
     def _measured(self, result: RunResult, rate: float) -> Measured:
@@ -120,22 +121,25 @@ class Arm:
         )
 
     def keeps(self, measured: Measured) -> bool:
-        """Whether the SLO is attained."""
+        """Returns whether a run attains the SLO."""
         return not measured.is_overloaded and measured.share >= self.target
 
 
 class Rough(NamedTuple):
-    """About where an arm's highest rate is, and how many requests a run there needs."""
+    """Bracket of an arm's highest rate, and the number of requests that a run at this rate needs."""
 
     bracket: Bracket
     num_requests: int
     is_long: bool
-    """Whether the workload has so many."""
+    """True if the workload has enough requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoughSearch:
-    """A task: by one seed. num_requests: of a run, at least; more where it would not last for `ANSWERS`."""
+    """Task that brackets an arm's highest rate with one seed.
+
+    num_requests: least number of requests of a run; it is raised until the run lasts long enough (`ANSWERS`).
+    """
 
     arm: Arm
     seed: int
@@ -171,22 +175,22 @@ class RoughSearch:
 
 
 def stepped(number: float) -> int:
-    """Rounded up to a power of the square root of two: arms of about the same rate get the same requests."""
+    """Rounds up to a power of the square root of two, so that arms of similar rates get the same requests."""
     return ceil(2 ** (ceil(2 * log2(number)) / 2))
 
 
 class Found(NamedTuple):
-    """Of an arm with a seed."""
+    """Runs of an arm with one seed."""
 
     at_rates: Sequence[Measured]
     at_scale_rate: Measured | None
-    highest: Measured | None  # at the highest rate that keeps the target; None: there is none
-    above: Measured | None  # at the lowest rate found to miss it
+    highest: Measured | None  # run at the highest rate that meets the SLO; None if there is none
+    above: Measured | None  # run at the lowest rate that misses the SLO; None if there is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """A task: an arm's curve and its highest rate, by one seed."""
+    """Task that measures an arm's curve and searches its highest rate, with one seed."""
 
     arm: Arm
     seed: int
@@ -195,11 +199,12 @@ class Search:
     start: float
     precision: float
     num_requests: int
-    """Of a run at the largest rate that the arm keeps, about `near`; slower ones last as long with fewer."""
+    """Requests of a run at the rate `near`; runs at lower rates have fewer, and last as long."""
     least_requests: int
     near: float
+    """Rate near the highest one, in requests/s."""
     is_open: bool = False
-    """No rate was found to miss the SLO: there is nothing to search."""
+    """True if no rate misses the SLO, so that there is nothing to search."""
 
     @property
     def name(self) -> str:
@@ -238,19 +243,19 @@ class Search:
 
 
 def scaled(slo: Slo, scale: float) -> Slo:
-    """All limits so many times as large."""
+    """Returns the SLO with all limits multiplied by `scale`."""
     limits: dict[str, Any] = {f"{term}_ms": scale * 1e3 * limit_s for term, limit_s in slo.limits_s.items()}
     return replace(slo, **limits)
 
 
 def rate_of(source: Source) -> float | None:
-    """Requests/s from the start to the last arrival; None where there is no such rate."""
+    """Returns the mean request rate until the last arrival, in requests/s; None if there is none."""
     last_s, count = source.last_arrival_s, source.num_requests
     return count / last_s if last_s and count else None
 
 
 def _figure(summary: Mapping[str, Any], counted: pd.DataFrame, key: str) -> float | None:
-    """Latencies are of the requests that the share counts."""
+    """Returns a figure; latencies are those of the counted requests only."""
     section, _, name = key.partition(".")
     if f"{section}_s" in counted:
         known = counted[f"{section}_s"].dropna()

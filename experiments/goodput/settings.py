@@ -1,4 +1,4 @@
-"""What is asked: which configurations, at which rates, to which share within the SLO, how precisely."""
+"""Settings of `windtunnel goodput`: arms, rates, attainment target and precision."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RESERVED = {
     "seed": "goodput.seeds sets the seeds",
     "load": "the search varies the load; set goodput.rates to choose rates",
 }
-"""Keys that neither the command line nor an arm may set, and why."""
+"""Keys that neither the command line nor an arm may set -> the reason."""
 
 ONLY_ARM = "as set"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoodputSettings:
-    """The node `goodput` of configs/goodput.yaml; what is simulated is in the rest of it."""
+    """Node `goodput` of configs/goodput.yaml; the rest of the config is the scenario."""
 
     arms: tuple[str, ...] = ()
     """Configurations to compare: overrides of the current settings, separated by spaces.
@@ -31,12 +31,12 @@ class GoodputSettings:
     """
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float, ...] | None = None
-    """Requests/s of the curves; None: `num_rates` around each arm's highest."""
+    """Rates of the curves, in requests/s; None: `num_rates` rates around each arm's highest."""
     num_rates: int = 12
     target: float | None = None
-    """Share of the arrivals that must be within the SLO; None: slo.attainment_target."""
+    """Share of the arrivals that must meet the SLO; None: slo.attainment_target."""
     precision: float = 0.02
-    """Relative, of the highest rate of each seed."""
+    """Relative precision of the highest rate of each seed."""
     requests: int | None = 1000
     """Minimum number of requests per run, raised until the run is long enough; None: the whole workload."""
     warmup_share: float = 0.1
@@ -45,9 +45,9 @@ class GoodputSettings:
     Ignored if metrics.warmup_s or cooldown_s is set.
     """
     slo_scales: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
-    """Multiples of all of the SLO's limits, for the curve at one rate."""
+    """Factors on all SLO limits, for the curve at one rate."""
     scale_rate: float | None = None
-    """Requests/s of that curve; None: the smallest of the arms' highest."""
+    """Rate of that curve, in requests/s; None: the lowest of the arms' highest rates."""
     jobs: int | None = None
     """Number of processes; None: one per core."""
     report: bool = True
@@ -63,11 +63,13 @@ class GoodputSettings:
         if self.num_rates < 2:
             raise ValueError(f"num_rates={self.num_rates}: must be >= 2")
         if self.target is not None and not 0 < self.target <= 1:
-            raise ValueError(f"target={self.target}: must be in (0, 1], 0.9 for 90 %; null: the SLO's own")
+            raise ValueError(
+                f"target={self.target}: must be > 0 and <= 1, such as 0.9 for 90 %; null: the SLO's target"
+            )
         if not 0.001 <= self.precision <= 0.5:
-            raise ValueError(f"precision={self.precision}: must be in [0.001, 0.5], 0.02 for 2 %")
+            raise ValueError(f"precision={self.precision}: must be from 0.001 to 0.5, such as 0.02 for 2 %")
         if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
+            raise ValueError(f"warmup_share={self.warmup_share}: must be >= 0 and < 1, such as 0.1 for 10 %")
         for name, least in (("requests", 10), ("jobs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -76,11 +78,14 @@ class GoodputSettings:
         num_rates = self.num_rates if self.rates is None else len(self.rates)
         num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates
         if num_runs > MAX_RUNS:
-            raise ValueError(f"num_rates={num_rates}: {num_runs:,} runs; must be <= {MAX_RUNS:,}")
+            raise ValueError(
+                f"num_rates={num_rates}: all arms, seeds and rates make {num_runs:,} runs; must be <= "
+                f"{MAX_RUNS:,}; use fewer rates"
+            )
 
     @property
     def overrides_by_arm(self) -> Mapping[str, tuple[str, ...]]:
-        """Name -> overrides; without arms, one that overrides nothing."""
+        """Name -> overrides; without arms, one arm without overrides."""
         return by_name(self.arms or (f"{ONLY_ARM}:",))
 
     @property
@@ -93,4 +98,4 @@ def _check_positive(name: str, values: tuple[float, ...]) -> None:
         if not 0 < value < inf:
             raise ValueError(f"{name}={value:g}: must be finite and > 0")
     if not values or len(set(values)) < len(values):
-        raise ValueError(f"{name}={list(values)}: must be one or more, all different")
+        raise ValueError(f"{name}={list(values)}: must be one or more numbers, all different")

@@ -1,4 +1,4 @@
-"""The highest rates as a table, in words, and as JSON."""
+"""Highest rates as a table, as sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADINGS = (
 
 
 def print_goodput(highest: Sequence[Highest], warnings: Sequence[str], console: Console) -> None:
-    """The verdicts, what a reader must know, the table."""
+    """Prints the verdicts, the warnings and the table."""
     for sentence in sentences(highest):
         console.print(Text(sentence), soft_wrap=True)
     for warning in warnings:
@@ -40,7 +40,7 @@ def print_goodput(highest: Sequence[Highest], warnings: Sequence[str], console: 
 
 
 def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
-    """What a reader must know first. short: arms whose runs did not last."""
+    """Returns warnings about the results. short: arms whose runs were too short."""
     found = []
     if len(settings.seeds) < 2:
         found.append("One seed gives no confidence interval; use two or more.")
@@ -48,23 +48,23 @@ def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
     if short:
         found.append(
             f"The traffic of {', '.join(short)} lasts less than {ANSWERS} times the mean E2E latency, so the "
-            "highest rate is overestimated. Use a workload with more requests."
+            "highest rate is overestimated; use a workload with more requests."
         )
     return found
 
 
 def rows(highest: Sequence[Highest]) -> list[list[str]]:
-    """Heading first; best arm first."""
+    """Returns the table: the heading, then one row per arm, best arm first."""
     return [list(HEADINGS), *([one.arm.name, *_cells(one)] for one in highest)]
 
 
 def sentences(highest: Sequence[Highest]) -> list[str]:
-    """The best arm, then each other against it."""
+    """Returns a sentence on the best arm, then one per other arm, compared with it."""
     best = highest[0]
     terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in best.arm.slo.limits_s.items())
     if best.rate.mean == 0:
         reason = _missed_at_any_rate(best)
-        return [f"{best.arm.name}: meets the SLO ({terms}) at none of the tried rates; {reason}"]
+        return [f"{best.arm.name}: misses the SLO ({terms}) at all tried rates; {reason}"]
     if best.is_open:
         return [_open_sentence(one) if one.is_open else _alone(one) for one in highest]
     lines = [
@@ -72,9 +72,12 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
         f"{100 * best.arm.target:g} % of requests within {terms}; {_why(best)}"
     ]
     for other in highest[1:]:
+        if other.rate.mean == 0:
+            lines.append(f"{other.arm.name}: misses the SLO at all tried rates; {_missed_at_any_rate(other)}")
+            continue
         assert other.best is not None
         ratio = other.best.ratio
-        against = "meets the SLO at none of the tried rates"
+        against = "with some seeds it misses the SLO at all tried rates"
         if ratio is not None:
             same = other.best.outcome("higher") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
             against = f"{ratio.mean:.2f} times the best{_bounds(ratio, 2)}"
@@ -86,7 +89,7 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
 def _open_sentence(one: Highest) -> str:
     return (
         f"{one.arm.name}: meets the SLO at all tried rates, up to {number(one.rate.mean)} requests/s; "
-        "its requests are too few to overload it: use a workload with more requests"
+        "the workload has too few requests to overload it, so use one with more requests"
     )
 
 
@@ -95,7 +98,7 @@ def _alone(one: Highest) -> str:
 
 
 def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
-    """Of each arm; null where a figure does not exist."""
+    """Returns the figures of each arm as plain values; a figure that does not exist is null."""
     return [
         {
             "arm": one.arm.name,

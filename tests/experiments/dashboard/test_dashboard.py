@@ -126,7 +126,7 @@ def test_the_command_line_gives_the_same_figures(board, answer, tmp_path, monkey
         (f"?{RATE}=", f"{RATE}: must be a number from 0.001 to 10,000, such as 4"),
         (f"?{RATE}=1e400", f"{RATE}=1e400: must be a number from 0.001 to 10,000"),
         (f"?{RATE}=nan", f"{RATE}=nan: must be a number"),
-        ("?replica=2", "replica: no such control; nearest: replicas"),
+        ("?replica=2", "replica: is not a control of this page; nearest: replicas"),
     ],
 )
 def test_what_is_wrong_in_an_address_is_reported_and_the_default_stays(board, query, message):
@@ -303,11 +303,12 @@ def test_a_taken_port_is_reported_with_the_next_free_one():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            ConfigError, match=rf"^--port={port}: another program uses this port; free: --port \d+"
+            ConfigError,
+            match=rf"^--port={port}: another program uses this port; use a free one, such as --port \d+",
         ):
             check_port(port)
     check_port(port)
-    with pytest.raises(ConfigError, match=r"^--port=70000: must be 1 to 65535"):
+    with pytest.raises(ConfigError, match=r"^--port=70000: must be a whole number from 1 to 65535"):
         check_port(70000)
 
 

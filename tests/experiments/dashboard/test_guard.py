@@ -73,7 +73,7 @@ def test_a_class_in_the_state_is_not_called(browser, service, tmp_path, key, wra
     node = {"_target_": "os.system", "command": f"touch {made}"}
     response = ask(browser, question({**service.board.defaults, key: wrap(node)}))
     assert response.status_code == 200
-    assert f"{key}: must be text or a number, found a " in error_of(response)
+    assert f"{key}: must be text or a number, not a " in error_of(response)
     assert not made.exists()
 
 
@@ -135,7 +135,7 @@ def test_size_and_number_of_keys_are_limited(browser, service):
     assert browser.get(f"/?{'x' * MAX_QUERY}=1", base_url=HOME).status_code == 403
     state, problems = service.board.state_of("?" + "&".join(f"k{i}=1" for i in range(20_000)))
     assert state == service.board.defaults
-    assert problems == ["The address has more than 64 settings; none of them is used."]
+    assert problems == ["The address has more than 64 settings, so it is ignored and defaults are used."]
     assert time.process_time() - begun < 1.0
 
 

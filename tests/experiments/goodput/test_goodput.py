@@ -115,7 +115,9 @@ def test_arms_are_ranked_by_what_they_keep_with_what_they_miss():
     assert lines[0].endswith("at higher rates the backlog grows without bound")
     assert "0.50 times the best" in lines[1]
     assert lines[1].endswith("at higher rates TTFT fails first")
-    assert "meets the SLO at none of the tried rates" in lines[2]
+    assert lines[2] == (
+        "never: misses the SLO at all tried rates; TPOT fails first (SLO attainment 0 % at the lowest rate)"
+    )
     # Half widths: t(2, 0.975) = 4.303 times s / sqrt(3); rates of 5, 6, 7 have s = 1, other figures 0.
     assert rows(highest)[2] == ["slow", "6.00 ± 2.5", "6.00 ± 2.5", "400 ± 0", "40.0 ± 0", "–", "TTFT"]
     assert rows(highest)[1][1:3] == ["12.0 ± 5", "6.00 ± 2.5"]
@@ -168,12 +170,12 @@ def test_arms_take_the_settings_of_the_command_line_and_their_own():
     ("overrides", "message"),
     [
         (["slo=none"], "^slo=none: goodput counts requests that meet an SLO; choose one"),
-        (["workload=closed_loop"], "^workload: its requests have no rate that could be varied"),
+        (["workload=closed_loop"], "^workload: has no request rate that could be varied"),
         (["goodput.seeds=[]"], r"^goodput.seeds=\[\]: must contain at least one seed"),
         (["goodput.seeds=[1,1]"], r"^goodput.seeds=\[1, 1\]: must be distinct"),
         (["goodput.rates=[0]"], r"^goodput.rates=0: must be finite and > 0"),
-        (["goodput.target=1.5"], "^goodput.target=1.5: must be in"),
-        (["goodput.precision=0"], "^goodput.precision=0: must be in"),
+        (["goodput.target=1.5"], "^goodput.target=1.5: must be > 0 and <= 1"),
+        (["goodput.precision=0"], "^goodput.precision=0: must be from 0.001 to 0.5"),
         (["goodput.arms=['batching']"], r"^goodput.arms\[0\]=batching: must be key=value"),
         (["goodput.arms=['a: replicas=1','a: replicas=2']"], "^goodput.arms=.*must have different names"),
         (["goodput.arms=['batching=statik']"], r"^goodput.arms\[0\]: .*statik"),
@@ -312,7 +314,7 @@ def test_where_nothing_misses_the_slo_no_highest_rate_is_claimed(tmp_path, monke
     printed = " ".join(capsys.readouterr().out.split())
     assert "meets the SLO at all tried rates, up to 34.9" in printed
     assert "> 34.9" in printed
-    assert "requests are too few to overload it" in (tmp_path / "out/goodput.html").read_text()
+    assert "too few requests to overload it" in (tmp_path / "out/goodput.html").read_text()
 
 
 def test_figures_have_a_line_an_arm_and_the_target():
