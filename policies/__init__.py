@@ -1,1 +1,1 @@
-"""Decides: what a serving engine schedules, batches, caches and routes. No clock, no tensors."""
+"""Policies: the decisions of a serving engine, such as scheduling and batching, without clock or tensors."""

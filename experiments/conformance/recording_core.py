@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from policies.caching.pool import BlockPool
-from policies.core.branch_set import tokens_in_own_name
+from policies.core.branch_set import num_prompt_block_tokens
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
@@ -80,10 +80,10 @@ class RecordingCore(EngineCore):
         owners: Counter[int] = Counter()
         num_unasked = 0  # blocks of branches that are recomputed
         for seq in self.running.values():
-            if tokens_in_own_name(seq) is not None:
+            if num_prompt_block_tokens(seq) is not None:
                 owners.update({number for table in self.branched.block_ids(seq) for number in table})
                 continue
-            num_unasked += seq.num_apart
+            num_unasked += seq.num_extra_blocks
             num_tokens = seq.num_held + tokens.get(seq.request_id, 0)
             ids = self.block_ids(seq, num_tokens)
             assert len(ids) == self.block_pool.blocks_held(seq, num_tokens)

@@ -43,17 +43,17 @@ class AdapterState(EngineState):
         """Waiting sequences whose adapter finds a slot."""
         return (seq for seq in self.waiting if self._residents.may_start(seq))
 
-    def refusal(self, seq: Sequence, num_cached: int, is_squeezed: bool) -> Cause | None:
+    def refusal(self, seq: Sequence, num_cached: int, has_preempted: bool) -> Cause | None:
         """The reason why a waiting sequence cannot start: no slot for its adapter, or no room for both."""
         residents = self._residents
         if not residents.may_start(seq):
             return Cause.adapter
-        if is_squeezed:
+        if has_preempted:
             return Cause.memory
         num_missing = residents.num_missing(seq)
-        seq.num_beside = num_missing - residents.num_idle_blocks(seq)
-        cause = super().refusal(seq, num_cached, is_squeezed)
-        seq.num_beside = num_missing
+        seq.num_adapter_blocks = num_missing - residents.num_idle_blocks(seq)
+        cause = super().refusal(seq, num_cached, has_preempted)
+        seq.num_adapter_blocks = num_missing
         return cause
 
     def waits_unasked_for(self) -> Cause:
@@ -116,6 +116,6 @@ class AdapterState(EngineState):
         self._residents.check_integrity(self.running.values())
 
     @property
-    def _num_blocks_apart(self) -> int:
+    def _num_extra_blocks(self) -> int:
         """Number of KV blocks that adapters hold."""
         return self._residents.num_blocks

@@ -78,11 +78,11 @@ class PagedResidents(Residents):
 
     def _enter(self, name: str) -> int | None:
         num_blocks = self._num_blocks_of[name]
-        self._pool.take_apart(num_blocks)
+        self._pool.take_extra(num_blocks)
         self.num_blocks += num_blocks
         return None
 
     def _leave(self, name: str) -> None:
         num_blocks = self._num_blocks_of[name]
-        self._pool.give_back(num_blocks, ())
+        self._pool.free_extra(num_blocks, ())
         self.num_blocks -= num_blocks

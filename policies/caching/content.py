@@ -25,17 +25,17 @@ from policies.core.request import Request, Segment
 ENDLESS = 1 << 40
 """Number of tokens, or blocks, of an answer of unknown length."""
 
-OWN_PLACES = 1 << 48
+PRIVATE_PLACES = 1 << 48
 """Places from here on have contents that only one request can name."""
 
-MANY = 8192
+MIN_PIECES_TO_FORGET = 8192
 """Number of new pieces after which unused places are dropped: about 2 MB of memory."""
 
 
 _num_tokens = itemgetter(1)
 """Number of tokens of a segment."""
 
-Stretch = tuple[int, int]
+PathPart = tuple[int, int]
 """(place, end): blocks of a sequence that end at one place, up to the sequence's block end. A plain tuple."""
 
 
@@ -45,7 +45,7 @@ def prompt_runs(request: Request) -> list[Segment]:
     An adapter changes the KV of every token: with it, contents have separate ids.
     """
     if request.adapter is not None:
-        return _cut(request)
+        return _clipped_runs(request)
     num_prompt_tokens, segments, _ = request.prompt
     runs = list(segments)
     num_left = num_prompt_tokens
@@ -53,28 +53,28 @@ def prompt_runs(request: Request) -> list[Segment]:
         _, num_tokens = zip(*runs, strict=True)
         num_left -= sum(num_tokens)
         if num_left < 0 or not all(num_tokens):
-            return _cut(request)
+            return _clipped_runs(request)
     if num_left:
-        runs.append(Segment(_own_content(request), num_left))
+        runs.append(Segment(_private_content(request), num_left))
     return runs
 
 
-def _cut(request: Request) -> list[Segment]:
+def _clipped_runs(request: Request) -> list[Segment]:
     """The runs of a prompt with empty segments, or with more tokens in segments than it has."""
     runs = []
     num_left = request.prompt.num_tokens
-    space = 0 if request.adapter is None else _space(request.adapter)
+    space = 0 if request.adapter is None else _adapter_offset(request.adapter)
     for segment in request.prompt.segments:
         num_tokens = min(segment.num_tokens, num_left)
         if num_tokens:
             runs.append(Segment(segment.content_id + space, num_tokens))
             num_left -= num_tokens
     if num_left:
-        runs.append(Segment(_own_content(request), num_left))
+        runs.append(Segment(_private_content(request), num_left))
     return runs
 
 
-def _own_content(request: Request) -> int:
+def _private_content(request: Request) -> int:
     """Id of a prompt's content without an id."""
     return -2 * request.request_id - 1
 
@@ -84,26 +84,26 @@ def runs_of(request: Request) -> list[Segment]:
     runs = prompt_runs(request)
     if request.branching is not None:
         return runs
-    runs.append(Segment(_answer(request), ENDLESS))
+    runs.append(Segment(_answer_content(request), ENDLESS))
     return runs
 
 
-def _answer(request: Request) -> int:
+def _answer_content(request: Request) -> int:
     """The id of an answer, or a unique one below 0."""
     if request.answer_id is None:
         return -2 * request.request_id - 2
-    return request.answer_id + (0 if request.adapter is None else _space(request.adapter))
+    return request.answer_id + (0 if request.adapter is None else _adapter_offset(request.adapter))
 
 
 @lru_cache(maxsize=100_000)
-def _space(adapter: str) -> int:
+def _adapter_offset(adapter: str) -> int:
     """Offset that an adapter adds to the ids of contents, which themselves are below 2^64."""
     return (int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest(), "little") + 1) << 64
 
 
-def _own_place(content_id: int) -> int:
+def _private_place(content_id: int) -> int:
     """The place of contents below 0, which depends on the id only: their past is always the same."""
-    return OWN_PLACES - content_id
+    return PRIVATE_PLACES - content_id
 
 
 class Chain:
@@ -148,7 +148,7 @@ class TurnPath(NamedTuple):
 
     segments: tuple[Segment, ...]
     num_tokens: int
-    path: list[Stretch]
+    path: list[PathPart]
     place: int
     used: int
     """Number of tokens of the answer's place that lie before the answer."""
@@ -169,26 +169,26 @@ class Places:
         """Chains by (place before, its tokens, content, the content's tokens at the place before)."""
         self._num_pieces = 0  # number of pieces of all chains
         self._num_given = 0
-        self._num_old = 0  # places given before the last `forget`
-        self._forget_at = MANY
+        self._num_old = 0  # places given before the last `forget_unused`
+        self._forget_at = MIN_PIECES_TO_FORGET
         self._turn_paths: dict[int, TurnPath] = {}  # by answer id, for answers not quoted yet
 
-    def path(self, request: Request) -> list[Stretch]:
+    def path(self, request: Request) -> list[PathPart]:
         """The path of a request: the places of the blocks of its prompt and answer.
 
         Stretches in which no block ends are left out.
         """
         is_joined = request.answer_id is None and request.branching is None and not self._is_by_piece
         if is_joined and not request.prompt.segments:
-            return [(OWN_PLACES + 2 * request.request_id + 2, ENDLESS)]
+            return [(PRIVATE_PLACES + 2 * request.request_id + 2, ENDLESS)]
         if not (is_joined or self._is_by_piece) and request.adapter is None and request.branching is None:
             return self._path_of_turn(request)
         runs = runs_of(request)
         if is_joined and len(runs) > 1 and runs[-2][0] < 0:
             del runs[-2]
-        return self._follow(runs, gives_new=True)[0]
+        return self._follow(runs, creates=True)[0]
 
-    def _path_of_turn(self, request: Request) -> list[Stretch]:
+    def _path_of_turn(self, request: Request) -> list[PathPart]:
         """Path of a request with a named answer; continues the last turn's path if it quotes its answer."""
         prompt, answer_id = request.prompt, request.answer_id
         assert answer_id is not None
@@ -197,33 +197,33 @@ class Places:
         if last_turn is None or last_turn.segments != segments[:-2]:
             runs = runs_of(request)
             is_named = len(runs) == len(segments) + 1
-            path, place, used = self._follow(runs, gives_new=True)
+            path, place, used = self._follow(runs, creates=True)
         else:
             num_quoted, num_new = segments[-2][1], segments[-1][1]
             start = last_turn.num_tokens + num_quoted
             if not num_quoted or not num_new or start + num_new != prompt.num_tokens:
-                return self._follow(runs_of(request), gives_new=True)[0]
+                return self._follow(runs_of(request), creates=True)[0]
             runs = [segments[-1], Segment(answer_id, ENDLESS)]
             is_named = True
             path, end = last_turn.path, start // self._block_size
             if end > (path[-1][1] if path else 0):
                 path.append((last_turn.place, end))
             at = (last_turn.place, last_turn.used + num_quoted, start)
-            path, place, used = self._follow(runs, gives_new=True, path=path, at=at)
+            path, place, used = self._follow(runs, creates=True, path=path, at=at)
         if is_named and runs[-1][1] == ENDLESS:
             self._turn_paths[answer_id] = TurnPath(
                 segments, prompt.num_tokens, path[:-1], place, used - ENDLESS
             )
         return path
 
-    def known_path(self, request: Request) -> list[Stretch]:
+    def known_path(self, request: Request) -> list[PathPart]:
         """The path of a prompt as far as its places are known; creates no new ones."""
         runs = prompt_runs(request)
         if runs[-1][0] < 0 and self._is_joined(request):
-            runs[-1] = Segment(_answer(request), runs[-1][1])
-        return self._follow(runs, gives_new=False)[0]
+            runs[-1] = Segment(_answer_content(request), runs[-1][1])
+        return self._follow(runs, creates=False)[0]
 
-    def forget(self, used: Collection[int]) -> None:
+    def forget_unused(self, used: Collection[int]) -> None:
         """Drops unused places, so that a long run needs no more memory.
 
         Kept are the places in use and the way to them, which may include pieces in which no block ends; and
@@ -238,12 +238,12 @@ class Places:
         self._chains = {name: chain for name, chain in self._chains.items() if chain.place in kept}
         self._num_pieces = sum(len(chain.body) + 1 for chain in self._chains.values())
         self._num_old = self._num_given
-        self._forget_at = self._num_pieces + max(MANY, len(used))
+        self._forget_at = self._num_pieces + max(MIN_PIECES_TO_FORGET, len(used))
         self._turn_paths.clear()
 
     @property
-    def is_crowded(self) -> bool:
-        """Whether it is time to call `forget`."""
+    def should_forget(self) -> bool:
+        """Whether it is time to call `forget_unused`."""
         return self._num_pieces >= self._forget_at
 
     def _is_joined(self, request: Request) -> bool:
@@ -253,10 +253,10 @@ class Places:
     def _follow(
         self,
         runs: list[Segment],
-        gives_new: bool,
-        path: list[Stretch] | None = None,
+        creates: bool,
+        path: list[PathPart] | None = None,
         at: tuple[int, int, int] = (-1, 0, 0),
-    ) -> tuple[list[Stretch], int, int]:
+    ) -> tuple[list[PathPart], int, int]:
         """The path along runs, the last place, and the number of its tokens that are among them.
 
         path, at: the path of what is before them; its last place, that place's tokens, and all tokens. A run
@@ -270,13 +270,13 @@ class Places:
         while index < num_runs:
             content_id = runs[index][0]
             if content_id < 0:
-                before, used, skip = _own_place(content_id), runs[index][1], 0
+                before, used, skip = _private_place(content_id), runs[index][1], 0
                 index += 1
             else:
                 name = (before, used, content_id, skip)
                 chain = chains.get(name)
                 if chain is None:
-                    if not gives_new:
+                    if not creates:
                         break
                     chain = chains[name] = self._new_chain(runs, index)
                 before = chain.place

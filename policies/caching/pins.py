@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from policies.caching.runs import Held, Run, Runs
+from policies.caching.runs import Holding, Run, Runs
 
 
 class Pin:
@@ -17,7 +17,7 @@ class Pin:
 
     __slots__ = ("held", "number", "since_s", "until_s")
 
-    def __init__(self, number: int, held: Held, since_s: float) -> None:
+    def __init__(self, number: int, held: Holding, since_s: float) -> None:
         self.number = number  # below 0, so that it differs from request ids
         self.held = held
         self.since_s = since_s
@@ -47,7 +47,7 @@ class Pins:
         """Time at which the next pin expires, in seconds; infinite without pins."""
         return next(iter(self._pins.values())).until_s if self._pins else float("inf")
 
-    def keep(self, runs: Runs, held: Held, num_blocks: int, now: float) -> bool:
+    def keep(self, runs: Runs, held: Holding, num_blocks: int, now: float) -> bool:
         """Pins the first num_blocks blocks that a sequence holds, or extends their pin.
 
         Returns whether they are pinned.
@@ -71,7 +71,7 @@ class Pins:
         if self.expires_s > now:
             return None
         _, pin = self._pins.popitem(last=False)
-        self.num_blocks -= pin.held.num_keyed
+        self.num_blocks -= pin.held.num_with_content
         self._token_s += self._token_s_of(pin, pin.until_s)
         return pin
 
@@ -85,7 +85,7 @@ class Pins:
         """Asserts that each pin holds its runs."""
         pins = self._pins.values()
         assert all(run.owners[pin.number] is pin.held for pin in pins for run in pin.held.runs)
-        assert sum(pin.held.num_keyed for pin in pins) == self.num_blocks <= self.max_blocks
+        assert sum(pin.held.num_with_content for pin in pins) == self.num_blocks <= self.max_blocks
 
     def _token_s_of(self, pin: Pin, end_s: float) -> float:
-        return pin.held.num_keyed * self._block_size * (end_s - pin.since_s)
+        return pin.held.num_with_content * self._block_size * (end_s - pin.since_s)

@@ -31,8 +31,8 @@ class BlockPool:
         grow                    it holds the tokens up to a number, chunk by chunk
         growth                  its prefill is done: how its KV grows; asked again at every limit it names
         take                    decodes need blocks, of whichever sequences
-        hand_over               it continues as branches, which own all behind its prompt's full blocks
-        take_apart, give_back   blocks of its branches
+        move_to_branches               it continues as branches, which own all behind its prompt's full blocks
+        take_extra, free_extra   blocks of its branches
         release                 it holds nothing
         sharers                 before a release of planned tokens: sequences that found them
     """
@@ -56,8 +56,8 @@ class BlockPool:
         self.num_free = num_blocks
         self.presume_cached = False
         self.shares_branches = True
-        self.num_apart = 0
-        """Number of blocks that branches or adapters own: `take_apart`, `hand_over`, `give_back`."""
+        self.num_extra_blocks = 0
+        """Number of blocks that branches or adapters own: `take_extra`, `move_to_branches`, `free_extra`."""
         self.now = float("-inf")
         """Time of the engine in seconds, set before every plan and at every commit."""
         self.expires_s = float("inf")
@@ -89,7 +89,7 @@ class BlockPool:
         return looks or self.presume_cached
 
     @property
-    def num_blank(self) -> int:
+    def num_free_without_content(self) -> int:
         """Number of free blocks without contents: taking them evicts nothing."""
         return self.num_free
 
@@ -131,7 +131,7 @@ class BlockPool:
         The blocks of its branches are included, if it had any before it was preempted, and those of its
         adapter.
         """
-        return -(-seq.stored_known // self.block_size) + seq.num_apart + seq.num_beside
+        return -(-seq.stored_known // self.block_size) + seq.num_extra_blocks + seq.num_adapter_blocks
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         """Gives a sequence that can be admitted the KV of its num_cached cached tokens."""
@@ -161,7 +161,7 @@ class BlockPool:
         """Called when the transfers of that KV are done."""
 
     @property
-    def num_quiet(self) -> int:
+    def num_free_without_copy(self) -> int:
         """Number of free blocks that can be taken without a copy to another tier."""
         return self.num_free
 
@@ -176,7 +176,7 @@ class BlockPool:
             self.take(num_blocks)
 
     @property
-    def chunks_stand_alone(self) -> bool:
+    def replans_chunks(self) -> bool:
         """Whether every iteration with prompt chunks is planned anew, as `computed` may free blocks."""
         return False
 
@@ -196,25 +196,25 @@ class BlockPool:
         assert num_blocks <= self.num_free
         self.num_free -= num_blocks
 
-    def take_apart(self, num_blocks: int) -> None:
+    def take_extra(self, num_blocks: int) -> None:
         """Takes blocks for branches; the caller has checked num_free."""
         self.take(num_blocks)
-        self.num_apart += num_blocks
+        self.num_extra_blocks += num_blocks
 
-    def hand_over(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
+    def move_to_branches(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
         """Gives the branches of a sequence its blocks behind the prompt, of those for num_tokens tokens.
 
         num_kept_tokens, a whole number of blocks, stay with the sequence. Returns the ids given, as far as
         assigned.
         """
         num_kept = num_kept_tokens // self.block_size
-        self.num_apart += self.blocks_for(num_tokens) - num_kept
+        self.num_extra_blocks += self.blocks_for(num_tokens) - num_kept
         return self._ids_behind(seq, num_kept)
 
-    def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
+    def free_extra(self, num_blocks: int, ids: Iterable[int]) -> None:
         """Frees blocks of branches, and the ids that were assigned to them."""
         self.num_free += num_blocks
-        self.num_apart -= num_blocks
+        self.num_extra_blocks -= num_blocks
         self._free_ids.extend(ids)
 
     def draw(self, num_ids: int) -> list[int]:
@@ -258,7 +258,9 @@ class BlockPool:
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
         """Asserts that the running sequences and the tokens they hold account for every block."""
         owned = sum(self.blocks_held(seq, num_tokens) for seq, num_tokens in held)
-        assert owned + self.num_apart + self.num_free == self.num_blocks, "a block is leaked or owned twice"
+        assert owned + self.num_extra_blocks + self.num_free == self.num_blocks, (
+            "a block is leaked or owned twice"
+        )
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
         """Removes and returns the ids of all but the first num_blocks blocks of a sequence."""

@@ -8,11 +8,11 @@ from typing import ClassVar
 from policies.caching.content import ENDLESS, Places
 from policies.caching.pins import Pins
 from policies.caching.pool import BlockPool
-from policies.caching.runs import Held, Run, Runs
+from policies.caching.runs import Holding, Run, Runs
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 
-MANY_DUE = 512
+MAX_PENDING_EVICTIONS = 512
 """Number of blocks whose eviction may be delayed for long, so that most runs are then evicted whole."""
 
 
@@ -24,7 +24,7 @@ class PrefixPool(BlockPool):
     The cost of a request grows with the named pieces of its prompt, not with its blocks.
     """
 
-    _counts_own: ClassVar[bool] = True
+    _counts_private: ClassVar[bool] = True
     """Whether contents that only one request can name are only counted, without runs."""
 
     def __init__(
@@ -48,7 +48,7 @@ class PrefixPool(BlockPool):
         return num_found * self.block_size
 
     @property
-    def num_blank(self) -> int:
+    def num_free_without_content(self) -> int:
         return self.num_free - self._num_kept
 
     def peek(self, request: Request) -> int:
@@ -71,7 +71,7 @@ class PrefixPool(BlockPool):
             self.num_free -= num_blocks
             self._num_kept -= num_blocks
         elif held.path and held.path[0][1] == ENDLESS:
-            held.is_own = self._counts_own and self._runs.lacks(held.path[0][0])
+            held.is_private = self._counts_private and self._runs.is_new_private(held.path[0][0])
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
         block_size = self.block_size
@@ -92,62 +92,62 @@ class PrefixPool(BlockPool):
         assert self.num_free >= 0
         self._num_kept = self.num_free
         self.num_evicted += num_blocks
-        self._runs.num_due += num_blocks
+        self._runs.num_pending_evictions += num_blocks
         if self._num_ids_made:  # an engine sees the physical ids
-            self._runs.evict_due()
+            self._runs.evict_pending()
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        held: Held = seq.kv
+        held: Holding = seq.kv
         block_size = self.block_size
         num_full = (num_tokens - num_planned) // block_size
-        if num_full > held.num_keyed:
+        if num_full > held.num_with_content:
             self._offer(seq, num_full)
-        elif num_full < held.num_keyed:  # offered for tokens that will not be computed
+        elif num_full < held.num_with_content:  # offered for tokens that will not be computed
             self._runs.withdraw(held, num_full)
-        num_tail = -(-num_tokens // block_size) - held.num_keyed
+        num_tail = -(-num_tokens // block_size) - held.num_with_content
         assert num_tail >= 0
         if self._pins.max_blocks:
             self._pin(seq, held)
-        num_kept = self._runs.let_go(held, seq.request_id)
+        num_kept = self._runs.release(held, seq.request_id)
         self._num_kept += num_kept
         self.num_free += num_kept + num_tail
         if held.tail_ids:
             self._free_ids.extend(reversed(held.tail_ids))
         seq.kv = None
-        if self._runs.num_due > MANY_DUE:
-            self._runs.evict_whole()
-        if self._places.is_crowded:
-            self._places.forget(self._used_places())
+        if self._runs.num_pending_evictions > MAX_PENDING_EVICTIONS:
+            self._runs.evict_whole_runs()
+        if self._places.should_forget:
+            self._places.forget_unused(self._used_places())
 
-    def _pin(self, seq: Sequence, held: Held) -> None:
+    def _pin(self, seq: Sequence, held: Holding) -> None:
         """Pins the prefix that a client pays for, if its sequence has computed more than it found."""
         num_pinned = seq.request.prompt.num_pinned
         if num_pinned and seq.stored_computed > seq.num_found:
-            self._runs.make_run(held, seq.request_id)
+            self._runs.make_private_run(held, seq.request_id)
             if self._pins.keep(
-                self._runs, held, min(num_pinned // self.block_size, held.num_keyed), self.now
+                self._runs, held, min(num_pinned // self.block_size, held.num_with_content), self.now
             ):
                 self.expires_s = self._pins.expires_s
 
     def sharers(self, seq: Sequence) -> Iterable[int]:
-        return self._runs.owners_behind(seq.kv, seq.stored_computed // self.block_size) - {seq.request_id}
+        return self._runs.owners_after(seq.kv, seq.stored_computed // self.block_size) - {seq.request_id}
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        held: Held = seq.kv
-        self._runs.make_run(held, seq.request_id)
-        held.is_own = False
+        held: Holding = seq.kv
+        self._runs.make_private_run(held, seq.request_id)
+        held.is_private = False
         ids: list[int] = []
         for run in held.runs:
             if not run.ids:
                 run.ids = self.draw(run.num_blocks)
             ids += run.ids
-        num_tail = self.blocks_for(num_tokens) - held.num_keyed
+        num_tail = self.blocks_for(num_tokens) - held.num_with_content
         held.tail_ids += self.draw(num_tail - len(held.tail_ids))
         return ids + held.tail_ids
 
     def expire(self) -> None:
         while (pin := self._pins.pop_expired(self.now)) is not None:
-            num_blocks = self._runs.let_go(pin.held, pin.number)
+            num_blocks = self._runs.release(pin.held, pin.number)
             self.num_free += num_blocks
             self._num_kept += num_blocks
         self.expires_s = self._pins.expires_s
@@ -165,49 +165,49 @@ class PrefixPool(BlockPool):
         return (self.num_blocks - self._pins.max_blocks) * self.block_size
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
-        num_tail = num_own = 0
+        num_tail = num_private = 0
         owned: set[Run] = set(self._pins.runs)
         for seq, num_tokens in held:
-            mine: Held = seq.kv
-            assert mine.num_keyed == sum(run.num_blocks for run in mine.runs) + mine.num_own
-            assert mine.num_keyed <= self.blocks_for(num_tokens)
+            mine: Holding = seq.kv
+            assert mine.num_with_content == sum(run.num_blocks for run in mine.runs) + mine.num_private
+            assert mine.num_with_content <= self.blocks_for(num_tokens)
             assert all(run.owners[seq.request_id] is mine for run in mine.runs)
-            num_tail += self.blocks_for(num_tokens) - mine.num_keyed
-            num_own += mine.num_own
+            num_tail += self.blocks_for(num_tokens) - mine.num_with_content
+            num_private += mine.num_private
             owned.update(mine.runs)
         self._pins.check_integrity()
         num_free, num_held = self._runs.check_integrity(owned)
         assert num_free == self._num_kept
-        num_accounted = self.num_free + num_held + num_own + num_tail + self.num_apart
+        num_accounted = self.num_free + num_held + num_private + num_tail + self.num_extra_blocks
         assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
 
-    def _new_held(self, seq: Sequence) -> Held:
-        """Creates the `Held` of a waiting sequence when it is first looked up, for its path."""
-        held = seq.kv = Held(self._places.path(seq.request))
+    def _new_held(self, seq: Sequence) -> Holding:
+        """Creates the `Holding` of a waiting sequence when it is first looked up, for its path."""
+        held = seq.kv = Holding(self._places.path(seq.request))
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
         """Gives the first num_full blocks of a sequence their contents, as far as they have none yet."""
-        held: Held = seq.kv
-        num_new = num_full - held.num_keyed
+        held: Holding = seq.kv
+        num_new = num_full - held.num_with_content
         if num_new <= 0:
             return
-        if held.is_own or (held.num_own and num_full <= held.path[-1][1]):  # it continues these
-            held.num_own += num_new
-            held.num_keyed = num_full
+        if held.is_private or (held.num_private and num_full <= held.path[-1][1]):  # it continues these
+            held.num_private += num_new
+            held.num_with_content = num_full
             return
         if held.tail_ids:  # a block that is partly filled must keep its id
             held.tail_ids += self.draw(num_new - len(held.tail_ids))
         start = 0  # the sequence's first block of the stretch
         for place, end in held.path:
             if num_full <= end:
-                self._offer_stretch(seq, held, place, held.num_keyed - start, num_full - start)
+                self._offer_part(seq, held, place, held.num_with_content - start, num_full - start)
                 return
-            if end > held.num_keyed:
-                self._offer_stretch(seq, held, place, held.num_keyed - start, end - start)
+            if end > held.num_with_content:
+                self._offer_part(seq, held, place, held.num_with_content - start, end - start)
             start = end
 
-    def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
+    def _offer_part(self, seq: Sequence, held: Holding, place: int, first: int, end: int) -> None:
         """Offers the blocks first to end - 1 of one place, which are the next blocks of a sequence."""
         self._runs.extend(held, seq.request_id, place, first, end)
 
@@ -216,7 +216,7 @@ class PrefixPool(BlockPool):
         return self._runs.places
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
-        held: Held = seq.kv
-        assert held.num_keyed == num_blocks
+        held: Holding = seq.kv
+        assert held.num_with_content == num_blocks
         ids, held.tail_ids = held.tail_ids, []
         return ids

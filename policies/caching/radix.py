@@ -70,7 +70,7 @@ class Radix(Caching):
         return RadixPool(memory, self.block_size, self.watermark, EVICTIONS[self.eviction]())
 
 
-class Held:
+class Holding:
     """The KV of a sequence: the tokens up to the end of a locked node, and its own blocks behind them."""
 
     __slots__ = ("ids", "node", "num_in_tree", "runs")
@@ -99,7 +99,7 @@ class RadixPool(BlockPool):
         )
 
     @property
-    def chunks_stand_alone(self) -> bool:
+    def replans_chunks(self) -> bool:
         return True
 
     def num_cached(self, seq: Sequence) -> int:
@@ -110,7 +110,7 @@ class RadixPool(BlockPool):
         return num_cached
 
     @property
-    def num_blank(self) -> int:
+    def num_free_without_content(self) -> int:
         return self._num_unused
 
     def peek(self, request: Request) -> int:
@@ -143,7 +143,7 @@ class RadixPool(BlockPool):
 
     def computed(self, seq: Sequence, num_tokens: int) -> None:
         """Inserts the full blocks of a sequence's first num_tokens tokens into the tree."""
-        held: Held = seq.kv
+        held: Holding = seq.kv
         num_tokens = self._most(seq, num_tokens)
         num_before = held.num_in_tree
         num_new, node = self._tree.insert(
@@ -168,23 +168,23 @@ class RadixPool(BlockPool):
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         self.computed(seq, num_tokens - num_planned)
-        held: Held = seq.kv
+        held: Holding = seq.kv
         self._num_unused += self.blocks_for(num_tokens) - held.num_in_tree // self.block_size
         self._free_ids.extend(reversed(held.ids))
         self._tree.unlock(held.node)
         self._count()
         seq.kv = None
 
-    def hand_over(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
+    def move_to_branches(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
         self.computed(seq, num_kept_tokens)  # swapped-in KV is not in the tree yet
-        return super().hand_over(seq, num_tokens, num_kept_tokens)
+        return super().move_to_branches(seq, num_tokens, num_kept_tokens)
 
-    def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
-        super().give_back(num_blocks, ids)
+    def free_extra(self, num_blocks: int, ids: Iterable[int]) -> None:
+        super().free_extra(num_blocks, ids)
         self._num_unused += num_blocks
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        held: Held = seq.kv
+        held: Holding = seq.kv
         nodes, node = [], held.node
         while node.parent is not None:
             nodes.append(node)
@@ -201,18 +201,18 @@ class RadixPool(BlockPool):
         self._tree.check_integrity()
         num_own = 0
         for seq, num_tokens in held:
-            mine: Held = seq.kv
+            mine: Holding = seq.kv
             assert mine.node.num_prefix_tokens == mine.num_in_tree <= num_tokens
             num_own += self.blocks_for(num_tokens) - mine.num_in_tree // self.block_size
         in_tree = self._tree.num_tokens // self.block_size
-        num_accounted = self._num_unused + in_tree + num_own + self.num_apart
+        num_accounted = self._num_unused + in_tree + num_own + self.num_extra_blocks
         assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
         assert self.num_free == self._num_unused + self._tree.num_evictable // self.block_size
 
-    def _held(self, seq: Sequence) -> Held:
+    def _held(self, seq: Sequence) -> Holding:
         if seq.kv is None:
-            seq.kv = Held(tuple(runs_of(seq.request)), self._tree.root)
-        held: Held = seq.kv
+            seq.kv = Holding(tuple(runs_of(seq.request)), self._tree.root)
+        held: Holding = seq.kv
         return held
 
     def _count(self) -> None:
@@ -223,7 +223,7 @@ class RadixPool(BlockPool):
         self._free_ids.extend(reversed(leaf.ids))
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
-        held: Held = seq.kv
+        held: Holding = seq.kv
         assert held.num_in_tree == num_blocks * self.block_size
         ids, held.ids = held.ids, []
         return ids

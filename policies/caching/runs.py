@@ -19,7 +19,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
 
-from policies.caching.content import OWN_PLACES, Stretch
+from policies.caching.content import PRIVATE_PLACES, PathPart
 
 
 class Run:
@@ -39,7 +39,7 @@ class Run:
         self.first = first
         self.num_blocks = num_blocks
         self.ids = ids
-        self.owners: dict[int, Held] = {}
+        self.owners: dict[int, Holding] = {}
         self.is_copy = is_copy
 
     @property
@@ -48,25 +48,27 @@ class Run:
         return self.first + self.num_blocks
 
 
-class Held:
+class Holding:
     """The blocks of a sequence, from the first on: runs, own blocks, and blocks without content yet."""
 
-    __slots__ = ("found", "is_own", "num_keyed", "num_own", "path", "runs", "tail_ids")
+    __slots__ = ("found", "is_private", "num_private", "num_with_content", "path", "runs", "tail_ids")
 
-    def __init__(self, path: list[Stretch]) -> None:
+    def __init__(self, path: list[PathPart]) -> None:
         self.path = path
         self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: result of the last lookup
         self.runs: list[Run] = []
-        self.is_own = False  # whether num_own will count all its blocks
-        self.num_own = 0  # blocks of the path's last place that are in no run: only its request can name them
-        self.num_keyed = 0  # blocks with contents: those in runs, and its own
+        self.is_private = False  # whether num_private will count all its blocks
+        self.num_private = (
+            0  # blocks of the path's last place that are in no run: only its request can name them
+        )
+        self.num_with_content = 0  # blocks with contents: those in runs, and its own
         self.tail_ids: list[int] = []  # ids of the blocks behind them, as far as assigned
 
     def add(self, run: Run, owner: int) -> None:
         """Adds a run to the blocks held."""
         run.owners[owner] = self
         self.runs.append(run)
-        self.num_keyed += run.num_blocks
+        self.num_with_content += run.num_blocks
 
 
 class Runs:
@@ -77,7 +79,7 @@ class Runs:
     """
 
     def __init__(self, free_ids: list[int], on_evict: Callable[[Run, int], None] | None = None) -> None:
-        self.num_due = 0  # blocks whose eviction is delayed
+        self.num_pending_evictions = 0  # blocks whose eviction is delayed
         self._free_ids = free_ids
         self._on_evict = on_evict
         self._num_made = 0
@@ -86,7 +88,7 @@ class Runs:
 
         Runs by number, counts of own blocks by place.
         """
-        self._at: dict[int, list[Run]] = {}  # place -> the runs offered there, by their first block
+        self._offered: dict[int, list[Run]] = {}  # place -> the runs offered there, by their first block
         self._copies: dict[int, list[Run]] = {}  # place -> runs not offered, in the order of their making
 
     @property
@@ -99,19 +101,19 @@ class Runs:
     @property
     def places(self) -> set[int]:
         """Places that have contents."""
-        self.evict_due()
-        return self._at.keys() | self._copies.keys()
+        self.evict_pending()
+        return self._offered.keys() | self._copies.keys()
 
-    def lacks(self, place: int) -> bool:
+    def is_new_private(self, place: int) -> bool:
         """Whether a place that only one request can name has no contents."""
-        return place >= OWN_PLACES and place not in self._at and place not in self._free
+        return place >= PRIVATE_PLACES and place not in self._offered and place not in self._free
 
-    def find(self, path: list[Stretch], limit: int) -> tuple[SequenceOf[tuple[Run, int]], int]:
+    def find(self, path: list[PathPart], limit: int) -> tuple[SequenceOf[tuple[Run, int]], int]:
         """The runs with which a path begins, and the usable blocks of each, at most limit in all."""
-        at = self._at
+        at = self._offered
         if not path or (path[0][0] not in at and path[0][0] not in self._free):
             return (), 0
-        self.evict_due()
+        self.evict_pending()
         if path[-1][0] in self._free:
             self._make_free_run(path[-1][0])
         found: list[tuple[Run, int]] = []
@@ -140,9 +142,9 @@ class Runs:
                 break
         return found, num_found
 
-    def hold_found(self, held: Held, owner: int) -> int:
+    def hold_found(self, held: Holding, owner: int) -> int:
         """Holds the result of the last lookup. Returns the number of its blocks that were free until now."""
-        num_free = num_keyed = 0
+        num_free = num_with_content = 0
         runs, free = held.runs, self._free
         for run, num_blocks in held.found:
             if num_blocks < run.num_blocks:
@@ -152,50 +154,50 @@ class Runs:
                 num_free += num_blocks
             run.owners[owner] = held
             runs.append(run)
-            num_keyed += num_blocks
-        held.num_keyed += num_keyed
+            num_with_content += num_blocks
+        held.num_with_content += num_with_content
         held.found = ()
         return num_free
 
-    def share(self, held: Held, owner: int, num_blocks: int) -> Held:
+    def share(self, held: Holding, owner: int, num_blocks: int) -> Holding:
         """Adds a second owner of the first num_blocks blocks with contents of a holder."""
-        other = Held(held.path)
-        while other.num_keyed < num_blocks:
+        other = Holding(held.path)
+        while other.num_with_content < num_blocks:
             run = held.runs[len(other.runs)]
-            num_missing = num_blocks - other.num_keyed
+            num_missing = num_blocks - other.num_with_content
             other.add(self._split(run, num_missing) if run.num_blocks > num_missing else run, owner)
         return other
 
-    def extend(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
+    def extend(self, held: Holding, owner: int, place: int, first: int, end: int) -> None:
         """Offers blocks like `offer`; extends the last run of the place if it ends at `first`.
 
         It is extended only if the owner alone holds it.
         """
         num_blocks = end - first
-        offered = self._at.get(place)
+        offered = self._offered.get(place)
         is_new = not (first or offered or held.tail_ids or place in self._free)
-        if held.num_own or (is_new and place >= OWN_PLACES and place == held.path[-1][0]):
-            held.num_own += num_blocks
-            held.num_keyed += num_blocks
+        if held.num_private or (is_new and place >= PRIVATE_PLACES and place == held.path[-1][0]):
+            held.num_private += num_blocks
+            held.num_with_content += num_blocks
             return
         if offered is not None and not held.tail_ids:
             run = offered[-1]
             if run.end == first and len(run.owners) == 1 and owner in run.owners and not run.ids:
                 run.num_blocks += num_blocks
-                held.num_keyed += num_blocks
+                held.num_with_content += num_blocks
                 return
         self.offer(held, owner, place, first, end)
 
-    def offer(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
+    def offer(self, held: Holding, owner: int, place: int, first: int, end: int) -> None:
         """Makes runs of the place's blocks first to end - 1.
 
         They are copies where such blocks are offered already.
         held.tail_ids has all or none of their ids.
         """
-        self.evict_due()
+        self.evict_pending()
         if place in self._free:
             self._make_free_run(place)
-        offered = self._at.setdefault(place, [])
+        offered = self._offered.setdefault(place, [])
         index = len(offered)
         while index and offered[index - 1].end > first:
             index -= 1
@@ -213,21 +215,21 @@ class Runs:
             index += 1
             first = upto
 
-    def make_run(self, held: Held, owner: int) -> None:
+    def make_private_run(self, held: Holding, owner: int) -> None:
         """Makes a run of the blocks that only the owner's request can name."""
-        if held.num_own:
+        if held.num_private:
             place = held.path[-1][0]
-            run = Run(place, place, 0, held.num_own, [])
+            run = Run(place, place, 0, held.num_private, [])
             run.owners[owner] = held
             held.runs.append(run)
-            held.num_own = 0
-            held.is_own = False
-            self._at[place] = [run]
+            held.num_private = 0
+            held.is_private = False
+            self._offered[place] = [run]
 
-    def owners_behind(self, held: Held, num_blocks: int) -> set[int]:
+    def owners_after(self, held: Holding, num_blocks: int) -> set[int]:
         """Owners of any but the first num_blocks blocks with contents that `held` holds."""
         owners: set[int] = set()
-        end = held.num_keyed - held.num_own
+        end = held.num_with_content - held.num_private
         for run in reversed(held.runs):
             if end <= num_blocks:
                 break
@@ -235,27 +237,27 @@ class Runs:
             end -= run.num_blocks
         return owners
 
-    def withdraw(self, held: Held, num_blocks: int) -> None:
+    def withdraw(self, held: Holding, num_blocks: int) -> None:
         """Removes the contents from all but the first num_blocks blocks; they must have no other holder."""
-        num_dropped = min(held.num_own, held.num_keyed - num_blocks)
-        held.num_own -= num_dropped
-        held.num_keyed -= num_dropped
-        while held.num_keyed > num_blocks:
+        num_dropped = min(held.num_private, held.num_with_content - num_blocks)
+        held.num_private -= num_dropped
+        held.num_with_content -= num_dropped
+        while held.num_with_content > num_blocks:
             run = held.runs[-1]
             assert len(run.owners) == 1, "somebody else holds what is withdrawn"
-            num_dropped = min(run.num_blocks, held.num_keyed - num_blocks)
-            held.num_keyed -= num_dropped
+            num_dropped = min(run.num_blocks, held.num_with_content - num_blocks)
+            held.num_with_content -= num_dropped
             if num_dropped == run.num_blocks:
                 held.runs.pop()
             self._drop_last(run, num_dropped)
 
-    def let_go(self, held: Held, owner: int) -> int:
+    def release(self, held: Holding, owner: int) -> int:
         """Releases all blocks; runs without other holders become free, the last first.
 
         Returns their blocks.
         """
         free = self._free
-        num_free = held.num_own
+        num_free = held.num_private
         if num_free:
             free[held.path[-1][0]] = num_free
         for run in reversed(held.runs):
@@ -266,50 +268,50 @@ class Runs:
                 num_free += run.num_blocks
         return num_free
 
-    def evict_due(self) -> None:
+    def evict_pending(self) -> None:
         """Carries out delayed evictions.
 
         The run that became free first goes first, its tail before its head.
         """
-        if self.num_due:
-            self.evict_whole()
-        if not self.num_due:
+        if self.num_pending_evictions:
+            self.evict_whole_runs()
+        if not self.num_pending_evictions:
             return
         number, run = next(iter(self._free.items()))
         if isinstance(run, int):
-            self._free[number] = run - self.num_due
+            self._free[number] = run - self.num_pending_evictions
         else:
-            self._evict(run, self.num_due)
-        self.num_due = 0
+            self._evict(run, self.num_pending_evictions)
+        self.num_pending_evictions = 0
 
-    def evict_whole(self) -> None:
+    def evict_whole_runs(self) -> None:
         """Carries out those delayed evictions that take whole runs."""
-        free, num_due = self._free, self.num_due
-        while num_due:
+        free, num_pending_evictions = self._free, self.num_pending_evictions
+        while num_pending_evictions:
             number, run = next(iter(free.items()))
             num_blocks = run if isinstance(run, int) else run.num_blocks
-            if num_blocks > num_due:
+            if num_blocks > num_pending_evictions:
                 break
-            num_due -= num_blocks
+            num_pending_evictions -= num_blocks
             if not isinstance(run, int):
                 self._evict(run, num_blocks)
             del free[number]
-        self.num_due = num_due
+        self.num_pending_evictions = num_pending_evictions
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
         """Asserts that owned are the runs with holders. Returns the number of free and of held blocks."""
-        self.evict_due()
-        runs = {run for offered in self._at.values() for run in offered}
+        self.evict_pending()
+        runs = {run for offered in self._offered.values() for run in offered}
         copies = {run for copies in self._copies.values() for run in copies}
         assert all(not run.is_copy for run in runs)
         assert all(run.is_copy for run in copies)
         free = {run for run in self._free.values() if not isinstance(run, int)}
         assert owned | free == runs | copies, "a run is lost"
         assert not owned & free, "a run is held and free"
-        assert not self._free.keys() & self._at.keys() - {run.number for run in free}, (
+        assert not self._free.keys() & self._offered.keys() - {run.number for run in free}, (
             "own blocks are a run, too"
         )
-        for offered in self._at.values():
+        for offered in self._offered.values():
             assert offered
             assert all(one.end <= other.first for one, other in pairwise(offered))
         num_free = sum(run if isinstance(run, int) else run.num_blocks for run in self._free.values())
@@ -325,7 +327,7 @@ class Runs:
         num_blocks = self._free[place]
         if isinstance(num_blocks, int):
             self._free[place] = run = Run(place, place, 0, num_blocks, [])
-            self._at[place] = [run]
+            self._offered[place] = [run]
 
     def _evict(self, run: Run, num_blocks: int) -> None:
         """Evicts the last blocks of a free run."""
@@ -343,7 +345,7 @@ class Runs:
         for owner in run.owners.values():
             runs = owner.runs
             runs.insert(runs.index(run), head)
-        same_kind = (self._copies if run.is_copy else self._at)[run.place]
+        same_kind = (self._copies if run.is_copy else self._offered)[run.place]
         same_kind.insert(same_kind.index(run), head)
         run.first += num_blocks
         run.num_blocks -= num_blocks
@@ -364,7 +366,7 @@ class Runs:
             del run.ids[run.num_blocks :]
         place = run.place
         if not run.num_blocks:
-            by_place = self._copies if run.is_copy else self._at
+            by_place = self._copies if run.is_copy else self._offered
             same_kind = by_place[place]
             if len(same_kind) == 1:
                 del by_place[place]
@@ -392,6 +394,6 @@ class Runs:
             if not self._copies[place]:
                 del self._copies[place]
             run.is_copy = False
-            offered = self._at.setdefault(place, [])
+            offered = self._offered.setdefault(place, [])
             offered.insert(sum(other.first < first for other in offered), run)
             first = upto

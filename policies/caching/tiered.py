@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from policies.caching.content import Places
 from policies.caching.prefix_pool import PrefixPool
-from policies.caching.runs import Held, Run, Runs
+from policies.caching.runs import Holding, Run, Runs
 from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.caching.tier import Piece, Tier
 from policies.caching.tier_ledger import TierLedger
@@ -86,7 +86,7 @@ class Tiered(Caching):
 class TieredPool(PrefixPool):
     """A prefix pool that copies what it evicts, or computes, to lower tiers, and finds it there again."""
 
-    _counts_own = False
+    _counts_private = False
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ class TieredPool(PrefixPool):
 
     def take(self, num_blocks: int) -> None:
         super().take(num_blocks)
-        self._runs.evict_due()
+        self._runs.evict_pending()
 
     @property
-    def chunks_stand_alone(self) -> bool:
+    def replans_chunks(self) -> bool:
         return True
 
     @property
-    def num_quiet(self) -> int:
+    def num_free_without_copy(self) -> int:
         """Number of free blocks whose use copies nothing.
 
         They have no content, or content that is in a lower tier already; of the latter only those of the next
@@ -127,7 +127,11 @@ class TieredPool(PrefixPool):
         if not self._tiers or self._writes_through or not self._num_kept:
             return self.num_free
         run = self._runs.next_free
-        return self.num_blank + run.end - max(run.first, self._tiers[0].reach_back(run.place, run.end))
+        return (
+            self.num_free_without_content
+            + run.end
+            - max(run.first, self._tiers[0].reach_back(run.place, run.end))
+        )
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
         block_size = self.block_size
@@ -188,11 +192,11 @@ class TieredPool(PrefixPool):
     def _used_places(self) -> set[int]:
         return super()._used_places().union(*(tier.places for tier in self._tiers))
 
-    def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
+    def _offer_part(self, seq: Sequence, held: Holding, place: int, first: int, end: int) -> None:
         if not (self._writes_through and self._tiers):
             self._runs.offer(held, seq.request_id, place, first, end)
             return
-        is_promise = held.num_keyed >= seq.stored_computed // self.block_size
+        is_promise = held.num_with_content >= seq.stored_computed // self.block_size
         if self._ledger is not None:
             held.tail_ids += self.draw(end - first - len(held.tail_ids))
         ids = held.tail_ids[: end - first]

@@ -1,11 +1,11 @@
 """The sequences that decode with branches: parallel samples, beam search and tree search.
 
-A request with several answers (`Request.branching`) is one sequence. Its prompt is computed once. The
-sequence then continues as branches, which decode beside the decode set, share KV blocks by reference and copy
-them on write (policies/caching/branches.py). It takes one slot per branch and is preempted as a whole. If it
-is recomputed, one prefill computes all the tokens that it had stored.
-While it decodes, the pool counts the full blocks of its prompt as blocks of the sequence. All other blocks
-belong to its branches; `Sequence.num_apart` counts them.
+A request with several outputs (`Request.branching`) is one sequence. Its prompt is computed once. The
+sequence then continues as branches, which are not part of the decode set, share KV blocks by reference and
+copy them on write (policies/caching/branches.py). It takes one slot per branch and is preempted as a whole.
+If it is recomputed, one prefill computes all the tokens that it had stored. While it decodes, the pool counts
+the full blocks of its prompt as blocks of the sequence. All other blocks belong to its branches;
+`Sequence.num_extra_blocks` counts them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from policies.core.sequence import DECODING, PAUSED, PREFILLING, Sequence, Seque
 
 
 class Piece(NamedTuple):
-    """A run of consecutive tokens of one branch, which lies in one block.
+    """Consecutive tokens of one branch in one block.
 
-    number: the number of that block in `Branches`; None: the tokens lie in the prompt's full blocks.
+    number: number of the block in `Branches`; None: the tokens are in the prompt's full blocks.
     """
 
     branch: int
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class BranchSet:
-    """The sequences that decode with branches, and the blocks and slots of all sequences that branch or will.
+    """The sequences that decode with branches, and blocks and slots of all sequences with branches.
 
     free_slots: the free slots of the engine, a heap.
     """
@@ -53,55 +53,55 @@ class BranchSet:
 
     @property
     def num_tokens_held(self) -> int:
-        """Tokens whose KV the members store."""
+        """Number of tokens with KV in the members' blocks."""
         return sum(seq.num_held for seq in self)
 
     def prepare(self, seq: Sequence, branching: Branching, stop_after: StopAfter) -> None:
-        """Records the ends and the needed blocks of a sequence that will branch."""
+        """Records the ends of the branches of a new sequence and the blocks that it will need."""
         limit = seq.max_num_tokens - seq.num_prompt_tokens
         if not isinstance(stop_after, tuple):
             stop_after = (limit if stop_after is None else stop_after,) * branching.width
         seq.branch_ends = tuple(min(limit, num_tokens) for num_tokens in stop_after)
-        seq.num_apart = self._num_copied_blocks(seq)
+        seq.num_extra_blocks = self._num_copied_blocks(seq)
 
     def start(self, seq: Sequence) -> None:
-        """Gives an admitted sequence, which has one slot, the other slots and blocks of its branches."""
+        """Gives an admitted sequence, which has one slot, the slots and blocks of its further branches."""
         seq.more_slots = tuple(heappop(self._free_slots) for _ in range(seq.width - 1))
         branches = seq.branches
-        if branches is not None and branches.is_swapped:  # the next tokens have no blocks yet
+        if branches is not None and branches.is_swapped:  # the blocks of the next tokens are counted later
             num_known, blocks_for = seq.stored_known, self._pool.blocks_for
-            seq.num_apart += blocks_for(num_known) - blocks_for(num_known - 1)
-            seq.num_apart -= branches.blocks_to_append()
-        self._pool.take_apart(seq.num_apart)
+            seq.num_extra_blocks += blocks_for(num_known) - blocks_for(num_known - 1)
+            seq.num_extra_blocks -= branches.blocks_to_append()
+        self._pool.take_extra(seq.num_extra_blocks)
 
     def stop(self, seq: Sequence, had_joined: bool) -> None:
-        """Computes what a preempted sequence without blocks will need when it is admitted again."""
+        """Computes the blocks that a preempted sequence will need when it is admitted again."""
         if seq.branches is not None:
             self._prepare_return(seq, seq.branches, had_joined)
         else:
-            seq.num_apart = self._num_copied_blocks(seq)
+            seq.num_extra_blocks = self._num_copied_blocks(seq)
 
     def fork(self, seq: Sequence) -> None:
-        """Lets a sequence whose prefill is complete decode; its branches are created the first time."""
+        """Lets a sequence decode after its prefill; its branches are created the first time."""
         if seq.branches is None:
             shares = self._pool.shares_branches
             seq.branches = Branches(seq.num_prompt_tokens, self._pool.block_size, seq.branch_ends, shares)
         self.join(seq, seq.branches)
 
     def join(self, seq: Sequence, branches: Branches) -> None:
-        """Lets a sequence decode that holds the KV of all tokens of its branches except the newest ones."""
-        num_before = self._pool.num_apart
-        ids = self._pool.hand_over(seq, seq.stored_computed, branches.num_shared_tokens)
-        seq.num_apart += self._pool.num_apart - num_before
+        """Lets a sequence decode that has the KV of all tokens of its branches except the newest ones."""
+        num_before = self._pool.num_extra_blocks
+        ids = self._pool.move_to_branches(seq, seq.stored_computed, branches.num_shared_tokens)
+        seq.num_extra_blocks += self._pool.num_extra_blocks - num_before
         unused = [block for block in ids if block not in branches.ids.values()]
         unnamed = [number for number in branches.numbers if number not in branches.ids]
-        branches.ids |= zip(unnamed, unused, strict=False)  # ids: only those asked for
+        branches.ids |= zip(unnamed, unused, strict=False)  # only ids that were requested
         seq.clock_source = branches
         seq.growth = PAGED
         self.resume(seq, branches)
 
     def resume(self, seq: Sequence, branches: Branches) -> None:
-        """Lets a sequence whose KV is complete decode again."""
+        """Lets a paused sequence, or one with complete KV, decode."""
         seq.state = DECODING
         seq.origin = branches.num_shared_tokens
         self.members[seq.request_id] = seq
@@ -116,15 +116,15 @@ class BranchSet:
     def produce(self, seq: Sequence, parents: tuple[int, ...] | None) -> bool:
         """Adds a new token to each branch of a member. Returns whether all its branches have ended.
 
-        parents: for each branch that goes on, the old branch that it continues, as the executor has chosen;
-        see `Branches.produce`.
+        parents: for each new branch, the old branch that it continues, as the executor has chosen; see
+        `Branches.produce`.
         """
         branches = seq.branches
         assert branches is not None
         if parents is not None and not (parents and all(0 <= p < branches.width for p in parents)):
             raise ValueError(f"parents={parents} of {seq!r}: must name branches below {branches.width}")
         if parents is not None and len(parents) > branches.width:
-            raise ValueError(f"parents={parents} of {seq!r}: must be at most {branches.width}")
+            raise ValueError(f"parents={parents} of {seq!r}: must name at most {branches.width} branches")
         freed = branches.produce(parents)
         if not branches.ends:
             return True
@@ -133,18 +133,18 @@ class BranchSet:
             seq.more_slots = seq.more_slots[:-1]
         if freed:
             ids = [branches.ids.pop(number) for number in freed if number in branches.ids]
-            self._pool.give_back(len(freed), ids)
-            seq.num_apart -= len(freed)
+            self._pool.free_extra(len(freed), ids)
+            seq.num_extra_blocks -= len(freed)
         return False
 
-    def give_back(self, seq: Sequence) -> None:
-        """Frees the blocks of a sequence's branches, and those that were reserved for them."""
+    def free_blocks(self, seq: Sequence) -> None:
+        """Frees the blocks of a sequence's branches and those reserved for them."""
         branches = seq.branches
         ids = [] if branches is None else list(branches.ids.values())
         if branches is not None:
             branches.ids = {}
-        self._pool.give_back(seq.num_apart, ids)
-        seq.num_apart = 0
+        self._pool.free_extra(seq.num_extra_blocks, ids)
+        seq.num_extra_blocks = 0
 
     def plan(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
         """Adds the sequences that decode with branches to a plan.
@@ -166,7 +166,7 @@ class BranchSet:
         plan.num_widening += plan.num_branches
 
     def block_ids(self, seq: Sequence) -> list[list[int]]:
-        """Physical ids of the blocks of each branch of a member, planned blocks included."""
+        """Returns the physical ids of the blocks of each branch of a member, planned blocks included."""
         branches = seq.branches
         assert branches is not None
         shared = self._pool.block_ids(seq, branches.num_shared_tokens)
@@ -174,24 +174,21 @@ class BranchSet:
         return [shared + [branches.ids[number] for number in table] for table in branches.tables]
 
     def context_len(self, seq: Sequence) -> int:
-        """KV tokens that each branch of a member attends to, a planned token included."""
+        """Returns the KV tokens that each branch of a member attends to, a planned token included."""
         branches = seq.branches
         assert branches is not None
         return branches.num_shared_tokens + branches.length
 
     def num_stored_blocks(self, seq: Sequence) -> int:
-        """Number of blocks that hold the stored tokens of all branches.
-
-        The last ones may be partly filled.
-        """
+        """Counts the blocks that hold the stored tokens of all branches, partly filled ones included."""
         branches = seq.branches
         assert branches is not None
         return branches.num_shared_tokens // self._pool.block_size + branches.num_blocks
 
     def stored_ids(self, seq: Sequence) -> list[int]:
-        """Physical ids of the blocks that `num_stored_blocks` counts.
+        """Returns the physical ids of the blocks that `num_stored_blocks` counts.
 
-        The prompt's full blocks come first, then those of the branches in the order of `Branches.numbers`.
+        The prompt's full blocks are first, then those of the branches in the order of `Branches.numbers`.
         """
         branches = seq.branches
         assert branches is not None
@@ -199,28 +196,28 @@ class BranchSet:
         self._draw(branches)
         return ids + [branches.ids[number] for number in branches.numbers]
 
-    def ids_apart(self, seq: Sequence) -> list[int]:
-        """Allocates the branches' own blocks of a swapped-out sequence that returns, and returns their ids.
+    def extra_ids(self, seq: Sequence) -> list[int]:
+        """Assigns ids to the branches' own blocks of a sequence that is swapped in, and returns the ids.
 
-        They follow the blocks that the pool counts as the sequence's own. Empty for any other sequence.
+        They follow the blocks that the pool counts as the sequence's own. Empty for other sequences.
         """
         branches = seq.branches
         if branches is None or not branches.is_swapped:
             return []
-        ids = self._pool.draw(seq.num_apart)
-        first = branches.num_blocks - seq.num_apart
+        ids = self._pool.draw(seq.num_extra_blocks)
+        first = branches.num_blocks - seq.num_extra_blocks
         branches.ids = dict(zip(branches.numbers[first:], ids, strict=True))
         return ids
 
     def is_recomputing(self, seq: Sequence) -> bool:
-        """Whether a sequence in prefill recomputes the tokens that its branches had stored."""
+        """Returns whether a sequence in prefill recomputes the tokens that its branches had stored."""
         return seq.branches is not None and seq.state is PREFILLING
 
     def recomputed(self, seq: Sequence, first: int, num_tokens: int) -> list[Piece]:
-        """Locations of tokens first to first + num_tokens - 1 of a prefill that recomputes branches.
+        """Returns the locations of tokens from `first` on of a prefill that recomputes branches.
 
-        The tokens of the prompt's full blocks come first, then the branches' own blocks one after the other,
-        so that every token comes after the tokens it attends to. Also assigns physical ids to the blocks.
+        The tokens of the prompt's full blocks are first, then the branches' own blocks one after the other,
+        so that every token is after the tokens that it attends to. Also assigns physical ids to the blocks.
         """
         branches = seq.branches
         assert branches is not None
@@ -243,7 +240,7 @@ class BranchSet:
         return pieces
 
     def known_ids(self, seq: Sequence, num_tokens: int) -> list[list[int]]:
-        """Physical ids of the blocks of each branch, as far as `recomputed` has assigned them."""
+        """Returns the physical ids of the blocks of each branch, as far as `recomputed` has assigned them."""
         branches = seq.branches
         assert branches is not None
         num_shared, ids = branches.num_shared_tokens, branches.ids
@@ -253,7 +250,7 @@ class BranchSet:
         return [shared + [ids[number] for number in table] for table in named]
 
     def copies(self, plan: StepPlan) -> list[tuple[int, int]]:
-        """KV blocks that must be copied before a plan is run, as pairs of physical ids (source, target)."""
+        """Returns the KV blocks to copy before a plan is run, as pairs of physical ids (source, target)."""
         pairs = []
         for seq in plan.branched:
             branches = seq.branches
@@ -266,27 +263,27 @@ class BranchSet:
         """Asserts that the blocks of each member are those of its branches."""
         for seq in self:
             assert seq.branches is not None
-            assert seq.num_apart == seq.branches.num_blocks
+            assert seq.num_extra_blocks == seq.branches.num_blocks
             seq.branches.check_integrity()
 
     def _draw(self, branches: Branches) -> None:
-        """Assigns physical ids to those blocks of the branches that have none."""
+        """Assigns physical ids to the blocks of the branches that have none."""
         for number in branches.numbers:
             if number not in branches.ids:
                 branches.ids[number] = self._pool.draw(1)[0]
 
     def _num_copied_blocks(self, seq: Sequence) -> int:
-        """Blocks needed to copy a prompt for the other branches; 0 if the pool lets branches share it."""
+        """Counts the blocks for copies of a prompt for further branches; 0 if branches share it."""
         if self._pool.shares_branches:
             return 0
         return (seq.width - 1) * self._pool.blocks_for(seq.num_prompt_tokens)
 
     def _prepare_return(self, seq: Sequence, branches: Branches, had_joined: bool) -> None:
-        """Computes what a sequence with branches needs when it is admitted again: all that it had stored.
+        """Computes the blocks that a sequence with branches needs when it is admitted again.
 
-        A recomputed sequence also computes the newest token of each branch, which then has its block. A
-        swapped sequence also needs room for these tokens; without it, it could be loaded and preempted for
-        ever.
+        It needs blocks for all tokens that it had stored. If it is recomputed, the newest token of each
+        branch is computed, too, and has its block. If it was swapped out, it needs room for these tokens,
+        because otherwise it could be loaded and preempted again and again.
         """
         branches.is_swapped = had_joined and seq.num_swapped > 0
         if had_joined:
@@ -296,11 +293,11 @@ class BranchSet:
         num_blocks = branches.num_shared_tokens // self._pool.block_size + branches.num_blocks
         if branches.is_swapped:
             num_blocks += branches.blocks_to_append()
-        seq.num_apart = num_blocks - self._pool.blocks_for(seq.stored_known)
+        seq.num_extra_blocks = num_blocks - self._pool.blocks_for(seq.stored_known)
 
 
-def tokens_in_own_name(seq: Sequence) -> int | None:
-    """Tokens in the full blocks of the prompt, if all other blocks belong to the branches; else None."""
+def num_prompt_block_tokens(seq: Sequence) -> int | None:
+    """Returns the tokens in the prompt's full blocks if branches own all other blocks, else None."""
     if seq.branches is None or seq.state not in (DECODING, PAUSED):
         return None
     return seq.branches.num_shared_tokens

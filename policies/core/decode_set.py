@@ -1,11 +1,11 @@
 """The sequences that get one token every iteration, advanced together in constant time.
 
-Each member's context grows by one token per iteration, so it is kept as `origin + clock`: advancing k
-iterations adds k to one clock. A member needs a new KV block whenever the KV tokens it holds are a multiple
-of the block size, that is whenever the clock is congruent to dropped - origin. The set counts its members by
-that residue, which gives the blocks of any number of iterations without looking at a member. Ends lie in a
-heap, sorted by the clock at which they happen. So do the KV limits of the members, where a pool sets any: at
-its limit a member needs something else than a block every `block_size` tokens, or nothing any more.
+The context of each member grows by one token per iteration, so it is stored as `origin + clock`: advancing by
+k iterations adds k to one clock. A member needs a new KV block whenever the number of KV tokens that it holds
+is a multiple of the block size, that is whenever the clock is congruent to dropped - origin. The set counts
+its members by that residue, which gives the blocks of any number of iterations without a loop over members.
+The ends of members are in a heap, sorted by clock. So are the KV limits of members, if a pool sets any: at
+its limit a member needs no more blocks, or another number of them.
 
 The array that an engine uploads, computed tokens by slot, is built when it is read.
 """
@@ -25,11 +25,11 @@ from policies.core.sequence import DECODING, PREFILLING, Sequence, SequenceState
 
 
 class DecodeSet:
-    """The decoding sequences, their common clock, and what the next iterations need.
+    """The decoding sequences, their common clock, and the blocks that the next iterations need.
 
     clock counts iterations in which the set decoded; num_context_tokens is the sum of the KV tokens that the
     members hold. blocks_due_by_phase[p] counts members that need a new block when clock % block_size == p.
-    at_limit: members, by request id, that must ask the pool before they decode on.
+    at_limit: members, by request id, for which the pool must be asked before they continue.
     running: all sequences with a slot, by request id; the members are among them.
     """
 
@@ -45,7 +45,7 @@ class DecodeSet:
         self._limits: list[tuple[int, int, int, Sequence]] = []  # KV limit clock, request id, join, member
         self._num_joins = 0
         self._num_steady = 0  # members whose context does not grow
-        self._num_reserved = 0  # members that have all their blocks already
+        self._num_reserved = 0  # members that have all their blocks
         self._max_num_seqs = max_num_seqs
 
     def __contains__(self, seq: object) -> bool:
@@ -68,7 +68,7 @@ class DecodeSet:
         return num_computed_S
 
     def join(self, seq: Sequence, growth: Growth = PAGED) -> None:
-        """Adds a sequence that holds a slot and whose known tokens are all computed except the newest."""
+        """Adds a sequence that holds a slot and has computed all its known tokens except the newest."""
         num_computed, clock = seq.stored_computed, self.clock
         seq.origin = origin = num_computed - clock
         seq.join_number = number = self._num_joins = self._num_joins + 1
@@ -98,7 +98,7 @@ class DecodeSet:
         self.blocks_due_by_phase[(clock - num_held) % self.block_size] -= 1
 
     def _begin_growth(self, seq: Sequence, growth: Growth) -> None:
-        """Counts a member that needs no blocks, whose context does not grow, or that has a KV limit."""
+        """Counts a member that needs no blocks, has a context of constant length, or has a KV limit."""
         if growth.takes_blocks:
             self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] += 1
         else:
@@ -114,7 +114,7 @@ class DecodeSet:
                 heappush(self._limits, (limit_clock, seq.request_id, seq.join_number, seq))
 
     def _end_growth(self, seq: Sequence, growth: Growth) -> None:
-        """Removes such a member from all counts."""
+        """Removes a member that `_begin_growth` has counted from all counts."""
         if growth.takes_blocks:
             self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= 1
         else:
@@ -127,9 +127,9 @@ class DecodeSet:
             self.at_limit.pop(seq.request_id, None)
 
     def advance(self, num_iterations: int, idle: SequenceOf[Sequence]) -> list[Sequence]:
-        """Decodes num_iterations tokens of every member but the idle ones. Returns the members that end.
+        """Decodes num_iterations tokens of every member except the idle ones; returns the members that end.
 
-        The ended sequences are still members; they come in the order of their request ids.
+        The ended sequences are still members; they are sorted by end, then by request id.
         """
         for seq in idle:
             self.leave(seq, PREFILLING)
@@ -153,7 +153,10 @@ class DecodeSet:
                 self.at_limit[request_id] = seq
 
     def iterations_to_first_event(self) -> int:
-        """Iterations until the first member ends or reaches its KV limit, if all decode; needs a member."""
+        """Computes the iterations until the first member ends or reaches its KV limit, if all decode.
+
+        The set must have a member.
+        """
         ends = self._ends
         first, _, join, seq = ends[0]
         while seq.state is not DECODING or seq.join_number != join:
@@ -168,11 +171,11 @@ class DecodeSet:
         return first - self.clock
 
     def blocks_due(self) -> int:
-        """Number of KV blocks that the next iteration needs."""
+        """Counts the KV blocks that the next iteration needs."""
         return self.blocks_due_by_phase[self.clock % self.block_size]
 
     def blocks_due_after(self, num_skipped: int, num_iterations: int) -> int:
-        """Number of KV blocks that num_iterations iterations need, after the next num_skipped ones."""
+        """Counts the KV blocks that num_iterations iterations need, after the next num_skipped ones."""
         counts, block_size = self.blocks_due_by_phase, self.block_size
         begin = (self.clock + num_skipped) % block_size
         end = begin + num_iterations
@@ -183,5 +186,5 @@ class DecodeSet:
 
     @staticmethod
     def _is_current(join: int, seq: Sequence) -> bool:
-        """Whether a heap entry is valid; entries of members that left stay until they surface."""
+        """Returns whether a heap entry is valid; entries of former members stay in the heap."""
         return seq.state is DECODING and seq.join_number == join

@@ -4,14 +4,14 @@
     outcome = <an executor runs it>    # sim: a hardware model gives the duration. realengine: kernels run
     core.commit(plan, outcome, now)    # sequences advance, end, free their blocks
 
-There is no prefill phase and no decode phase here: a sequence has computed tokens and known tokens, and a
-step hands out tokens until the budget is used up. Sequences that have one uncomputed token and go on together
-form the decode set, which advances in constant time (policies/core/decode_set.py). policies/core/state.py
-describes how a sequence moves between the queue, the running set and its end, and policies/core/transfers.py
-what happens to KV that moves between tiers.
-Requests may be added at any time and aborted between commit and plan; both take effect with the next plan.
-After every plan, `take_transfers` returns the KV transfers to run; the caller reports a finished load by
-`loaded`. A caller that runs several iterations of a plan in one go reserves their blocks first, by `reserve`.
+There is no prefill phase and no decode phase: a sequence has computed tokens and known tokens, and a step
+distributes tokens until the budget is used up. Sequences with one uncomputed token that decode together form
+the decode set, which advances in constant time (policies/core/decode_set.py). policies/core/state.py
+describes how a sequence moves between the queue, the running set and its end, policies/core/transfers.py the
+transfers of KV between tiers. Requests may be added at any time and aborted between commit and plan; both
+take effect with the next plan. After every plan, `take_transfers` returns the KV transfers to run; the caller
+reports a finished load with `loaded`. A caller that runs several iterations of a plan at once reserves their
+blocks before, with `reserve`.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from policies.core.plan import (
     StepPlan,
     Transfer,
 )
-from policies.core.sequence import AT_WORK, ENDED, WAITING, FinishReason, Sequence
+from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
 
 
 class EngineCore(Intake):
     """Queues, slots and KV blocks of one engine, and the policies that act on them.
 
-    batching, scheduling, predictor: the engine works with its own copies, so that the memory of a policy is
-    never shared with another engine, and the caller's objects stay as they are.
-    max_num_seqs: slots, sequences that may hold KV at once. max_model_len: prompt and output tokens of one
-    sequence; a cache too small for that lowers it. num_swap_blocks: room in host memory for preempted KV.
-    names_blocks: transfers say which blocks they copy, for an engine with bytes to copy; decisions are equal.
+    batching, scheduling, predictor: the engine uses its own copies, so that the state of a policy is never
+    shared with another engine, and the caller's objects do not change.
+    max_num_seqs: slots, sequences that may hold KV at the same time. max_model_len: prompt and output tokens
+    of one sequence; a small cache lowers it. num_swap_blocks: blocks of host memory for preempted KV.
+    names_blocks: transfers have block ids, for an engine that copies bytes; decisions do not change.
     residents: the LoRA adapters that are served from the same pool; None: no adapters.
     """
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step; None if there is nothing to compute now.
 
-        A plan must be committed before the next call. After None, call it again when an outside event
-        happens, and at `wake_s`. In both cases call `take_transfers`. Raises RuntimeError if the policies
-        schedule nothing although requests are unfinished and no transfer is under way.
+        A plan must be committed before the next call. After None, call it again at the next event (such as an
+        arrival) and at `wake_s`. In both cases call `take_transfers` afterwards. Raises RuntimeError if the
+        policies schedule nothing although requests are unfinished and no transfer is in progress.
         """
         if self._in_flight is not None:
             self._check_at_rest("plan")
@@ -68,7 +68,7 @@ class EngineCore(Intake):
         return plan
 
     def _ask(self, now: float) -> StepPlan | None:
-        """Lets the policies make a step, and another one if all that the step did was to free blocks."""
+        """Lets the policies build a step, and another one if the step only freed blocks."""
         step = self._step
         for _ in range(self.max_num_seqs + 100):  # an attempt that only preempts frees at least a slot
             step.begin()
@@ -78,7 +78,7 @@ class EngineCore(Intake):
             plan = step.end()
             if plan is not None:
                 if self._lost or self._arrived:
-                    self._name_news(plan)
+                    self._add_earlier_changes(plan)
                 return plan
             self._lost += step.preempted
             if not step.preempted:
@@ -90,14 +90,11 @@ class EngineCore(Intake):
             return None
         raise RuntimeError(
             f"{type(self.batching).__name__} scheduled nothing with {self.num_waiting} waiting "
-            f"and {len(self.running)} running: the engine would stand still"
+            f"and {len(self.running)} running: the engine would never continue"
         )
 
     def _plan_unasked(self) -> StepPlan | None:
-        """Returns the step that decodes all sequences, while nothing changes; None.
-
-        The policies must be asked.
-        """
+        """Returns a step that decodes all sequences, while nothing changes; None: policies must be called."""
         decodes = self.decodes
         num_decodes = decodes.size
         if num_decodes != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
@@ -115,20 +112,20 @@ class EngineCore(Intake):
         plan.num_decode_context_tokens = decodes.num_context_tokens + num_widening
         plan.horizon = horizon = decodes.iterations_to_first_event()
         plan.until_s = pool.expires_s
-        if num_decodes * (horizon // pool.block_size + 1) > pool.num_quiet:
+        if num_decodes * (horizon // pool.block_size + 1) > pool.num_free_without_copy:
             plan.horizon = cut_horizon(plan, decodes, pool)
         return plan
 
-    def _name_news(self, plan: StepPlan) -> None:
+    def _add_earlier_changes(self, plan: StepPlan) -> None:
         """Adds admissions and preemptions since the last computing step to a plan, for the records."""
         plan.preempted = [*self._lost, *plan.preempted]
-        plan.admitted = [*(seq for seq in self._arrived if seq.state in AT_WORK), *plan.admitted]
+        plan.admitted = [*(seq for seq in self._arrived if seq.state in ACTIVE_STATES), *plan.admitted]
         plan.horizon = 1
         self._lost = []
         self._arrived = []
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the result of a plan's run: outcome.iterations times the plan, then the ends.
+        """Applies the outcome of a plan: its iterations, then the ends of sequences.
 
         Returns the sequences that completed their prefill, and those that ended.
         """
@@ -136,10 +133,10 @@ class EngineCore(Intake):
         num_reserved = self._num_reserved
         if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
             raise ValueError(
-                f"commit of {num_iterations} iterations: not the plan in flight, or not within its horizon"
+                f"commit of {num_iterations} iterations: must be of the plan in flight and within its horizon"
             )
         if num_reserved and num_iterations != num_reserved:
-            raise ValueError(f"commit of {num_iterations} iterations: {num_reserved} were reserved")
+            raise ValueError(f"commit of {num_iterations} iterations: must be {num_reserved}, as reserved")
         if not now >= self._now:
             self._refuse_past(now)
         pool = self.block_pool
@@ -183,7 +180,7 @@ class EngineCore(Intake):
         return finished
 
     def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
-        """Takes the KV blocks of all iterations but the first."""
+        """Takes the KV blocks of all iterations except the first."""
         if plan.num_decodes:
             self.block_pool.take(self.decodes.blocks_due_after(1, num_repeats))
         if plan.chunks:
@@ -192,10 +189,7 @@ class EngineCore(Intake):
     def _commit_chunks(
         self, plan: StepPlan, outcome: StepOutcome, finished: list[Sequence]
     ) -> list[Sequence]:
-        """Records computed chunks. Returns the sequences that completed their prefill.
-
-        Adds ends to `finished`.
-        """
+        """Records computed chunks and adds ends to `finished`; returns sequences with a complete prefill."""
         prefilled = []
         notes_chunks = self._state.notes_chunks
         for seq, _, num_tokens, _ in plan.chunks:
@@ -215,13 +209,13 @@ class EngineCore(Intake):
         return prefilled
 
     def cancel(self, plan: StepPlan) -> list[Sequence]:
-        """Gives up a plan in flight that could not be run; ends its sequences as aborted, and returns them.
+        """Cancels the plan in flight, which could not be run; aborts its sequences and returns them.
 
-        What the plan would have computed is lost, and no cache offers it. So a sequence that waits for a
-        transfer and has found a part of it in the cache ends, too.
+        The tokens that the plan would have computed are removed from the cache. A sequence that waits for a
+        transfer and had a cache hit on some of them is aborted, too.
         """
         if plan is not self._in_flight:
-            raise ValueError("cancel: not the plan in flight")
+            raise ValueError("cancel: must be called with the plan in flight")
         self._in_flight = None
         num_planned = dict.fromkeys(plan.decodes, max(1, self._num_reserved))
         num_planned |= {chunk.seq: chunk.num_tokens for chunk in plan.chunks}
@@ -236,41 +230,41 @@ class EngineCore(Intake):
     def reserve(self, plan: StepPlan, num_iterations: int) -> None:
         """Takes the KV blocks of num_iterations iterations of the plan in flight before they are run.
 
-        From then on `block_ids` knows the blocks of seq.num_known + num_iterations - 1 tokens, and only a
-        commit of exactly num_iterations is allowed. Raises ValueError for a plan with chunks or branches, on
-        a second call for the same plan, and beyond the plan's horizon.
+        Afterwards `block_ids` has the blocks of seq.num_known + num_iterations - 1 tokens, and only a commit
+        of exactly num_iterations is allowed. Raises ValueError for a plan with chunks or branches, on a
+        second call for the same plan, and beyond the plan's horizon.
         """
         if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
             raise ValueError(
-                f"reserve for {num_iterations} iterations: not the plan in flight, or not within its horizon"
+                f"reserve for {num_iterations} iterations: must be of the plan in flight, within its horizon"
             )
         if plan.chunks or plan.branched:
-            raise ValueError("reserve: a plan with prompt chunks or branches is run once; do not reserve")
+            raise ValueError("reserve: the plan must have no prompt chunks and no branches; it is run once")
         if self._num_reserved:
-            raise ValueError(f"reserve: done already, for {self._num_reserved} iterations of this plan")
+            raise ValueError(f"reserve: {self._num_reserved} iterations of this plan are reserved already")
         self.block_pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
         self._num_reserved = num_iterations
 
     def take_transfers(self) -> list[Transfer]:
-        """Returns the transfers that plans have asked for since the last call, in order.
+        """Returns the transfers that plans have requested since the last call, in order.
 
-        The caller runs them. The stores of the last plan must be read before it is run, since it reuses their
-        blocks. See `Transfer`.
+        The caller runs them. The stores of the last plan must be read before the plan is run, because it
+        reuses their blocks. See `Transfer`.
         """
         return self.transfers.take()
 
     def take_adapter_loads(self) -> list[AdapterLoad]:
-        """Returns the adapter loads that plans have asked for since the last call, in order.
+        """Returns the adapter loads that plans have requested since the last call, in order.
 
-        The caller runs them after every plan, and then calls `adapter_loaded`.
+        The caller runs them after every plan, and calls `adapter_loaded` at the end of each.
         """
         return [] if self.residents is None else self.residents.take_loads()
 
     def loaded(self, request_id: int) -> None:
-        """Records a finished transfer that a sequence waits for; after the last one the sequence goes on.
+        """Records a finished transfer that a sequence waits for; after the last one the sequence continues.
 
-        Nothing happens if the sequence was aborted meanwhile.
-        While a plan is in flight, which was made without the sequence, this takes effect with the commit.
+        Does nothing if the sequence was aborted meanwhile. While a plan is in flight, this takes effect with
+        its commit.
         """
         if self._in_flight is not None:
             self._loaded_in_flight.append(request_id)
@@ -280,9 +274,9 @@ class EngineCore(Intake):
             self._note_load(seq)
 
     def adapter_loaded(self, name: str) -> None:
-        """Records that an adapter is on the GPU; sequences that waited only for it go on.
+        """Records that an adapter is on the GPU; sequences that waited only for it continue.
 
-        Timing as for `loaded`.
+        While a plan is in flight, this takes effect with its commit.
         """
         if self._in_flight is not None:
             self._adapters_in_flight.append(name)
@@ -293,7 +287,7 @@ class EngineCore(Intake):
 
     def _note_load(self, seq: Sequence) -> None:
         if self.transfers.is_loaded(seq):
-            self.running_set.arrive(seq)
+            self.running_set.finish_loading(seq)
             self._arrived.append(seq)
 
     def _take_loaded(self) -> None:
@@ -306,20 +300,21 @@ class EngineCore(Intake):
             self.adapter_loaded(name)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned ones included.
+        """Returns the physical ids of the blocks of a running sequence's first num_tokens tokens.
 
-        While the sequence decodes with branches: of the prompt's full blocks only; see `BranchSet.block_ids`.
+        Blocks of planned tokens are included. While the sequence decodes with branches, only the prompt's
+        full blocks are; see `BranchSet.block_ids`.
         """
         return self.block_pool.block_ids(seq, num_tokens)
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
-        """Number of blocks that num_repeats more iterations of a plan need; its first one has its blocks."""
+        """Counts the blocks that num_repeats further iterations of a plan need; the first has its blocks."""
         return blocks_of_repeats(plan, num_repeats, self.decodes, self.block_pool)
 
     def _grow_chunks(self, chunks: SequenceOf[Chunk], num_repeats: int) -> None:
         """Grows several prompts in turns, as single steps would.
 
-        A cache offers the first of equal contents.
+        The order matters, because a cache offers the first of several blocks with equal contents.
         """
         num_turns = num_repeats if len(chunks) > 1 else 1
         per_turn = num_repeats // num_turns
@@ -330,9 +325,9 @@ class EngineCore(Intake):
 
     @staticmethod
     def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
-        """Adds the sequences that the executor reports as ended.
+        """Adds the sequences that the executor reports as ended to `finished`.
 
-        This precedes a limit reached with the same token.
+        Their reason is `stop`, even if they reach a limit with the same token.
         """
         for seq in ended:
             if seq.state is WAITING:
@@ -343,5 +338,5 @@ class EngineCore(Intake):
                     finished.append(seq)
 
     def _refuse_past(self, now: float) -> NoReturn:
-        """Raises ValueError, as time must not go back: ages and deadlines of policies rely on that."""
-        raise ValueError(f"now={now}: the clock went backwards, it was {self._now} before")
+        """Raises ValueError, because ages and deadlines of policies require that time never decreases."""
+        raise ValueError(f"now={now}: must be >= the time of the last call, {self._now}")

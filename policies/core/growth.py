@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Growth(NamedTuple):
     """Growth of the KV of a decoding sequence, until it has computed `until` tokens.
 
-    takes_blocks: it needs another block every block_size tokens; otherwise it has its room already.
-    widens: it attends to one more token every iteration; otherwise it has reached a window.
+    takes_blocks: whether it needs another block every block_size tokens; if not, it has all its blocks.
+    widens: whether it attends to one more token every iteration; if not, it has reached a window.
     until: computed tokens at which the pool is asked again; None: never.
     """
 

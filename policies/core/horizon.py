@@ -1,4 +1,4 @@
-"""Number of iterations for which a plan holds: until a sequence or a prefill ends, or blocks run out."""
+"""Computes the number of iterations for which a plan holds: until a sequence ends or blocks run out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.core.plan import StepPlan
 
 
 def cut_horizon(plan: StepPlan, decodes: DecodeSet, pool: BlockPool) -> int:
-    """Iterations for which the plan can be run unchanged: at least 1, at most the promised number."""
+    """Returns the iterations for which a plan can be run unchanged: from 1 to the promised number."""
     horizon = plan.horizon
     if plan.num_decodes:
         first_event = decodes.iterations_to_first_event()
@@ -18,7 +18,7 @@ def cut_horizon(plan: StepPlan, decodes: DecodeSet, pool: BlockPool) -> int:
             horizon = first_event
     for chunk in plan.chunks:  # the chunk that completes a prefill is a separate step
         horizon = min(horizon, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens)
-    num_free = pool.num_quiet
+    num_free = pool.num_free_without_copy
     if plan.chunks or plan.num_decodes * (horizon // pool.block_size + 1) > num_free:  # else they suffice
         repeats = range(horizon)
         return bisect_right(repeats, num_free, key=lambda num: blocks_of_repeats(plan, num, decodes, pool))
@@ -26,7 +26,7 @@ def cut_horizon(plan: StepPlan, decodes: DecodeSet, pool: BlockPool) -> int:
 
 
 def blocks_of_repeats(plan: StepPlan, num_repeats: int, decodes: DecodeSet, pool: BlockPool) -> int:
-    """Number of blocks that num_repeats more iterations of a plan need; its first one has its blocks."""
+    """Counts the blocks that num_repeats further iterations of a plan need; the first has its blocks."""
     num_blocks = decodes.blocks_due_after(1, num_repeats) if plan.num_decodes else 0
     for chunk in plan.chunks:
         first = chunk.num_cached + chunk.num_tokens

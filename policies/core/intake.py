@@ -64,8 +64,8 @@ class Intake:
         self.running = state.running  # parts of the state that every step reads
         self.decodes = state.decodes
         self.view = StepView(state)
-        self.may_branch = False  # whether a request has asked for several answers
-        self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
+        self.may_branch = False  # whether a request with branches was added
+        self.wake_s = inf  # after a plan of None: time of the next call that policies ask for
         self.waits_for: Cause | None = None  # after such a plan; see StepPlan.waits_for
         self._sequences = state.sequences
         self.num_iterations = 0  # committed, those of a replaced predecessor included
@@ -94,7 +94,7 @@ class Intake:
             self._state.on_end.append(self._observe)
         if overrides(self.scheduling, "on_end"):
             self._state.on_end.append(self.scheduling.on_end)
-        # Number of decodes up to which the batching policy need not be asked.
+        # Number of decodes up to which a step is planned without calling the batching policy.
         self._max_unasked = 0 if self._before_step else max_unasked_of(self.batching)
 
     def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
@@ -129,7 +129,7 @@ class Intake:
 
     @property
     def prefilling(self) -> dict[int, Sequence]:
-        """Sequences whose prefill has begun, by request id."""
+        """Sequences in prefill, by request id."""
         return self._state.prefilling
 
     @property
@@ -144,7 +144,7 @@ class Intake:
 
     @property
     def leaving(self) -> dict[int, Sequence]:
-        """Sequences whose KV another engine is copying, by request id."""
+        """Sequences with KV that another engine is copying, by request id."""
         return self._state.running_set.leaving
 
     @property
@@ -179,7 +179,7 @@ class Intake:
 
     @property
     def num_tokens_held(self) -> int:
-        """Number of tokens whose KV is stored."""
+        """Number of tokens with stored KV."""
         decodes = self.decodes
         if len(self.running) == decodes.size:
             return decodes.num_context_tokens
@@ -197,7 +197,7 @@ class Intake:
 
     @property
     def arrived(self) -> SequenceOf[Sequence]:
-        """Sequences whose KV was loaded since the last plan; the next plan lists them as admitted."""
+        """Sequences for which KV was loaded since the last plan; the next plan lists them as admitted."""
         return self._arrived
 
     @property
@@ -212,10 +212,10 @@ class Intake:
     def add(self, request: Request, stop_after: StopAfter = None) -> Sequence:
         """Adds a request.
 
-        stop_after: output tokens after which the caller will end the request, if the caller knows (a
-        simulator's oracle does, an engine does not); for a request with branches one number for all or one
-        per branch. It bounds horizons and ends the sequence; policies never see it.
-        Raises RejectedError if the prompt can never be served, ValueError on a known request id.
+        stop_after: output tokens after which the request ends, if the caller knows them (a simulator does, an
+        engine does not); for a request with branches one number for all or one per branch. It limits horizons
+        and ends the sequence; policies never see it.
+        Raises RejectedError if the prompt can never be served, ValueError if the request id is in use.
         """
         return self.enter(self.sequence_of(request, stop_after))
 
@@ -230,14 +230,16 @@ class Intake:
             self.branched.prepare(seq, request.branching, stop_after)
         if self._needs_truth and stop_after is None:
             name = type(self.predictor).__name__
-            raise ValueError(f"{name} uses the true output lengths, which only a simulator knows")
+            raise ValueError(f"{name} needs the true output lengths, which only a simulator knows")
         return seq
 
     def enter(self, seq: Sequence) -> Sequence:
-        """Adds the sequence of a request. Raises ValueError on a known request id."""
+        """Adds the sequence of a request. Raises ValueError if the request id is in use."""
         request_id = seq.request_id
         if request_id in self._sequences:
-            raise ValueError(f"request_id={request_id}: is being served already")
+            raise ValueError(
+                f"request_id={request_id}: must be new; a request with this id is running or waiting"
+            )
         if self.predictor is not None:
             truth = seq.end_known - seq.num_prompt_tokens if self._needs_truth else None
             seq.predicted = self.predictor.predict(seq.request, truth)
@@ -250,16 +252,17 @@ class Intake:
         return seq
 
     def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
-        """Number of known tokens at which a request would end here, and why; arguments as for `add`.
+        """Returns the number of known tokens at which a request would end here, and the reason.
 
-        Raises RejectedError if its prompt can never be served, or if its adapter is not served.
+        Arguments as for `add`. Raises RejectedError if its prompt can never be served, or if its adapter is
+        not served.
         """
         return self._state.bounds_of(request, stop_after)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
-        """Ends a request now, between commit and plan. Returns None if it is not (or no longer) here.
+        """Ends a request between commit and plan. Returns its sequence; None if it is not in this engine.
 
-        reason: `stop` if a late check of its tokens finds that the answer had been complete.
+        reason: `stop` if a late check of its tokens finds that the output was complete.
         """
         self._check_at_rest("abort")
         seq = self._sequences.get(request_id)
@@ -272,10 +275,10 @@ class Intake:
         return seq
 
     def export(self, request_id: int) -> Migrant | None:
-        """Exports a running sequence to another engine; None if it holds no KV that could be copied.
+        """Exports a running sequence to another engine and ends it here; None if it has no KV to copy.
 
-        To be called between commit and plan. The blocks of the sequence are free at once: the caller copies
-        them before the next step and before its transfers. Blocks are named as in `Transfer`.
+        Must be called between commit and plan. The blocks of the sequence are free at once: the caller must
+        copy them before the next step and its transfers. Blocks are named as in `Transfer`.
         """
         self._check_at_rest("export")
         migrant = self._state.migrant(request_id)
@@ -286,8 +289,9 @@ class Intake:
     def begin_kv_transfer(self, request_id: int) -> Migrant | None:
         """Exports a sequence that keeps slot and blocks, in state leaving, until its KV has been copied.
 
-        Only for a sequence that decodes or is paused. `abort(request_id, FinishReason.migrated)` ends it here
-        when the copy is complete; `cancel_kv_transfer` lets it decode on here.
+        Only for a sequence that decodes or is paused; None otherwise. `abort(request_id,
+        FinishReason.migrated)` ends it here when the copy is complete; `cancel_kv_transfer` lets it continue
+        to decode here.
         """
         self._check_at_rest("begin_kv_transfer")
         migrant = None if request_id in self.prefilling else self._state.migrant(request_id)
@@ -296,7 +300,7 @@ class Intake:
         return migrant
 
     def cancel_kv_transfer(self, request_id: int) -> None:
-        """Lets a sequence that was to leave decode on here. Raises KeyError if it is not leaving."""
+        """Lets a leaving sequence continue to decode here. Raises KeyError if it is not leaving."""
         self._check_at_rest("cancel_kv_transfer")
         self.running_set.cancel_kv_transfer(self.leaving[request_id])
 
@@ -305,15 +309,15 @@ class Intake:
         self._state.limits.check_resident(num_known)
         end_known, _, _ = self.bounds_of(request, stop_after)
         if num_known >= end_known:
-            raise RejectedError(f"a sequence of {num_known} tokens: it would have ended here before")
+            raise RejectedError(f"a sequence of {num_known} tokens: it would have ended at {end_known} here")
 
     def adopt(self, migrant: Migrant, stop_after: StopAfter = None, tier: str = "remote") -> Sequence:
-        """Adds a sequence that another engine has exported; it waits for a slot, and then for its KV.
+        """Adds a sequence that another engine has exported; it waits for a slot and then for its KV.
 
-        KV of it that a cache has here is not transferred; if the cache has all of it, the sequence runs
-        without a transfer. Tokens that the migrant has not computed are computed here. stop_after: as for
-        `add`, counted from its first output token. tier: the location of its KV, see `Transfer`. Raises
-        RejectedError if it can never be served.
+        KV that the cache has here is not transferred; if the cache has all of it, there is no transfer.
+        Tokens that the migrant has not computed are computed here. stop_after: as for `add`, counted from its
+        first output token. tier: the location of its KV, see `Transfer`. Raises RejectedError if it can never
+        be served.
         """
         self.check_migrant(migrant.request, migrant.num_known, stop_after)
         seq = self.add(migrant.request, stop_after)
@@ -329,13 +333,13 @@ class Intake:
         self._state.check_integrity()
 
     def _observe(self, seq: Sequence) -> None:
-        """Reports a complete answer to the length predictor."""
+        """Reports the length of a complete output to the length predictor."""
         if self.predictor is not None and seq.finish_reason in (FinishReason.stop, FinishReason.length):
             self.predictor.observe(seq.request, seq.num_output_tokens)
 
     def _check_at_rest(self, what: str) -> None:
         if self._in_flight is not None:
-            raise RuntimeError(f"{what} while a plan is in flight: commit it first")
+            raise RuntimeError(f"{what}: a plan is in flight; commit it first")
 
 
 def _check_settings(max_num_seqs: int, max_model_len: int, num_swap_blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""Limits of a request in an engine: the known tokens at which it ends, and what can never be served."""
+"""Computes the known tokens at which a request ends, and rejects requests that can never be served."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ STOP: Final = FinishReason.stop
 LENGTH: Final = FinishReason.length
 
 StopAfter = int | tuple[int, ...] | None
-"""Output tokens after which the caller ends a request, if the caller knows; one number, or one per branch."""
+"""Output tokens after which the caller ends a request, if it knows them; one number, or one per branch."""
 
 
 class RejectedError(ValueError):
-    """A request that this engine can never serve; the message says why."""
+    """A request that this engine can never serve; the message gives the reason."""
 
 
 Bounds = tuple[int, FinishReason, int]
 """(known tokens at which a request ends, the reason, known tokens at which it ends at the latest).
 
-The first is what the caller knows; the last is an upper bound that policies may know.
+The first uses the output length that the caller knows; the last is an upper bound that policies may use.
 """
 
 
@@ -36,16 +36,15 @@ class Limits:
         self._room = pool.max_tokens_per_seq
         self._max_known = min(max_model_len, self._room + 1)  # the newest token needs no KV
 
-    def of(self, request: Request, stop_after: StopAfter = None, num_beside: int = 0) -> Bounds:
-        """Number of known tokens at which a request would end, and why.
+    def of(self, request: Request, stop_after: StopAfter = None, num_adapter_blocks: int = 0) -> Bounds:
+        """Computes the number of known tokens at which a request would end, and the reason.
 
-        num_beside: blocks that it takes in addition to those of its tokens (its adapter).
-        Raises RejectedError if the request can never be served.
+        num_adapter_blocks: blocks that its adapter takes. Raises RejectedError if it can never be served.
         """
         num_prompt = request.prompt.num_tokens
         room, max_known = self._room, self._max_known
-        if num_beside:
-            room -= num_beside * self._pool.block_size
+        if num_adapter_blocks:
+            room -= num_adapter_blocks * self._pool.block_size
             max_known = min(self._max_model_len, room + 1)
         if not 1 <= num_prompt < max_known:
             self._reject_prompt(num_prompt, room)
@@ -63,14 +62,14 @@ class Limits:
         if stop_after is not None and num_prompt + stop_after <= max_known:
             end_known, end_reason = num_prompt + stop_after, STOP
         if end_known <= num_prompt:
-            raise RejectedError(f"{end_known - num_prompt} output tokens asked for: must be >= 1")
+            raise RejectedError(f"{end_known - num_prompt} output tokens requested: must be >= 1")
         return end_known, end_reason, max_known
 
     def check_resident(self, num_tokens: int) -> None:
         """Raises RejectedError if a sequence of num_tokens tokens does not fit even into an empty cache."""
         if num_tokens > self._room:
             raise RejectedError(
-                f"a sequence of {num_tokens} tokens: the KV cache holds {self._room} of one sequence"
+                f"a sequence of {num_tokens} tokens: the KV cache holds at most {self._room} per sequence"
             )
 
     def _reject_prompt(self, num_prompt: int, room: int) -> None:
@@ -79,9 +78,9 @@ class Limits:
         if num_prompt >= self._max_model_len:
             raise RejectedError(f"prompt of {num_prompt} tokens: max_model_len is {self._max_model_len}")
         if num_prompt > room:
-            beside = "" if room == self._room else ", beside its adapter"
+            also = "" if room == self._room else " in addition to its adapter"
             raise RejectedError(
-                f"prompt of {num_prompt} tokens: the KV cache holds {max(room, 0)} of one sequence{beside}"
+                f"prompt of {num_prompt} tokens: the KV cache holds at most {max(room, 0)} per sequence{also}"
             )
 
     def _check_branching(self, branching: Branching, stop_after: StopAfter) -> None:
@@ -93,10 +92,10 @@ class Limits:
         if width > self._max_num_seqs:
             raise RejectedError(f"{width} branches: max_num_seqs is {self._max_num_seqs}")
         if isinstance(stop_after, tuple) and (len(stop_after) != width or min(stop_after) < 1):
-            raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one a branch")
+            raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one per branch")
 
     def _room_for(self, branching: Branching, num_prompt: int, room: int) -> int:
-        """Known tokens per branch for which a sequence alone finds room, if only the prompt is shared."""
+        """Computes the known tokens per branch that fit, for a sequence alone that shares only its prompt."""
         pool = self._pool
         num_blocks = room // pool.block_size
         if not pool.shares_branches:

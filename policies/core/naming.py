@@ -1,4 +1,4 @@
-"""Transfers that name their blocks, for an engine that has bytes to copy; `Transfer` defines the names."""
+"""Creates transfers with block ids, for an engine that copies bytes; `Transfer` defines their contents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.core.sequence import Sequence
 
 
 class Naming:
-    """The transfers, with block names, that plans have asked for since the last `take`."""
+    """The transfers, with block ids, that plans have requested since the last `take`."""
 
     def __init__(self, pool: BlockPool, branched: BranchSet) -> None:
         self._pool = pool
@@ -20,7 +20,7 @@ class Naming:
         pool.name_blocks()
 
     def blocks(self, seq: Sequence, num_tokens: int) -> tuple[int, ...]:
-        """Ids of the blocks that hold the first num_tokens tokens of a sequence without branches."""
+        """Returns the ids of the blocks of the first num_tokens tokens of a sequence without branches."""
         return tuple(self._pool.block_ids(seq, num_tokens)[: self._pool.blocks_for(num_tokens)])
 
     def store(self, seq: Sequence, is_branched: bool) -> None:
@@ -36,33 +36,30 @@ class Naming:
         self._given_up.append(Transfer(None, "host", "nowhere", seq.num_swapped, (), contents))
 
     def load(self, seq: Sequence, num_cached: int) -> int:
-        """Adds loads of a sequence's KV behind num_cached tokens into its new blocks.
-
-        Returns their number.
-        """
+        """Adds loads of a sequence's KV after num_cached tokens into its new blocks; returns their number."""
         pool = self._pool
         blocks = self.blocks(seq, seq.stored_computed)[num_cached // pool.block_size :]
         if seq.num_swapped:
-            blocks += tuple(self._branched.ids_apart(seq))
+            blocks += tuple(self._branched.extra_ids(seq))
             first = num_cached // pool.block_size
-            lying = [(seq.swap_tier, content) for content in _contents(seq, first + len(blocks))[first:]]
+            found = [(seq.swap_tier, content) for content in _contents(seq, first + len(blocks))[first:]]
             loads = [(seq.swap_tier, seq.num_loading)]
         else:
-            lying = pool.found_below(seq)
+            found = pool.found_below(seq)
             loads = pool.loads(seq)
-        wanted = list(zip(lying, blocks, strict=True))
+        wanted = list(zip(found, blocks, strict=True))
         for source, num_tokens in loads:
-            here = [(block, content) for (tier, content), block in wanted if tier == source]
-            named, contents = zip(*here, strict=True)
-            self._loads.append(Transfer(seq, source, "gpu", num_tokens, named, contents))
+            of_tier = [(block, content) for (tier, content), block in wanted if tier == source]
+            targets, contents = zip(*of_tier, strict=True)
+            self._loads.append(Transfer(seq, source, "gpu", num_tokens, targets, contents))
         return len(loads)
 
     def drop_loads(self, seq: Sequence) -> None:
-        """Drops the loads of a sequence that gives up its blocks before the loads were taken."""
+        """Drops the loads of a sequence that frees its blocks before the loads were taken."""
         self._loads = [load for load in self._loads if load.seq is not seq]
 
     def take(self) -> list[Transfer]:
-        """Returns and forgets all transfers, in the order that `Transfer` promises."""
+        """Returns and removes all transfers, in the order that `Transfer` defines."""
         loads = self._loads
         read = {(load.source, content) for load in loads for content in load.contents if content[0] >= 0}
         before, after = self._pool.named_stores(read)
@@ -72,5 +69,5 @@ class Naming:
 
 
 def _contents(seq: Sequence, num_blocks: int) -> tuple[Content, ...]:
-    """Names of blocks whose content belongs to one sequence alone."""
+    """Returns the contents of blocks that belong to one sequence alone."""
     return tuple((-1 - seq.request_id, block) for block in range(num_blocks))

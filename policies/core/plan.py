@@ -1,4 +1,4 @@
-"""One step as data: the plan of the policies, the outcome of its run, and what the core made of that."""
+"""One step as data: the plan of the policies, the outcome of its run, and the result of the commit."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ FOREVER = 2**62  # a horizon without a bound of its own
 
 
 class Cause(IntEnum):
-    """Why the first waiting sequence was not admitted, and with it all sequences behind it."""
+    """Reason why the first waiting sequence, and with it all after it, was not admitted."""
 
     iteration = 0  # it arrived during an iteration: no step has considered it yet
-    slot = 1  # every slot is taken
-    budget = 2  # the step's token budget is spent
-    memory = 3  # its KV finds no room
-    policy = 4  # the policies do not want it yet
-    adapter = 5  # its LoRA adapter finds no slot, or another adapter is served first
+    slot = 1  # no slot is free
+    budget = 2  # the step's token budget is used up
+    memory = 3  # there is no room for its KV
+    policy = 4  # the policies delay it
+    adapter = 5  # there is no slot for its LoRA adapter, or another adapter is served first
 
 
 class Migrant(NamedTuple):
-    """A sequence between two engines, as it was when it left the first one."""
+    """A sequence that moves to another engine, in its state when it left the first one."""
 
     request: Request
     num_known: int
@@ -38,37 +38,37 @@ class Migrant(NamedTuple):
 Content = tuple[int, int]
 """Content of a KV block, as (owner, number of the block).
 
-owner >= 0: a node of policies/caching/content.py, shared by all sequences with these contents. owner < 0: the
-KV of request -1 - owner, stored when it was swapped out or when it left another engine.
+owner >= 0: a place of policies/caching/content.py, shared by all sequences with this content. owner < 0: the
+KV of request -1 - owner, which was swapped out or comes from another engine.
 """
 
 
 class Transfer(NamedTuple):
-    """KV of num_tokens tokens to be copied between "gpu", "host", "disk", and "remote", another engine's GPU.
+    """A copy of the KV of num_tokens tokens from a source to a target.
 
-    "mirror": a copy of another engine's KV that was made for the case of a crash.
-
+    source, target: "gpu", "host", "disk", "remote" (the GPU of another engine), "mirror" (a copy of another
+    engine's KV that was made for the case of a crash) or, as target, "nowhere".
     seq: the sequence that waits for the transfer, in state loading, until `EngineCore.loaded`. None: a store;
-    the GPU blocks that it reads are reused by the very step before which it was asked for.
+    the next step reuses the GPU blocks that it reads.
 
-    An engine with `names_blocks` also names blocks and contents, for an executor that has bytes to copy:
+    An engine with `names_blocks` also sets blocks and contents, for an executor that copies bytes:
 
-        source -> target   blocks: on the GPU          contents: one for each block, in this order
-        gpu -> host        blocks that are read        their contents; whole blocks, the last may be part full
+        source -> target   blocks on the GPU           contents: one for each block, in this order
+        gpu -> host        blocks to read              their contents; the last block may be partly filled
         gpu -> disk        (the same)
-        host -> gpu        blocks that are written     the contents wanted in them
+        host -> gpu        blocks to write             the contents to write into them
         disk -> gpu, remote -> gpu  (the same)
-        host -> disk       ()                          contents that are copied
-        host -> nowhere    ()                          contents that host memory need not keep any more
+        host -> disk       ()                          contents to copy
+        host -> nowhere    ()                          contents that host memory may drop
         disk -> nowhere    ()                          (the same)
 
-    All transfers of one `take_transfers` come before the step of its plan and take effect in their order:
-    first contents that are dropped, then reads of the GPU, then writes to it, then drops of contents that
-    were kept only for these writes. So all reads of the GPU may be made before all writes. A copy leaves its
-    source in place: contents stay until a transfer to "nowhere", those of a swapped-out sequence until it
-    is loaded again or aborted. No tier then holds more than its size, except for what the writes of the same
-    list still read. A load may take longer than the step; the load of a sequence that was aborted meanwhile
-    has to be over before the next step, which may use its blocks.
+    All transfers of one `take_transfers` precede the step of its plan and take effect in their order: first
+    drops of contents, then reads of the GPU, then writes to it, then drops of contents that were kept only
+    for these writes. So all reads of the GPU may precede all writes. A copy does not change its source:
+    contents remain until a transfer to "nowhere", those of a swapped-out sequence until it is loaded again or
+    aborted. Then no tier holds more than its size, except for contents that writes of the same list read.
+    A load may take longer than the step; the load of a sequence that was aborted meanwhile must end before
+    the next step, which may use its blocks.
     """
 
     seq: Sequence | None
@@ -82,15 +82,15 @@ class Transfer(NamedTuple):
 class AdapterLoad(NamedTuple):
     """A LoRA adapter to be loaded to the GPU; it is usable from `EngineCore.adapter_loaded` on.
 
-    The step before which it was asked for, and all later ones, do not use the adapter that the slot held.
-    So that adapter may be overwritten in the order of the device's work.
+    The next step and all later ones do not use the adapter that the slot held before, so it may be
+    overwritten in the order of the device's work.
     """
 
     name: str
     source: str  # "host" or "disk", as in Transfer
     num_bytes: float  # over all devices
     slot: int | None = None  # for policies that have slots
-    merges: bool = False  # into the weights, in place of the adapter that is merged now
+    merges: bool = False  # it is merged into the weights and replaces the adapter that is merged now
 
 
 class Chunk(NamedTuple):
@@ -99,7 +99,7 @@ class Chunk(NamedTuple):
         0             num_cached        num_cached + num_tokens     known
         |--- in KV ---|--- this chunk ---|--- later chunks ----------|
 
-    completes: no later chunk remains, so the iteration also produces a token.
+    completes: it is the last chunk of the prefill, so the iteration also produces a token.
     """
 
     seq: Sequence
@@ -109,18 +109,18 @@ class Chunk(NamedTuple):
 
 
 class AdapterUse(NamedTuple):
-    """The LoRA computation of one iteration; ranks are those to which the kernels pad them."""
+    """The LoRA computation of one iteration; ranks are padded as in the kernels."""
 
     num_adapters: int  # distinct adapters
     num_tokens: int  # tokens that use an adapter
-    num_rank_tokens: int  # sum over those tokens of their adapter's rank
-    num_ranks: int  # sum over the distinct adapters of their ranks
+    num_rank_tokens: int  # sum of the adapter's rank over these tokens
+    num_ranks: int  # sum of the rank over the distinct adapters
 
 
 class StepPlan:
-    """The computation of one iteration, and for how many iterations the policies would decide the same.
+    """The computation of one iteration, and the number of iterations for which it may be repeated.
 
-    A plan is valid until it is committed: `decodes` and what derives from it read the engine's live state.
+    A plan is valid until it is committed: `decodes` and the properties based on it read the engine's state.
     """
 
     __slots__ = (
@@ -158,22 +158,22 @@ class StepPlan:
         idle: SequenceOf[Sequence] = (),
         waits_for: Cause | None = None,
     ) -> None:
-        self.index = index  # iterations that this core committed before this one
+        self.index = index  # iterations that this core has committed before
         self.num_decodes = num_decodes  # sequences that decode one token; each branch counts
-        self.num_decode_context_tokens = num_decode_context_tokens  # attended by them, new tokens included
-        self.num_widening = num_widening  # tokens by which that grows per iteration
-        self.decoding = decoding  # all sequences that could decode ...
-        self.idle = idle  # ... and those of them that do not in this step
-        self.horizon = horizon  # >= 1: iterations for which it holds without outside events ...
-        self.until_s = until_s  # ... and which start before this time
+        self.num_decode_context_tokens = num_decode_context_tokens  # tokens they attend to, with new ones
+        self.num_widening = num_widening  # growth of num_decode_context_tokens per iteration
+        self.decoding = decoding  # all sequences that could decode
+        self.idle = idle  # sequences of `decoding` that do not decode in this step
+        self.horizon = horizon  # >= 1: iterations for which it holds without events
+        self.until_s = until_s  # repeated iterations must start before this time
         self.chunks = chunks
-        self.admitted = admitted  # got a slot, in order; each has a chunk, or waits for a transfer
-        self.preempted = preempted  # lost slot and KV in this step, in order
-        self.waits_for = waits_for  # why the first waiting sequence has to wait; None: nothing waits
+        self.admitted = admitted  # sequences that got a slot, in order; with a chunk or waiting for a load
+        self.preempted = preempted  # sequences that lost slot and KV in this step, in order
+        self.waits_for = waits_for  # reason why the first waiting sequence waits; None: none is waiting
         self.branched: SequenceOf[Sequence] = ()  # sequences that decode with branches; not in `decoding`
-        self.num_branches = 0  # number of their branches
+        self.num_branches = 0  # branches of these sequences
         self.num_copied_tokens = 0  # tokens that copy-on-write copies before the step; see `BranchSet.copies`
-        self.adapters: AdapterUse | None = None  # computation with LoRA adapters; None: none
+        self.adapters: AdapterUse | None = None  # computation with LoRA adapters, if any
         self.adapter_puts: tuple[tuple[str, int | None], ...] = ()  # new loads: name, slot
 
     @property
@@ -206,11 +206,10 @@ class StepPlan:
         return num_sampled
 
     def digest(self) -> str:
-        """A hash of the decision.
+        """Computes a hash of the decision, which is equal for equal decisions in simulator and real engine.
 
-        Equal decisions have equal digests, in the simulator and in the real engine.
-        Physical block ids and the horizon are not part of it: block ids are arbitrary names, and a plan of
-        several iterations is the same decision several times.
+        Physical block ids and the horizon are not part of it: block ids are arbitrary, and a plan of several
+        iterations is the same decision several times.
         """
         decision: tuple[object, ...] = (
             [(s.request_id, s.num_computed) for s in self.decodes],
@@ -224,12 +223,12 @@ class StepPlan:
 
 
 class StepOutcome(NamedTuple):
-    """The result of running a plan.
+    """The outcome of running a plan.
 
-    iterations: how often it was run, 1 to plan.horizon. ended: sequences that ended with the last iteration
-    for reasons the core cannot know, such as an end-of-sequence token. parents: for sequences with branches
-    that got tokens, by request id: for each branch that goes on, the old branch that it continues. The
-    branches of sequences that are not in it all go on unchanged.
+    iterations: number of times that it was run, 1 to plan.horizon. ended: sequences that ended with the last
+    iteration for reasons unknown to the core, such as an end-of-sequence token. parents: for sequences with
+    branches that got tokens, by request id: for each new branch, the old branch that it continues. Branches
+    of sequences that are not in it all continue themselves.
     """
 
     iterations: int = 1

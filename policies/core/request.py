@@ -1,4 +1,4 @@
-"""A request as a client sends it: a prompt, the identity of its content, and the limits the client sets."""
+"""A request as a client sends it: a prompt, the identity of its content, and the client's limits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Segment(NamedTuple):
-    """A run of tokens whose content has an id: equal ids at equal positions hold equal tokens.
+    """Consecutive tokens with a content id: equal ids at equal positions have equal tokens.
 
-    Two runs with the same id and position but different lengths share the tokens of the shorter one.
+    Two segments with the same id and position but different lengths share the tokens of the shorter one.
     """
 
     content_id: int
@@ -19,21 +19,21 @@ class Prompt(NamedTuple):
     """A prompt of `num_tokens` tokens; `segments` identify its content, for prefix reuse.
 
     The segments follow each other from the first token on. They may cover only a part of the prompt: the
-    tokens behind the last segment match no other tokens. Content ids are not negative.
+    tokens after the last segment match no other tokens. Content ids are not negative.
     """
 
     num_tokens: int
     segments: tuple[Segment, ...] = ()
     num_pinned: int = 0
-    """Number of first tokens, such as a system prompt, whose KV the client pays to have kept for a while."""
+    """Number of first tokens, such as a system prompt, with KV that the client pays to keep in the cache."""
 
 
 class Branching(NamedTuple):
-    """Several answers to one prompt, which share the KV of their common tokens.
+    """Several outputs for one prompt, which share the KV of their common tokens.
 
-    width: number of branches. every: output tokens after which the branches are chosen again among the old
-    ones: 1 is beam search, more is tree search; None: never, they are independent samples (parallel sampling,
-    n = width).
+    width: number of branches. every: output tokens after which new branches are chosen from the old ones: 1
+    is beam search, more is tree search; None: the branches are independent samples (parallel sampling, n =
+    width).
     """
 
     width: int
@@ -41,15 +41,14 @@ class Branching(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request as a serving engine sees it: everything except the length of its answer.
+    """One request as a serving engine sees it; its true output length is not part of it.
 
-    arrival_s is on the caller's clock. max_tokens is the client's limit on output tokens; None means that
-    only the model's context ends it. A smaller `priority` goes first, as in vLLM. deadline_s: when the client
-    wants the whole answer, on the same clock (a batch API's completion window).
-    answer_id identifies the content of the answer, so that a later prompt that quotes it finds its KV; None:
-    no other request has this content. branching: several answers are asked for; None: one.
-    adapter: the name of the LoRA adapter that answers it; None: the base model. model: the name of the model
-    that is asked; None: the only model there is.
+    arrival_s: seconds on the caller's clock. max_tokens: the client's limit on output tokens; None: only the
+    model's context limits them. priority: smaller is served first, as in vLLM. deadline_s: time at which the
+    client needs the whole output, on the same clock (the completion window of a batch API).
+    answer_id: identifies the content of the output, so that a later prompt that contains it has a cache hit;
+    None: no other request has this content. branching: several outputs; None: one.
+    adapter: name of the LoRA adapter; None: the base model. model: name of the model; None: the only model.
     """
 
     request_id: int

@@ -1,12 +1,12 @@
 """The sequences that hold a slot and KV, and the set to which each of them belongs.
 
-    seat -> loading -> arrive ---> decoding <- pause, resume -> paused
-      |                  |             ^
-      +-> prefilling <---+             +-- begin_kv_transfer -> leaving
-            +-- begin_decoding, fork --+
-                                                  from any set: leave, then release
+    admit -> loading -- finish_loading --> decoding <- pause, resume -> paused
+      |                   |                 ^   |
+      +-> prefilling <----+                 |   +-- begin_kv_transfer -> leaving
+            |                               |
+            +-- begin_decoding, fork -------+       from any set: leave, then release
 
-Decoding sequences advance together (policies/core/decode_set.py), sequences with several answers beside them
+Decoding sequences advance together (policies/core/decode_set.py), those with branches apart from them
 (policies/core/branch_set.py). The engine decides which sequences wait, and which ones enter and leave.
 """
 
@@ -16,11 +16,11 @@ from collections.abc import Collection
 from heapq import heappop, heappush
 
 from policies.caching.pool import BlockPool
-from policies.core.branch_set import BranchSet, tokens_in_own_name
+from policies.core.branch_set import BranchSet, num_prompt_block_tokens
 from policies.core.decode_set import DecodeSet
 from policies.core.growth import AT_LIMIT
 from policies.core.sequence import (
-    AT_WORK,
+    ACTIVE_STATES,
     DECODING,
     LEAVING,
     LOADING,
@@ -38,10 +38,10 @@ class RunningSet:
         self.running: dict[int, Sequence] = {}  # by request id, in the order of admission
         self.prefilling: dict[int, Sequence] = {}  # sequences with prompt tokens left, in the same order
         self.paused: dict[int, Sequence] = {}  # sequences that a policy has paused
-        self.loading: dict[int, Sequence] = {}  # sequences whose KV or adapter is being loaded
-        self.leaving: dict[int, Sequence] = {}  # sequences whose KV another engine is copying
+        self.loading: dict[int, Sequence] = {}  # sequences that wait for KV or an adapter to be loaded
+        self.leaving: dict[int, Sequence] = {}  # sequences with KV that another engine is copying
         self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running)
-        self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
+        self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
         self._max_num_seqs = max_num_seqs
         self._pool = pool
@@ -49,7 +49,7 @@ class RunningSet:
 
     @property
     def num_tokens_held(self) -> int:
-        """Number of tokens whose KV is stored."""
+        """Number of tokens with stored KV."""
         num_tokens = self.decodes.num_context_tokens
         for others in (self.prefilling, self.paused, self.leaving):
             if others:
@@ -59,29 +59,30 @@ class RunningSet:
         return num_tokens
 
     def num_pooled(self, seq: Sequence) -> int:
-        """Number of tokens for which the pool counts blocks as the sequence's own."""
-        num_branched = tokens_in_own_name(seq)
+        """Counts the tokens for which the pool counts blocks as the sequence's own."""
+        num_branched = num_prompt_block_tokens(seq)
         return seq.num_held if num_branched is None else num_branched
 
     def victim(self) -> Sequence:
-        """The sequence of largest rank, except those whose KV is being loaded or copied by another engine."""
+        """Returns the sequence of largest rank; sequences in KV transfers are excluded."""
         candidates: Collection[Sequence] = self.running.values()
         if self.loading or self.leaving:
-            candidates = [seq for seq in candidates if seq.state in AT_WORK]
+            candidates = [seq for seq in candidates if seq.state in ACTIVE_STATES]
         return max(candidates, key=lambda seq: (seq.rank, seq.request_id))
 
     def sharers(self, seq: Sequence) -> list[Sequence]:
-        """Sequences that found in the cache what the current step computes of `seq`.
+        """Returns the sequences with a cache hit on blocks that the current step computes for `seq`.
 
-        The last admitted first.
+        The last admitted is first.
         """
         sharers = [self.running[request_id] for request_id in self._pool.sharers(seq)]
         return sorted(sharers, key=lambda other: other.admission, reverse=True)
 
-    def seat(self, seq: Sequence, num_cached: int, num_loaded: int, lacks_adapter: bool) -> None:
-        """Admits a waiting sequence: a slot, and KV for num_cached tokens; num_loaded more are being loaded.
+    def admit(self, seq: Sequence, num_cached: int, num_loaded: int, lacks_adapter: bool) -> None:
+        """Admits a waiting sequence: it gets a slot and KV for num_cached tokens.
 
-        lacks_adapter: its adapter is being loaded, too.
+        num_loaded: tokens after these with KV that is being loaded. lacks_adapter: whether its adapter is
+        being loaded.
         """
         request_id = seq.request_id
         seq.slot = heappop(self.free_slots)
@@ -103,8 +104,8 @@ class RunningSet:
             seq.num_loading = num_loaded
             self._pool.grow(seq, num_cached, seq.stored_computed)
 
-    def arrive(self, seq: Sequence) -> None:
-        """Lets a sequence go on for which the KV and the adapter that it waited for are loaded."""
+    def finish_loading(self, seq: Sequence) -> None:
+        """Lets a sequence continue after its KV and its adapter were loaded."""
         del self.loading[seq.request_id]
         if seq.branches is not None and seq.branches.is_swapped:
             self.branched.join(seq, seq.branches)
@@ -115,10 +116,7 @@ class RunningSet:
             self.prefilling[seq.request_id] = seq
 
     def begin_decoding(self, seq: Sequence) -> bool:
-        """Adds the first token of a sequence whose prefill is complete.
-
-        Returns whether the sequence ends with it.
-        """
+        """Adds the first output token of a sequence after its prefill; returns whether it ends with it."""
         seq.stored_known += 1
         if seq.stored_known == seq.end_known:
             return True
@@ -128,7 +126,7 @@ class RunningSet:
         return False
 
     def fork(self, seq: Sequence) -> None:
-        """Lets a sequence with several answers decode, as its prefill is complete."""
+        """Lets a sequence with branches decode after its prefill."""
         del self.prefilling[seq.request_id]
         self.branched.fork(seq)
 
@@ -155,17 +153,17 @@ class RunningSet:
         self.leaving[seq.request_id] = seq
 
     def cancel_kv_transfer(self, seq: Sequence) -> None:
-        """Lets a sequence that was to leave decode on here."""
+        """Lets a leaving sequence continue to decode here."""
         del self.leaving[seq.request_id]
         self._join(seq)
 
     def leave(self, seq: Sequence, state: SequenceState) -> int | None:
-        """Removes a sequence from its set and frees its slots; `release` has to follow.
+        """Removes a sequence from its set and frees its slots; `release` must follow.
 
         state: the new state of the sequence. Returns the number of tokens for which the pool counts blocks as
-        the sequence's own, if other blocks belong to its branches; else None.
+        the sequence's own if its branches own the others, else None.
         """
-        num_branched = None if seq.branches is None else tokens_in_own_name(seq)
+        num_branched = None if seq.branches is None else num_prompt_block_tokens(seq)
         if seq.state is DECODING:
             if seq.branches is None:
                 self.decodes.leave(seq, state)
@@ -200,14 +198,16 @@ class RunningSet:
             self._pool.release(seq, seq.stored_computed - seq.num_dropped + num_planned, num_lost)
         else:
             self._pool.release(seq, num_branched)
-        if seq.num_apart:
-            self.branched.give_back(seq)
+        if seq.num_extra_blocks:
+            self.branched.free_blocks(seq)
 
     def check_integrity(self, num_adapter_blocks: int = 0) -> None:
-        """Asserts: blocks free + owned = all, every slot has at most one owner, every state its set."""
+        """Asserts that blocks free + owned = all, slots have at most one owner, and sets match states."""
         running = list(self.running.values())
         self._pool.check_integrity((seq, self.num_pooled(seq)) for seq in running)
-        assert self._pool.num_apart == sum(seq.num_apart for seq in running) + num_adapter_blocks
+        assert (
+            self._pool.num_extra_blocks == sum(seq.num_extra_blocks for seq in running) + num_adapter_blocks
+        )
         self.branched.check_integrity()
         slots = [seq.slot for seq in running] + self.free_slots
         slots += [slot for seq in running for slot in seq.more_slots]
@@ -224,7 +224,7 @@ class RunningSet:
         assert set(self.leaving) == states[LEAVING]
 
     def _join(self, seq: Sequence) -> None:
-        """Lets a sequence decode from now on, or wait at its limit for room."""
+        """Adds a sequence to the decode set; without room for its KV it is at its limit there."""
         growth = self._pool.growth(seq)
         self.decodes.join(seq, AT_LIMIT if growth is None else growth)
 

@@ -1,4 +1,4 @@
-"""A sequence of tokens in an engine: the record that the core keeps of it."""
+"""The record of a sequence in an engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SequenceState(Enum):
     leaving = 6  # holds slot and blocks until another engine has a copy of its KV
 
 
-# In Python 3.11, reading a member through its enum's class costs 50 ns, and a module's constant 2.
+# In Python 3.11, reading a member through its enum's class takes 50 ns, reading a constant of a module 2 ns.
 WAITING: Final = SequenceState.waiting
 PREFILLING: Final = SequenceState.prefilling
 DECODING: Final = SequenceState.decoding
@@ -33,21 +33,21 @@ PAUSED: Final = SequenceState.paused
 LOADING: Final = SequenceState.loading
 LEAVING: Final = SequenceState.leaving
 
-AT_WORK = (PREFILLING, DECODING, PAUSED)
-"""States of sequences that may compute; the others wait (also for KV) or have ended."""
+ACTIVE_STATES = (PREFILLING, DECODING, PAUSED)
+"""States of sequences that may compute; others wait (also for KV) or have ended."""
 
 
 class FinishReason(Enum):
-    """Why a sequence ended."""
+    """Reason why a sequence ended."""
 
-    stop = 0  # the answer is complete
+    stop = 0  # the output is complete
     length = 1  # max_tokens, the model's context or the KV cache's size was reached
-    aborted = 2  # the client gave up
+    aborted = 2  # the client aborted the request
     migrated = 3  # it continues in another engine
 
 
 class Clocked(Protocol):
-    """The clock of a decoding sequence: that of its decode set, or of its own branches."""
+    """The clock of a decoding sequence: its decode set or its branches."""
 
     @property
     def clock(self) -> int:
@@ -56,13 +56,14 @@ class Clocked(Protocol):
 
 
 class Sequence:
-    """Tokens known (prompt and answer so far) and tokens computed (their KV stored).
+    """A sequence with its known tokens (prompt and output so far) and computed tokens (with stored KV).
 
         0            num_computed        num_known
         |-- in KV ---|-- num_uncomputed -|
 
     The core and the KV pool write these attributes. A decoding sequence advances with the clock of its decode
-    set and is not touched itself, so that an iteration costs the same for one sequence as for a thousand.
+    set and is not changed itself, so that an iteration takes the same time for one sequence as for a
+    thousand.
     """
 
     __slots__ = (
@@ -80,9 +81,9 @@ class Sequence:
         "kv",
         "max_num_tokens",
         "more_slots",
-        "num_apart",
-        "num_beside",
+        "num_adapter_blocks",
         "num_dropped",
+        "num_extra_blocks",
         "num_found",
         "num_loading",
         "num_lost",
@@ -113,41 +114,41 @@ class Sequence:
         self.request = request  # the request of the client
         self.request_id = request.request_id
         self.state = WAITING
-        self.rank: tuple[float, ...] = ()  # smallest is admitted first, largest preempted first
-        self.stored_known = request.prompt.num_tokens  # num_known; stale while it decodes
-        self.stored_computed = 0  # num_computed; stale while it decodes
+        self.rank: tuple[float, ...] = ()  # the smallest is admitted first, the largest preempted first
+        self.stored_known = request.prompt.num_tokens  # num_known; not updated while it decodes
+        self.stored_computed = 0  # num_computed; not updated while it decodes
         self.end_known = end_known  # known tokens at which it ends; policies never see it
-        self.end_reason = end_reason  # why it will end there
+        self.end_reason = end_reason  # reason of that end
         self.max_num_tokens = max_num_tokens  # upper bound by client, model and KV cache
-        self.predicted: int | None = None  # output tokens expected by the length predictor
-        self.finish_reason: FinishReason | None = None  # why it has ended
+        self.predicted: int | None = None  # output tokens that the length predictor expects
+        self.finish_reason: FinishReason | None = None  # reason why it has ended
         # Valid while it runs.
         self.slot: int | None = None  # its row in the engine's arrays
         self.admission = 0  # sequence number of its last admission
         self.num_found = 0  # tokens that were in a cache or another tier at its last admission
-        self.num_dropped = 0  # computed tokens whose KV a lossy cache has given up for good
-        self.kv: Any = None  # data of the KV pool about this sequence
-        self.block_ids: list[int] = []  # physical ids of its KV blocks, as far as they were assigned
+        self.num_dropped = 0  # computed tokens with KV that a lossy cache has dropped
+        self.kv: Any = None  # the KV pool's record of this sequence
+        self.block_ids: list[int] = []  # physical ids of its KV blocks, as far as assigned
         # Valid while it decodes.
         self.clock_source = clock_source  # the clock that counts its tokens
         self.origin = 0  # num_computed minus that clock
         self.join_number = 0  # number that the decode set gave it when it joined
-        self.steady_from = 0  # if its context does not grow: computed tokens when that began
-        self.growth = PAGED  # how its KV grows
-        # Of sequences that were preempted, or wait for KV or an adapter.
+        self.steady_from = 0  # if its context does not grow: computed tokens when it stopped growing
+        self.growth = PAGED  # growth of its KV
+        # For sequences that were preempted, or wait for KV or an adapter.
         self.num_preemptions = 0
-        self.num_lost = 0  # tokens that it had computed when it was preempted last
-        self.displaced_by: int | None = None  # request that needed its KV; None: a policy asked for it
+        self.num_lost = 0  # tokens that it had computed at its last preemption
+        self.displaced_by: int | None = None  # request that needed its blocks; None: a policy preempted it
         self.num_transfers = 0  # transfers of KV or of its adapter that it waits for
-        self.num_loading = 0  # last computed tokens, whose KV is still being loaded
-        self.num_swapped = 0  # computed tokens whose KV lies in another tier or engine
+        self.num_loading = 0  # last computed tokens, with KV that is still being loaded
+        self.num_swapped = 0  # computed tokens with KV in another tier or engine
         self.swap_tier = "host"  # the tier that holds that KV; see `Transfer`
-        self.num_beside = 0  # KV blocks that its adapter needs
-        # Of sequences with several answers.
+        self.num_adapter_blocks = 0  # KV blocks that its adapter needs
+        # For sequences with branches.
         self.branches: Branches | None = None  # set at the end of its first prefill
         self.branch_ends: tuple[int, ...] = ()  # per branch, the output tokens after which it ends
-        self.more_slots: tuple[int, ...] = ()  # slots of its branches but the first
-        self.num_apart = 0  # blocks of its branches or adapter; see `BlockPool`
+        self.more_slots: tuple[int, ...] = ()  # slots of its branches except the first
+        self.num_extra_blocks = 0  # blocks of its branches or adapter; see `BlockPool`
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -176,21 +177,21 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose KV is stored; with branches, a shared token counts once and each copy once more."""
+        """Tokens with stored KV; with branches, a shared token counts once and each copy counts."""
         if self.state is DECODING:
             return self.origin + self.clock_source.clock
         return self.stored_computed
 
     @property
     def num_known(self) -> int:
-        """Number of prompt tokens and output tokens so far."""
+        """Number of prompt tokens plus output tokens so far."""
         if self.state is DECODING:
             return self.origin + self.clock_source.clock + 1
         return self.stored_known
 
     @property
     def num_held(self) -> int:
-        """Number of tokens whose KV it holds: the computed ones minus those a lossy cache has dropped."""
+        """Number of tokens with KV in the cache: computed tokens minus those dropped by a lossy cache."""
         if self.state is DECODING and not self.growth.widens:
             return self.steady_from - self.num_dropped
         return self.num_computed - self.num_dropped
@@ -209,7 +210,7 @@ class Sequence:
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Tokens produced so far, by all its branches together."""
+        """Number of output tokens so far, summed over its branches."""
         if self.branches is not None:
             return self.branches.num_emitted
         return self.num_output_tokens

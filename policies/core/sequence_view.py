@@ -1,4 +1,4 @@
-"""The read-only view that policies have of a sequence: everything except when it will end."""
+"""The read-only view of a sequence for policies: all attributes except its true end."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class SequenceView(Protocol):
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose KV is stored; with branches, a shared token counts once and each copy once more."""
+        """Tokens with stored KV; with branches, a shared token counts once and each copy counts."""
         ...
 
     @property
     def num_known(self) -> int:
-        """Number of prompt tokens and output tokens so far."""
+        """Number of prompt tokens plus output tokens so far."""
         ...
 
     @property
     def num_held(self) -> int:
-        """Number of tokens whose KV it holds: the computed ones minus those a lossy cache has dropped."""
+        """Number of tokens with KV in the cache: computed tokens minus those dropped by a lossy cache."""
         ...
 
     @property
@@ -93,17 +93,17 @@ class SequenceView(Protocol):
 
     @property
     def num_found(self) -> int:
-        """Tokens whose KV a cache or another tier held at its last admission; they need no computation."""
+        """Tokens with KV in a cache or another tier at its last admission; they were not computed again."""
         ...
 
     @property
     def num_swapped(self) -> int:
-        """Computed tokens whose KV lies in host memory or in another engine; 0 unless it came from there."""
+        """Computed tokens with KV in host memory or in another engine, to be loaded; else 0."""
         ...
 
     @property
     def num_preemptions(self) -> int:
-        """Number of times it lost its KV."""
+        """Number of preemptions."""
         ...
 
     @property
@@ -113,13 +113,13 @@ class SequenceView(Protocol):
 
     @property
     def displaced_by(self) -> int | None:
-        """The request that needed its KV at its last preemption (may be its own); None.
+        """Id of the request that needed its blocks at its last preemption (may be its own id).
 
-        A policy asked for it.
+        None if a policy preempted it.
         """
         ...
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The reason why it ended; None until then."""
+        """Reason why it ended; None until then."""
         ...

@@ -1,4 +1,4 @@
-"""The parts of an engine, and how a sequence moves between them.
+"""The components of an engine, and how a sequence moves between them.
 
     enqueue -> waiting -> start -> running -> finish -> end
                   ^                   |
@@ -18,7 +18,7 @@ from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.core.plan import Cause, Migrant, StepPlan
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
-from policies.core.sequence import AT_WORK, ENDED, WAITING, FinishReason, Sequence
+from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.transfers import Transfers
 from policies.core.waiting import WaitingQueue
@@ -29,8 +29,8 @@ Rank = Callable[[SequenceView], tuple[float, ...]]
 class EngineState:
     """The queue, the running set, the KV pool and the transfers of one engine.
 
-    rank, chunk_rank: as in `Scheduling`; chunk_rank=None: prefills under way come in the order of admission.
-    swaps: whether preempted KV moves to host memory. Other arguments as in `EngineCore`.
+    rank, chunk_rank: as in `Scheduling`; chunk_rank=None: prefills are in the order of admission.
+    swaps: whether preempted KV is moved to host memory. Other arguments as in `EngineCore`.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class EngineState:
         self.sequences: dict[int, Sequence] = {}
         """Waiting and running sequences by request id, in the order in which they were added."""
         self.on_end: list[Callable[[Sequence], None]] = []
-        """Callbacks that are called with every sequence that has ended."""
+        """Callbacks for every sequence that has ended."""
         self.num_preemptions = 0
         self.running_set = RunningSet(block_pool, max_num_seqs)
-        self.running = self.running_set.running  # its parts that every step reads
+        self.running = self.running_set.running  # attributes of it that every step reads
         self.prefilling = self.running_set.prefilling
         self.loading = self.running_set.loading
         self.decodes = self.running_set.decodes
@@ -68,7 +68,7 @@ class EngineState:
         self.transfers = Transfers(block_pool, self.branched, num_swap_blocks, names_blocks)
         self._loads_kv = type(block_pool).num_loadable is not BlockPool.num_loadable
         self.notes_chunks = type(block_pool).computed is not BlockPool.computed
-        """Whether the pool must be told which chunks were computed."""
+        """Whether the pool needs to be notified of computed chunks."""
 
     # Queries.
 
@@ -84,11 +84,11 @@ class EngineState:
 
     @property
     def is_awaiting(self) -> bool:
-        """Whether KV is being loaded or copied away: an engine with nothing to compute then waits for it."""
+        """Whether KV is being loaded or copied to another engine; an idle engine then waits for it."""
         return bool(self.loading or self.running_set.leaving)
 
     def bounds_of(self, request: Request, stop_after: StopAfter) -> Bounds:
-        """Number of known tokens at which a request would end.
+        """Returns the number of known tokens at which a request would end, and the reason.
 
         Raises RejectedError if it can never be served.
         """
@@ -97,45 +97,41 @@ class EngineState:
         return self.limits.of(request, stop_after)
 
     def candidates(self) -> Iterable[SequenceView]:
-        """Waiting sequences that may be admitted, smallest rank first."""
+        """Returns the waiting sequences that may be admitted, smallest rank first."""
         return self.waiting
 
-    def refusal(self, seq: Sequence, num_cached: int, is_squeezed: bool) -> Cause | None:
-        """The reason why a waiting sequence cannot get KV memory now; None if it can.
+    def refusal(self, seq: Sequence, num_cached: int, has_preempted: bool) -> Cause | None:
+        """Returns the reason why a waiting sequence cannot get KV memory now; None if it can.
 
-        num_cached: its tokens that a cache holds. is_squeezed: the step has preempted other sequences
-        already.
+        num_cached: its tokens that the cache holds. has_preempted: whether this step has preempted sequences.
         """
-        if is_squeezed or not self.block_pool.can_admit(seq, num_cached, not self.running):
+        if has_preempted or not self.block_pool.can_admit(seq, num_cached, not self.running):
             return Cause.memory
         return None
 
     def waits_unasked_for(self) -> Cause:
-        """Why the first waiting sequence has to wait, if no policy has tried to admit it."""
+        """Returns the reason why the first waiting sequence waits, if no policy has tried to admit it."""
         return Cause.policy
 
     def migrant(self, request_id: int) -> Migrant | None:
-        """The data with which another engine can continue a sequence; None.
-
-        There is no KV that could be copied.
-        """
+        """Returns the data with which another engine continues a sequence; None if it has no KV to copy."""
         seq = self.running.get(request_id)
         if seq is None or seq.num_dropped or seq.request.branching is not None:
             return None
-        if seq.state not in AT_WORK:
+        if seq.state not in ACTIVE_STATES:
             return None
         return Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))
 
     # Changes.
 
     def make_room(self, num_blocks: int) -> bool:
-        """Whether num_blocks are free, after memory that may be reclaimed for sequences was freed."""
+        """Reclaims memory for sequences, if necessary, and returns whether num_blocks are free."""
         return self.block_pool.num_free >= num_blocks
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
-        """Adds to a plan what is computed besides its decode set and chunks. decoded.
+        """Adds the computation besides the decode set and chunks to a plan.
 
-        The decoding sequences.
+        decoded: decoding sequences, by request id.
         """
         if self.branched.members:
             self.branched.plan(plan, decoded)
@@ -160,20 +156,20 @@ class EngineState:
         self.waiting.push(seq)
 
     def start(self, seq: Sequence, num_cached: int, lacks_adapter: bool = False) -> None:
-        """Starts a waiting sequence: a slot, KV for num_cached tokens, and loads from other tiers."""
+        """Starts a waiting sequence: it gets a slot, KV for num_cached tokens, and loads from other tiers."""
         num_loaded = 0
         if self._loads_kv or seq.num_swapped:
             num_loaded = self.transfers.num_loadable(seq, num_cached)
         self.waiting.remove(seq)
-        self.running_set.seat(seq, num_cached, num_loaded, lacks_adapter)
+        self.running_set.admit(seq, num_cached, num_loaded, lacks_adapter)
         if num_loaded:
             self.transfers.load(seq, num_cached)
-        elif seq.num_swapped:  # a migrant that has found all its KV here
+        elif seq.num_swapped:  # the cache here has all the KV of this migrant
             self.transfers.free_swapped(seq)
 
     def stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """Moves a running sequence back to waiting; its KV is freed or swapped out to host memory."""
-        is_recomputing = self.branched.is_recomputing(seq)  # the order of its blocks would be lost by a swap
+        is_recomputing = self.branched.is_recomputing(seq)  # a swap would lose the order of its blocks
         num_branched = self.running_set.leave(seq, WAITING)
         seq.num_lost = seq.stored_computed
         if swap and not seq.num_dropped and not is_recomputing:
@@ -199,7 +195,7 @@ class EngineState:
         self.end(seq, reason)
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
-        """Marks a sequence as ended that has left the queue or the running set, and calls the listeners."""
+        """Marks a sequence that has left the queue or the running set as ended, and calls the listeners."""
         seq.state = ENDED
         seq.finish_reason = reason
         del self.sequences[seq.request_id]
@@ -207,11 +203,11 @@ class EngineState:
             listener(seq)
 
     def check_integrity(self) -> None:
-        """Asserts: blocks free + owned = all, every slot has at most one owner."""
-        self.running_set.check_integrity(self._num_blocks_apart)
+        """Asserts that blocks free + owned = all, and that every slot has at most one owner."""
+        self.running_set.check_integrity(self._num_extra_blocks)
         assert len(self.sequences) == len(self.running) + len(self.waiting)
 
     @property
-    def _num_blocks_apart(self) -> int:
+    def _num_extra_blocks(self) -> int:
         """Number of KV blocks that belong to no sequence."""
         return 0

@@ -1,7 +1,7 @@
-"""The step builder: the small set of verbs with which a batching policy acts.
+"""The step builder: the verbs with which a batching policy builds a step.
 
-The builder reserves blocks and slots immediately and checks every call against budget and memory, so a policy
-cannot leak a block, exceed the budget or compute a token twice.
+The builder reserves blocks and slots immediately and checks every call against budget and memory, so that a
+policy cannot leak a block, exceed the budget or compute a token twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from policies.caching.branches import Branches
 from policies.core.plan import FOREVER, Cause, Chunk
-from policies.core.sequence import AT_WORK, DECODING, PAUSED, PREFILLING, WAITING, Sequence
+from policies.core.sequence import ACTIVE_STATES, DECODING, PAUSED, PREFILLING, WAITING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
 
@@ -23,17 +23,17 @@ class StepBuilder:
         budget                       limits the tokens of the step
         decode_all, decode, prefill  give tokens to running sequences
         admit                        gives a waiting sequence a slot, KV and tokens
-        preempt, pause, resume       stop a sequence or let it go on
+        preempt, pause, resume       stop a sequence, or let it continue
         rerank                       asks the scheduling policy for a sequence's rank again
-        repeat, hold, wait_until     say for how long the decision holds
+        repeat, hold, wait_until     define for how long the decision holds
 
-    The return value of a verb says whether it was done; a refusal is normal and changes nothing. An invalid
-    call raises ValueError, and so does every call after the step is over.
+    A verb returns whether it succeeded; a refusal is normal and changes nothing. An invalid call raises
+    ValueError, and so does every call after the end of the step.
     """
 
     def __init__(self, state: EngineState) -> None:
         self.is_open = False
-        """Whether a step is being made."""
+        """Whether a step is being built."""
         self._state = state
         self._pool = state.block_pool
         self._decodes = state.decodes
@@ -45,8 +45,8 @@ class StepBuilder:
         """Tokens given out in this step."""
         self.tokens_left = FOREVER
         """Tokens that the budget still allows."""
-        self._all_decode = False  # the whole decode set, without naming its members
-        self._decoded: dict[int, Sequence] = {}  # unless _all_decode: those that decode, by request id
+        self._all_decode = False  # whether the whole decode set decodes
+        self._decoded: dict[int, Sequence] = {}  # unless _all_decode: sequences that decode, by request id
         self._chunks: list[Chunk] = []
         self._admitted: list[Sequence] = []
         self._preempted: list[Sequence] = []
@@ -56,18 +56,18 @@ class StepBuilder:
         self._until_s = self._pool.expires_s
         self._waits = False
         self._wake_s = inf
-        self._is_squeezed = False  # a sequence was preempted for lack of blocks
-        self._refusal: Cause | None = None  # why the first failed admission failed
+        self._lacked_blocks = False  # whether a sequence was preempted for lack of blocks
+        self._refusal: Cause | None = None  # reason of the first failed admission
 
     def budget(self, max_num_tokens: int) -> None:
         """Limits this step to max_num_tokens tokens; without this call there is no limit."""
         self.tokens_left = index(max_num_tokens) - self.num_tokens
 
     def repeat(self, num_iterations: int = FOREVER) -> None:
-        """Promises that this very step would be decided again for num_iterations iterations.
+        """Promises that the policy would decide the same step for num_iterations iterations.
 
-        Only outside events (an arrival, an abort, a finished transfer, the end of a sequence or of a prefill,
-        a full KV cache) may change it; the core watches for those. Without a promise a step holds for one
+        The promise ends with an event (an arrival, an abort, a finished transfer, the end of a sequence or of
+        a prefill, a full KV cache), for which the core checks. Without a promise a step holds for one
         iteration.
         """
         if not (isinstance(num_iterations, int) and num_iterations >= 1):
@@ -75,9 +75,9 @@ class StepBuilder:
         self._promise = num_iterations
 
     def hold(self, num_iterations: int = FOREVER, until_s: float = inf) -> None:
-        """Bounds a promise: the policies decide anew after num_iterations iterations, and at time until_s.
+        """Limits a promise: the policies decide again after num_iterations iterations and at time until_s.
 
-        The tightest of several bounds counts. until_s: the first end of an iteration at or after that time.
+        The smallest of several limits is used. until_s: the first end of an iteration at or after that time.
         """
         if num_iterations < 1:
             raise ValueError(f"hold({num_iterations}): must be a whole number of iterations >= 1")
@@ -85,10 +85,10 @@ class StepBuilder:
         self._until_s = min(self._until_s, until_s)
 
     def wait_until(self, time_s: float) -> None:
-        """Asks the policies again at time_s, or at the next outside event, if this step computes nothing.
+        """Lets the engine wait until time_s or the next event if this step computes nothing.
 
-        inf: only at an outside event. A step that computes nothing without this call is an error while
-        requests are unfinished.
+        Then the policies are called again; inf: at the next event only. Without this call, a step that
+        computes nothing is an error while requests are unfinished.
         """
         self._waits = True
         self._wake_s = min(self._wake_s, time_s)
@@ -96,9 +96,9 @@ class StepBuilder:
     def decode_all(self) -> bool:
         """Decodes every decoding sequence in the order of admission, as far as the budget allows.
 
-        If blocks run out, sequences of largest rank are preempted until the others fit, as by `decode`.
-        Returns False if not all sequences decode: the budget is used up, or one had to preempt itself. A
-        sequence with branches takes `width` tokens, all or none.
+        If blocks run out, the sequences of largest rank are preempted until the others fit, as by `decode`.
+        Returns False if not all sequences decode: the budget is used up, or a sequence was preempted because
+        its own rank is the largest. A sequence with branches takes `width` tokens, all or none.
         """
         if not self.is_open:
             self._refuse_late()
@@ -128,7 +128,7 @@ class StepBuilder:
         """Gives a decoding sequence its next token; False if the budget is used up or this step preempted it.
 
         A sequence with branches gets one token per branch: seq.width tokens, all or none.
-        If it needs a block and none is free, sequences of largest rank are preempted until one is free.
+        If it needs a block and none is free, the sequences of largest rank are preempted until one is free.
         """
         if not self.is_open:
             self._refuse_late()
@@ -152,7 +152,7 @@ class StepBuilder:
         return True
 
     def prefill(self, seq: SequenceView, max_num_tokens: int) -> bool:
-        """Computes up to max_num_tokens more tokens of a sequence whose prefill has begun.
+        """Computes up to max_num_tokens more tokens of a sequence in prefill.
 
         The number is cut to the budget and to the rest of the prompt. Returns False if that leaves nothing,
         or if the sequence was preempted in this step.
@@ -164,7 +164,7 @@ class StepBuilder:
             return False
         if seq.state is not PREFILLING or any(chunk.seq is seq for chunk in self._chunks):
             raise ValueError(
-                f"{seq!r} cannot continue its prefill: not begun, or served in this step already"
+                f"{seq!r} cannot continue its prefill: not in prefill, or has a chunk in this step already"
             )
         num_tokens = min(index(max_num_tokens), seq.num_uncomputed, self.tokens_left)
         if num_tokens < 1:
@@ -179,17 +179,16 @@ class StepBuilder:
     def admit(self, seq: SequenceView, max_num_tokens: int, *, may_cut: bool = True) -> bool:
         """Gives a waiting sequence a slot and up to max_num_tokens tokens of prefill, cut to the budget.
 
-        may_cut: if False, it is refused where the budget would cut it.
-        If a part of its KV lies in another tier, it gets slot and blocks, and starts to run when the transfer
-        is done; likewise while its adapter is being loaded. Returns False if there is no slot or no budget,
-        if there is no room now for all its known tokens or its adapter, or if this step has preempted a
-        sequence.
+        may_cut: if False, the sequence is refused instead of being cut to the budget.
+        If a part of its KV is in another tier, it gets slot and blocks and starts to run when the transfer is
+        done; likewise while its adapter is being loaded. Returns False if there is no slot or no budget, if
+        there is no room for all its known tokens or its adapter, or if this step has preempted a sequence.
         """
         if not self.is_open:
             self._refuse_late()
         assert isinstance(seq, Sequence)
         if seq.state is not WAITING:
-            raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
+            raise ValueError(f"{seq!r} cannot be admitted: it is not waiting")
         state = self._state
         num_cached = state.transfers.num_cached(seq) if seq.num_swapped else self._pool.num_cached(seq)
         num_wanted = seq.stored_known - num_cached
@@ -203,7 +202,7 @@ class StepBuilder:
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
             if refusal is Cause.memory and not may_cut and num_cached and seq.stored_known > self.tokens_left:
-                self._hold = 1  # if the cache loses this prefix, the budget is the cause
+                self._hold = 1  # if the cache evicts this prefix, the cause of the wait becomes the budget
             return self._refuse(refusal)
         state.start(seq, num_cached)
         if seq.request_id not in state.loading:
@@ -212,21 +211,21 @@ class StepBuilder:
         return True
 
     def preempt(self, seq: SequenceView, swap: bool | None = None) -> None:
-        """Takes slot, KV and its part of this step from a sequence, which goes back to the waiting queue.
+        """Moves a sequence back to the waiting queue; it loses slot, KV and its part of this step.
 
-        Sequences that this step has admitted and that found in the cache what the sequence was to compute are
-        preempted, too. Nothing happens if this step has preempted the sequence already.
-        swap: moves its computed KV to host memory, while there is room, and loads it when it is admitted
-        again; otherwise it is recomputed then. None: the scheduling policy's preemption_mode decides. A
-        sequence that was admitted in this step has computed nothing, and is recomputed in any case.
+        Sequences that this step has admitted with a cache hit on blocks that the preempted sequence would
+        have computed are preempted, too. Does nothing if this step has preempted the sequence already.
+        swap: if there is room, its computed KV is moved to host memory and loaded when it is admitted again;
+        otherwise it is recomputed. None: the scheduling policy's preemption_mode decides. A sequence that was
+        admitted in this step has computed nothing and is always recomputed.
         """
         if not self.is_open:
             self._refuse_late()
         assert isinstance(seq, Sequence)
         if seq in self._preempted:
             return
-        if seq.state not in AT_WORK:
-            raise ValueError(f"{seq!r} holds no KV of its own: it cannot be preempted")
+        if seq.state not in ACTIVE_STATES:
+            raise ValueError(f"{seq!r} cannot be preempted: it must be prefilling, decoding or paused")
         if seq.state is PREFILLING:
             for other in self._state.running_set.sharers(seq):
                 self._take_back(other, swap=False)
@@ -251,14 +250,14 @@ class StepBuilder:
         self._state.running_set.resume(seq)
 
     def rerank(self, seq: SequenceView) -> None:
-        """Asks the scheduling policy for the rank of a sequence again, and moves it there."""
+        """Asks the scheduling policy for the rank of a sequence again and moves the sequence there."""
         if not self.is_open:
             self._refuse_late()
         assert isinstance(seq, Sequence)
         self._state.rerank(seq)
 
     def _refuse_late(self) -> NoReturn:
-        raise ValueError("this step is over: a builder is good for the fill() that it was given to")
+        raise ValueError("this step has ended: a builder may only be used in the fill() that received it")
 
     def _refuse(self, cause: Cause) -> bool:
         if self._refusal is None:
@@ -279,8 +278,8 @@ class StepBuilder:
         num_blocks = branches.blocks_to_append()
         if not self._make_room(seq, num_blocks):
             return False
-        self._pool.take_apart(num_blocks)
-        seq.num_apart += num_blocks
+        self._pool.take_extra(num_blocks)
+        seq.num_extra_blocks += num_blocks
         self._decoded[seq.request_id] = seq
         self._spend(branches.width)
         return True
@@ -299,8 +298,8 @@ class StepBuilder:
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
         """Preempts by rank until num_blocks are free; False if `seq` itself was preempted or has to wait.
 
-        It waits while the KV of a sequence that ranks behind it is being loaded: if it were preempted itself,
-        both could come and go for ever.
+        It waits while the KV of a sequence of larger rank is being loaded: if it were preempted instead, the
+        two could preempt each other without end.
         """
         state = self._state
         while not state.make_room(num_blocks):
@@ -311,13 +310,13 @@ class StepBuilder:
             self.preempt(victim)
             for lost in self._preempted[num_before:]:
                 lost.displaced_by = seq.request_id
-            self._is_squeezed = True
+            self._lacked_blocks = True
             if victim is seq:
                 return False
         return True
 
     def _take_back(self, seq: Sequence, swap: bool) -> None:
-        """Preempts a sequence; no other sequence may rely on its part of this step any more."""
+        """Preempts a sequence; no other sequence may depend on its part of this step."""
         num_planned = 0
         if seq.state is DECODING:
             if self._all_decode:
@@ -330,7 +329,7 @@ class StepBuilder:
         self._spend(-num_planned)
         if seq in self._admitted:
             self._admitted.remove(seq)
-            swap = False  # its cached KV may only be computed by this step, so it cannot be stored before
+            swap = False  # this step may only now compute its cached KV, so it cannot be stored before
         self._state.stop(seq, num_planned, swap)
         seq.displaced_by = None
         self._preempted.append(seq)
@@ -343,9 +342,9 @@ class StepBuilder:
                 self._renew(seq)
 
     def _renew(self, seq: Sequence) -> bool:
-        """Asks the pool how a sequence at its KV limit goes on.
+        """Asks the pool for the further growth of a sequence at its KV limit.
 
-        If it cannot, preempts it and returns False.
+        If it cannot grow, preempts it and returns False.
         """
         self._decodes.leave(seq, PREFILLING)
         growth = self._pool.growth(seq)
@@ -353,6 +352,6 @@ class StepBuilder:
         if growth is None:
             self.preempt(seq)
             seq.displaced_by = seq.request_id
-            self._is_squeezed = True
+            self._lacked_blocks = True
             return False
         return True

@@ -1,4 +1,4 @@
-"""The core's side of a step: opens the builder for the policies, closes it, and makes the plan of it."""
+"""The core's side of a step: opens the builder for the policies, closes it, and creates the plan."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class StepMaker(StepBuilder):
         self.is_open = True
 
     def end(self) -> StepPlan | None:
-        """Closes the step and returns it as a plan; None if nothing is computed.
+        """Closes the step and returns it as a plan; None if it computes no token.
 
-        The horizon is cut to the first event that would break the policy's promise.
+        The horizon is cut to the first event that ends the policy's promise.
         """
         self.is_open = False
         if not self.num_tokens:
@@ -42,9 +42,9 @@ class StepMaker(StepBuilder):
         else:
             decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
         horizon = self._promise if self._promise < self._hold else self._hold
-        if self._completes or idle or self._preempted or (self._chunks and pool.chunks_stand_alone):
+        if self._completes or idle or self._preempted or (self._chunks and pool.replans_chunks):
             horizon = 1
-        if self._admitted and state.chunk_rank is not None:  # they enter the order of prefills
+        if self._admitted and state.chunk_rank is not None:  # they change the order of prefills
             horizon = 1
         plan = StepPlan(
             pool.num_iterations,
@@ -72,14 +72,14 @@ class StepMaker(StepBuilder):
 
     @property
     def wake_s(self) -> float | None:
-        """Time at which the policies want to be asked again if nothing is computed; None: they gave none."""
+        """Time at which the policies ask to be called again if no token is computed; None: no such time."""
         return self._wake_s if self._waits else None
 
     def waits_for(self) -> Cause | None:
-        """Why the first waiting sequence has to wait; None: no sequence waits."""
+        """Returns the reason why the first waiting sequence waits; None: no sequence is waiting."""
         if not self._state.num_waiting:
             return None
-        if self._is_squeezed:
+        if self._lacked_blocks:
             return Cause.memory
         if self._refusal is not None:
             return self._refusal

@@ -1,8 +1,8 @@
 """KV transfers between tiers, and the host memory of swapped-out sequences.
 
-A sequence preempted by swapping leaves its computed KV in host memory. A sequence that is admitted and finds
-KV there, in a lower tier of the cache, or in another engine gets a slot and blocks, and waits for its loads.
-Nothing is copied here: `take` returns what the executor has to copy before the next step.
+A sequence preempted by swapping has its computed KV in host memory. An admitted sequence with KV there, in a
+lower tier of the cache, or in another engine gets a slot and blocks and waits for its loads. This module
+copies no bytes: `take` returns the transfers that the executor must run before the next step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from policies.core.sequence import Sequence
 
 
 class Transfers:
-    """The transfers that plans have asked for since the last `take`.
+    """The transfers that plans have requested since the last `take`.
 
-    num_free_swap_blocks: room in host memory for preempted KV. names_blocks: as in EngineCore.
+    num_free_swap_blocks: blocks of host memory for preempted KV. names_blocks: as in EngineCore.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Transfers:
         self._naming = Naming(pool, branched) if names_blocks else None
 
     def take(self) -> list[Transfer]:
-        """Returns and forgets all transfers, in order."""
+        """Returns and removes all transfers, in order."""
         if self._naming is not None:
             return self._naming.take()
         if not self._wanted and not self._pool.stores:
@@ -42,20 +42,20 @@ class Transfers:
         return wanted
 
     def num_cached(self, seq: Sequence) -> int:
-        """Tokens of a waiting sequence whose KV is on the GPU; 0 if it was swapped out to host memory.
+        """Counts the tokens of a waiting sequence with KV on the GPU.
 
-        The KV of a swapped-out sequence lies in one place as a whole.
+        0 if it was swapped out, because then all its KV is in host memory.
         """
         return 0 if seq.num_swapped and seq.swap_tier == "host" else self._pool.num_cached(seq)
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
-        """Number of tokens behind the cached ones that a transfer would bring."""
+        """Counts the tokens after the cached ones with KV that a transfer would load."""
         if seq.num_swapped:
             return max(seq.num_swapped - num_cached, 0)
         return self._pool.num_loadable(seq, num_cached)
 
     def load(self, seq: Sequence, num_cached: int) -> None:
-        """Asks for the loads of a sequence that has its blocks: all its found KV behind num_cached tokens."""
+        """Requests the loads of a sequence that has its blocks: all KV found after its num_cached tokens."""
         if self._naming is not None:
             seq.num_transfers = self._naming.load(seq, num_cached)
             return
@@ -65,7 +65,7 @@ class Transfers:
         seq.num_transfers = len(loads)
 
     def is_loaded(self, seq: Sequence) -> bool:
-        """Counts a finished transfer of a sequence. Returns whether it was the last one."""
+        """Records a finished transfer of a sequence; returns whether it was the last one."""
         seq.num_transfers -= 1
         if seq.num_transfers:
             return False
@@ -76,10 +76,7 @@ class Transfers:
         return True
 
     def drop_loads(self, seq: Sequence) -> None:
-        """Drops the loads of a sequence that the same step admitted and preempted.
-
-        None of them was taken yet.
-        """
+        """Drops the loads of a sequence that the same step admitted and preempted; none was taken yet."""
         seq.num_loading = 0
         self._wanted = [transfer for transfer in self._wanted if transfer.seq is not seq]
         if self._naming is not None:
@@ -109,12 +106,9 @@ class Transfers:
         seq.swap_tier = "host"
 
     def blocks(self, seq: Sequence) -> tuple[int, ...]:
-        """Ids of the blocks with the computed KV of a sequence without branches.
-
-        Empty unless blocks are named.
-        """
+        """Returns the ids of the blocks of a sequence without branches; empty without names_blocks."""
         return () if self._naming is None else self._naming.blocks(seq, seq.num_computed)
 
     def _num_swap_blocks(self, seq: Sequence, num_tokens: int, is_branched: bool) -> int:
-        """Blocks that num_tokens computed tokens of a sequence take; branches leave several partly filled."""
+        """Counts the blocks of num_tokens computed tokens; branches have several partly filled blocks."""
         return self._branched.num_stored_blocks(seq) if is_branched else self._pool.blocks_for(num_tokens)

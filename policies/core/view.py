@@ -1,4 +1,4 @@
-"""The read-only view of the engine that policies get."""
+"""The read-only view of an engine for policies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.core.state import EngineState
 
 
 class StepView:
-    """The state of an engine as policies see it. Nothing here tells how long an answer will be."""
+    """The state of an engine as policies see it; true output lengths are not part of it."""
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
@@ -23,7 +23,7 @@ class StepView:
 
     @property
     def prefilling(self) -> SequenceOf[SequenceView]:
-        """Sequences whose prefill has begun, by admission or as the scheduling policy's chunk_rank says."""
+        """Sequences in prefill, by admission or by the scheduling policy's chunk_rank."""
         state = self._state
         if not state.prefilling:
             return ()
@@ -46,7 +46,7 @@ class StepView:
     def waiting(self) -> Iterable[SequenceView]:
         """Sequences without KV, smallest rank first; they may be admitted while iterating.
 
-        Sequences whose adapter finds no slot are skipped.
+        Sequences without a slot for their adapter are skipped.
         """
         state = self._state
         return iter(state.candidates()) if len(state.sequences) > len(state.running) else ()
@@ -58,10 +58,7 @@ class StepView:
 
     @property
     def num_running(self) -> int:
-        """Number of sequences with a slot: decoding, in prefill, paused, loading or leaving.
-
-        Also of this step.
-        """
+        """Number of sequences with a slot (in any state), those admitted by this step included."""
         return len(self._state.running)
 
     @property
@@ -71,7 +68,7 @@ class StepView:
 
     @property
     def num_free_blocks(self) -> int:
-        """Free KV blocks, after this step's reservations so far; includes blocks of unused adapters."""
+        """Free KV blocks after this step's reservations so far; includes blocks of unused adapters."""
         return self._state.num_free_blocks
 
     @property
@@ -80,29 +77,30 @@ class StepView:
         return self._state.transfers.num_free_swap_blocks
 
     def num_blocks_held(self, seq: SequenceView) -> int:
-        """Number of KV blocks that a running sequence owns, shared ones included."""
+        """Counts the KV blocks that a running sequence owns, shared ones included."""
         assert isinstance(seq, Sequence)
         return (
-            self._state.block_pool.blocks_held(seq, self._state.running_set.num_pooled(seq)) + seq.num_apart
+            self._state.block_pool.blocks_held(seq, self._state.running_set.num_pooled(seq))
+            + seq.num_extra_blocks
         )
 
     def num_blocks_to_admit(self, seq: SequenceView) -> int:
-        """Number of KV blocks that a waiting sequence would hold when all its known tokens are computed."""
+        """Counts the KV blocks that a waiting sequence would hold with all its known tokens computed."""
         assert isinstance(seq, Sequence)
         return self._state.block_pool.blocks_to_admit(seq)
 
     def num_blocks_missing(self, seq: SequenceView) -> int:
-        """Number of KV blocks that a prefill under way does not yet hold for its known tokens."""
+        """Counts the KV blocks that a sequence in prefill still needs for its known tokens."""
         assert isinstance(seq, Sequence)
         return self._state.block_pool.blocks_to_grow(seq, seq.num_computed, seq.num_known)
 
     def has_room(self, seq: SequenceView) -> bool:
-        """Whether a waiting sequence would find a slot and memory now, budget and policies aside."""
+        """Returns whether there is a slot and memory for a waiting sequence now; ignores the budget."""
         assert isinstance(seq, Sequence)
         state = self._state
         if len(state.free_slots) < seq.width:
             return False
-        return state.refusal(seq, state.transfers.num_cached(seq), is_squeezed=False) is None
+        return state.refusal(seq, state.transfers.num_cached(seq), has_preempted=False) is None
 
     @property
     def num_blocks(self) -> int:
@@ -120,14 +118,14 @@ class StepView:
         return self._state.block_pool.num_iterations
 
     def needs_block(self, seq: SequenceView) -> bool:
-        """Whether the next token of a decoding sequence takes a KV block that it does not hold yet."""
+        """Returns whether the next token of a decoding sequence needs a new KV block."""
         assert isinstance(seq, Sequence)
         if seq.branches is not None:
             return seq.branches.blocks_to_append() > 0
         return seq.growth.takes_blocks and seq.num_held % self._state.block_pool.block_size == 0
 
     def num_found(self, seq: SequenceView) -> int:
-        """Tokens of a waiting sequence that need not be computed: a cache or another tier has their KV."""
+        """Counts the tokens of a waiting sequence with KV in the cache or another tier."""
         assert isinstance(seq, Sequence)
         transfers = self._state.transfers
         num_cached = transfers.num_cached(seq)

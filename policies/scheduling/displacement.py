@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from policies.core.sequence import AT_WORK
+from policies.core.sequence import ACTIVE_STATES
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -19,7 +19,7 @@ from policies.core.view import StepView
 
 def displaceable(seqs: Iterable[SequenceView]) -> list[SequenceView]:
     """Running sequences that can be preempted, largest rank first; excludes those whose KV is being moved."""
-    able = [seq for seq in seqs if seq.state in AT_WORK]
+    able = [seq for seq in seqs if seq.state in ACTIVE_STATES]
     return sorted(able, key=lambda seq: (seq.rank, seq.request_id), reverse=True)
 
 

@@ -35,6 +35,9 @@ class CacheView(Attachment, NoCacheView):
         num_ended = min(bisect_left(step.ends_s, self._clock.now), step.num_iterations - 1)
         if not num_ended:
             return
-        if not step.plan.chunks and core.blocks_of_repeats(step.plan, num_ended) <= core.block_pool.num_blank:
+        if (
+            not step.plan.chunks
+            and core.blocks_of_repeats(step.plan, num_ended) <= core.block_pool.num_free_without_content
+        ):
             return  # nothing was evicted
         replica.commit_and_replan(num_ended)

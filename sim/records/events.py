@@ -20,7 +20,7 @@ from collections.abc import Sequence as SequenceOf
 from policies.core.engine import EngineCore
 from policies.core.plan import Cause, StepPlan, Transfer
 from policies.core.request import Request
-from policies.core.sequence import AT_WORK, ENDED, PREFILLING, WAITING, Sequence
+from policies.core.sequence import ACTIVE_STATES, ENDED, PREFILLING, WAITING, Sequence
 from sim.records.event_rows import NO_WAIT, TIERS, Event, EventRows
 
 
@@ -79,14 +79,14 @@ class EventLog:
         if plan is not None:
             just_lost = preempted[self._num_lost :]
             for seq in plan.admitted:
-                if seq.request_id in self._waits and (seq.state in AT_WORK or seq in just_lost):
+                if seq.request_id in self._waits and (seq.state in ACTIVE_STATES or seq in just_lost):
                     self._admit(seq, now)  # else logged already, or preempted without any work
         if preempted or self._num_lost:
             for seq in preempted[self._num_lost :]:
                 self._preempt(seq, now)
             self._num_lost = len(preempted) if plan is None else 0
             for seq in plan.admitted if plan is not None else ():
-                if seq.request_id in self._waits and seq.state in AT_WORK:
+                if seq.request_id in self._waits and seq.state in ACTIVE_STATES:
                     self._admit(seq, now)
 
     def loaded(self, seq: Sequence, now: float) -> None:

@@ -91,4 +91,4 @@ def test_a_turn_that_quotes_the_last_answer_is_found_where_its_tokens_are(turns,
             assert tokens_at.setdefault(name, prefix) == prefix
         said.append((*segments, Segment(100 + request_id % 5, answer)) if answer else segments)
         if forgets and request_id == 5:
-            places.forget({place for place, _ in name_of.values()})
+            places.forget_unused({place for place, _ in name_of.values()})

@@ -191,7 +191,7 @@ def test_a_sequence_may_be_as_long_as_the_longest_region():
     """13 blocks of 2 are 8 + 4 + 1 to a buddy allocator: 16 tokens."""
     core = make_engine(13, allocator="buddy", block_size=2)
     assert core.block_pool.max_tokens_per_seq == 16
-    with pytest.raises(RejectedError, match="the KV cache holds 16 of one sequence"):
+    with pytest.raises(RejectedError, match="the KV cache holds at most 16 per sequence"):
         add(core, 0, 17, 1)
     seq = add(core, 1, 10, 30)
     while core.num_unfinished:

@@ -13,8 +13,8 @@ from policies.caching.prefix_pool import PrefixPool
 def test_ids_count_from_one_and_the_last_freed_is_the_next_drawn():
     pool = BlockPool(6, 4)
     assert pool.draw(3) == [1, 2, 3]
-    pool.take_apart(2)
-    pool.give_back(2, [1, 3])
+    pool.take_extra(2)
+    pool.free_extra(2, [1, 3])
     assert pool.draw(4) == [3, 1, 4, 5]
 
 
@@ -37,8 +37,8 @@ def test_ids_come_as_from_a_stack_of_all_of_them(data):
         drawn += expected
         given_back = data.draw(st.lists(st.sampled_from(drawn), unique=True)) if drawn else []
         drawn = [number for number in drawn if number not in given_back]
-        pool.take_apart(len(given_back))
-        pool.give_back(len(given_back), given_back)
+        pool.take_extra(len(given_back))
+        pool.free_extra(len(given_back), given_back)
         stack += given_back
 
 

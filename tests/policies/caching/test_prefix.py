@@ -292,9 +292,9 @@ def test_what_a_cache_finds_does_not_depend_on_the_places_it_has_forgotten(asks)
     for request_id, (text, num_pieces) in enumerate(asks):
         pieces = tuple(Segment(10 * text + content, tokens) for content, tokens in pieces_given[:num_pieces])
         request = Request(request_id, 0.0, Prompt(sum(n for _, n in pieces), pieces))
-        forgetful.block_pool._places.forget(forgetful.block_pool._used_places())
+        forgetful.block_pool._places.forget_unused(forgetful.block_pool._used_places())
         assert serve(forgetful, request, 3) == serve(mindful, request, 3)
-    forgetful.block_pool._places.forget(forgetful.block_pool._used_places())
+    forgetful.block_pool._places.forget_unused(forgetful.block_pool._used_places())
     assert len(forgetful.block_pool._places._chains) <= 20 + 3 * len(
         pieces_given
     )  # a place a block, those new, their way

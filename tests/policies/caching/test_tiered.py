@@ -256,8 +256,8 @@ def test_what_is_quiet_is_taken_without_a_copy(content_ids, host_blocks, disk_bl
         for request_id, content_id in enumerate(content_ids[:num_served]):
             serve(core, request_id, content_id)
         pool = core.block_pool
-        assert 0 <= pool.num_quiet <= pool.num_free
-        pool.take(pool.num_quiet)
+        assert 0 <= pool.num_free_without_copy <= pool.num_free
+        pool.take(pool.num_free_without_copy)
         assert pool.stores == []
 
 
@@ -266,15 +266,18 @@ def test_content_that_is_below_already_is_quiet():
     core = make_engine(num_blocks=9, host_blocks=100)
     serve(core, 0, 0)
     serve(core, 1, 1)
-    assert (core.block_pool.num_blank, core.block_pool.num_quiet) == (1, 1)  # A and B are nowhere else
+    assert (core.block_pool.num_free_without_content, core.block_pool.num_free_without_copy) == (
+        1,
+        1,
+    )  # A and B are nowhere else
     serve(core, 2, 2)
-    assert (core.block_pool.num_blank, core.block_pool.num_quiet) == (
+    assert (core.block_pool.num_free_without_content, core.block_pool.num_free_without_copy) == (
         1,
         1,
     )  # A went down; B and C are nowhere else
     serve(core, 3, 0)  # B goes down, A comes back
     serve(core, 4, 2)  # found: C is used after A, and A is next
-    assert (core.block_pool.num_blank, core.block_pool.num_quiet) == (1, 5)
+    assert (core.block_pool.num_free_without_content, core.block_pool.num_free_without_copy) == (1, 5)
 
 
 def test_decodes_that_evict_what_is_below_already_leap():

@@ -35,7 +35,7 @@ def test_three_samples_of_six_tokens_in_blocks_of_four(make_core, make_request):
         core.check_integrity()
     assert used == [(6, 2, 0, 1), (3, 4, 4, 1), (3, 4, 0, 1), (3, 7, 0, 1), (3, 7, 0, 1)]
     assert (seq.num_output_tokens, seq.num_emitted_tokens, seq.finish_reason) == (5, 15, FinishReason.stop)
-    assert (core.block_pool.num_used, core.block_pool.num_apart, sorted(core.free_slots)) == (
+    assert (core.block_pool.num_used, core.block_pool.num_extra_blocks, sorted(core.free_slots)) == (
         0,
         0,
         list(range(8)),
@@ -137,7 +137,11 @@ def test_branches_are_preempted_as_one_and_come_back(make_core, make_request, ru
     while core.num_unfinished:
         run_step(core)
     assert seq.num_emitted_tokens == 27
-    assert (core.block_pool.num_used, core.block_pool.num_apart, core.num_free_swap_blocks) == (0, 0, 100)
+    assert (core.block_pool.num_used, core.block_pool.num_extra_blocks, core.num_free_swap_blocks) == (
+        0,
+        0,
+        100,
+    )
 
 
 def test_alone_in_a_small_cache_they_end_where_it_is_full(make_core, make_request, run_out):

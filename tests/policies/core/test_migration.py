@@ -79,7 +79,7 @@ def test_nothing_to_export(make_core, make_request, state):
 
 
 def test_rejects_a_migrant_that_does_not_fit(make_core):
-    with pytest.raises(RejectedError, match="the KV cache holds 8 of one"):
+    with pytest.raises(RejectedError, match="the KV cache holds at most 8 per"):
         make_core(num_blocks=2).adopt(Migrant(Request(0, 0.0, Prompt(6)), 9, 8))
 
 

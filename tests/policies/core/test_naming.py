@@ -253,9 +253,9 @@ def test_reserved_blocks_are_there_before_the_iterations_are_run():
     core.reserve(plan, 10)
     assert core.block_pool.num_used == 4
     assert core.block_ids(seq, seq.num_known + 9) == [1, 2, 3, 4]
-    with pytest.raises(ValueError, match="reserve: done already, for 10 iterations"):
+    with pytest.raises(ValueError, match="reserve: 10 iterations of this plan are reserved already"):
         core.reserve(plan, 10)
-    with pytest.raises(ValueError, match="commit of 9 iterations: 10 were reserved"):
+    with pytest.raises(ValueError, match="commit of 9 iterations: must be 10, as reserved"):
         core.commit(plan, StepOutcome(9), 0.0)
     core.commit(plan, StepOutcome(10), 0.0)
     assert (core.block_pool.num_used, seq.num_computed) == (4, 15)
@@ -266,15 +266,15 @@ def test_only_what_can_be_run_in_one_go_is_reserved():
     core = make_engine(PAGED)
     core.add(Request(0, 0.0, Prompt(5), branching=Branching(2)), stop_after=30)
     plan = core.plan(0.0)
-    with pytest.raises(ValueError, match="a plan with prompt chunks or branches is run once"):
+    with pytest.raises(ValueError, match="the plan must have no prompt chunks and no branches"):
         core.reserve(plan, 1)
     core.commit(plan, StepOutcome(), 0.0)
-    with pytest.raises(ValueError, match="reserve for 1 iterations: not the plan in flight"):
+    with pytest.raises(ValueError, match="reserve for 1 iterations: must be of the plan in flight"):
         core.reserve(plan, 1)
-    with pytest.raises(ValueError, match="prompt chunks or branches"):
+    with pytest.raises(ValueError, match="no prompt chunks and no branches"):
         core.reserve(core.plan(0.0), 1)
     core = make_engine(PAGED)
     core.add(Request(0, 0.0, Prompt(5)), stop_after=4)
     run_step(core)
-    with pytest.raises(ValueError, match=r"reserve for 4 iterations: .* not within its horizon"):
+    with pytest.raises(ValueError, match=r"reserve for 4 iterations: .* within its horizon"):
         core.reserve(core.plan(0.0), 4)

@@ -39,13 +39,16 @@ def begun(make_core, make_request, run_step):
         (lambda step, d, p, w: step.decode(p), "cannot decode: not decoding"),
         (lambda step, d, p, w: step.decode(d) and step.decode(d), "decoded in this step already"),
         (lambda step, d, p, w: step.decode_all() and step.decode(d), "decoded in this step already"),
-        (lambda step, d, p, w: step.prefill(d, 1), "cannot continue its prefill: not begun"),
-        (lambda step, d, p, w: step.prefill(w, 1), "cannot continue its prefill: not begun"),
-        (lambda step, d, p, w: step.prefill(p, 1) and step.prefill(p, 1), "served in this step already"),
-        (lambda step, d, p, w: step.admit(w, 1) and step.prefill(w, 1), "served in this step already"),
-        (lambda step, d, p, w: step.preempt(w), "holds no KV of its own: it cannot be preempted"),
-        (lambda step, d, p, w: step.admit(w, 1) and step.admit(w, 1), "cannot be admitted: it does not wait"),
-        (lambda step, d, p, w: step.admit(d, 1), "cannot be admitted: it does not wait"),
+        (lambda step, d, p, w: step.prefill(d, 1), "cannot continue its prefill: not in prefill"),
+        (lambda step, d, p, w: step.prefill(w, 1), "cannot continue its prefill: not in prefill"),
+        (lambda step, d, p, w: step.prefill(p, 1) and step.prefill(p, 1), "has a chunk in this step already"),
+        (lambda step, d, p, w: step.admit(w, 1) and step.prefill(w, 1), "has a chunk in this step already"),
+        (lambda step, d, p, w: step.preempt(w), "cannot be preempted: it must be"),
+        (
+            lambda step, d, p, w: step.admit(w, 1) and step.admit(w, 1),
+            "cannot be admitted: it is not waiting",
+        ),
+        (lambda step, d, p, w: step.admit(d, 1), "cannot be admitted: it is not waiting"),
     ],
 )
 def test_rejects_a_verb_that_does_not_fit_the_sequence(begun, misuse, message):
@@ -242,7 +245,7 @@ def test_a_builder_is_good_for_one_step_only(make_core, make_request):
     plan = core.plan(0.0)
     step, waiting = kept[0]
     for verb in (lambda: step.admit(waiting[0], 4), step.decode_all, lambda: step.preempt(waiting[1])):
-        with pytest.raises(ValueError, match="this step is over"):
+        with pytest.raises(ValueError, match="this step has ended"):
             verb()
     core.commit(plan, StepOutcome(), 0.0)
     core.check_integrity()

@@ -116,7 +116,7 @@ def test_the_same_world_gives_the_same_bytes(data, worlds, tmp_path_factory):
 def test_a_prompt_that_never_fits_is_rejected_and_the_run_goes_on(make_world, ask):
     records = make_world(ask(0.0, 4, 5), ask(0.1, 81, 5), ask(0.2, 4, 5), num_blocks=20).simulate().records
     assert records.requests.status.tolist() == ["finished", "rejected", "finished"]
-    assert records.requests.reason[1] == "prompt of 81 tokens: the KV cache holds 80 of one sequence"
+    assert records.requests.reason[1] == "prompt of 81 tokens: the KV cache holds at most 80 per sequence"
     assert records.requests.finished_s[1] == 0.1
 
 

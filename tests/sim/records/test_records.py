@@ -104,7 +104,7 @@ def test_times_that_did_not_happen_are_missing(make_world, ask):
     )
     requests = world.simulate().records.requests
     assert requests.status.tolist() == ["rejected", "unfinished", "unfinished"]
-    assert requests.reason.tolist()[0] == "prompt of 99 tokens: the KV cache holds 80 of one sequence"
+    assert requests.reason.tolist()[0] == "prompt of 99 tokens: the KV cache holds at most 80 per sequence"
     assert requests.scheduled_s.isna().tolist() == [True, False, True]
     assert requests.first_token_s.isna().all()
     assert requests.last_token_s.isna().all()

@@ -221,7 +221,7 @@ def test_a_prompt_that_no_decode_replica_can_hold_is_refused_on_arrival(ask):
     (row,) = records.requests.itertuples()
     assert (row.status, row.reason) == (
         "rejected",
-        "a sequence of 41 tokens: the KV cache holds 40 of one sequence",
+        "a sequence of 41 tokens: the KV cache holds at most 40 per sequence",
     )
 
 
@@ -379,7 +379,7 @@ def test_an_adapter_beside_which_no_decode_replica_can_hold_the_kv_is_refused_on
     assert run_world(fits, **paged).requests.status.tolist() == ["finished"]
     (row,) = run_world(too_long, **paged).requests.itertuples()
     assert (row.status, row.prefill_replica) == ("rejected", -1)
-    assert row.reason == "a sequence of 33 tokens: it would have ended here before"
+    assert row.reason == "a sequence of 33 tokens: it would have ended at 33 here"
 
 
 class TurnOnce:
