@@ -237,9 +237,7 @@ class Intake:
         """Adds the sequence of a request. Raises ValueError if the request id is in use."""
         request_id = seq.request_id
         if request_id in self._sequences:
-            raise ValueError(
-                f"request_id={request_id}: must be new; a request with this id is running or waiting"
-            )
+            raise ValueError(f"request_id={request_id}: is being served already")
         if self.predictor is not None:
             truth = seq.end_known - seq.num_prompt_tokens if self._needs_truth else None
             seq.predicted = self.predictor.predict(seq.request, truth)

@@ -46,7 +46,7 @@ def test_rejects_a_wish_for_no_tokens(make_core, make_request):
 def test_rejects_a_request_id_that_is_being_served(make_core, make_request, run_step):
     core = make_core()
     core.add(make_request(7), stop_after=1)
-    with pytest.raises(ValueError, match="request_id=7: must be new"):
+    with pytest.raises(ValueError, match="request_id=7: is being served already"):
         core.add(make_request(7))
     run_step(core)
     core.add(make_request(7))  # the first has ended
