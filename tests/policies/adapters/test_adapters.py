@@ -291,7 +291,7 @@ def test_a_prompt_that_fits_only_without_its_adapter_is_rejected():
     machine.ask(None, 24, 1)
     machine.ask("a", 20, 1)
     with pytest.raises(
-        RejectedError, match=r"prompt of 21 tokens: the KV cache holds at most 20 .* in addition to its adapter"
+        RejectedError, match=r"prompt of 21 tokens: the KV cache holds at most 20 .* its adapter"
     ):
         machine.ask("a", 21, 1)
     machine.run()
