@@ -15,18 +15,19 @@ from sim.engine.interrupt import Interrupt
 class Phase(IntEnum):
     """The order of events at the same time; within a phase, events of replicas are ordered by their index.
 
-    Iterations end, then the KV that they have computed is replicated, then requests arrive or are aborted,
-    then replicas crash, start and stop, then the running replicas plan. So a request that arrives exactly at
-    the end of an iteration is in the plan that is made there, whether the replica had leapt to that boundary
-    or stepped to it. Events that engines that plan ahead must see one plan later are in phase `late`.
+    Iterations end, then the KV that they have computed is replicated, then pending requests end that were
+    aborted and reach an engine between two steps, then requests arrive or are aborted, then replicas crash,
+    start and stop, then the running replicas plan. So a request that arrives exactly at the end of an
+    iteration is in the plan that is made there, whether the replica had leapt to that boundary or stepped to
+    it; and the router that sends it counts no request that ends at that time.
     """
 
     commit = 0
     replicate_kv = 500_000
+    abort = 900_000
     arrive = 1_000_000
     control = 1_500_000
     plan = 2_000_000
-    late = 3_000_000
 
 
 ARRIVE: Final = int(Phase.arrive)

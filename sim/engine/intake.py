@@ -96,6 +96,13 @@ class Intake:
         while self.next_s <= now:
             self._enter()
 
+    def enter_alone(self, entry: Pending) -> None:
+        """Enters one pending request, also ahead of others."""
+        pending = self._pending
+        pending.remove(entry)
+        self.next_s = pending[0].known_s if pending else inf
+        self._on_enter(entry)
+
     def _enter(self) -> None:
         """Removes the first pending request and enters it."""
         pending = self._pending
@@ -103,9 +110,13 @@ class Intake:
         self.next_s = pending[0].known_s if pending else inf
         self._on_enter(entry)
 
+    def find(self, request_id: int) -> Pending | None:
+        """Returns a pending request; None if it is not pending."""
+        return next((entry for entry in self._pending if entry.request.request_id == request_id), None)
+
     def __contains__(self, request_id: int) -> bool:
         """Returns whether a request is pending."""
-        return any(entry.request.request_id == request_id for entry in self._pending)
+        return self.find(request_id) is not None
 
     def entries(self) -> list[Pending]:
         """Returns all pending requests, in order."""

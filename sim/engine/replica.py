@@ -57,16 +57,15 @@ class Replica(LoadCounts):
         self._max_leap = MAX_LEAP if context.leap else 1
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
-        self.step: RunningStep | None = None
-        """The iterations that are running; None: the replica is idle or between two steps."""
+        self.step: RunningStep | None = None  # None: the replica is idle or between two steps
         self._timer: int | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
         self._num_crashes = 0  # `schedule` drops actions that were scheduled before a crash
-        self._aborts: dict[int, Callable[[], None] | None] = {}  # request id -> callback
-        """Requests to be aborted at the next iteration boundary."""
-        self._migrated: dict[int, Callable[[Sequence], None]] = {}  # request id -> callback
-        """Sequences to be released at the next boundary, as another replica has their KV."""
+        # Request id -> callback, of what ends at the next iteration boundary: requests to be aborted, and
+        # sequences to be released as another replica has their KV.
+        self._aborts: dict[int, Callable[[], None] | None] = {}
+        self._migrated: dict[int, Callable[[Sequence], None]] = {}
         self._listeners = Listeners()
 
     def attach(self, attachment: Attachment) -> None:
@@ -272,18 +271,27 @@ class Replica(LoadCounts):
     def abort(self, request_id: int, then: Callable[[], None] | None = None) -> None:
         """Aborts a request: now if no iteration is running, else at the next iteration boundary.
 
+        A pending request is aborted in the same way when it reaches the engine.
         then: called in place of on_end. A second abort of the same request has no effect.
         """
-        is_pending = request_id in self.intake
-        if self.step is None and not is_pending:
+        entry = self.intake.find(request_id)
+        if entry is None and self.step is None:
             self._abort(request_id, then)
             if self.core.num_waiting:  # perhaps for the memory that it held
                 self.replan()
         elif request_id not in self._aborts:
-            if not is_pending:  # else it is aborted as soon as it reaches the engine
+            if entry is None:
                 self.before_external_event()
                 self.replan()
+            elif entry.known_s >= self._clock.now:
+                self.schedule(entry.known_s, Phase.abort, partial(self._abort_pending, entry))
             self._aborts[request_id] = then
+
+    def _abort_pending(self, entry: Pending) -> None:
+        """Ends an aborted request that has reached the engine, unless an iteration is running."""
+        if self._is_idle if self.intake.plans_ahead else self.step is None:
+            self.intake.enter_alone(entry)
+            self._abort(entry.request.request_id, self._aborts.pop(entry.request.request_id))
 
     def release_migrated(self, request_id: int, then: Callable[[Sequence], None]) -> None:
         """Releases a sequence after the transfer of its KV to another replica, at the same time as `abort`.
@@ -379,11 +387,9 @@ class Replica(LoadCounts):
     def _finish_until(self, now: float) -> None:
         """Commits the iterations of the running step that have ended by `now`."""
         step = self.step
-        if step is not None:
-            num_ended = bisect_right(step.ends_s, now)
-            if num_ended:
-                step.cut(num_ended)
-                self._finish_step()
+        if step is not None and now >= step.ends_s[0]:
+            step.cut(bisect_right(step.ends_s, now))
+            self._finish_step()
 
     def holds(self, request_id: int) -> bool:
         """Returns whether a request is in the engine or on its way to it."""

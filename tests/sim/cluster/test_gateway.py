@@ -109,6 +109,30 @@ def test_a_client_that_has_waited_too_long_drops_its_request_before_it_sends_it_
     assert (run.records.iterations.running == 1).all()
 
 
+@pytest.mark.parametrize("plans_ahead", [False, True])
+def test_requests_given_up_on_their_way_have_left_all_replicas_before_any_is_routed_again(
+    run_world, ask, plans_ahead
+):
+    """Requests 0, 1, 2 go to replicas 0, 1, 0, and behind them 3 and 4, a tick later, to 1 and 0.
+
+    At tick 3 the first three, given up at tick 2, are at their engines, which are idle. They leave, and one
+    is left in each replica: so the arrival 5 goes to replica 0, and the retries of 0, 1 and 2 go to 1, 0, 1.
+    """
+    together, later, last = [ask(0.0, 4, 10)] * 3, [ask(1 * TICK_S, 4, 10)] * 2, ask(3 * TICK_S, 4, 10)
+    requests = run_world(
+        *together,
+        *later,
+        last,
+        num_replicas=2,
+        routing=LeastOutstanding(),
+        frontend_s=3 * TICK_S,
+        plans_ahead=plans_ahead,
+        until_s=3.5 * TICK_S,
+        retries=clients(2, 0, timeout_s=2 * TICK_S),
+    )
+    assert requests.replica.tolist() == [1, 0, 1, 1, 0, 0]
+
+
 def test_a_client_that_waits_for_its_first_token_waits_for_the_rest_too(run_world, ask):
     requests = run_world(
         ask(0.0, 4, 10), retries=clients(2, 2, timeout_s=4.5 * TICK_S, timeout_until="first_token")

@@ -21,11 +21,13 @@ def test_events_go_by_time_then_phase_then_order_of_setting():
         (1.0, Phase.plan, "plans"),
         (1.0, Phase.arrive, "arrives"),
         (1.0, Phase.arrive, "arrives too"),
+        (1.0, Phase.abort, "an aborted request ends"),
         (1.0, Phase.commit + 1, "second replica commits"),
         (1.0, Phase.commit, "first replica commits"),
     ) == [
         (1.0, "first replica commits"),
         (1.0, "second replica commits"),
+        (1.0, "an aborted request ends"),
         (1.0, "arrives"),
         (1.0, "arrives too"),
         (1.0, "plans"),

@@ -41,6 +41,18 @@ def test_an_idle_engine_that_plans_ahead_is_woken_by_the_first_request_alone():
     assert entered == [0]
 
 
+def test_one_request_may_enter_alone():
+    intake, entered = make_intake([1.0, 2.0, 2.0])
+    assert intake.find(3) is None
+    for request_id, next_s in [(2, 1.0), (0, 2.0), (1, inf)]:
+        entry = intake.find(request_id)
+        assert entry.request.request_id == request_id
+        intake.enter_alone(entry)
+        assert entered[-1] == request_id
+        assert intake.find(request_id) is None
+        assert intake.next_s == next_s
+
+
 @pytest.mark.parametrize("num", [1023, 1024, 3000])
 def test_many_requests_keep_their_order(num):
     intake, entered = make_intake([0.0] * num)
