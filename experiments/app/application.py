@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hydra._internal.hydra import Hydra
 
+from experiments.app.claim import overwrite_of
 from experiments.app.help import print_help
 from experiments.app.runner import run_command
 from sim.settings.compose import ConfigSource
@@ -46,7 +47,8 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
     """
     options = parser_of(application).parse_intermixed_args(arguments)
     _check_flags(options)
-    source, overrides = application.source(options.config_dir), with_new_names(options.overrides)
+    overwrite, given = overwrite_of(options.overrides)
+    source, overrides = application.source(options.config_dir), with_new_names(given)
     if options.help:
         with explained(source, overrides):
             print_help(application.name, application.summary, source, overrides)
@@ -58,7 +60,8 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
         if is_shown:
             _show(source, options, overrides)
         else:
-            run_command(source, overrides, application.module, multirun=options.multirun)
+            module, multirun = application.module, options.multirun
+            run_command(source, overrides, module, multirun=multirun, overwrite=overwrite)
 
 
 def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str]) -> None:

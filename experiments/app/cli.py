@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from experiments.app.job import UnsuccessfulError
+from experiments.app.job import CannotWriteError, UnsuccessfulError
 from sim.settings.errors import ConfigError, suggest
 
 
@@ -152,6 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"windtunnel: {error}", file=sys.stderr)
         return 2
+    except CannotWriteError as error:
+        print(f"windtunnel: {error}", file=sys.stderr)
+        return 1
     except UnsuccessfulError as error:
         if str(error):
             print(f"windtunnel: {error}", file=sys.stderr)

@@ -14,6 +14,7 @@ WIDTH = 110
 
 FLAGS = """\
   -m, --multirun     one run for each combination of comma-separated values
+  overwrite=true     replace the results of an earlier run in the same folder
   --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
   --cfg job          print the composed config and exit (with --resolve, interpolations ${...} are filled in)
   -h, --help         print this help, for the choices given on the command line"""

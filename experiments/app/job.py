@@ -22,6 +22,7 @@ class Job(Protocol):
     def run(self, folder: Path) -> None:
         """Runs the command, writes its results into the folder, and prints them.
 
+        What has been found is printed before it is written, so that a full disk does not take it away.
         Raises ConfigError for a wrong setting that is found only during the run, UnsuccessfulError if the
         results are written but are no success, and KeyboardInterrupt after Ctrl-C, once the results so far
         are written. Any other exception is a bug.
@@ -29,6 +30,13 @@ class Job(Protocol):
 
 
 Prepare = Callable[["DictConfig", "Composition"], Job]
+
+
+class CannotWriteError(Exception):
+    """Raised when results cannot be written, such as on a full disk: the process exits with code 1.
+
+    The message is printed on stderr; what was to be said was printed before.
+    """
 
 
 class UnsuccessfulError(Exception):

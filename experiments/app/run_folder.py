@@ -9,17 +9,19 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from sim.report.whole_file import write_whole
+
 
 def write_study(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> None:
     """Writes config.yaml and summary.json, which the folder of every study has."""
     write_config(folder, config)
     text = json.dumps(summary, indent=2, ensure_ascii=False)
-    (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
+    write_whole(folder / "summary.json", f"{text}\n")
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Writes the resolved config to config.yaml."""
-    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
 
 
 def resolved_config(cfg: DictConfig) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from experiments.app.job import Job, Prepare, UnsuccessfulError
+from experiments.app.claim import claim, set_folder
+from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError
+from sim.report.whole_file import write_whole
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import check_edits, composed, explained
@@ -41,38 +43,50 @@ class Point(NamedTuple):
     """Overrides that identify the point in a multirun, for messages; empty for a single run."""
 
 
-def run_command(source: ConfigSource, overrides: Sequence[str], module: str, *, multirun: bool) -> None:
-    """Runs a command once, or once for each point of a multirun.
+def run_command(
+    source: ConfigSource,
+    overrides: Sequence[str],
+    module: str,
+    *,
+    multirun: bool,
+    overwrite: bool = False,
+) -> None:
+    """Runs a command once, or once for each point of a multirun, in a folder that no other run has.
 
-    `module` is the command's module, which defines `prepare`. ConfigError for a wrong setting is raised
-    before anything runs. If a point of a multirun fails while it runs, the other points still run, and its
-    error is raised at the end.
+    `module` is the command's module, which defines `prepare`. overwrite: see `claim`. ConfigError for a wrong
+    setting is raised before anything runs. If a point of a multirun fails while it runs, the other points
+    still run, and its error is raised at the end.
     """
     if multirun or MULTIRUN in overrides:
-        _run_multirun(source, [*(o for o in overrides if o != MULTIRUN), MULTIRUN], module)
+        _run_multirun(source, [*(o for o in overrides if o != MULTIRUN), MULTIRUN], module, overwrite)
         return
     cfg = composed(source, [*overrides, "hydra.mode=RUN"], with_hydra=True)
     job = _prepared(_point(source, cfg, ""), module)
+    folder = _claimed(cfg, "run.dir", overwrite)
     if cfg.hydra.callbacks:
-        _hydra(source).run(source.config_name, HydraTask(source, module), list(overrides))
+        own = [*overrides, f"hydra.run.dir={quoted(folder)}"]
+        _hydra(source).run(source.config_name, HydraTask(source, module), own)
     else:
         _run(source, cfg, job)
 
 
-def _run_multirun(source: ConfigSource, overrides: list[str], module: str) -> None:
+def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overwrite: bool) -> None:
     with explained(source, overrides):
         whole = source.loader().load_configuration(source.config_name, overrides, RunMode.MULTIRUN)
+    _ = whole.hydra.sweep.dir  # read now, a time of day in it is the same in every point
     points = _points(source, whole)
     if points is None or not _is(whole.hydra.launcher, BasicLauncher) or whole.hydra.callbacks:
         for point in points or ():
             _prepared(point, module)
-        _hydra(source).multirun(source.config_name, HydraTask(source, module), overrides)
+        own = [*overrides, f"hydra.sweep.dir={quoted(_claimed(whole, 'sweep.dir', overwrite))}"]
+        _hydra(source).multirun(source.config_name, HydraTask(source, module), own)
         return
     jobs = [_prepared(point, module) for point in points]
-    folder = Path(whole.hydra.sweep.dir)
+    folder = _claimed(whole, "sweep.dir", overwrite)
+    for point in points:
+        set_folder(point.cfg, "sweep.dir", folder)
     with file_errors_reported(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(whole, folder / "multirun.yaml")
+        write_whole(folder / "multirun.yaml", OmegaConf.to_yaml(whole))
     errors: list[ConfigError] = []
     unsuccessful: list[str] = []
     while points:
@@ -87,6 +101,18 @@ def _run_multirun(source: ConfigSource, overrides: list[str], module: str) -> No
         raise errors[0]
     if unsuccessful:
         raise UnsuccessfulError("; ".join(filter(None, unsuccessful)))
+
+
+def _claimed(cfg: DictConfig, key: str, overwrite: bool) -> Path:
+    """Makes the folder of the results; see `claim`. Raises CannotWriteError where it cannot be made."""
+    with file_errors_reported(Path(str(cfg.hydra[key.partition(".")[0]].dir))):
+        return claim(cfg, key, overwrite=overwrite)
+
+
+def quoted(folder: Path) -> str:
+    """Returns a path as a value of an override."""
+    escaped = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _points(source: ConfigSource, whole: DictConfig) -> list[Point] | None:
@@ -152,12 +178,12 @@ def _as_running(cfg: DictConfig) -> Iterator[DictConfig]:
 
 def _run(source: ConfigSource, cfg: DictConfig, job: Job) -> None:
     """Runs a job as Hydra would, with the config's folder, working directory, environment and logging."""
-    failures: list[ConfigError | UnsuccessfulError] = []
+    failures: list[ConfigError | UnsuccessfulError | CannotWriteError] = []
 
     def task(_: DictConfig) -> None:
         try:
             _in_its_folder(job)
-        except (ConfigError, UnsuccessfulError) as error:
+        except (ConfigError, UnsuccessfulError, CannotWriteError) as error:
             failures.append(error)  # Hydra would print its own message as well
 
     context = HydraContext(config_loader=source.loader(), callbacks=Callbacks())
@@ -183,7 +209,7 @@ def _in_its_folder(job: Job) -> None:
 
 @contextmanager
 def file_errors_reported(folder: Path) -> Iterator[None]:
-    """Raises ConfigError in place of an OSError about a run's folder, a file in it, or a folder above it.
+    """Raises CannotWriteError in place of an OSError about a run's folder, or a file in or folder above it.
 
     An OSError about any other file comes from a policy or from a bug, and keeps its traceback.
     """
@@ -193,7 +219,9 @@ def file_errors_reported(folder: Path) -> Iterator[None]:
         place = folder.absolute()
         if error.filename is None or not _is_above_or_below(Path(error.filename).absolute(), place):
             raise
-        raise ConfigError(f"{error.filename}: {error.strerror}; choose another hydra.run.dir") from error
+        raise CannotWriteError(
+            f"{error.filename}: {error.strerror}; make room or choose another hydra.run.dir"
+        ) from error
 
 
 def _is_above_or_below(path: Path, other: Path) -> bool:

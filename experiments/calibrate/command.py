@@ -34,6 +34,7 @@ from hwmodels.devices.device import Device
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import GemmCurve
 from sim.report.plain_page import drawn, write_page
+from sim.report.whole_file import write_whole
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
 
@@ -123,7 +124,7 @@ class CalibrateJob:
         count = len(fitted_figures(calibration))
         description = f"{device.name}: {count} figures, fitted to {num_rows:,} measured operator calls"
         text = calibration_yaml(calibration, fitted_curves(tables), description)
-        Path(settings.out).write_text(text, encoding="utf-8")
+        write_whole(Path(settings.out), text)
         print_path(settings.out, console)
         if settings.report is not None:
             _write_report(Path(settings.report), device, lines, figures, notes)

@@ -39,8 +39,8 @@ class CapacityJob:
             found = answer(self.question, report)
         if found is None:
             raise KeyboardInterrupt  # there is no result to write yet
-        _write(folder, found, resolved_config(self.cfg))
         print_answer(found, console)
+        _write(folder, found, resolved_config(self.cfg))
         print_folder(folder, console)
         if found.interrupted:
             raise KeyboardInterrupt  # the results so far are written

@@ -41,8 +41,8 @@ class CompareJob:
         if runs.table.empty:
             raise KeyboardInterrupt  # no run has ended yet
         found = evaluate(experiment, runs.table, interrupted=runs.interrupted)
-        self._write(folder, found, runs)
         print_results(found, console)
+        self._write(folder, found, runs)
         print_folder(folder, console)
         if runs.interrupted:
             raise KeyboardInterrupt  # the partial results are written

@@ -41,8 +41,8 @@ class GoodputJob:
             outcome = search(self.settings, self.arms, report)
         if outcome is None:
             raise KeyboardInterrupt  # there is no result to write yet
-        _write(folder, outcome, resolved_config(self.cfg))
         print_goodput(outcome.highest, caveats(self.settings, outcome.short), console)
+        _write(folder, outcome, resolved_config(self.cfg))
         print_folder(folder, console)
         if outcome.interrupted:
             raise KeyboardInterrupt  # the partial results are written

@@ -24,6 +24,7 @@ from experiments.observe.progress import requests_sent
 from experiments.observe.settings import DEFAULT_CONTEXT, ObserveSettings, build_settings
 from experiments.observe.tables import records_of
 from sim.engine.interrupt import ctrl_c_noted
+from sim.records.run import RunRecords
 from sim.report import numbers, wording
 from sim.report.files import config_digest
 from sim.settings.compose import Composition
@@ -51,8 +52,11 @@ class ObserveJob:
         started = datetime.now(UTC)
         with ctrl_c_noted() as interrupt, requests_sent(console, enabled=settings.progress) as begin:
             observed = asyncio.run(observe(settings, interrupt=interrupt, begin=begin))
-        summary = _write(folder, settings, observed, resolved_config(self.cfg), started)
+        config, load = resolved_config(self.cfg), observed.load
+        records = records_of(load.replies, load.end_s, interrupted=load.stopped == "interrupted")
+        summary = _summary(settings, observed, records, config, started)
         _print(summary, console)
+        write_observation(folder, records, load, summary, config, slo=settings.slo, report=settings.report)
         print_folder(folder, console)
         if observed.load.stopped == "interrupted":
             raise KeyboardInterrupt  # the partial result is written
@@ -78,12 +82,15 @@ def _require_client() -> None:
         raise ConfigError(f"observe needs {error.name}: pip install 'windtunnel[observe]'") from error
 
 
-def _write(
-    folder: Path, settings: ObserveSettings, observed: Observed, config: dict[str, Any], started: datetime
+def _summary(
+    settings: ObserveSettings,
+    observed: Observed,
+    records: RunRecords,
+    config: dict[str, Any],
+    started: datetime,
 ) -> dict[str, Any]:
-    """Writes the files of the run and returns the summary."""
+    """Returns the figures of the run, as they are printed and written to summary.json."""
     load, dialect = observed.load, observed.probed.dialect
-    records = records_of(load.replies, load.end_s, interrupted=load.stopped == "interrupted")
     summary = observed_figures(
         records, load, slo=settings.slo, metrics=settings.metrics, late_s=settings.late_ms / 1e3
     )
@@ -102,7 +109,6 @@ def _write(
         "workload": asdict(notes),
         "notes": [*client_notes(summary), *observed.probed.notes, *workload_notes(notes)],
     }
-    write_observation(folder, records, load, summary, config, slo=settings.slo, report=settings.report)
     return summary
 
 

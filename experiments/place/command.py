@@ -13,6 +13,7 @@ from experiments.app.terminal import terminal_console
 from experiments.place.problem import Placed, place
 from experiments.place.settings import read_settings
 from experiments.place.tables import as_json, print_plan
+from sim.report.whole_file import write_whole
 from sim.settings.compose import Composition
 
 
@@ -27,7 +28,7 @@ class PlaceJob:
         console, out = terminal_console(), self.placed.settings.out
         print_plan(self.placed, console)
         if out is not None:
-            Path(out).write_text(json.dumps(as_json(self.placed), indent=2) + "\n", encoding="utf-8")
+            write_whole(Path(out), json.dumps(as_json(self.placed), indent=2) + "\n")
             print_path(out, console)
 
 

@@ -34,6 +34,7 @@ class SimulateJob:
         until_s = self.scenario.sim.until_s
         with simulated_time(console, self.source, until_s, enabled=output.progress) as report:
             result = run(self.scenario, self.source, report)
+        print_summary(result.summary, console)
         notes = write_result(
             folder,
             result,
@@ -44,7 +45,6 @@ class SimulateJob:
             timeline_requests=output.timeline_requests,
             vllm_bench=output.vllm_bench,
         )
-        print_summary(result.summary, console)
         for note in notes:
             console.print(note, style="yellow", highlight=False)
         print_folder(folder, console)

@@ -11,6 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
 
 WIDTH_PX = 1100
@@ -35,7 +36,7 @@ def export(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str
                     file = folder / f"{re.sub('[^A-Za-z0-9.]+', '_', name)}.{kind}"
                     size = {"width": WIDTH_PX, "height": figure.layout.height or 400}
                     opaque = go.Figure(figure).update_layout(paper_bgcolor="white", plot_bgcolor="white")
-                    kaleido.write_fig_sync(opaque, path=file, opts={"format": kind, **size})
+                    write_whole(file, kaleido.calc_fig_sync(opaque, opts={"format": kind, **size}))
                     written.append(file)
         finally:
             kaleido.stop_sync_server(silence_warnings=True)

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas as pd
 
+from experiments.app.job import CannotWriteError
+from experiments.app.lock import lock_folder
 from experiments.study.figures import figures
 from experiments.sweep.plan import Plan, Point
 from experiments.sweep.run_task import FinishedRun
 from sim.report.files import table_bytes
+from sim.report.whole_file import write_whole
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
 
@@ -35,10 +37,6 @@ MAX_WRITING_SHARE = 0.05
 """Largest share of the time that is spent on writing runs.parquet during a sweep."""
 
 
-class CannotWriteError(ConfigError):
-    """The disk is full or the folder is gone, so no further results can be kept."""
-
-
 @dataclass(kw_only=True, slots=True)
 class SweepFolder:
     """A sweep on disk. about: content of sweep.json; rows: rows of the finished runs by index."""
@@ -47,6 +45,7 @@ class SweepFolder:
     about: dict[str, Any]
     plan: Plan
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _lock: IO[str] | None = None
     _written_at: float = 0.0
     _write_took_s: float = 0.0
 
@@ -58,12 +57,17 @@ class SweepFolder:
                 f"{path}: contains a sweep; continue it with resume={path}, or choose another folder"
             )
         folder = cls(path=path, plan=plan, about={"kind": KIND, **about, **plan.to_json()})
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; choose another hydra.run.dir") from error
+        folder.take()
         folder.write_about()
         return folder
+
+    def take(self) -> None:
+        """Locks the folder for this process, which writes into it. Raises ConfigError if another one does."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(self.path)
+        except OSError as error:
+            raise self._cannot_write(error) from error
 
     @classmethod
     def open(cls, path: Path, named: str) -> SweepFolder:
@@ -102,7 +106,7 @@ class SweepFolder:
         try:
             folder.mkdir(exist_ok=True)
             for name, content in finished.files.items():
-                _write_at_once(folder / name, content)
+                write_whole(folder / name, content)
             (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -117,7 +121,7 @@ class SweepFolder:
             folder = self.run_dir(point.index)
             try:
                 folder.mkdir(exist_ok=True)
-                _write_at_once(folder / ERROR, traceback.encode())
+                write_whole(folder / ERROR, traceback.encode())
             except OSError as error:
                 raise self._cannot_write(error) from error
 
@@ -149,7 +153,7 @@ class SweepFolder:
         if not now and begun - self._written_at < pause_s:
             return
         try:
-            _write_at_once(self.path / RUNS, table_bytes(self.table()))
+            write_whole(self.path / RUNS, table_bytes(self.table()))
         except OSError as error:
             raise self._cannot_write(error) from error
         self._written_at = time.monotonic()
@@ -157,7 +161,7 @@ class SweepFolder:
 
     def write_about(self) -> None:
         try:
-            _write_at_once(self.path / SWEEP, f"{json.dumps(self.about, indent=1)}\n".encode())
+            write_whole(self.path / SWEEP, f"{json.dumps(self.about, indent=1)}\n".encode())
         except OSError as error:
             raise self._cannot_write(error) from error
 
@@ -205,17 +209,6 @@ def _values_at(plan: Plan, index: int) -> dict[str, Any]:
         index, place = divmod(index, len(axis.values))
         found[axis.key] = axis.values[place]
     return dict(reversed(found.items()))
-
-
-def _write_at_once(file: Path, content: bytes) -> None:
-    """Replaces a file atomically: a reader sees the old or the new content."""
-    part = file.with_name(f".{file.name}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, file)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def _others(path: Path) -> str:

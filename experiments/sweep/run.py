@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.app.job import UnsuccessfulError
+from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
 from experiments.app.terminal import terminal_console
 from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Outcome
@@ -68,7 +68,7 @@ def _finish(folder: SweepFolder, sweep_options: SweepOptions, interrupt: Interru
     if folder.num_of(DONE):
         try:
             _draw(folder, sweep_options, console)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             not_drawn = ConfigError(
                 f"{error}; the runs are kept; to draw them: windtunnel report sweep={shown}"
             )
@@ -104,9 +104,11 @@ def collect(
             report(folder.num_of(DONE), len(folder.rows) - folder.num_of(DONE))
     finally:
         outcomes.close()
-        # The table gets the finished runs, whatever ends the sweep. On a full disk the previous table stays,
-        # and the folders hold all runs.
-        with suppress(ConfigError):
+            _draw(folder, sweep_options, console)
+        except (ConfigError, OSError) as error:
+            not_drawn = ConfigError(
+                f"{error}; the runs are kept; to draw them: windtunnel report sweep={shown}"
+            )
             folder.write_runs()
 
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.claim import claim
+from experiments.app.runner import file_errors_reported
 from experiments.study.launchers.outcome import Launcher
 from experiments.sweep.code import code_version
 from experiments.sweep.folder import SweepFolder
@@ -59,7 +61,9 @@ def begun(source: ConfigSource, overrides: Sequence[str]) -> tuple[ConfigSource,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "code": [sweep_options.code],
     }
-    return source, SweepFolder.create(Path(cfg.hydra.run.dir), plan, about), sweep_options
+    with file_errors_reported(Path(cfg.hydra.run.dir)):
+        path = claim(cfg, "run.dir", overwrite=False)
+    return source, SweepFolder.create(path, plan, about), sweep_options
 
 
 def resumed(
@@ -76,6 +80,7 @@ def resumed(
                 f"{', '.join(key for key in OF_THE_SWEEP if key != 'hydra')}"
             )
     folder = SweepFolder.open(path, "resume")
+    folder.take()
     where = f"resume={path}"
     if not trust:
         _check_untrusted(folder, where, user_dir)

@@ -21,6 +21,7 @@ from sim.report.perfetto import write_timeline
 from sim.report.saved import saved_records
 from sim.report.vllm_bench import FILE as VLLM_BENCH
 from sim.report.vllm_bench import write_vllm_bench
+from sim.report.whole_file import write_whole
 
 
 def write_result(
@@ -37,7 +38,7 @@ def write_result(
     """Writes the files of a run into `folder`, which is created if necessary; returns notes for the user."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in run_files(result, config, tables=tables):
-        (folder / name).write_bytes(content)
+        write_whole(folder / name, content)
     if vllm_bench:
         records, trimmed = result.records, result.summary["trimmed"]
         write_vllm_bench(
@@ -87,7 +88,7 @@ def table_bytes(table: pd.DataFrame) -> bytes:
 
 def write_table(table: pd.DataFrame, file: Path) -> None:
     """Writes the table to a parquet file."""
-    file.write_bytes(table_bytes(table))
+    write_whole(file, table_bytes(table))
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

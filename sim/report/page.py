@@ -24,6 +24,7 @@ from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
 from sim.report.timeline import MAX_REPLICAS_APART, timeline
+from sim.report.whole_file import write_whole
 
 GLOSSARY = {
     "token": "piece of text that the model reads or writes: a short word or a part of a word",
@@ -134,7 +135,7 @@ def write_report(
         plotly=_CODE,
     )
     before, after = page.encode().split(_CODE.encode())
-    Path(path).write_bytes(b"".join((before, plotly_js(), after)))
+    write_whole(Path(path), b"".join((before, plotly_js(), after)))
 
 
 def report_sections(

@@ -24,6 +24,7 @@ from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 from sim.records.event_table import events_table
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
 from sim.records.run import ReplicaRecord, RunRecords
+from sim.report.whole_file import written_whole
 
 ITERATIONS_TRACK = 1
 PIPELINE_ITERATIONS = 2000
@@ -53,7 +54,7 @@ def write_timeline(
             f"the iterations until {until_s:,.1f} s; output.timeline_requests=null shows all"
         )
     other = {"source": "windtunnel", **({"note": note} if note else {})}
-    with file.open("w", encoding="utf-8") as out:
+    with written_whole(file) as part, part.open("w", encoding="utf-8") as out:
         out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n')
         separator = ""
         for event in trace_events(records, iterations, events, models):

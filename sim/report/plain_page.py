@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from sim.metrics.paired import Interval
+from sim.report.whole_file import write_whole
 
 _PAGE = Template(
     """<!DOCTYPE html>
@@ -48,7 +49,7 @@ def write_page(path: Path, title: str, introduction: str, sections: Mapping[str,
         sections=body,
         plotly=get_plotlyjs(),
     )
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
 
 
 def drawn(figure: go.Figure) -> str:

@@ -21,6 +21,7 @@ from sim.metrics.served import Served
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.metrics.window import Window
+from sim.report.whole_file import write_whole
 
 FILE = "vllm_bench.json"
 PERCENTILES = (50, 90, 95, 99)
@@ -37,7 +38,7 @@ def write_vllm_bench(
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         **as_vllm_bench(requests, times, window, slo, model),
     }
-    file.write_text(json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def as_vllm_bench(

@@ -48,6 +48,7 @@ from realengine.model.kv_cache import KvCache
 from realengine.runner.rank import CPU_KV_BYTES
 from realengine.settings import DTYPES
 from sim.report.files import write_table
+from sim.report.whole_file import write_whole
 from sim.settings.build import build
 from sim.setup.engine_profile import EngineProfile
 
@@ -106,10 +107,10 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     rows = rows.assign(gpu=name, model=settings.model.name, chunks_apart=chunks_apart)
     write_table(rows, files.table)
     hardware_text = hardware_yaml(name, machine, link)
-    files.hardware.write_text(hardware_text, encoding="utf-8")
+    write_whole(files.hardware, hardware_text)
     profile = _profile(settings, served, machine, host)
-    files.engine.write_text(engine_yaml(name, profile, settings.block_size), encoding="utf-8")
-    files.latency.write_text(latency_yaml(name, settings.model.name, files.table), encoding="utf-8")
+    write_whole(files.engine, engine_yaml(name, profile, settings.block_size))
+    write_whole(files.latency, latency_yaml(name, settings.model.name, files.table))
     priced = _priced(settings, device_of(hardware_text), files.table, machine)
     steps = [total.step for total in totals]
     residuals = residual_table(
@@ -133,7 +134,7 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
         "errors": errors.to_dict("records"),
         "iterations": residuals.to_dict("records"),
     }
-    files.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_whole(files.report, json.dumps(report, indent=2) + "\n")
     notes = _notes(machine, host, residuals)
     return Results(operators, errors, notes, _next_command(settings, name, files), files)
 

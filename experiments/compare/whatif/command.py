@@ -50,8 +50,8 @@ class WhatifJob:
             found=evaluate(questions.experiment, runs.table, interrupted=runs.interrupted),
             limits=limits_by_arm(runs.table),
         )
-        self._write(folder, answers, runs)
         print_answers(answers, console)
+        self._write(folder, answers, runs)
         print_folder(folder, console)
         if runs.interrupted:
             raise KeyboardInterrupt  # the partial results are written

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.job import UnsuccessfulError
+from experiments.app.run_folder import write_config
 from experiments.calibrate.engine.files import Files
 from experiments.calibrate.engine.settings import MeasureSettings
 from experiments.simulate.output import OutputSettings
@@ -53,7 +54,8 @@ class DeviceValidation:
                     status.update(f"{case.name}, {i + 1} of {len(cases)}")
                     own = folder if len(cases) == 1 else folder / case.name
                     try:
-                        rows.append(self._run_case(case, own, engine, executors))
+                        printed = console if len(cases) == 1 else None
+                        rows.append(self._run_case(case, own, engine, executors, printed))
                     except (ValueError, RuntimeError) as error:  # the other cases go on
                         failed.append(f"case {case.name}: {' '.join(str(error).split())}")
         finally:  # also on Ctrl-C
@@ -62,16 +64,20 @@ class DeviceValidation:
                 print_matrix(rows, console)
                 print_files(files, console)
             elif rows:
-                rows[0].verdict.print(console)
                 print_files(rows[0].files, console)
         if failed:
             raise ConfigError("; ".join(failed))
         if not all(row.verdict.is_equal for row in rows):
             raise UnsuccessfulError
 
-    def _run_case(self, case: Case, folder: Path, engine: Any, executors: Any) -> Row:
+    def _run_case(
+        self, case: Case, folder: Path, engine: Any, executors: Any, console: Console | None
+    ) -> Row:
+        """Runs, compares and writes a case; its verdict is printed on the console, if there is one."""
         verdict, recordings = engine.run_case(case, executors, folder / "recordings")
-        OmegaConf.save(OmegaConf.create(case.config), folder / "config.yaml")
+        if console is not None:
+            verdict.print(console)
+        write_config(folder, case.config)
         title = f"{case.scenario.model.name} on {case.scenario.hardware.name}: simulated against our engine"
         files = engine.write_verdict(
             folder,

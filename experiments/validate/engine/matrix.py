@@ -18,6 +18,7 @@ from experiments.validate.fidelity.report import table_html
 from experiments.validate.fidelity.tables import VERDICTS, plain_percent, signed_percent
 from sim.report import numbers
 from sim.report.plain_page import write_page
+from sim.report.whole_file import write_whole
 
 SHOWN = {
     "ttft_mean_s": "TTFT",
@@ -84,7 +85,7 @@ def write_matrix(folder: Path, rows: Sequence[Row], *, page: bool) -> list[Path]
     """suite.json and suite.html; returns their paths."""
     written = [folder / "suite.json"]
     record = {row.name: _record(row) for row in rows}
-    written[0].write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(written[0], json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     if page:
         written.append(folder / "suite.html")
         names = [html.escape(row.name) for row in rows]

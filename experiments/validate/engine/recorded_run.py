@@ -46,6 +46,7 @@ class RecordedRun:
         """Replay, simulate, compare, write, print."""
         source = RecordedSource(self.recordings[0], as_seen=False)
         verdict = judge(self.settings, self.scenario, self.recordings, source)
+        verdict.print(console)
         written = write_verdict(
             folder,
             verdict,
@@ -55,7 +56,6 @@ class RecordedRun:
             page=self.output.report,
             tables=self.output.tables,
         )
-        verdict.print(console)
         print_files(written, console)
         if not verdict.is_equal:
             raise UnsuccessfulError

@@ -29,6 +29,7 @@ from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.shape import shape_of
 from sim.records.requests import NAN, RequestLog, Status
+from sim.report.whole_file import write_whole
 
 if TYPE_CHECKING:
     from realengine.serving.answer import Answer
@@ -98,17 +99,16 @@ class Recording:
     def save(self, folder: Path) -> None:
         """Write it down."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.steps.to_parquet(folder / "steps.parquet")
-        self.requests.to_parquet(folder / "requests.parquet")
+        write_whole(folder / "steps.parquet", self.steps.to_parquet())
+        write_whole(folder / "requests.parquet", self.requests.to_parquet())
         ids = [request_id for request_id, times_s in self.token_times_s.items() for _ in times_s]
         seen_s = [time_s for times_s in self.token_times_s.values() for time_s in times_s]
-        pd.DataFrame({"request_id": ids, "time_s": seen_s}).to_parquet(folder / "tokens.parquet")
+        tokens = pd.DataFrame({"request_id": ids, "time_s": seen_s})
+        write_whole(folder / "tokens.parquet", tokens.to_parquet())
         about = {"engine": self.engine, "num_steps": len(self.steps), "num_events": len(self.events)}
-        (folder / "recording.json").write_text(json.dumps(about, indent=2) + "\n")
-        with (folder / "events.jsonl").open("w") as lines:
-            for event in self.events:
-                row = [event.step, event.kind, event.now_s, event.request_id, _plain(event.value)]
-                lines.write(json.dumps(row) + "\n")
+        rows = ([e.step, e.kind, e.now_s, e.request_id, _plain(e.value)] for e in self.events)
+        write_whole(folder / "events.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+        write_whole(folder / "recording.json", json.dumps(about, indent=2) + "\n")
 
 
 class Recorder:

@@ -16,6 +16,7 @@ from experiments.validate.fidelity.environment import environment
 from experiments.validate.fidelity.errors import Fidelity, Part
 from experiments.validate.fidelity.figures import GANTT_ITERATIONS, MAX_REALS, distributions, gantt, over_time
 from sim.report.plain_page import drawn, listed, write_page
+from sim.report.whole_file import write_whole
 
 EXPLAINED = (
     "Error: simulated / measured − 1. Noise floor: how far the measured runs are apart, (largest − "
@@ -47,7 +48,7 @@ def write_validation(
     around = {"simulated": environment(config), "measured": dict(measured_environment or {})}
     written = [folder / "validation.json"]
     record = to_record(fidelity, title, config, notes, parts, equivalence, around)
-    written[0].write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(written[0], json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     if page:
         written.append(folder / "report.html")
         _write_page(written[1], fidelity, title, config, notes, parts, equivalence, around)

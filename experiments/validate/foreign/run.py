@@ -62,6 +62,7 @@ class ForeignRun:
             slos=scaled(scenario.slo, self.settings.slo_scales),
         )
         notes = notes_of(self, result)
+        print_fidelity(fidelity, notes, console)
         title = f"{scenario.model.name} on {scenario.hardware.name}: simulated against measured"
         written = write_validation(
             folder, fidelity, title=title, config=config, notes=notes, page=output.report
@@ -70,7 +71,6 @@ class ForeignRun:
             write_tables(folder, result, self.reals)
         if output.timeline:
             write_timeline(folder / "timeline.json", result.records, output.timeline_requests)
-        print_fidelity(fidelity, notes, console)
         print_files(written, console)
 
 

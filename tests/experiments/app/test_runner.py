@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.app.application import launch
-from experiments.app.job import UnsuccessfulError
+from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.runner import file_errors_reported
 from sim.settings.compose import PoolsLoader
 from sim.settings.errors import ConfigError
@@ -69,7 +69,7 @@ def test_values_to_sweep_may_be_a_choice_of_the_users(toy):
     )
     launch(toy, ["-m", "+fleet=two"])
     assert [seed for seed, _ in recorded("RUNS")] == [3, 4]
-    launch(toy, ["-m", "+fleet=two", "seed=range(1,3)"])  # the command line wins
+    launch(toy, ["-m", "+fleet=two", "seed=range(1,3)", "overwrite=true"])  # the command line wins
     assert [seed for seed, _ in recorded("RUNS")][2:] == [1, 2]
 
 
@@ -121,7 +121,7 @@ def test_a_bug_and_ctrl_c_end_a_multirun(toy, days, error):
 
 def test_only_errors_about_the_run_folder_advise_another_one(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(ConfigError, match="choose another hydra"), file_errors_reported(folder):
+    with pytest.raises(CannotWriteError, match="choose another hydra"), file_errors_reported(folder):
         (folder / "summary.json").write_text("")
     with pytest.raises(FileNotFoundError), file_errors_reported(folder):
         (tmp_path / "weights_of_a_policy.json").read_text()

@@ -355,9 +355,9 @@ def test_ctrl_c_leaves_the_partial_result_and_exits_130(tmp_path, monkeypatch, c
     assert "Interrupted at" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_written_exits_2(monkeypatch, tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_exits_1(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert run(tmp_path, monkeypatch, f"hydra.run.dir={tmp_path}/file/out") == 2
+    assert run(tmp_path, monkeypatch, f"hydra.run.dir={tmp_path}/file/out") == 1
     assert "choose another hydra.run.dir" in capsys.readouterr().err
 
 

@@ -322,15 +322,15 @@ def test_points_that_cannot_be_built_may_be_skipped(capsys):
 
 
 def test_a_full_disk_ends_the_sweep_and_keeps_what_is_done(capsys, monkeypatch):
-    write = folder_module._write_at_once
+    write = folder_module.write_whole
 
     def full_from_the_third_run_on(file, content):
         if file.parent.name in ("2", "3"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
         write(file, content)
 
-    monkeypatch.setattr(folder_module, "_write_at_once", full_from_the_third_run_on)
-    assert sweep(*SMALL, "seed=range(0,4)", "launcher.jobs=1", "hydra.run.dir=out") == 2
+    monkeypatch.setattr(folder_module, "write_whole", full_from_the_third_run_on)
+    assert sweep(*SMALL, "seed=range(0,4)", "launcher.jobs=1", "hydra.run.dir=out") == 1
     printed = capsys.readouterr().err
     assert (
         "No space left on device; 2 of 4 runs are done and kept; free some space, then run windtunnel sweep"
@@ -338,7 +338,7 @@ def test_a_full_disk_ends_the_sweep_and_keeps_what_is_done(capsys, monkeypatch):
     )
     assert runs_of()["run"].tolist() == [0, 1]
     assert not Path("out/2").exists()
-    monkeypatch.setattr(folder_module, "_write_at_once", write)
+    monkeypatch.setattr(folder_module, "write_whole", write)
     assert sweep("resume=out", "launcher.jobs=1") == 0
     assert runs_of()["status"].tolist() == ["done"] * 4
 

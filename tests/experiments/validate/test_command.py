@@ -28,7 +28,9 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def validate(folder: Path, *arguments: str) -> int:
-    return main(["validate", f"hydra.run.dir={folder}", "output.progress=false", *arguments])
+    return main(
+        ["validate", f"hydra.run.dir={folder}", "overwrite=true", "output.progress=false", *arguments]
+    )
 
 
 def record(folder: Path) -> dict:

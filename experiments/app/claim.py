@@ -1,0 +1,97 @@
+"""Claims the folder of a run, so that two runs never write into the same one.
+
+A folder whose name comes from the clock is made anew; where another run of the same second has it, `-2`,
+`-3` and so on are appended. A folder that the user names must be new or empty, unless `overwrite=true` is
+given: then what an earlier run has left in it is removed first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from sim.settings.errors import ConfigError
+
+OVERWRITE = "overwrite"
+STUDIES = ("report", "sweep", "goodput", "capacity", "compare", "whatif", "validation", "suite", "placement")
+TABLES = ("requests", "iterations", "replicas", "events", "gaps", "itl", "runs", "candidates", "chunks")
+RESULTS = (
+    *("config.yaml", "multirun.yaml", "summary.json", "records.json", "timeline.json", "vllm_bench.json"),
+    *("recording.json", "events.jsonl", "steps.parquet", "tokens.parquet"),
+    *("simulated_*.parquet", "measured_*.parquet", ".*.part"),
+    *(f"{name}.{kind}" for name in STUDIES for kind in ("json", "html")),
+    *(f"{name}.parquet" for name in TABLES),
+)
+"""Files that commands write into the folder of a run; others in it are left alone."""
+
+
+def overwrite_of(overrides: Sequence[str]) -> tuple[bool, list[str]]:
+    """Splits `overwrite=true` from the overrides, as it is about the folder and not about the run."""
+    given = [override for override in overrides if override.startswith(f"{OVERWRITE}=")]
+    for override in given:
+        if override not in (f"{OVERWRITE}=true", f"{OVERWRITE}=false"):
+            raise ConfigError(f"{override}: must be true or false")
+    rest = [override for override in overrides if override not in given]
+    return bool(given) and given[-1] == f"{OVERWRITE}=true", rest
+
+
+def claim(cfg: DictConfig, key: str, *, overwrite: bool) -> Path:
+    """Makes the folder that a key of `hydra` names (`run.dir`, `sweep.dir`), and returns it.
+
+    The config then names the folder that was made. Raises ConfigError for a folder with results of another
+    run, and OSError if the folder cannot be made.
+    """
+    section, name = key.split(".")
+    node = cfg.hydra[section]
+    folder = Path(str(node[name]))
+    written: Any = OmegaConf.to_container(node, resolve=False)
+    given = any(override.startswith(f"hydra.{key}=") for override in cfg.hydra.overrides.hydra)
+    if written[name] == "." and not given:  # a command that has no folder of results
+        return folder
+    if "${now:" not in str(written[name]):
+        _take(folder, f"hydra.{key}", overwrite=overwrite)
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        own = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        try:
+            own.mkdir()
+        except FileExistsError:
+            continue
+        set_folder(cfg, key, own)
+        return own
+    raise AssertionError("unreachable")
+
+
+def set_folder(cfg: DictConfig, key: str, folder: Path) -> None:
+    """Writes the folder into the config, whose node `hydra` is read-only."""
+    section, name = key.split(".")
+    node = cfg.hydra[section]
+    with read_write(node):
+        node[name] = str(folder)
+
+
+def _take(folder: Path, key: str, *, overwrite: bool) -> None:
+    """Makes a folder that the user has named, or clears what an earlier run has left in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "sweep.json").exists():
+        raise ConfigError(
+            f"{folder}: contains a sweep; continue it with resume={folder}, or choose another folder"
+        )
+    if not any(folder.iterdir()):
+        return
+    if not overwrite:
+        raise ConfigError(f"{key}={folder}: is not empty; choose another folder, or add overwrite=true")
+    if (folder / "sweep.json").exists():
+        raise ConfigError(
+            f"{key}={folder}: contains a sweep, which is not overwritten; choose another folder"
+        )
+    points = (inner for inner in folder.iterdir() if inner.is_dir() and inner.name.isdigit())
+    for place in (folder, *points):
+        for pattern in RESULTS:
+            for file in place.glob(pattern):
+                file.unlink()
