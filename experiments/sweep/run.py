@@ -104,11 +104,8 @@ def collect(
             report(folder.num_of(DONE), len(folder.rows) - folder.num_of(DONE))
     finally:
         outcomes.close()
-            _draw(folder, sweep_options, console)
-        except (ConfigError, OSError) as error:
-            not_drawn = ConfigError(
-                f"{error}; the runs are kept; to draw them: windtunnel report sweep={shown}"
-            )
+        # runs.parquet holds all finished runs, however the sweep ends. On a full disk the previous table stays,
+        # and the folders of the runs hold all results.
             folder.write_runs()
 
 
