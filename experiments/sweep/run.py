@@ -104,8 +104,9 @@ def collect(
             report(folder.num_of(DONE), len(folder.rows) - folder.num_of(DONE))
     finally:
         outcomes.close()
-        # runs.parquet holds all finished runs, however the sweep ends. On a full disk the previous table stays,
-        # and the folders of the runs hold all results.
+        # The table gets the finished runs, whatever ends the sweep. On a full disk the previous table stays,
+        # and the folders hold all runs.
+        with suppress(CannotWriteError):
             folder.write_runs()
 
 
