@@ -65,12 +65,14 @@ class ByCount:
 
 
 class RowsByCount:
-    """Several cheap functions of a count, looked up together: 3 us for six of them at 1,000 counts."""
+    """Several cheap functions of a count, looked up together: 3 us for six of them at 1,000 counts.
+
+    formula: returns one array (or number) per function; it must compute each count independently.
+    """
 
     def __init__(self, formula: Callable[[Counts], Sequence[Any]]) -> None:
-        """formula: returns one array (or number) per function; it treats each count independently."""
         self._formula = formula
-        self._rows = np.empty((1, 0))  # for no count yet: every count is beyond the table
+        self._rows = np.empty((1, 0))  # empty: every count is beyond the table
 
     def of_many(self, counts: NDArray[np.intp]) -> NDArray[np.float64]:
         """Returns the values, shape [functions, *counts.shape]."""

@@ -1,4 +1,4 @@
-"""Checks that the settings classes share. A comparison alone is not enough: NaN passes `value < 0`."""
+"""Checks for settings classes. They test for finite numbers, as NaN passes a comparison like `value < 0`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def check_whole(name: str, value: int, *, remedy: str = "") -> None:
 
 
 def is_finite(value: object) -> bool:
-    """Tests whether a value is a finite number; booleans are none."""
+    """Tests whether a value is a finite number; a boolean is not."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_whole(value: object) -> bool:
-    """Tests whether a value is a whole number; booleans are none."""
+    """Tests whether a value is a whole number; a boolean is not."""
     return isinstance(value, Integral) and not isinstance(value, bool)

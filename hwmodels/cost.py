@@ -31,6 +31,7 @@ def split_cost(
 
     Prefill and decode share the rent in proportion to their busy time; idle time is split in the same
     proportion.
+
     Of $1, a prefill share of 0.25 over 500,000 input tokens makes $0.50 per million, the rest over 100,000
     output tokens $7.50, and 200 requests $5 per thousand. usd: the rent of all devices. Raises ValueError for
     a figure that is negative or not finite, and for a share above 1.

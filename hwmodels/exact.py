@@ -1,7 +1,7 @@
 """Arithmetic that numbers and numpy arrays share, so that both agree to the last bit.
 
-The simulator prices a leap of many iterations as one array and must get what single iterations would have
-got. `+ - * / //` are rounded alike for both (IEEE 754) and a maximum is one of its operands; powers,
+The simulator prices a leap of many iterations as one array and must get exactly the times of single
+iterations. `+ - * / //` are rounded alike for both (IEEE 754) and a maximum is one of its operands; powers,
 logarithms and exponentials may differ in the last bit and are not used on this path.
 """
 

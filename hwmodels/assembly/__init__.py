@@ -1,4 +1,4 @@
-"""Builds the priced operators of an iteration: from a model and a layout of devices to one device's share."""
+"""Builds the operators of an iteration on one device, from a model and a parallel layout."""
 
 from __future__ import annotations
 

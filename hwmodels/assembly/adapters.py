@@ -7,7 +7,7 @@ r; R is the sum of the ranks of the different adapters, each of which is read on
     FLOPs   2 (k + n) sum of r over tokens
     bytes   b ((k + n) R + (k + 2 n) T + 2 sum of r over tokens)
 
-Of the spread of tokens over adapters only R matters: the kernels process a segment's tokens together.
+The distribution of tokens over adapters matters only through R: kernels process a segment's tokens together.
 Each tensor parallel rank has its share of k or n. The all-reduce of the intermediate result between the two
 kernels is left out, because it is only r wide.
 """

@@ -15,7 +15,7 @@ from hwmodels.assembly.phases import both_phases, delay_beside_prefill
 from hwmodels.assembly.site import Site
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, whatever_the_context
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, independent_of_context
 from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
 from hwmodels.model.matrices import share_of
@@ -91,9 +91,9 @@ def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: 
 def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -> Iterator[Operator]:
     """Yields the messages of context parallelism among the devices that share a sequence.
 
-    Prefill: the shards of keys and values go round the ring (pass-KV), or the shards of queries and their
-    partial results if those are smaller (pass-Q). Decode: queries are on every device; partial results are
-    summed.
+    Prefill: the shards of keys and values pass around the ring (pass-KV), or the shards of queries and their
+    partial results if those are smaller (pass-Q). Decode: queries are on every device, and partial results
+    are summed.
     """
     ring = site.layout.context_parallel_size
 
@@ -111,7 +111,7 @@ def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -
         "all_reduce", "context_all_reduce", calls, decode_bytes, ring, Per.decode, nodes=nodes
     )
     per_batch = summed.seconds
-    yield replace(summed, seconds=whatever_the_context(lambda seqs: per_batch(_decodes(seqs))))
+    yield replace(summed, seconds=independent_of_context(lambda seqs: per_batch(_decodes(seqs))))
 
 
 def _decodes(seqs: Any) -> RankBatch:

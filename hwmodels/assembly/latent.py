@@ -9,7 +9,7 @@ from hwmodels.assembly.phases import both_phases, delay_beside_prefill
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, Per, Quantity, nothing
+from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, Per, Quantity, zero
 from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import LatentAttention
 from hwmodels.model.matrices import share_of
@@ -18,7 +18,7 @@ from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
 
 EXPANSION_PEAK_SHARE = 0.7
-"""Share of the dense peak that the GEMM reaches which expands thousands of cached latent vectors."""
+"""Share of the dense peak reached by the GEMM that expands thousands of cached latent vectors."""
 
 
 def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:
@@ -99,7 +99,7 @@ def latent_attention(
             lambda b: token_flops * within_window(b, top_k).decode_context_tokens,
             lambda b: heads.prefill_flops_per_pair * within_window(b, top_k).prefill_pairs,
         ),
-        (decode_bytes if absorbed else nothing, prefill_bytes),
+        (decode_bytes if absorbed else zero, prefill_bytes),
         (decode_bytes, prefill_bytes),
     )
     if not absorbed and naive.beside_prefill > 1:
@@ -139,10 +139,10 @@ def expansion(
         return larger(batch.prefill_context_tokens - batch.prefill_tokens, 0.0)
 
     def cached_seconds(batch: RankBatch) -> Any:
-        # No kernel runs if nothing is cached.
+        # No kernel runs if zero is cached.
         return stream.start_s * smaller(cached(batch), 1.0) + token_s * cached(batch)
 
-    yield made("latent_expansion", Per.prefill, cached, cached_seconds, nothing)
+    yield made("latent_expansion", Per.prefill, cached, cached_seconds, zero)
     if site.kernels.absorbed_latent_decode:
         return
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
-from hwmodels.iterations.ops import Operator, Per, Quantity, whatever_the_context
+from hwmodels.iterations.ops import Operator, Per, Quantity, independent_of_context
 from hwmodels.model.attention import LinearAttention
 
 DELTA_NET_CHUNK = 64
@@ -60,7 +60,7 @@ def delta_rule(site: Site, spec: LinearAttention, calls: float) -> Iterator[Oper
 
     yield advanced(
         Per.decode,
-        whatever_the_context(lambda seqs: busy_seconds(token_flops * seqs, seqs)),
+        independent_of_context(lambda seqs: busy_seconds(token_flops * seqs, seqs)),
         lambda b: token_flops * b.decode_seqs,
         lambda b: b.decode_seqs,
     )

@@ -19,7 +19,7 @@ EXPERT_KERNELS = 8
 
 
 def mlp_operators(site: Site, mlp: DenseMlp | MixtureOfExperts, calls: float) -> Iterator[Operator]:
-    """Yields the operators of an MLP, dense or with experts, and of the all-reduce behind it."""
+    """Yields the operators of an MLP, dense or with experts, and of the all-reduce after it."""
     if isinstance(mlp, MixtureOfExperts):
         yield from experts(site, mlp, calls)
     else:
@@ -88,7 +88,7 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
     )
 
 
-def to_experts(site: Site, mlp: MixtureOfExperts, way: str, calls: float) -> Iterator[Operator]:
+def to_experts(site: Site, mlp: MixtureOfExperts, direction: str, calls: float) -> Iterator[Operator]:
     """Yields the messages that carry tokens to their experts' devices ("dispatch") and back ("combine").
 
     They exist with attention data parallelism or context parallelism only. If every device holds some experts
@@ -102,14 +102,14 @@ def to_experts(site: Site, mlp: MixtureOfExperts, way: str, calls: float) -> Ite
         copies = min(mlp.top_k, layout.expert_parallel_size)
         yield site.message(
             "all_to_all",
-            f"expert_{way}",
+            f"expert_{direction}",
             calls,
             per_token(copies * hidden_bytes / site.tp),
             layout.stage_size,
         )
     else:
         ranks = layout.num_token_groups
-        collective = "all_gather" if way == "dispatch" else "reduce_scatter"
+        collective = "all_gather" if direction == "dispatch" else "reduce_scatter"
         whole = per_token(ranks * hidden_bytes)
         nodes = layout.nodes_spanned(ranks, site.device, stride=site.tp)
-        yield site.message(collective, f"expert_{way}", calls, whole, ranks, nodes=nodes)
+        yield site.message(collective, f"expert_{direction}", calls, whole, ranks, nodes=nodes)

@@ -242,11 +242,14 @@ class Roofline:
         return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
 
     def flops(self, shape: IterationShape) -> Num:
-        """2 per weight and token, 4 heads head_dim per query-key pair and layer; LM head on sampled rows."""
+        """Returns the model FLOPs; see `IterationModel`.
+
+        2 per weight and token, 4 heads head_dim per query-key pair and layer; the LM head on sampled rows.
+        """
         return whole_total(self._whole_operators_of(shape), "flops", shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """Bytes of the matrices that any token is multiplied with, and of KV and states attended to."""
+        """Returns the bytes of the matrices that tokens are multiplied with, and of KV and states."""
         return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
 
     def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
@@ -270,7 +273,7 @@ class Roofline:
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def _decode_batch(self, num_seqs: Any) -> list[float]:
-        """Returns what contexts do not change: GPU seconds, floor_s and added_s of the host."""
+        """Returns figures that do not depend on contexts: GPU seconds, floor_s and added_s of the host."""
         if num_seqs not in self._known_batches:
             self._known_batches[num_seqs] = self._decode_batches.of_many(_whole(num_seqs)).tolist()
         return self._known_batches[num_seqs]
@@ -384,7 +387,7 @@ class Roofline:
         return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of(all_tokens)
 
     def _counted_many(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
-        """Returns the storage format of matrices of that role, and the device with their peaks."""
+        """Computes `_counted` for arrays."""
         gpu_s = self._tokens_s.of_many(computed) + self._rows_s.of_many(rows)
         return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of_many(all_tokens)
 

@@ -43,16 +43,16 @@ LORA_PEAK_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """Which kernels the engine runs, as far as prices depend on it."""
+    """The kernels that the engine runs, as far as times depend on them."""
 
     library: str = "vllm"
     """Library of attention and MoE kernels: vllm (SGLang's are much the same) or trtllm."""
     gemm_library: str = "vllm"
     """Library of GEMM kernels: vllm or trtllm."""
     fused_quantisation: bool = False
-    """Fuses quantisation to one scale (fp8, int8) into the operator before a GEMM; else a kernel does it."""
+    """Whether the operator before a GEMM also quantises to one scale (fp8, int8); else a kernel does."""
     absorbed_latent_decode: bool = True
-    """Decode attends to latent vectors as cached if true; false expands keys and values first."""
+    """Whether decode attends to the cached latent vectors; false: keys and values are expanded first."""
     routing: Routing = Routing(kind="zipf", exponent=0.8)
     """Distribution of tokens over experts. The default is skewed, as measured also with random prompts."""
 
@@ -64,7 +64,7 @@ class Kernels:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A model's rank on a device; its methods build the operators that all kinds of layers share."""
+    """One rank of a model on a device; its methods build the operators that all kinds of layers share."""
 
     model: ModelSpec
     device: Device

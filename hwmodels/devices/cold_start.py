@@ -8,10 +8,10 @@ defaults and 51 captured sizes: 300 + 10.7 + 57 + 51 * 0.8 = 408.5 s.
 
 Sources of the defaults:
 
-- provision_s: a new node of a GPU cluster takes about 5 minutes until a pod runs on it, a pod on a node that
-  is there about 1 (reports of Karpenter users; GKE's fast-starting nodes: up to 4 times faster).
-- loader_bytes_per_s: LLaMA-2-70B in 84 s (1.6e9 bytes/s) and OPT-30B in 34 s (1.8e9) with loaders as engines
-  have them (ServerlessLLM, OSDI 2024, section 2, which itself is 3.6 to 8.2 times faster); Llama-3.1-8B in
+- provision_s: a new node of a GPU cluster takes about 5 minutes until a pod runs on it, a pod on an
+  existing node about 1 (reports of Karpenter users; GKE's fast-starting nodes: up to 4 times faster).
+- loader_bytes_per_s: LLaMA-2-70B in 84 s (1.6e9 bytes/s) and OPT-30B in 34 s (1.8e9) with the loaders of
+  engines (ServerlessLLM, OSDI 2024, section 2, which itself is 3.6 to 8.2 times faster); Llama-3.1-8B in
   18 s (0.9e9) on an L40S with vLLM (Tensorfuse, "Reducing GPU cold start time when using vLLM", 2025).
 - network_bytes_per_s: a server that downloads at 5e9 bytes/s (ServerlessLLM, section 2), an eighth of it.
 - warm_up_s: vLLM with its compile cache kept: imports and engine 34 s, Dynamo 10 s, compiled graphs 13 s;

@@ -1,4 +1,4 @@
-"""One accelerator as its data sheet describes it, and the shares of those figures that programs reach."""
+"""Data-sheet figures of one accelerator, and the choice of the dtype in which it computes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Device:
             )
 
     def compute_dtype(self, requested: str) -> str:
-        """Returns the dtype in which this device runs a model whose checkpoint says `requested`.
+        """Returns the dtype in which this device runs a model with a checkpoint in dtype `requested`.
 
         It is the requested dtype, except that bf16 becomes fp16 on chips older than Ampere (T4), which have
         no bf16 units: it takes the same bytes, and it is the choice that every engine leaves its users there.

@@ -51,7 +51,7 @@ class CudaGraphs:
     max_capture_size: int = 512
 
     def __post_init__(self) -> None:
-        remedy = "; enabled=false does without graphs"
+        remedy = "; set enabled=false to use no graphs"
         check_whole("max_capture_size", self.max_capture_size, remedy=remedy)
 
     @property
@@ -103,7 +103,7 @@ class HostShare:
         return (launch_s + host_s, self._host.exposed_s) if self._host.overlapped else (launch_s, host_s)
 
     def wall_seconds(self, gpu_s: Any, replays: Any, num_seqs: Any, more_kernels: Any = None) -> Any:
-        """Returns the wall time of an iteration whose kernels take gpu_s."""
+        """Returns the wall time in seconds of an iteration with kernels that take gpu_s."""
         floor_s, added_s = self.bounds(replays, num_seqs, more_kernels)
         return larger(gpu_s, floor_s) + added_s
 

@@ -26,7 +26,7 @@ class Storage:
     disk_bytes_per_s: float = 6e9
     """Rate of sequential reads and writes of an NVMe disk, PCIe 4.0 x4 (data sheets: 6.5 to 7 GB/s read)."""
     overlapped: bool = True
-    """Runs steps while KV is still copied out of blocks that they reuse (from a staging buffer)."""
+    """Whether a step may run while KV is still copied out of blocks that it reuses (by a staging buffer)."""
 
     def __post_init__(self) -> None:
         for name, unit in (("host_memory_gib", "GiB"), ("disk_gib", "GiB"), ("disk_bytes_per_s", "bytes/s")):

@@ -26,7 +26,7 @@ STATE_BYTES = 496 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeSlicing:
-    """Settings of time slicing: how long a process runs before the next one does."""
+    """Settings of time slicing: the length of a slice, after which the next process runs."""
 
     slice_s: float = 2e-3
 

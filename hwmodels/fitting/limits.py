@@ -1,4 +1,4 @@
-"""Lower bounds of the time of each measured row, from the data sheet's figures.
+"""Lower bounds of the time of each measured row, from the figures of the data sheet.
 
     t >= max(FLOPs / peak, (bytes - L2) / memory bandwidth, bytes on the link / link bandwidth)
 
@@ -25,7 +25,7 @@ from hwmodels.operators.mla import MlaHeads
 Rows = Mapping[str, Any]
 
 TOO_SLOW = 100.0
-"""A table whose large rows exceed their lower bounds by this factor has a wrong unit.
+"""Factor on the lower bounds of large rows: a table that exceeds it is taken to have a wrong unit.
 
 Of the known tables (aiconfigurator's on five devices, LLMServingSim's, Vidur's) the worst, experts on an
 H100, takes 14 times as long; milliseconds or nanoseconds are off by 1,000.
@@ -42,7 +42,7 @@ def slowness(seconds: Floats, least_s: Floats) -> float:
 
 
 def least_gemm_seconds(rows: Rows, device: Device) -> Floats:
-    """Lower bound of a GEMM: 2 m n k FLOPs; weights, activations and outputs moved once each."""
+    """Returns the bound of GEMMs: 2 m n k FLOPs; weights, activations and outputs moved once each."""
     m, n, k = (numbers(rows, name) for name in ("m", "n", "k"))
     formats = [WEIGHT_FORMATS[gemm.FORMATS.get(name, name)] for name in texts(rows, "dtype")]
     compute = [weights.compute_dtype(device, "bf16") for weights in formats]
@@ -54,13 +54,13 @@ def least_gemm_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_decode_seconds(rows: Rows, device: Device) -> Floats:
-    """Lower bound of decode: all keys and values read once, tokens KV heads 2 head_dim elements."""
+    """Returns the bound of decode: keys and values read once, tokens x KV heads x 2 head_dim elements."""
     width = 2 * numbers(rows, "num_kv_heads") * numbers(rows, "head_dim")
     return from_memory(decode_context(rows) * width * cache_bytes(rows), device)
 
 
 def least_prefill_seconds(rows: Rows, device: Device) -> Floats:
-    """Lower bound of prefill: 4 head_dim FLOPs per head and per attended pair of a query and a key."""
+    """Returns the bound of prefill: 4 head_dim FLOPs per head and attended pair of a query and a key."""
     length = numbers(rows, "seq_len")
     seen = np.minimum(windows(rows), length)
     pairs = numbers(rows, "batch_size") * (seen * (seen + 1) / 2 + (length - seen) * seen)
@@ -69,7 +69,7 @@ def least_prefill_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_mla_seconds(rows: Rows, device: Device) -> Floats:
-    """Lower bound of MLA.
+    """Returns the bound of MLA.
 
     Decode: latent vectors of all contexts read once. Prefill: 2 (d + R + v) FLOPs per head and pair.
     """
@@ -85,7 +85,7 @@ def least_mla_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_moe_seconds(rows: Rows, device: Device) -> Floats:
-    """Lower bound of a fused MoE layer: FLOPs of the tokens' experts, an even share of them per rank."""
+    """Returns the bound of fused MoE layers: FLOPs of the tokens' experts, an even share per rank."""
     compute = [moe.FORMATS[name].compute_dtype(device, "bf16") for name in texts(rows, "dtype")]
     gated = [
         pair not in moe.PLAIN_UP
@@ -97,7 +97,7 @@ def least_moe_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_collective_seconds(rows: Rows, device: Device) -> Floats:
-    """Lower bound of a collective: a rank receives (p - 1) / p of n bytes from the others over its link."""
+    """Returns the bound of collectives: a rank receives (p - 1) / p of n bytes over its link."""
     ranks = numbers(rows, "num_gpus")
     return (ranks - 1) / ranks * numbers(rows, "bytes") / device.link.bandwidth_bytes_per_s
 

@@ -129,7 +129,7 @@ def load_json_object(file: Path) -> dict[str, Any]:
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields as arguments of `ModelSpec`.
 
-    Raises ValueError (field=value: rule). A field that is not understood is refused, since a price without it
+    Raises ValueError (field=value: rule). A field that is not understood is an error, since times without it
     may be wrong, unless it is null, false, zero or empty.
     """
     architecture, how, text, notes = text_config(config)
@@ -152,8 +152,8 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := fields.not_understood():
         given = ", ".join(f"{name}={shown(value)}" for name, value in unknown.items())
         raise ValueError(
-            f"{given}: not understood, may change what {architecture} computes; "
-            "take out of the file what does not"
+            f"{given}: not understood; remove from the file the fields that do not change what "
+            f"{architecture} computes"
         )
     stored = stored_weights(
         text.get("quantization_config") or text.get("compression_config"),

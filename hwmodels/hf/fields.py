@@ -20,14 +20,14 @@ IRRELEVANT = re.compile(
             # Tokens and sampling.
             r".*_token(_ids?|_index)?|.*_tokens?_(ids?|index)|max_(sequence_)?length|min_length|do_sample|num_beam.*",
             r"temperature|top_[kp]|typical_p|.*_penalty|early_stopping|num_return_sequences|suppress_tokens",
-            # Positions: rotated in the same kernel, whatever the angles.
+            # Positions: the same kernel rotates by any angles.
             r"rope_.*|.*rope_(theta|interleave)|rotary_.*|partial_rotary_factor|use_mrope|mrope_.*|no_rope_layer_interval",
             r"original_max_position_embeddings|initial_context_length|interpolate_factor|full_attn_mod|attn_temperature_.*",
             r"attn_scale|floor_scale|rope_local_base_freq|.*rope_local.*|indexer_rope.*",
             # Norms, activations, training.
             r".*_eps|.*dropout.*|.*_pdrop|init(ializer)?_.*|hidden_act(ivation)?|layernorm_.*_beta|.*softcap(ping)?",
             r"query_pre_attn_scalar|swiglu_limit|mlp_activation|use_bidirectional_attention",
-            # How scores of experts become weights.
+            # Conversion of the scores of experts to weights.
             r"norm_topk_prob|scoring_func|topk_method|topk_group|n_group|routed_scaling_factor|num_expert_group",
         )
     )
@@ -41,10 +41,12 @@ MAX_NUMBER = 2**31 - 1
 
 
 class Fields:
-    """The fields of a config.json. Every method that reads one raises ValueError: field=value: rule."""
+    """The fields of a config.json. Every method that reads one raises ValueError: field=value: rule.
+
+    defaults: values of the architecture's configuration class for fields that are not in the file.
+    """
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
-        """defaults: values of the architecture's configuration class for fields not in the file."""
         self.config = {**(defaults or {}), **config}
         self.asked: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""The critical path of an iteration: the total time of its operators, and what bounds each of them."""
+"""The critical path of an iteration: the total time of its operators, and the bound of each."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ this share of it; a longer one is only far below the roof.
 
 
 class Passing(NamedTuple):
-    """A batch, and how often the operators of each part of the model run for it."""
+    """A batch, and the number of times that the operators of each part of the model run for it."""
 
     batch: RankBatch
     times: dict[Part, Any]
 
 
 def bound_of(op: Operator, device: Device, flops: float, moved: float, call_s: float) -> str:
-    """Returns what bounds a call with these figures: compute, memory, launch or communication."""
+    """Returns the bound of a call with these figures: compute, memory, launch or communication."""
     if op.is_message:
         return "communication"
     compute_s = flops / device.peak_flops_per_s[op.dtype]

@@ -46,7 +46,7 @@ class IterationShape(NamedTuple):
     sampled_seqs: Num
     """Rows through the LM head: decodes, and chunks that complete their prompt."""
     adapters: AdapterBatch | None = None
-    """Work of LoRA adapters; None: none."""
+    """Work of LoRA adapters; None: there is none."""
 
 
 COUNTED = IterationShape._fields[:-1]
@@ -54,7 +54,7 @@ COUNTED = IterationShape._fields[:-1]
 
 
 def causal_pairs(num_new_tokens: int, num_cached_tokens: Num = 0) -> Num:
-    """Returns the query-key pairs of a chunk of n new tokens behind c cached ones, under the causal mask.
+    """Returns the query-key pairs of a chunk of n new tokens after c cached ones, under the causal mask.
 
     n c + n (n + 1) / 2. A whole prompt of 4 tokens has 10 pairs; its second half alone 2 x 2 + 3 = 7.
     An array of cached tokens gives an array: the same chunk size in each of many iterations.
@@ -79,24 +79,23 @@ class Explained(NamedTuple):
 
 
 class UnknownIterationError(ValueError):
-    """A model that replays recorded iterations was asked for one that was not recorded."""
+    """Raised by a model that replays recorded iterations, for an iteration that was not recorded."""
 
 
 def counted(level: str, shape: IterationShape) -> tuple[Any, ...]:
     """Returns the numbers of an iteration without adapters. Raises UnknownIterationError if it has some."""
     if shape.adapters is not None:
-        raise UnknownIterationError(f"{level}: has no times of LoRA adapters; choose latency=calibrated")
+        raise UnknownIterationError(f"{level}: does not model LoRA adapters; choose latency=calibrated")
     return shape[:-1]
 
 
 class IterationModel(Protocol):
     """Interface of all latency levels: data sheet, calibrated, table, recorded.
 
-    Answers have the broadcast shape of the question. `seconds` of arrays equals, bit for bit, `seconds` of
-    their elements one by one: the simulator relies on it to leap over iterations without changing any time. A
-    model that cannot price an iteration raises UnknownIterationError; of several iterations it returns NaN
-    for that one, since a leap may be cut before it.
-    A model that cannot price an iteration raises UnknownIterationError, and of several answers NaN for it: a
+    Results have the broadcast shape of the fields of the argument. `seconds` of arrays equals, bit for bit,
+    `seconds` of their elements one by one: the simulator relies on it to leap over iterations without
+    changing any time. A model that cannot price an iteration raises UnknownIterationError; of several
+    iterations it returns NaN for that one, since a leap may be cut before it.
     """
 
     @property

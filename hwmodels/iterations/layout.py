@@ -1,11 +1,11 @@
 """Parallel layout of one replica over devices, and the share of an iteration that each device computes.
 
-    tensor     heads, MLP columns, vocabulary are cut; two all-reduces a layer (Megatron-LM, Shoeybi 2019)
+    tensor     heads, MLP columns, vocabulary are cut; two all-reduces per layer (Megatron-LM, Shoeybi 2019)
     sequence   norms on a share of the tokens, reduce-scatter and all-gather in place of each all-reduce
                (Korthikanti 2022)
     pipeline   layers are cut into stages; a batch passes them in micro-batches (GPipe, Huang 2019), which
                follow each other without a gap, those of the next iteration too (vLLM, TensorRT-LLM)
-    context    a prompt's tokens are cut, keys and values go round a ring (Liu 2023), or queries if these
+    context    a prompt's tokens are cut, keys and values pass around a ring (Liu 2023), or queries if these
                are fewer (pass-Q, Yang 2024); in decode each device holds a share of every context
     attention data   every group of tensor-parallel devices has its own sequences; the experts are shared
     expert     routed experts are distributed; tokens travel to them and back (GShard, Lepikhin 2020)
@@ -86,7 +86,7 @@ class ParallelLayout:
         ):
             check_whole(name, getattr(self, name))
         if self.num_micro_batches is not None:
-            check_whole("num_micro_batches", self.num_micro_batches, remedy=", or null for one a stage")
+            check_whole("num_micro_batches", self.num_micro_batches, remedy=", or null for one per stage")
         if self.stage_size % self.expert_parallel_size:
             raise ValueError(
                 f"expert_parallel_size={self.expert_parallel_size}: must divide the {self.stage_size} "
@@ -168,8 +168,8 @@ class ParallelLayout:
                 )
         if self.num_devices > device.gpus_per_node and device.inter_node is None:
             raise ValueError(
-                f"{self.num_devices} devices a replica: a node holds {device.gpus_per_node} {device.name}, "
-                "and inter_node says nothing of a link between nodes"
+                f"{self.num_devices} devices per replica: must be <= {device.gpus_per_node}, one node, as "
+                f"{device.name} has no link between nodes (inter_node)"
             )
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:

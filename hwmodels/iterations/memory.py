@@ -16,7 +16,7 @@ from hwmodels.model.model_spec import ModelSpec
 GIB = 2.0**30
 
 RUNTIME_BYTES = 0.75 * GIB
-"""Memory that the driver keeps back of its total (some 0.4 GiB), CUDA context, library workspaces."""
+"""Memory that the driver reserves (some 0.4 GiB), CUDA context, library workspaces."""
 
 COMMUNICATION_BYTES = 0.5 * GIB
 """Buffers of NCCL and of custom all-reduces, if a replica has more than one device."""

@@ -1,8 +1,8 @@
 """An operator of an iteration: its FLOPs, bytes and seconds on one device.
 
-An operator is evaluated for a `RankBatch` of numbers or arrays. What depends only on the number of tokens or
-of sampled rows (`Per`) is tabulated by the roofline; what depends on contexts is computed each time, and so
-uses only the arithmetic of `hwmodels.exact`. `assembly` builds the list of operators.
+An operator is evaluated for a `RankBatch` of numbers or arrays. Times that depend only on the number of
+tokens or of sampled rows (`Per`) are tabulated by the roofline; times that depend on contexts are computed
+each time, and so use only the arithmetic of `hwmodels.exact`. `assembly` builds the list of operators.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Part(Enum):
     first = "before all layers"
     layers = "in a layer"
     between = "from a stage to the next"
-    last = "behind all layers"
+    last = "after all layers"
 
 
-def nothing(batch: RankBatch) -> float:
+def zero(batch: RankBatch) -> float:
     """Returns 0 for every batch."""
     return 0.0
 
@@ -80,7 +80,7 @@ def largest(lines: Lines, context: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """One kernel or one collective, and how often an iteration calls it."""
+    """One kernel or one collective, and the number of its calls per iteration."""
 
     name: str
     component: str
@@ -90,10 +90,10 @@ class Operator:
     """Calls per iteration, in sequence from the first layer to the last; in a pipeline, per micro-batch."""
     seconds: Quantity
     """Seconds of one call; 0 if the batch has no work for it."""
-    flops: Quantity = nothing
-    stored_bytes: Quantity = nothing
+    flops: Quantity = zero
+    stored_bytes: Quantity = zero
     """Bytes of weights and KV read."""
-    bytes_moved: Quantity = nothing
+    bytes_moved: Quantity = zero
     """Bytes read and written, stored_bytes included; for a collective, its message per device."""
     dtype: str = "bf16"
     """Data type of the arithmetic."""
@@ -114,6 +114,6 @@ def per_row(amount: float) -> Quantity:
     return lambda batch: amount * batch.rows
 
 
-def whatever_the_context(seconds: Callable[[Any], Any]) -> DecodeSeconds:
-    """Makes the seconds of a decode operator that depends only on the number of sequences."""
+def independent_of_context(seconds: Callable[[Any], Any]) -> DecodeSeconds:
+    """Returns the seconds of a decode operator that depends only on the number of sequences."""
     return DecodeSeconds(lambda seqs: ((seconds(seqs), 0.0),))

@@ -1,4 +1,4 @@
-"""Exact simulation of a pipeline: when each stage works on each micro-batch, and when it is idle.
+"""Exact simulation of a pipeline: the times at which each stage works on each micro-batch.
 
     stage 1  |0|1|2|3|0|1|2|3|        rounds of 4 micro-batches in 3 equal stages: the first of a round
     stage 2    |0|1|2|3|0|1|2|3|      may begin when that of the last round has left the last stage
@@ -39,13 +39,15 @@ class Round(NamedTuple):
 
 
 class Pipeline:
-    """Pipeline stages with the time until which each is busy."""
+    """Pipeline stages with the time until which each is busy.
+
+    waits_for_tokens=False: a micro-batch may enter before that of the last round has returned.
+    """
 
     def __init__(self, num_stages: int, *, waits_for_tokens: bool = True) -> None:
-        """waits_for_tokens=False: a micro-batch may enter before that of the last round has returned."""
         self._waits_for_tokens = waits_for_tokens
         self._free_s = [0.0] * num_stages
-        self._back_s: list[float] = []  # when each micro-batch of the last round left the last stage
+        self._back_s: list[float] = []  # ends of the last round's micro-batches
 
     def play(self, stage_s: ArrayLike, send_s: ArrayLike = 0.0, not_before_s: float = 0.0) -> Round:
         """Runs the next round. stage_s: [stages, micro-batches]; send_s: per micro-batch, or one for all.

@@ -1,4 +1,4 @@
-"""Attention windows: how many of a batch's context tokens and query-key pairs lie inside the window.
+"""Attention windows: counts the context tokens and query-key pairs of a batch inside the window.
 
 A batch holds only sums, so its sequences (and its chunks) are assumed to be equal. That is exact if all
 contexts are longer than the window, or all shorter; a mixture is counted up to a few percent too high.

@@ -1,1 +1,1 @@
-"""Iteration models that answer from measurements instead of formulas."""
+"""Iteration models by latency level: formulas, measured tables and recorded runs."""

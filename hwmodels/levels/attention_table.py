@@ -18,24 +18,25 @@ class AttentionTable:
     Decodes count as that many sequences of the mean length. Chunks, T tokens in s chunks with Q query-key
     pairs, count as the cheaper of two readings, both upper bounds and equal for s = 1:
 
-        one chunk of T tokens            behind  max(Q / T - (T + 1) / 2, 0)      cached ones
-        s chunks of T / s, one by one,   behind  max(Q / T - (T / s + 1) / 2, 0)  each
+        one chunk of T tokens            after   max(Q / T - (T + 1) / 2, 0)      cached ones
+        s chunks of T / s, one by one,   after   max(Q / T - (T / s + 1) / 2, 0)  each
 
     The first is accurate if cached tokens dominate, the second if long prompts are computed from scratch.
 
     An engine that computes chunks separately and masks surplus products takes the time of neither: the times
-    of its chunks add up, and n new tokens behind c cached ones count n (n + c) products. For all chunks
+    of its chunks add up, and n new tokens after c cached ones count n (n + c) products. For all chunks
     together A = Q + (N - T) / 2, where N, the sum of n n, follows from Q if C cached tokens are spread evenly
     before them:
 
-        s chunks of T / s, one by one,   behind  A / T - T / s  each              N = 2 (Q - T C / s) - T
+        s chunks of T / s, one by one,   after   A / T - T / s  each              N = 2 (Q - T C / s) - T
     """
 
     def __init__(
         self, *, decode: Grid, prefill: Grid, mixed: Grid | None, chunks_apart: bool = False
     ) -> None:
-        """decode(num_seqs, kv_tokens), prefill(tokens, cached), mixed(tokens, cached, num_seqs, kv_tokens).
+        """Takes grids of seconds by these sizes.
 
+        decode(num_seqs, kv_tokens), prefill(tokens, cached), mixed(tokens, cached, num_seqs, kv_tokens).
         chunks_apart: the engine computes chunks separately; it has no `mixed`. Without `mixed`, a mixed batch
         takes the sum of both. Engines that run both in one kernel need `mixed`: they take 1.2 to 1.4 times
         the sum at the median, 4 times for 128 long decodes (vLLM 0.19, FlashAttention).

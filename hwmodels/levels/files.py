@@ -27,7 +27,10 @@ class TableLevel:
         _check_exists(self.path)
 
     def iteration_model(self, replica: Replica) -> MeasuredTable:
-        """Raises ValueError for layouts that no table covers, and for physically impossible rows."""
+        """Returns the iteration model.
+
+        Raises ValueError for layouts that no table covers, and for physically impossible rows.
+        """
         _check_layout(replica)
         table = self._read(replica)
         try:
@@ -73,13 +76,16 @@ class RecordedLevel:
     path: str
     """iterations.parquet of a run, or a table with the same columns."""
     allow_missing: bool = False
-    """Prices iterations that were not recorded by the calibrated roofline; false refuses them."""
+    """Whether iterations that were not recorded are priced by the calibrated roofline; false: an error."""
 
     def __post_init__(self) -> None:
         _check_exists(self.path)
 
     def iteration_model(self, replica: Replica) -> Recorded:
-        """Raises ValueError for missing columns and for physically impossible durations."""
+        """Returns the iteration model.
+
+        Raises ValueError for missing columns and for physically impossible durations.
+        """
         try:
             return Recorded.from_iterations(
                 columns_of(read_frame(Path(self.path))),
@@ -117,8 +123,8 @@ def _check_layout(replica: Replica) -> None:
     ):
         if getattr(replica.layout, name) > 1:
             raise ValueError(
-                f"{name}={getattr(replica.layout, name)}: a measured table knows tensor parallelism only; "
-                "latency=calibrated prices the others"
+                f"{name}={getattr(replica.layout, name)}: must be 1, as a measured table has tensor "
+                "parallelism only; or choose latency=calibrated"
             )
     if replica.lora is not None:
-        raise ValueError("lora: a measured table knows no adapters; latency=calibrated prices them")
+        raise ValueError("lora: must be null, as tables have no LoRA adapters; or choose latency=calibrated")

@@ -15,7 +15,9 @@ Floats = NDArray[np.float64]
 
 
 class Grid:
-    """A function of one or more sizes, known at every combination of its axes' points.
+    """A function of one or more sizes, given at every combination of the points of its axes.
+
+    axes: increasing, at least two points each; values: shape [len(axis), ...] for each axis.
 
     Between points it is linear in each size. Below the first point of an axis it is constant, because a
     kernel of fewer rows takes as long as its smallest tile. Beyond the last point it is proportional to the
@@ -23,7 +25,6 @@ class Grid:
     """
 
     def __init__(self, axes: Sequence[Floats], values: Floats) -> None:
-        """axes: increasing, at least two points each; values: shape [len(axis), ...] for each axis."""
         assert values.shape == tuple(len(axis) for axis in axes)
         assert all(len(axis) > 1 and np.all(np.diff(axis) > 0) for axis in axes)
         self._axes = [np.asarray(axis, dtype=np.float64) for axis in axes]

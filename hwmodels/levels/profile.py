@@ -57,7 +57,7 @@ class OperatorTimes:
     call_s: Floats
 
     def iteration_seconds(self, counts: Floats) -> Floats:
-        """Seconds of all calls in an iteration: linear between points, proportional beyond the last."""
+        """Returns seconds of all calls in an iteration: linear between points, then proportional."""
         beyond = np.maximum(counts / self.counts[-1], 1.0)
         seconds: Floats = self.calls * np.interp(counts, self.counts, self.call_s) * beyond
         return seconds
@@ -205,7 +205,7 @@ def _attention(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], calls
         raise ValueError(f"profile: attention has no rows of {lacking}; both kinds are needed")
     chunks_apart = bool(_constant(columns, own, "chunks_apart"))
     if chunks_apart and mixed is not None:
-        raise ValueError("profile: chunks_apart=1: no rows of chunks and decodes together; they take the sum")
+        raise ValueError("profile: chunks_apart=1: must have no rows of chunks with decodes; these add up")
     return AttentionTable(decode=decode, prefill=prefill, mixed=mixed, chunks_apart=chunks_apart)
 
 
@@ -218,7 +218,7 @@ def _attention_grid(
     axes, places = zip(*(np.unique(columns[name][own], return_inverse=True) for name in sizes), strict=True)
     for name, axis in zip(sizes, axes, strict=True):
         if len(axis) < 2:
-            raise ValueError(f"profile: attention knows one {name} only, {axis[0]:g}; two or more are needed")
+            raise ValueError(f"profile: attention has one {name} only, {axis[0]:g}; two or more are needed")
     values = np.full([len(axis) for axis in axes], np.nan)
     values[places] = calls * columns["latency_us"][own] * 1e-6
     values = fill_holes(axes, values)

@@ -41,11 +41,12 @@ class Recorded:
         allow_missing: bool = False,
         cached_bytes: float = 0.0,
     ) -> None:
-        """shapes: arrays, one value per iteration; durations_s: seconds, one per iteration.
+        """Takes the shapes and durations of the recorded iterations.
 
+        shapes: arrays, one value per iteration; durations_s: seconds, one per iteration.
         cached_bytes: bytes that the caches of all devices may hold from one iteration to the next. Raises
-        ValueError naming the first iteration whose duration is not finite and > 0, or too short for the
-        base's FLOPs and bytes at the peaks.
+        ValueError naming the first iteration with a duration that is not finite and > 0, or too short for
+        the base's FLOPs and bytes at the peaks.
         """
         durations = np.asarray(durations_s, dtype=np.float64)
         wrong = ~(np.isfinite(durations) & (durations > 0))
@@ -142,7 +143,7 @@ class Recorded:
             sizes = zip(COUNTED, key, strict=True)
             shape = ", ".join(f"{name}={size:g}" for name, size in sizes)
             raise UnknownIterationError(
-                f"recorded: no iteration of {shape}; allow_missing=true asks the base model then"
+                f"recorded: no iteration of {shape}; set allow_missing=true to use the base model for it"
             )
         return seconds
 

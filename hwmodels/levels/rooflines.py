@@ -1,4 +1,4 @@
-"""Latency levels: how a replica's iterations are priced, as chosen by `latency=`.
+"""Latency levels: sources of the iteration times of a replica, as chosen by `latency=`.
 
 spec         the data sheet, and one set of efficiencies for all devices
 calibrated   efficiencies of this device, or of the closest measured device
@@ -49,13 +49,13 @@ class Replica:
 
 
 class LatencyLevel(Protocol):
-    """Builds the iteration model of a replica, and describes what it is based on."""
+    """Builds the iteration model of a replica, and describes its basis."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         """Returns the iteration model. Raises ValueError if the level cannot price the replica."""
 
     def basis(self, replica: Replica) -> str:
-        """Returns one line for every output that says what the prices are based on."""
+        """Returns the sentence of the reports that states the basis of the iteration times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Reads tables from files: detects the format by the columns, selects the rows of the simulated set-up.
 
-The columns of a file tell its format:
+The columns of a file identify its format:
 
     windtunnel profile  operator, component, calls, latency_us, ...: see `hwmodels.levels.profile`
     Vidur               num_tokens with attn_pre_proj_us, mlp_up_proj_us, ...; or, as Vidur writes its
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
 @lru_cache(maxsize=8)
 def read_table(path: Path, setup: Setup) -> Table:
-    """Returns the table. Raises ValueError naming the file, and what is wrong with it."""
+    """Returns the table. Raises ValueError naming the file and its error."""
     try:
         layers = _layer_tables(path) if path.is_dir() else {}
         source, rows = _layer_rows(layers, setup) if layers else _file_rows(_profile_file(path), setup)
@@ -148,7 +148,7 @@ def _kind(frame: pd.DataFrame) -> str | None:
 
 def _unknown(frame: pd.DataFrame) -> str:
     return (
-        f"no known profile: columns {', '.join(map(str, frame))}; known are our own (operator, component, "
+        f"unknown format: columns {', '.join(map(str, frame))}; known are our own (operator, component, "
         "calls, latency_us, ...), Vidur's (num_tokens, attn_pre_proj_us, ...) and, as a folder, "
         f"LLMServingSim's {', '.join(LAYER_TABLES)}"
     )
@@ -183,12 +183,13 @@ def _named(frame: pd.DataFrame, column: str, name: str | None, simulated: str) -
         if name not in names:
             raise ValueError(f"{column}={name}: must be one of {', '.join(names)}, which the table has")
         return frame[frame[column] == name]
-    alike = [one for one in names if _plain(one) in _plain(simulated) or _plain(simulated) in _plain(one)]
-    if len(alike) != 1:
+    matches = [one for one in names if _plain(one) in _plain(simulated) or _plain(simulated) in _plain(one)]
+    if len(matches) != 1:
         raise ValueError(
-            f"which {column} is {simulated}? The table has {', '.join(names)}; say latency.{column}=..."
+            f"latency.{column}=null: {simulated} must match one {column} of the table; set it to one of "
+            f"{', '.join(names)}"
         )
-    return frame[frame[column] == alike[0]]
+    return frame[frame[column] == matches[0]]
 
 
 def _plain(name: str) -> str:

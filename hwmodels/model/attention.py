@@ -1,4 +1,4 @@
-"""Kinds of attention: their matrices, what they cache per token or sequence, and how they are sharded.
+"""Kinds of attention: their matrices, their caches per token or sequence, and their sharding.
 
 A new kind is a class here, its operators in `hwmodels.assembly.attention`, and in `hwmodels.hf.architectures`
 the fields of a config.json by which it is recognised.
@@ -23,7 +23,7 @@ class Attention(Protocol):
 
     @property
     def num_query_heads(self) -> int:
-        """Number of heads whose outputs are concatenated."""
+        """Number of heads; their outputs are concatenated."""
 
     @property
     def num_kv_heads(self) -> int:
@@ -47,16 +47,16 @@ class Attention(Protocol):
         """Returns the weight matrices of one rank."""
 
     def vector_elements(self, hidden_size: int) -> int:
-        """Number of elements of biases, norms and other vectors, which every rank holds completely."""
+        """Returns the elements of biases, norms and other vectors, which every rank holds completely."""
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        """KV bytes per token on one rank."""
+        """Returns the KV bytes per token on one rank."""
 
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
-        """State bytes of a sequence of any length on one rank."""
+        """Returns the state bytes of a sequence of any length on one rank."""
 
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Lower bound of FLOPs per query and key on one rank, for any kernel; 0 if no bound is known."""
+        """Returns a lower bound of FLOPs per query and key on one rank, for any kernel; 0: unknown."""
 
     def with_fewer_heads(self, share: float) -> Self:
         """Returns the layer pruned to that share of its heads, in whole groups."""
@@ -136,7 +136,7 @@ class GroupedQueryAttention:
         return (Matrix("qkv_proj", hidden_size, qkv_width), Matrix("o_proj", q_width, hidden_size))
 
     def vector_elements(self, hidden_size: int) -> int:
-        """Number of elements of biases, norms over heads, and sinks."""
+        """Returns the elements of biases, norms over heads, and sinks."""
         (qkv, _) = self.matrices(hidden_size)
         norms = self.head_dim * (1 if self.shares_kv else 2)
         return (
@@ -147,7 +147,7 @@ class GroupedQueryAttention:
         )
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        """KV bytes per token: 2 (K, V) x KV heads x (head_dim x element bytes + scale bytes) on one rank."""
+        """Returns 2 (K, V) x KV heads of the rank x (head_dim x element bytes + scale bytes)."""
         if self.shares_kv:
             return 0.0
         head_bytes = self.head_dim * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
@@ -157,7 +157,7 @@ class GroupedQueryAttention:
         return 0.0
 
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        """FLOPs per query and key: 4 heads head_dim."""
+        """Returns 4 heads head_dim, the FLOPs per query and key."""
         return 4 * share_of(self.num_heads, tensor_parallel_size) * self.head_dim
 
     def with_fewer_heads(self, share: float) -> Self:
@@ -273,12 +273,12 @@ class LatentAttention:
         )
 
     def vector_elements(self, hidden_size: int) -> int:
-        """Number of elements of the norms of compressed queries and keys, and of index keys."""
+        """Returns the elements of the norms of compressed queries and keys, and of index keys."""
         norms = self.kv_lora_rank + (self.q_lora_rank or 0)
         return norms + (2 * self.index_head_dim if self.sparse_top_k else 0)
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        """KV bytes per token: (kv_lora_rank + qk_rope_head_dim) x element bytes, the same on every rank.
+        """Returns (kv_lora_rank + qk_rope_head_dim) x element bytes, the same on every rank.
 
         With an indexer, one fp8 key and its fp32 scale are added.
         """
@@ -289,7 +289,7 @@ class LatentAttention:
         return 0.0
 
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        """0: absorbed and expanded, full and sparse attention differ too much for a common bound."""
+        """Returns 0: absorbed and expanded, full and sparse attention differ too much for a common bound."""
         return 0.0
 
     def with_fewer_heads(self, share: float) -> Self:
@@ -357,7 +357,7 @@ class LinearAttention:
         return self.value_heads_per_rank(tensor_parallel_size) * self.value_head_dim
 
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
-        """Number of channels of the convolution over Q, K and V."""
+        """Returns the number of channels of the convolution over Q, K and V."""
         return 2 * self.key_width(tensor_parallel_size) + self.value_width(tensor_parallel_size)
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
@@ -371,14 +371,14 @@ class LinearAttention:
         )
 
     def vector_elements(self, hidden_size: int) -> int:
-        """Number of elements of the convolution, of decay and step per value head, and of the output norm."""
+        """Returns the elements of the convolution, of decay and step per value head, of the output norm."""
         return self.conv_width() * self.conv_kernel + 2 * self.num_value_heads + self.value_head_dim
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
         return 0.0
 
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
-        """State bytes of one sequence in one layer on one rank.
+        """Returns the state bytes of one sequence in one layer on one rank.
 
         They hold value heads x key_head_dim x value_head_dim elements, and the last conv_kernel - 1 inputs of
         the convolution, which are kept in the model's dtype.

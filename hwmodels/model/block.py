@@ -29,7 +29,7 @@ class Block:
         return (*self.attention.matrices(hidden_size, ranks.tensor), *self.mlp.matrices(hidden_size, ranks))
 
     def layer_vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
-        """Number of elements of norms, biases and other vectors of one layer, on one rank."""
+        """Returns the elements of norms, biases and other vectors of one layer, on one rank."""
         return (
             self.num_norms * hidden_size
             + self.attention.vector_elements(hidden_size)
@@ -37,7 +37,7 @@ class Block:
         )
 
     def layer_active_elements(self, hidden_size: int) -> int:
-        """Number of matrix weights that one token is multiplied with in one layer."""
+        """Returns the number of matrix weights that one token is multiplied with in one layer."""
         attention = sum(matrix.elements for matrix in self.attention.matrices(hidden_size))
         return attention + self.mlp.active_elements(hidden_size)
 
@@ -71,7 +71,7 @@ class DraftHeads:
         return (projection, *last.layer_matrices(hidden_size, ranks))
 
     def vector_elements(self, last: Block, hidden_size: int, ranks: Ranks) -> int:
-        """Number of vector elements of one head.
+        """Returns the vector elements of one head.
 
         Medusa: the bias of its layer. MTP: the vectors of its layer, and norms of both inputs and the output.
         """

@@ -22,6 +22,6 @@ class Lora:
         check_whole("num_active", self.num_active)
 
     def elements(self, matrices: Iterable[Matrix]) -> float:
-        """Number of weights of all active adapters: rank (k + n) for every dense matrix."""
+        """Returns the number of weights of all active adapters: rank (k + n) for every dense matrix."""
         dense = (matrix for matrix in matrices if matrix.role is Role.dense)
         return self.num_active * self.rank * sum((m.k + m.n) * m.count for m in dense)

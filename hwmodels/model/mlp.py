@@ -27,7 +27,7 @@ class DenseMlp:
         return sum(matrix.elements for matrix in self.matrices(hidden_size))
 
     def vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
-        """Number of bias elements, which every rank holds completely."""
+        """Returns the number of bias elements, which every rank holds completely."""
         return (hidden_size + (2 if self.gated else 1) * self.intermediate_size) if self.bias else 0
 
 
@@ -72,7 +72,7 @@ class MixtureOfExperts:
         )
 
     def active_elements(self, hidden_size: int) -> int:
-        """Number of weights that one token is multiplied with: top_k experts, shared experts, router."""
+        """Returns the weights that one token is multiplied with: top_k experts, shared experts, router."""
         return sum(
             matrix.elements // self.num_experts * self.top_k
             if matrix.role is Role.routed
@@ -81,9 +81,9 @@ class MixtureOfExperts:
         )
 
     def vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
-        """Number of elements of biases and the shared experts' gate.
+        """Returns the elements of biases and of the gate of the shared experts.
 
-        Experts' biases are sharded with them.
+        Biases of experts are sharded with them.
         """
         shared_gate = hidden_size if self.shared_gate else 0
         up = (2 if self.gated else 1) * share_of(self.intermediate_size, ranks.moe_tensor)

@@ -39,7 +39,7 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KvLayers:
-    """Layers whose KV cache grows equally."""
+    """Layers with the same KV bytes per token and window."""
 
     count: int
     bytes_per_token: float
@@ -181,7 +181,7 @@ class ModelSpec:
         return [replace(matrix, count=self.draft.num_heads * matrix.count) for matrix in matrices]
 
     def vector_elements(self, ranks: Ranks = ONE_RANK) -> int:
-        """Number of elements of norms, biases and other vectors, and the final norm, on one rank."""
+        """Returns the elements of norms, biases and other vectors, and the final norm, on one rank."""
         layers = sum(
             block.count * block.layer_vector_elements(self.hidden_size, ranks) for block in self.blocks
         )
@@ -201,7 +201,7 @@ class ModelSpec:
         return self.weights or self.dtype
 
     def bytes_per_weight(self, role: Role) -> float:
-        """Bytes per weight, scales included; 2:4 keeps half and 2 bits of position each: bf16 x 0.5625."""
+        """Returns the bytes per weight with scales; 2:4 keeps half plus 2 bits of position: bf16 x 0.5625."""
         stored = weight_format(self.weight_format_of(role)).bytes_per_weight
         if self.sparsity is None or role is Role.plain:
             return stored
@@ -215,7 +215,9 @@ class ModelSpec:
         expert_parallel_size: int = 1,
         with_draft: bool = False,
     ) -> float:
-        """Bytes of one rank's weights: matrices are sharded; norms, router, scarce KV heads replicated.
+        """Returns the bytes of one rank's weights.
+
+        Matrices are sharded; norms, router, and KV heads if there are fewer than ranks, are replicated.
 
         moe_tensor_parallel_size None means tensor_parallel_size / expert_parallel_size, at least 1.
         """
@@ -246,7 +248,7 @@ class ModelSpec:
         return [entry for entry in entries if entry.bytes_per_token > 0]
 
     def kv_bytes_per_token(self, tensor_parallel_size: int = 1) -> float:
-        """KV bytes per token on one rank, in all layers (including those with a window), scales included.
+        """Returns the KV bytes per token on one rank, in all layers (with or without window), with scales.
 
         GQA: 2 (K, V) x layers x KV heads x head_dim x element bytes.
         Llama-2-7B in fp16: 2 x 32 x 32 x 128 x 2 = 524,288 bytes.
@@ -255,7 +257,7 @@ class ModelSpec:
         return sum(layers.count * layers.bytes_per_token for layers in self.kv_layers(tensor_parallel_size))
 
     def state_bytes_per_sequence(self, tensor_parallel_size: int = 1) -> float:
-        """State bytes of linear attention for a sequence of any length, on one rank."""
+        """Returns the state bytes of linear attention for a sequence of any length, on one rank."""
         return sum(
             block.count * block.attention.state_bytes(self.dtype, tensor_parallel_size)
             for block in self.blocks
@@ -291,7 +293,7 @@ class Transform(Protocol):
     """Makes a smaller model from a model: see `hwmodels.model.transforms`."""
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        """Returns the new model; its notes say what was saved. Raises ValueError if it cannot be made."""
+        """Returns the new model, with notes on the savings. Raises ValueError if it cannot be made."""
 
 
 def check_weight_format(name: str, given: str) -> None:

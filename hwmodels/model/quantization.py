@@ -47,7 +47,7 @@ WEIGHT_FORMATS = {
         WeightFormat(name="fp32", bits=32, compute="tf32", stand_in="fp32"),
         WeightFormat(name="bf16", bits=16),
         WeightFormat(name="fp16", bits=16),
-        WeightFormat(name="fp8", bits=8, compute="fp8", source="one scale a tensor (or a row)"),
+        WeightFormat(name="fp8", bits=8, compute="fp8", source="one scale per tensor (or per row)"),
         WeightFormat(
             name="fp8_block",
             bits=8,
@@ -56,7 +56,7 @@ WEIGHT_FORMATS = {
             source="an fp32 scale for each 128 x 128 weights and each 1 x 128 activations (DeepSeek-V3)",
         ),
         WeightFormat(name="int8", bits=8, compute="int8", source="W8A8, SmoothQuant: int8 tensor cores"),
-        WeightFormat(name="int8_wo", bits=8, source="weight-only int8, a scale a row"),
+        WeightFormat(name="int8_wo", bits=8, source="weight-only int8, one scale per row"),
         WeightFormat(
             name="int4_wo",
             bits=4,

@@ -1,8 +1,8 @@
 """Transformations to smaller models: pruning in depth and width, sparsity, distillation.
 
 Each transformation makes a new `ModelSpec`, whose notes say what it saves; its `source` is empty if the
-weights change, because they are not the published ones. No transformation says what it costs in quality,
-which is regained by training, usually by distillation from the whole model.
+weights change, because they are not the published ones. The loss of quality is not modelled; it is recovered
+by training, usually by distillation from the original model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hwmodels.model.model_spec import ModelSpec
 GRAIN = 64
 """Pruned widths are multiples of this, so that they divide evenly into tiles of the tensor cores."""
 
-QUALITY = "No figure here says how much worse the answers are."
+QUALITY = "The loss of quality is not modelled."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +111,8 @@ class SparseUnstructured:
         note = (
             f"model.transform: {100 * self.zeros:.4g} % of the weights are zero: the file takes "
             f"{(file_bytes - saved_bytes) / 1e9:.4g} instead of {file_bytes / 1e9:.4g} GB, and no time "
-            "or memory is saved, as GPUs multiply zeros at any place like other numbers (2:4 sparsity and "
-            f"pruning save some). {QUALITY}"
+            "or memory is saved, as GPUs multiply unstructured zeros like other numbers (2:4 sparsity and "
+            f"pruning save time and memory). {QUALITY}"
         )
         return replace(model, notes=(*model.notes, note))
 
@@ -126,15 +126,15 @@ class Distill:
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the student in the number formats of `model`, or in its own if `model` sets none."""
         teacher, student = model, served_as(self.student, model)
-        what = f"{student.name} is in the place of {teacher.name}"
+        change = f"{student.name} replaces {teacher.name}"
         if student.vocab_size != teacher.vocab_size:
-            what += (
+            change += (
                 f", and can learn from its text only, not from its logits, as vocabularies differ "
                 f"({teacher.vocab_size:,} and {student.vocab_size:,} tokens)"
             )
         if student.num_parameters >= teacher.num_parameters:
-            what += ", and no smaller"
-        return noted(student, what, teacher)
+            change += ", and is no smaller"
+        return noted(student, change, teacher)
 
 
 def served_as(student: ModelSpec, teacher: ModelSpec) -> ModelSpec:
@@ -148,7 +148,7 @@ def served_as(student: ModelSpec, teacher: ModelSpec) -> ModelSpec:
     )
 
 
-def noted(after: ModelSpec, what: str, before: ModelSpec) -> ModelSpec:
+def noted(after: ModelSpec, change: str, before: ModelSpec) -> ModelSpec:
     """Returns the model with a note on the transformation and its savings."""
     active = ("active parameters", before.num_active_parameters, after.num_active_parameters, 1e9, "B")
     savings = (
@@ -163,7 +163,7 @@ def noted(after: ModelSpec, what: str, before: ModelSpec) -> ModelSpec:
         + (f" ({100 * new / old:.1f} %)" if old else "")
         for label, old, new, scale, unit in savings
     )
-    return replace(after, notes=(*after.notes, f"model.transform: {what}: {savings_text}. {QUALITY}"))
+    return replace(after, notes=(*after.notes, f"model.transform: {change}: {savings_text}. {QUALITY}"))
 
 
 def check_share(name: str, share: float) -> None:

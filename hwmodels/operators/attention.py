@@ -103,7 +103,7 @@ class AttentionCurve:
     """
 
     compute_capability: str = "sm90"
-    """Decides which kernels libraries choose: sm80, sm90, sm100 or sm120 (use it for Ada, sm89, too)."""
+    """Compute capability, which decides the kernels: sm80, sm90, sm100, or sm120 (also for Ada, sm89)."""
     decode_start_s: float = 9.5e-6
     """Seconds of a call with few short sequences: launch, start and drain."""
     decode_item_s: float = 3.65e-6
@@ -122,7 +122,7 @@ class AttentionCurve:
         if self.compute_capability not in known:
             raise ValueError(
                 f"compute_capability={self.compute_capability}: must be one of {', '.join(sorted(known))}; "
-                "take that of the nearest relative"
+                "choose that of the most similar device"
             )
         for field in fields(self):
             if field.name != "compute_capability":
@@ -232,7 +232,7 @@ class PrefillAttention:
         kernels: str = "vllm",
         compute_dtype: str = "bf16",
     ) -> None:
-        """compute_dtype fp8: kernels for fp8 queries, which are also used for fp8 keys and values.
+        """Chooses the kernels; fp8 kernels run if compute_dtype is fp8, or if keys and values are.
 
         Raises ValueError for an unknown library of kernels, or a dtype that the device does not compute in.
         """

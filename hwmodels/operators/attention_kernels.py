@@ -1,4 +1,4 @@
-"""Families of attention kernels: how each differs from the others, equally on every device.
+"""Families of attention kernels: their differences, which are equal on every device.
 
 Factors multiply the figures of a device (`AttentionCurve`), so that a device that was never measured can be
 priced with the kernels that libraries choose for its compute capability. They were fitted in turns with those
@@ -45,7 +45,7 @@ class DecodeKernels:
     max_group_size: float = 1e9
     """Largest group that shares a pass over the keys."""
     single: DecodeKernels | None = None
-    """Kernel for items and stream if no heads share a pass, if that is another one."""
+    """Kernel for items and stream if no heads share a pass; None: the same kernel."""
     beside_prefill: float = 1.0
     """Factor on decodes in an iteration that also prefills: one call, neither packed nor split for them."""
 

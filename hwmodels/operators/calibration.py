@@ -1,4 +1,4 @@
-"""Calibration of one device: the figures of every operator's curve, and where they were measured."""
+"""Calibration of one device: the parameters of the curve of every operator, and their source."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Collectives among the devices of a replica: alpha-beta model of the algorithm that libraries pick by size.
 
-NCCL offers all of them; p ranks, n bytes (each function says of what), time until every rank is done:
+NCCL has all of them; p ranks, n bytes (each function defines them), time until every rank is done:
 
     t = start + sum over legs (steps hop) + min(2.3 n beta, rendezvous + n beta)    beta = max over legs (v/B)
 
@@ -51,7 +51,7 @@ COPY_BANDWIDTH_SHARE = 0.9
 
 
 class Protocol(NamedTuple):
-    """Costs of the ways in which NCCL moves small and large messages."""
+    """Costs of the protocols with which NCCL moves small and large messages."""
 
     small_cost: float
     """Time per byte of a small message over that of a large one."""
@@ -123,7 +123,7 @@ def all_reduce_seconds(
     nodes: int = 1,
     eager: bool = False,
 ) -> Num:
-    """Seconds of an all-reduce: every rank has n = num_bytes and ends with the sum of all, in place.
+    """Returns seconds of an all-reduce: every rank has n = num_bytes and gets the sum of all, in place.
 
     num_ranks are spread over nodes. kernels: "vllm", "trtllm" (their own kernels if these apply) or "nccl".
     eager: outside a CUDA graph vLLM first copies the tensor to where its peers can read it; launches by the
@@ -155,7 +155,7 @@ def all_gather_seconds(
     kernels: str = "vllm",
     nodes: int = 1,
 ) -> Num:
-    """Seconds of an all-gather: every rank has num_bytes / num_ranks and ends with all num_bytes.
+    """Returns seconds of an all-gather: every rank has num_bytes / num_ranks and gets all num_bytes.
 
     Engines use NCCL for this and for the collectives below: `kernels` is only checked.
     """
@@ -174,7 +174,7 @@ def reduce_scatter_seconds(
     kernels: str = "vllm",
     nodes: int = 1,
 ) -> Num:
-    """Seconds of a reduce-scatter: every rank has num_bytes and ends with num_bytes / num_ranks, summed.
+    """Returns seconds of a reduce-scatter: every rank has num_bytes, gets num_bytes / num_ranks, summed.
 
     It is an all-gather backwards, at the same price.
     """
@@ -190,7 +190,7 @@ def all_to_all_seconds(
     kernels: str = "vllm",
     nodes: int = 1,
 ) -> Num:
-    """Seconds of an all-to-all: every rank sends an equal part of its num_bytes to each, itself included."""
+    """Returns seconds of an all-to-all: every rank sends an equal part of its num_bytes to each rank."""
     check_kernels(kernels)
     per_node = ranks_per_node(num_ranks, device, nodes)
     inside = (per_node - 1 + OWN_PART) / num_ranks
@@ -209,7 +209,7 @@ def send_recv_seconds(
     kernels: str = "vllm",
     nodes: int = 1,
 ) -> Num:
-    """Seconds of a send to the neighbour: every rank sends num_bytes, in a pipeline or a ring.
+    """Returns seconds of a send to the neighbour: every rank sends num_bytes, in a pipeline or a ring.
 
     With several nodes the slowest neighbours count: those in different nodes.
     """
@@ -256,7 +256,9 @@ def ranks_per_node(num_ranks: int, device: Device, nodes: int) -> int:
 def ring_seconds(
     num_bytes: Num, per_node: int, device: Device, curve: CollectiveCurve, *, passes: int, nodes: int
 ) -> Num:
-    """Seconds of passes (1: gather or scatter, 2: both) around the rings of each node and around the nodes.
+    """Returns seconds of passes around the rings of each node and around the nodes.
+
+    passes: 1 for a gather or a scatter, 2 for both.
 
     A rank's ring between nodes carries its share of what its node has.
     """
@@ -277,7 +279,7 @@ def ring_seconds(
 def direct_all_reduce_seconds(
     num_bytes: Num, num_ranks: int, device: Device, curve: CollectiveCurve, own: DirectKernels
 ) -> Num:
-    """Seconds of the one-shot kernel, or of two-shot if the engine has it and it is faster."""
+    """Returns seconds of the one-shot kernel, or of two-shot if the engine has it and it is faster."""
     start_s = own.start * curve.direct_start_s
     byte_s = 1 / (inside_bytes_per_s(num_ranks, device, curve) * DIRECT_BANDWIDTH)
     one_shot_s = start_s + (num_ranks - 1) * byte_s * num_bytes
@@ -318,7 +320,7 @@ def inter_node_link(device: Device) -> Link:
 
 
 def leg_seconds(num_bytes: Num, legs: list[Leg], curve: CollectiveCurve, protocol: Protocol) -> Num:
-    """Seconds of one call over these legs; 0 s without legs."""
+    """Returns seconds of one call over these legs; 0 s without legs."""
     if not legs:
         return 0.0 * num_bytes
     latency_s = curve.start_s + sum(leg.latency_s for leg in legs)

@@ -13,8 +13,8 @@ weights and activations are loaded from memory. The longer of the two hides most
     stream  0.4 us + (bytes of weights, and of what else does not fit in the L2) / (bandwidth share)
     input   quantising x, if the tensor cores take the weights' type: separate kernels
 
-Figures of a device are in `GemmCurve`. Differences between families of kernels (their tiles, whether they
-split k, what runs before them) are in `GemmKernels`: one set of values for all chips of a kind, from A100,
+Figures of a device are in `GemmCurve`. Differences between families of kernels (tiles, splits of k, kernels
+that run before them) are in `GemmKernels`: one set of values for all chips of a kind, from A100,
 H100, H200, B200 and RTX PRO 6000 (NVIDIA aiconfigurator, commit 095f58a).
 
 H100, defaults, bf16, m = 16, n = 7168, k = 4096: 112 tiles of 64 x 64, less than one wave. step: 256 bytes at
@@ -73,7 +73,7 @@ class GemmCurve:
         if self.compute_capability not in CUBLAS:
             raise ValueError(
                 f"compute_capability={self.compute_capability}: must be one of {', '.join(CUBLAS)}; "
-                "take that of the nearest relative"
+                "choose that of the most similar device"
             )
         for field in fields(self):
             value = getattr(self, field.name)
@@ -211,8 +211,8 @@ def gemm_seconds(
     """Returns seconds of one call; m, n, k broadcast and need not be whole (n / tensor-parallel size).
 
     m = 0 takes 0 s. dtype: of activations and outputs. repeated: the same call ran right before, as in
-    benchmarks, so that small weights are still in the L2. fused_input: what runs before the kernel
-    (`GemmKernels.before_s`, quantisation) is part of the operator before and not counted here. Raises
+    benchmarks, so that small weights are still in the L2. fused_input: kernels before the GEMM
+    (`GemmKernels.before_s`, quantisation) are part of the operator before and not counted here. Raises
     ValueError for an unknown library, or a dtype that the device does not compute in.
     """
     family = kernels_of(weights, device, curve, kernels)
@@ -248,7 +248,7 @@ def element_bytes(weights: WeightFormat, device: Device, dtype: str) -> ElementB
 
 
 def reached_flops_per_sm_s(compute: str, device: Device, curve: GemmCurve, family: GemmKernels) -> float:
-    """FLOP/s of one SM in a tile whose operands have arrived."""
+    """Returns the FLOP/s of one SM in a tile after its operands have arrived."""
     shares = {"fp8": curve.flops_share_8bit, "int8": curve.flops_share_8bit, "fp4": curve.flops_share_4bit}
     share = shares.get(compute, curve.flops_share) * family.flops
     return device.peak_flops_per_s[compute] * share / device.num_sms
@@ -257,7 +257,7 @@ def reached_flops_per_sm_s(compute: str, device: Device, curve: GemmCurve, famil
 def streamed_bytes(
     m: Floats, n: Floats, k: Floats, elements: ElementBytes, device: Device, repeated: bool
 ) -> Floats:
-    """Bytes to and from memory: all outputs; activations and repeated weights as far as they miss the L2."""
+    """Returns bytes to and from memory: outputs; activations and repeated weights if they miss the L2."""
     w, x, out = n * k * elements.w, m * k * elements.x, m * n * elements.out
     x = x * (1 - found_share(x, CACHED_ACTIVATIONS_SHARE * device.l2_bytes))
     if repeated:
@@ -266,7 +266,7 @@ def streamed_bytes(
 
 
 def found_share(num_bytes: Floats, cache_bytes: float) -> Floats:
-    """Share of a tensor that is still cached: 1 up to the cache's size, 0 from twice that, linear between.
+    """Returns the cached share of a tensor: 1 up to the size of the cache, 0 from twice that, else linear.
 
     Least recently used data is evicted first, so reading a tensor in order evicts what will be read next.
     """
@@ -283,7 +283,7 @@ def fastest_tiles_seconds(
     curve: GemmCurve,
     family: GemmKernels,
 ) -> Floats:
-    """Seconds of all waves of tiles, for the best of the family's tiles and splits of k."""
+    """Returns seconds of all waves of tiles, for the best of the family's tiles and splits of k."""
     l2_bytes_per_s = device.num_sms * curve.l2_bytes_per_sm_s
     best = np.full(m.shape, np.inf)
     for tile in family.tiles:
@@ -303,14 +303,14 @@ def fastest_tiles_seconds(
 
 
 def waves(full_sms: Floats, wave_share: float) -> Floats:
-    """Rounds in which the SMs process full_sms x SMs tiles; at least one."""
+    """Returns the number of rounds in which the SMs process full_sms x SMs tiles; at least one."""
     return wave_share * np.ceil(full_sms) + (1 - wave_share) * np.maximum(full_sms, 1)
 
 
 def input_seconds(
     m: Floats, k: Floats, elements: ElementBytes, device: Device, family: GemmKernels
 ) -> Floats:
-    """Seconds of kernels before the multiplication; none quantises if activations keep their type."""
+    """Returns seconds of kernels before the GEMM; none quantises if activations keep their type."""
     if elements.x >= elements.out:
         return np.full(m.shape, family.before_s)
     row_s = family.quantise_row_s + k * (elements.out + elements.x) / family.quantise_bytes_per_sm_s

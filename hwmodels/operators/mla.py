@@ -75,7 +75,7 @@ class MlaCurve:
     """Performance of MLA kernels on one device. Defaults are medians over A100 to RTX PRO 6000."""
 
     compute_capability: str = "sm90"
-    """Decides which kernels libraries choose: sm80, sm90, sm100 or sm120 (use it for Ada, sm89, too)."""
+    """Compute capability, which decides the kernels: sm80, sm90, sm100, or sm120 (also for Ada, sm89)."""
     start_s: float = 13e-6
     """Start of decode: launch, split and merge. 9 us (RTX PRO 6000) to 14 us (H200)."""
     bandwidth_share: float = 0.76
@@ -87,7 +87,7 @@ class MlaCurve:
         if self.compute_capability not in FAMILIES:
             raise ValueError(
                 f"compute_capability={self.compute_capability}: must be one of {', '.join(FAMILIES)}; "
-                "take that of the nearest relative"
+                "choose that of the most similar device"
             )
         for entry in fields(self):
             if entry.name == "compute_capability":
@@ -287,12 +287,12 @@ def kernels_of(kernels: str, curve: MlaCurve) -> MlaKernels:
 
 
 def peak_flops_per_s(device: Device) -> float:
-    """Peak FLOP/s for 16-bit activations; chips before Ampere have no bf16."""
+    """Returns the peak FLOP/s for 16-bit activations; chips before Ampere have no bf16."""
     return device.peak_flops_per_s[device.compute_dtype("bf16")]
 
 
 def decode_peak_flops_per_s(heads: MlaHeads, device: Device, curve: MlaCurve) -> float:
-    """Peak FLOP/s of decode: sm100 kernels multiply 1-byte latents in fp8; Hopper's convert them to bf16."""
+    """Returns the peak FLOP/s of decode: sm100 kernels multiply 1-byte latents in fp8, others in bf16."""
     in_fp8 = heads.kv_bytes_per_element <= 1 and curve.compute_capability == "sm100"
     if in_fp8 and "fp8" in device.peak_flops_per_s:
         return device.peak_flops_per_s["fp8"]

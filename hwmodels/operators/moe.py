@@ -10,8 +10,8 @@ the gate if there is one; down) and the activation between them, and combines th
     compute  FLOPs of the rows that tiles compute, padding included / FLOP/s reached
     permute  activation bytes written and read between the kernels / bandwidth reached
 
-The price depends on which experts receive how many tokens: `rank_loads`. All values are expectations, nothing
-is drawn at random. Reading weights and multiplying overlap only in part, hence the root of squares.
+The time depends on the number of tokens that each expert receives: `rank_loads`. All values are expectations;
+nothing is drawn at random. Reading weights and multiplying overlap only in part, hence the root of squares.
 
 The model is fitted to and validated by vLLM's kernels on five GPUs: `hwmodels.fitting.moe`. For a given layer
 and device the price depends only on a whole number of tokens, so a simulator can keep it in a table.
@@ -53,7 +53,7 @@ class MoeCurve:
     """Performance of grouped GEMMs on one device; defaults: medians, A100 to RTX PRO 6000."""
 
     compute_capability: str = "sm90"
-    """Decides which kernels libraries choose: sm80, sm90, sm100 or sm120 (use it for Ada, sm89, too)."""
+    """Compute capability, which decides the kernels: sm80, sm90, sm100, or sm120 (also for Ada, sm89)."""
     kernel_s: float = 5.3e-6
     """Seconds from the start of one kernel of the layer to the start of the next if both do no work."""
     weight_bandwidth_share: float = 0.95
@@ -78,7 +78,7 @@ class MoeCurve:
 
 
 def moe_flops(num_tokens: ArrayLike, layer: ExpertLayer) -> Floats:
-    """FLOPs on all EP ranks: 2 m k w for m tokens, k experts each, w weights per expert.
+    """Returns the FLOPs on all EP ranks: 2 m k w for m tokens, k experts each, w weights per expert.
 
     w is 3 hidden intermediate if gated. Mixtral-8x7B, one token: 2 x 2 x 3 x 4,096 x 14,336 = 705e6.
     """
@@ -88,7 +88,7 @@ def moe_flops(num_tokens: ArrayLike, layer: ExpertLayer) -> Floats:
 def moe_weight_bytes(
     num_tokens: ArrayLike, layer: ExpertLayer, weights: WeightFormat, routing: Routing
 ) -> Floats:
-    """Expected bytes of weights that the busiest rank reads, those of its active experts.
+    """Returns the expected bytes of weights that the busiest rank reads, those of its active experts.
 
     Mixtral-8x7B in bf16, one token: 2 x 3 x 4,096 x 14,336 x 2 bytes = 705e6.
     """
@@ -129,7 +129,7 @@ def moe_work(
     """Returns the part of `moe_seconds` that no fitted figure changes."""
     m = np.asarray(num_tokens, dtype=np.float64)
     if m.size and not (m >= 1).all():
-        raise ValueError(f"num_tokens={m.min():g}: must be >= 1; leave the layer out where no token enters")
+        raise ValueError(f"num_tokens={m.min():g}: must be >= 1; omit the layer if no token enters it")
     family = FAMILIES[kernel_family(device, layer, weights, kernels, compute_capability=compute_capability)]
     loads = rank_loads(m, layer, routing)
     hidden, inter, in_up = layer.hidden_size, layer.intermediate_size, layer.num_matrices - 1
@@ -170,7 +170,7 @@ def tiles_and_rows(loads: RankLoads, max_tile_rows: int) -> tuple[Floats, Floats
     low = np.maximum(0.0, high - width)  # without tokens there is no tile
 
     def tiles_up_to(u: Floats) -> Floats:
-        """Integral of the tiles of an expert with 0 to u tokens."""
+        """Returns the integral of the tiles of an expert over 0 to u tokens."""
         full = np.floor(u / max_tile_rows)
         return np.asarray((full + 1) * (u - max_tile_rows * full / 2))
 

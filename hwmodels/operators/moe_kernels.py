@@ -1,4 +1,4 @@
-"""Families of kernels for routed experts: how each differs from the others, equally on every device."""
+"""Families of kernels for routed experts: their differences, which are equal on every device."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ MARLIN = {"sm80": "marlin", "sm90": "marlin_hopper", "sm100": "marlin_blackwell"
 
 
 def check_capability(compute_capability: str) -> None:
-    """Raises ValueError unless the kernels of such chips are known."""
+    """Raises ValueError unless the kernels of chips with this capability are known."""
     if compute_capability not in MARLIN:
         raise ValueError(
             f"compute_capability={compute_capability}: must be one of {', '.join(MARLIN)}; "
-            "take that of the nearest relative"
+            "choose that of the most similar device"
         )
 
 

@@ -1,6 +1,6 @@
-"""Expert routing: which experts of a layer receive how many tokens, on the busiest expert-parallel rank.
+"""Expert routing: the tokens that each expert of a layer receives, on the busiest expert-parallel rank.
 
-All values are expectations, nothing is drawn at random.
+All values are expectations; nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Routing:
         if self.exponent is None:
             if self.kind in SKEWED:
                 usual = 0.5 if self.kind == "zipf" else 1.2
-                raise ValueError(f"exponent=None: {self.kind} routing needs one; {usual} is usual")
+                raise ValueError(f"exponent=None: must be set for {self.kind} routing; {usual} is typical")
             return
         if self.kind not in SKEWED:
-            raise ValueError(f"exponent={self.exponent}: {self.kind} routing has none; leave it null")
+            raise ValueError(f"exponent={self.exponent}: must be null for {self.kind} routing")
         if self.kind == "zipf" and not 0 <= self.exponent < 10:
             raise ValueError(f"exponent={self.exponent}: must be >= 0 and < 10; 0 is uniform routing")
         if self.kind == "power_law" and not (0 < self.exponent < 10 and self.exponent != 1):
@@ -117,7 +117,7 @@ class RankLoads(NamedTuple):
 
 
 def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> RankLoads:
-    """Returns how many of num_tokens tokens the experts of the busiest expert-parallel rank receive.
+    """Returns the numbers of tokens that the experts of the busiest expert-parallel rank receive.
 
     num_tokens are those that enter the layer on all ranks together, >= 1 each; this rank computes the
     assignments to its own experts. It gets at least one: some rank does.
@@ -142,7 +142,7 @@ def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> R
 
 
 def _drawn_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
-    """Loads of random draws: tokens of an expert are binomial; m [..., 1], groups of `_zipf_groups`."""
+    """Returns loads of random draws: tokens of an expert are binomial; m [..., 1], see `_zipf_groups`."""
     chance, log_missed, num_experts = _zipf_groups(layer.num_experts, layer.top_k, layer.ep_size, exponent)
     none = np.exp(m * log_missed)
     some = -np.expm1(m * log_missed)
@@ -194,7 +194,7 @@ def zipf_chances(num_experts: int, top_k: int, exponent: float) -> Floats:
 
 
 def _power_law_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
-    """Loads by a power law, m [..., 1]: the popularity of quantile u inverts the distribution function."""
+    """Returns loads by a power law, m [..., 1]; the popularity at quantile u inverts the distribution."""
     many = m * layer.top_k > layer.num_experts
     low = np.where(many, 1.0, 0.01) ** (1 - exponent)
     high = np.where(many, 0.8 * m, 2.0) ** (1 - exponent)
@@ -222,7 +222,7 @@ def _midpoints(count: int) -> Floats:
 
 
 def expected_active_experts(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> Floats:
-    """Expected experts of the busiest rank that receive at least one of num_tokens tokens (of all ranks).
+    """Returns the expected experts of the busiest rank that get any of num_tokens tokens (of all ranks).
 
     uniform, one rank: E (1 - (1 - k / E)^m); Mixtral (8 experts, top 2), 4 tokens: 8 (1 - 0.75^4) = 5.47.
     balanced: min(E, k m) / ep_size. zipf: the sum over its experts of 1 - (1 - p)^m, with one rank no more

@@ -26,7 +26,7 @@ class StreamCurve:
 
 
 def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernels: float = 1) -> Num:
-    """Seconds of elementwise kernels: kernels start_s + bytes / (B share), bytes read and written.
+    """Returns seconds of elementwise kernels: kernels start_s + bytes / (B share), bytes read and written.
 
     H100, 4 MiB, share 0.8: 2.0 us + 4,194,304 / (0.8 x 3.35e12) = 3.57 us.
     """

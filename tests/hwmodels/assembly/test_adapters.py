@@ -144,7 +144,7 @@ def test_components_and_operators_sum_to_the_iteration(roofline):
 def test_a_level_that_has_seen_none_refuses_adapters(roofline):
     recorded = Recorded(shapes=decodes(np.array([4])), durations_s=np.array([1.0]), base=roofline)
     with pytest.raises(
-        UnknownIterationError, match=r"recorded: has no times of LoRA adapters; choose latency=cal"
+        UnknownIterationError, match=r"recorded: does not model LoRA adapters; choose latency=cal"
     ):
         recorded.seconds(decodes(4, adapters=NOTHING))
 

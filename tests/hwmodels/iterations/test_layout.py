@@ -110,7 +110,7 @@ def test_rejects_what_the_model_or_the_node_does_not_allow(models, devices, mode
 def test_rejects_a_second_node_where_no_link_leads_there(models, toy_device, name):
     layout = ParallelLayout(**{f"{name}_parallel_size": 9})
     layout.check(models["llama3_1_8b"], toy_device)
-    with pytest.raises(ValueError, match=r"9 devices a replica: a node holds 8 toy, and inter_node says"):
+    with pytest.raises(ValueError, match=r"9 devices per replica: must be <= 8, one node, as toy has"):
         layout.check(models["llama3_1_8b"], replace(toy_device, inter_node=None))
 
 

@@ -67,7 +67,7 @@ def test_arrays_and_leaps_equal_their_elements():
 
 
 def test_an_unknown_shape_is_refused_with_its_fields():
-    message = "recorded: no iteration of decode_seqs=2, decode_context_tokens=104, .* allow_missing=true asks"
+    message = "recorded: no iteration of decode_seqs=2, decode_context_tokens=104, .* set allow_missing=true"
     with pytest.raises(ValueError, match=message):
         make_recorded().seconds(decode(104))
     with pytest.raises(UnknownIterationError, match="decode_context_tokens=104"):

@@ -301,7 +301,7 @@ def changed(table, row, **values):
         ),
         (
             columns(APART, [row | {"chunks_apart": 1} for row in MIXED]),
-            "chunks_apart=1: no rows of chunks and",
+            "chunks_apart=1: must have no rows",
         ),
         (columns(GEMM[:1]), "qkv_proj has a single row; two sizes or more"),
         (columns(ATTENTION[:4]), "attention has no rows of a prompt chunk alone"),

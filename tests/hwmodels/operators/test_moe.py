@@ -358,13 +358,13 @@ def test_rejects_what_cannot_be(devices):
         replace(MIXTRAL, top_k=9)
     with pytest.raises(ValueError, match="kind=random: must be one of balanced, uniform, zipf, power_law"):
         Routing(kind="random")
-    with pytest.raises(ValueError, match=r"zipf routing needs one; 0.5 is usual"):
+    with pytest.raises(ValueError, match=r"must be set for zipf routing; 0.5"):
         Routing(kind="zipf")
     with pytest.raises(ValueError, match=r"exponent=-0.1: must be >= 0 and < 10"):
         Routing(kind="zipf", exponent=-0.1)
-    with pytest.raises(ValueError, match="power_law routing needs one"):
+    with pytest.raises(ValueError, match="must be set for power_law"):
         Routing(kind="power_law")
-    with pytest.raises(ValueError, match=r"exponent=1.2: balanced routing has none"):
+    with pytest.raises(ValueError, match=r"exponent=1.2: must be null for balanced"):
         Routing(kind="balanced", exponent=1.2)
     with pytest.raises(ValueError, match="exponent=1: must be > 0, < 10 and not 1"):
         Routing(kind="power_law", exponent=1)
