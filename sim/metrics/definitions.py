@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.sums import weighted_sum
+
 Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
@@ -66,7 +68,7 @@ def describe(values: Times, counts: Counts | None = None) -> dict[str, float | i
     percentiles = weighted_percentile(values, counts, PERCENTILES)
     return {
         "count": total,
-        "mean_s": float(np.dot(values, counts)) / total if total else float("nan"),
+        "mean_s": weighted_sum(values, counts) / total if total else float("nan"),
         **{f"p{q}_s": float(p) for q, p in zip(PERCENTILES, percentiles, strict=True)},
         "min_s": float(values.min()) if total else float("nan"),
         "max_s": float(values.max()) if total else float("nan"),

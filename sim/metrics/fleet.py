@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.pipeline import pipeline_use_by_pool
+from sim.metrics.sums import weighted_sum
 from sim.metrics.utilisation import PoolHardware, Work, hardware_use, rented_s
 from sim.metrics.window import Window
 from sim.records.run import ReplicaRecord, RunRecords
@@ -81,7 +82,7 @@ def scaling_use(records: RunRecords, num_devices: Sequence[int]) -> dict[str, An
     paid_s = [replica.end_s - replica.start_s for replica in replicas]
     device_s = sum(num_devices[r.pool] * seconds for r, seconds in zip(replicas, paid_s, strict=True))
     times, counts = replicas_over_time(records)
-    serving_s = float(np.dot(counts["serving"][:-1], np.diff(times)))
+    serving_s = weighted_sum(counts["serving"][:-1], np.diff(times))
     return {
         "mean_replicas": sum(paid_s) / end_s if end_s > 0 else float("nan"),
         "mean_serving": serving_s / end_s if end_s > 0 else float("nan"),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel
+from sim.metrics.sums import weighted_sum
 from sim.metrics.utilisation import iteration_shape
 from sim.records.run import RunRecords
 
@@ -50,12 +51,12 @@ def pipeline_use(
         slowest_s = reduce(np.maximum, model.stages.stage_seconds(full, count, light))
         for index, stage in enumerate(stages):
             own_s = count.full * stage.seconds(full) + count.light * stage.seconds(light)
-            by_stage[index] += float(np.dot(own_s, part))
+            by_stage[index] += weighted_sum(own_s, part)
         total_s += float(spent_s.sum())
-        busy_s += float(np.dot(count.full * full.all_s + count.light * light.all_s, part))
-        bound_s += float(np.dot(slowest_s, part))
-        gpu_s += float(np.dot(np.maximum(full.all_s, slowest_s), part))
-        in_flight_s += float(np.dot(count.full + count.light, spent_s))
+        busy_s += weighted_sum(count.full * full.all_s + count.light * light.all_s, part)
+        bound_s += weighted_sum(slowest_s, part)
+        gpu_s += weighted_sum(np.maximum(full.all_s, slowest_s), part)
+        in_flight_s += weighted_sum(count.full + count.light, spent_s)
     if total_s == 0:
         return None
     all_s = len(stages) * total_s

@@ -36,6 +36,7 @@ from sim.metrics.pipeline import pipeline_use
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, goodput
+from sim.metrics.sums import weighted_sum
 from sim.metrics.transfers import transfer_use
 from sim.metrics.utilisation import (
     EnergyUse,
@@ -103,8 +104,8 @@ def summarise(
         "waiting": waiting_use(measured),
         "kv_transfer": transfer_use(records, measured),
         "cost": _cost(
-            float(np.dot([pool.price_usd_per_hour for pool in pools], replica_s)) / 3600,
-            float(np.dot([pool.num_devices for pool in pools], replica_s)) / 3600,
+            weighted_sum([pool.price_usd_per_hour for pool in pools], replica_s) / 3600,
+            weighted_sum([pool.num_devices for pool in pools], replica_s) / 3600,
             window.duration_s / 3600,
             output,
             prefill_time_share(records.iterations, inside_s),

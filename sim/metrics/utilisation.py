@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hwmodels.iterations.energy import PowerModel, idle_joules, joules_of_work
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
+from sim.metrics.sums import weighted_sum
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 
@@ -82,13 +83,13 @@ def work_by_pool(
         for rows in _pieces(len(own)):
             shape = iteration_shape(iterations.iloc[rows])
             done = model.flops(shape), model.bytes_moved(shape)
-            flops += float(np.dot(np.broadcast_to(done[0], own[rows].shape), own[rows]))
-            moved_bytes += float(np.dot(np.broadcast_to(done[1], own[rows].shape), own[rows]))
+            flops += weighted_sum(done[0], own[rows])
+            moved_bytes += weighted_sum(done[1], own[rows])
             if pool.power is not None:
                 # An iteration of 0 s uses no energy; 1 s instead keeps the division by time defined.
                 some_s = np.where(own_s[rows] > 0, own_s[rows], 1.0)
                 used = joules_of_work(pool.power, model, *done, some_s, num_devices=pool.num_devices)
-                joules.append(float(np.dot(used, own[rows])))
+                joules.append(weighted_sum(used, own[rows]))
         busy_s = float(inside_s[of_pool].sum())
         peaks = seconds * model.peak_flops_per_s, seconds * model.peak_bytes_per_s
         busy_joules = None if pool.power is None else tuple(joules)
@@ -146,14 +147,14 @@ def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -
     """
     replica = records.iterations["replica"].to_numpy()
     blocks = _column(records.iterations, "kv_blocks_used")
-    place_seconds = float(np.dot(blocks * records.by_replica("block_size")[replica], inside_s))
-    token_seconds = float(np.dot(_column(records.iterations, "kv_tokens_used"), inside_s))
+    place_seconds = weighted_sum(blocks * records.by_replica("block_size")[replica], inside_s)
+    token_seconds = weighted_sum(_column(records.iterations, "kv_tokens_used"), inside_s)
     all_blocks = records.by_replica("num_kv_blocks")[replica]
     shares = np.divide(blocks, all_blocks, out=np.full_like(blocks, np.nan), where=all_blocks > 0)
     num_blocks = [pool.num_kv_blocks for pool in records.pools]
     return {
         "mean_use_share": _share(
-            float(np.dot(blocks, inside_s)), float(np.dot(num_blocks, rented_s(records, window)))
+            weighted_sum(blocks, inside_s), weighted_sum(num_blocks, rented_s(records, window))
         ),
         "peak_use_share": float(shares[inside_s > 0].max(initial=0.0)) if any(num_blocks) else float("nan"),
         "internal_waste_share": 1 - _share(token_seconds, place_seconds),
@@ -168,7 +169,7 @@ def prefill_time_share(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) 
     prefill = _column(iterations, "prefill_tokens")
     tokens = prefill + _column(iterations, "decode_seqs")
     share = np.divide(prefill, tokens, out=np.zeros_like(prefill), where=tokens > 0)
-    return min(_share(float(np.dot(share, inside_s)), float(inside_s.sum())), 1.0)  # the sums are rounded
+    return min(_share(weighted_sum(share, inside_s), float(inside_s.sum())), 1.0)  # the sums are rounded
 
 
 def seconds_by_kind(

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.metrics.sums import weighted_sum
 from sim.metrics.utilisation import rented_s
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
@@ -38,12 +39,12 @@ def kv_waste(records: RunRecords, window: Window, inside_s: NDArray[np.float64])
     held = num_blocks * block_size
     filled = np.minimum(_column(iterations, "kv_tokens_used"), held)
     unused = (records.by_replica("num_kv_blocks")[replica] - num_blocks) * block_size
-    empty_s = float(np.dot(held - filled, inside_s))
+    empty_s = weighted_sum(held - filled, inside_s)
     internal_s = empty_s if records.unfilled is None else _unfilled_s(iterations, records.unfilled, inside_s)
-    external_s = float(np.dot(unused * _column(iterations, "waits_for_memory"), inside_s))
-    filled_s = float(np.dot(filled, inside_s))
+    external_s = weighted_sum(unused * _column(iterations, "waits_for_memory"), inside_s)
+    filled_s = weighted_sum(filled, inside_s)
     places = [pool.num_kv_blocks * pool.block_size for pool in records.pools]
-    all_s = float(np.dot(places, rented_s(records, window)))
+    all_s = weighted_sum(places, rented_s(records, window))
     free_s = all_s - filled_s - empty_s - external_s
     return {
         "filled_share": _share(filled_s, all_s),
@@ -65,7 +66,7 @@ def _unfilled_s(
         # Seconds inside the window before each iteration of the replica.
         before_s = np.concatenate([[0.0], np.cumsum(inside_s[replica == index])])
         _, first, end, num_places = unfilled[unfilled[:, 0] == index].T
-        place_s += float(np.dot(num_places, before_s[end] - before_s[first]))
+        place_s += weighted_sum(num_places, before_s[end] - before_s[first])
     return place_s
 
 
