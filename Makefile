@@ -41,7 +41,7 @@ lint: .venv/installed-test ## ruff: rules and format; codespell; bandit
 types: .venv/installed-test ## mypy, strict for policies, hwmodels and sim
 	$(PY) -m mypy
 
-layers: .venv/installed-test ## who may import whom
+layers: .venv/installed-test ## which packages may import which
 	.venv/bin/lint-imports
 
 bench: .venv/installed ## CPU time and memory of the simulator, of starts, studies and the dashboard

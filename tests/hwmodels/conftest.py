@@ -85,7 +85,7 @@ def devices():
 
 @pytest.fixture(scope="session", params=KINDS)
 def kind(request, models, devices):
-    """Settings of a Roofline: every kind of model and of layout, one after the other."""
+    """Returns the settings of a Roofline for every kind of model and of layout in turn."""
     model, device, layout = KINDS[request.param]
     return {"model": models[model], "device": devices[device], "layout": ParallelLayout(**layout)}
 

@@ -33,7 +33,7 @@ MAX_RUN = 64  # a run's tokens have ids of their own: content_id * MAX_RUN + pla
 
 @pytest.fixture(scope="module")
 def radix_cache():
-    """SGLang's module of that name, on a counter instead of the clock."""
+    """Imports SGLang's module of that name, with a counter instead of the clock."""
     if find_spec("sglang") is None or find_spec("torch") is None:
         pytest.skip("sglang is not installed here; `make parity` makes an environment that has it")
     try:

@@ -39,7 +39,7 @@ QWEN3_MOE = {
 
 
 def random_checkpoint(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Tensors as the model's own code names them."""
+    """Returns random tensors under the names of the model's own code."""
     generator = torch.Generator().manual_seed(0)
 
     def tensor(*shape: int) -> torch.Tensor:

@@ -7,9 +7,10 @@ from kernels.rope_angles import rope_frequencies
 
 
 def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x):
-    """Logits [T, V] of one sequence's tokens [T].
+    """Computes the logits [T, V] of one sequence's tokens [T].
 
-    rounded: what becomes of the input of a block's linear layer; stored: of a head's key or value, [..., D].
+    rounded: applied to the input of each linear layer of a block; stored: to each head's key or value, [...,
+    D].
     """
     w = {name: dense(weight) for name, weight in weights.items()}
     length = len(tokens)

@@ -11,7 +11,7 @@ def prompts(vocab_size, lengths=(1, 15, 33, 16, 40, 7), seed=3):
 
 
 def all_logits(decoder, cache, sequences, seed=0, most=9):
-    """Logits [T, V] of every sequence, computed step by step: 1 to `most` tokens of each, in one batch."""
+    """Computes the logits [T, V] of every sequence in steps of 1 to `most` tokens of each, in one batch."""
     generator = torch.Generator().manual_seed(seed)
     tables = block_tables(cache, sequences, generator)
     done = [0] * len(sequences)
@@ -39,7 +39,7 @@ def block_tables(cache, sequences, generator):
 
 
 def batch_of(rows, sequences, tables, block_size, sampled_rows=None):
-    """rows: (sequence, tokens in the cache, tokens of this step), those of one token first."""
+    """Returns a batch of rows (sequence, tokens in the cache, tokens of this step), decodes first."""
     places = [torch.arange(first, first + size) for _, first, size in rows]
     ends = torch.tensor([first + size for _, first, size in rows], dtype=torch.int32)
     sizes = [size for _, _, size in rows]

@@ -27,7 +27,7 @@ def run_ahead(*arguments, timeout=300):
 
 
 def launched(setup, *names):
-    """Kernels that the named steps of a setup launch on sm_90."""
+    """Returns the kernels that the named steps of a setup launch on sm_90."""
     found = set()
     with compiling_for("sm_90", lambda kernel, grid, args, meta: found.add(kernel.__name__)):
         for step in ahead.steps(setup):

@@ -68,7 +68,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def prompts(num=6):
-    """Lengths from 1 to some blocks; the second half begins as the first does, and goes on otherwise."""
+    """Draws prompts from 1 token to some blocks; the second half extends the first half's prompts."""
     generator = torch.Generator().manual_seed(3)
     first = [torch.randint(0, 96, (n,), generator=generator).tolist() for n in (1, 15, 33, 16, 40, 7)][:num]
     return first + [[*prompt, 5, 6, 7] for prompt in first]

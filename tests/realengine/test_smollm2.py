@@ -35,12 +35,12 @@ def engines():
 
 @pytest.fixture(scope="module")
 def alone(engines):
-    """Tokens of each question, served by itself."""
+    """Returns the tokens of each question, served by itself."""
     return [engines[2048].generate([question], GREEDY)[0].outputs[0].token_ids for question in QUESTIONS]
 
 
 def others(num, seed):
-    """Prompts of 1 to 60 random tokens."""
+    """Draws prompts of 1 to 60 random tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 61, (num,), generator=generator).tolist()
     return [torch.randint(0, 49_000, (length,), generator=generator).tolist() for length in lengths]

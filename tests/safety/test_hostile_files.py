@@ -41,7 +41,7 @@ def simulate(folder, *words):
 
 
 def gz_bomb(folder):
-    """A line of 64 MiB in 64 KiB: the reader must not need all of it."""
+    """Writes a line of 64 MiB in 64 KiB: the reader must not need all of it."""
     (folder / "t.csv.gz").write_bytes(gzip.compress(b"x" * (64 << 20), 9))
     return "workload=plain_csv", "t.csv.gz", "a line must have less than 4,194,304 characters"
 

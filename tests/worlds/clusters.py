@@ -41,7 +41,7 @@ MAX_REPLICAS = 3
 
 
 def toy_network(tokens_per_tick: float, tick_s: float = TICK_S, **settings: Any) -> NetworkSettings:
-    """Ports of so many tokens a tick, a token of KV being a byte."""
+    """Returns a network whose ports pass so many tokens a tick, at one byte per token of KV."""
     usual: dict[str, Any] = {"kind": "infiniband", "latency_s": 0.0, "reached_share": 1.0}
     return NetworkSettings(**(usual | {"bandwidth_bytes_per_s": tokens_per_tick / tick_s} | settings))
 

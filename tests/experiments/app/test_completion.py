@@ -35,7 +35,7 @@ CONFIGS = {
 
 @pytest.fixture
 def complete(tmp_path):
-    """candidates() over a small config folder; the words are given as one string."""
+    """Returns candidates() over a small config folder, for words in one string."""
     for name, text in CONFIGS.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)

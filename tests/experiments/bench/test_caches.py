@@ -17,7 +17,7 @@ TRACE = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "mo
 
 
 def asks(*prompts):
-    """Requests whose prompts are (content, tokens) pieces."""
+    """Returns requests whose prompts are (content, tokens) pieces."""
     return [
         Request(i, 0.0, Prompt(sum(n for _, n in pieces), tuple(Segment(*piece) for piece in pieces)))
         for i, pieces in enumerate(prompts)

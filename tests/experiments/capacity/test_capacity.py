@@ -77,7 +77,7 @@ class Fleet(SimpleNamespace):
 
 
 def toy_search(fleets, top, monkeypatch, spare=0):
-    """fleets: price and replicas needed of each, and the number that the bounds allow."""
+    """Searches toy fleets, each given as (price, replicas needed, bound on the replicas)."""
     asked = CapacitySettings(top=top, jobs=1, spare=spare, max_replicas=40)
     question = SimpleNamespace(settings=asked, slo=SLO)
     states, bounds = [], {}

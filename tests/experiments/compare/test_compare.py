@@ -135,7 +135,7 @@ def evaluated(experiment: Experiment, *, interrupted: bool = False, **values: li
 
 
 def shipped(path: Path) -> list[str]:
-    """Arguments that choose a shipped experiment, and the trace that it needs, if there is one."""
+    """Returns the arguments that choose a shipped experiment, and its trace if it replays one."""
     if "workload=mooncake_jsonl" not in path.read_text():
         return [f"experiment={path.stem}"]
     trace = TRACES / "mooncake_conversation.jsonl.gz"

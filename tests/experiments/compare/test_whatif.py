@@ -47,7 +47,7 @@ def questions_of(*overrides):
 
 
 def answers_of(runs, **more):
-    """runs: arm -> metric key -> values by seed."""
+    """Returns the answers of given runs: arm -> metric key -> values by seed."""
     arms = {arm: () if arm == "baseline" else ("load=2",) for arm in runs}
     seeds = tuple(range(len(next(iter(next(iter(runs.values())).values())))))
     rows = [

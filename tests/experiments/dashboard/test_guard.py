@@ -31,14 +31,14 @@ def service():
 
 @pytest.fixture(scope="module")
 def browser(service):
-    """A browser that has opened the page and has its cookie."""
+    """Returns a client that has opened the page and has its cookie."""
     client = make_app(service).server.test_client()
     assert client.get("/", base_url=HOME).status_code == 200
     return client
 
 
 def question(state, problems=(), client="page"):
-    """The body that the page posts when its state changes."""
+    """Returns the body that the page posts when its state changes."""
     names = [name.split(".") for name in OUTPUTS]
     return {
         "output": f"..{'...'.join(OUTPUTS)}..",

@@ -22,7 +22,7 @@ OPS = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops"
 
 
 def decode_rows(batch_size, kv_len, **columns):
-    """Rows of one layout, each batch size with each length."""
+    """Returns the rows of one layout, each batch size with each length."""
     sizes, lengths = (axis.ravel() for axis in np.meshgrid(batch_size, kv_len))
     return make_rows(len(sizes), {"batch_size": sizes, "kv_len": lengths, **columns})
 

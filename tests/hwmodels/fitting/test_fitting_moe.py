@@ -17,7 +17,7 @@ KERNELS = {"bfloat16": "vllm_unquantizedfusedmoe_triton_tritonexperts", "int4_wo
 
 
 def make_rows(*, dtype="bfloat16", version="0.24.0", **columns):
-    """Rows of equal length; scalars are repeated."""
+    """Returns columns of equal length; scalars are repeated."""
     columns = {
         "num_tokens": 16,
         "hidden_size": 4096,

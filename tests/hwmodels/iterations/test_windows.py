@@ -20,7 +20,7 @@ def pairs_inside(new, cached, window):
 
 
 def keys_inside(new, cached, window):
-    """Tokens that any query of a chunk sees: the new ones, and what the window of the first reaches back."""
+    """Counts the tokens that any query of a chunk sees: the new ones, and those in the first one's window."""
     return new + min(cached, window)
 
 

@@ -26,7 +26,7 @@ from policies.scheduling.fcfs import Fcfs
 
 
 def registry_of(names="abcd", rank=4, **memory):
-    """Adapters of one rank; a rank has one byte, a block four, unless `memory` says otherwise."""
+    """Returns adapters of one rank; by default a rank takes one byte, and a block has four."""
     adapters = [Adapter(name=name, rank=rank) for name in names]
     return Registry(adapters, "base", AdapterMemory(**{"bytes_per_rank": 1.0, "block_bytes": 4.0} | memory))
 

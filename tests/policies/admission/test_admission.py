@@ -22,7 +22,7 @@ def ask(request_id=0, num_tokens=1, arrival_s=0.0, **more):
 
 
 def fleet(*num_outstanding, **more):
-    """Replicas with these outstanding requests; `more` are lists of other counts."""
+    """Returns replicas with these outstanding requests; `more` are lists of other counts."""
     return [
         SimpleNamespace(num_outstanding=count, **{name: values[i] for name, values in more.items()})
         for i, count in enumerate(num_outstanding)
@@ -256,7 +256,7 @@ class TestDeadlineFeasible:
 
 
 def filled_to(uses, weights, limits):
-    """DRF's progressive filling, exactly: the dominant share over weight up to which tenants are filled.
+    """Computes the dominant share over weight to which DRF's progressive filling fills tenants, exactly.
 
     Between two levels at which a tenant is full, what is taken grows linearly.
     """

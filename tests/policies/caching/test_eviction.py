@@ -27,7 +27,7 @@ def names(orders):
 
 
 def misses(order, references, capacity):
-    """Faults of single-token prompts in a cache of `capacity` tokens: the paging problem of the textbooks."""
+    """Counts the faults of single-token prompts in a cache of `capacity` tokens (textbook paging)."""
     prompts = [(Segment(page, 1),) for page in references]
     future = FutureUses(prompts)
     tree = RadixTree(eviction=order, future=future)
@@ -42,7 +42,7 @@ def misses(order, references, capacity):
 
 
 def fewest_misses(references, capacity):
-    """Belady's MIN written out: evict what is used furthest ahead."""
+    """Computes the misses of Belady's MIN, which evicts what is used furthest ahead."""
     cached, num_misses = set(), 0
     for index, page in enumerate(references):
         if page in cached:

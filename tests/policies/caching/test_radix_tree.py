@@ -34,7 +34,7 @@ def num_common(a, b):
 
 
 def shape(tree):
-    """Tokens and locks of every node, by where it begins."""
+    """Returns (depth, tokens, locks) of every node, sorted."""
     return sorted((node.depth, node.num_tokens, node.lock_count) for node in tree.nodes())
 
 

@@ -221,7 +221,7 @@ def test_rejects_a_clock_that_goes_backwards(make_core, make_request):
 
 
 def swap_out_then_in(make_core, make_request, run_step):
-    """Requests 0 and 1 decode; 1 is swapped out in the second step and on its way back after the third."""
+    """Decodes requests 0 and 1; swaps 1 out in the second step, and it returns after the third."""
 
     def script(view, step):
         for seq in view.running:

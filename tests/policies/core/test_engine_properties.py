@@ -50,7 +50,7 @@ class Whim:
 
 
 class Naive:
-    """The same engine's sequences, counted one by one, iteration by iteration."""
+    """A naive model of the engine's sequences, counted one by one, iteration by iteration."""
 
     def __init__(self):
         self.computed, self.known, self.end = {}, {}, {}
@@ -97,7 +97,10 @@ def check_decode_set(core, naive):
 
 
 def check_block_ids(core, plan):
-    """Ids of all blocks, planned tokens included: in range, one owner each, as many as the pool counts."""
+    """Checks that all block ids are in range, have one owner each, and are as many as the pool counts.
+
+    Blocks of planned tokens are included.
+    """
     tokens, owners = plan.tokens_by_request, Counter()
     for seq in core.running.values():
         owners.update(core.block_ids(seq, seq.num_computed + tokens.get(seq.request_id, 0)))

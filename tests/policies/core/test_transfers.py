@@ -359,7 +359,7 @@ def run_core(make, requests, seed, *, num_steps=120, num_swap_blocks=0, tiers=(0
 
 
 def draw_requests(rng, *, num_contents=0, branching=False):
-    """Requests, each with the output tokens after which it ends or None.
+    """Draws requests, each with the output tokens after which it ends, or None.
 
     num_contents: prompts begin with some of so many texts, or quote an earlier prompt with its answer.
     """

@@ -25,7 +25,7 @@ from policies.routing.weighted_score import WeightedScore
 
 
 def replicas(*num_outstanding, **more):
-    """Replicas with these outstanding requests; `more` are lists of other counts."""
+    """Returns replicas with these outstanding requests; `more` are lists of other counts."""
     return [
         SimpleNamespace(index=i, num_outstanding=count, **{name: values[i] for name, values in more.items()})
         for i, count in enumerate(num_outstanding)

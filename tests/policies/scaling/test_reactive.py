@@ -32,7 +32,7 @@ def test_replicas_that_start_are_not_asked_for_again(make_pool):
     assert policy.target(make_pool(2, num_starting=2, busy_share=1.0), 30) == 4
 
 
-def test_replicas_go_when_nobody_has_wanted_them_for_the_whole_window(make_pool):
+def test_replicas_go_when_they_were_not_wanted_for_the_whole_window(make_pool):
     policy = Utilisation(target_share=0.5, signal="busy", stabilisation_s=60)
     assert policy.target(make_pool(4, busy_share=0.5), 0) == 4
     idle = make_pool(4, busy_share=0.1)

@@ -7,7 +7,7 @@ from policies.scheduling.mlfq import Mlfq
 
 
 def one_step(core, now=0.0):
-    """(tokens by request, preempted ids) of one iteration; transfers are done at once."""
+    """Runs one iteration with instant transfers; returns (tokens by request, preempted ids)."""
     plan = core.plan(now)
     decision = plan.tokens_by_request, [seq.request_id for seq in plan.preempted]
     core.commit(plan, StepOutcome(), now)

@@ -35,7 +35,7 @@ class FixedPredictions:
 
 
 def one_step(core, now=0.0):
-    """(tokens by request, preempted ids) of one iteration."""
+    """Runs one iteration; returns (tokens by request, preempted ids)."""
     plan = core.plan(now)
     decision = plan.tokens_by_request, [seq.request_id for seq in plan.preempted]
     core.commit(plan, StepOutcome(), now)
@@ -44,7 +44,7 @@ def one_step(core, now=0.0):
 
 
 def first_in(core, now=0.0):
-    """Ids in the order of their first tokens, one slot at a time."""
+    """Returns the ids in the order of their first tokens, one slot at a time."""
     order = []
     while (plan := core.plan(now)) is not None:
         order += [seq.request_id for seq in plan.admitted]

@@ -27,7 +27,7 @@ class FixedPredictions:
 
 
 def one_step(core, now):
-    """(tokens by request, preempted ids) of one iteration."""
+    """Runs one iteration; returns (tokens by request, preempted ids)."""
     plan = core.plan(now)
     decision = plan.tokens_by_request, [seq.request_id for seq in plan.preempted]
     core.commit(plan, StepOutcome(), now)

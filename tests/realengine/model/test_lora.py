@@ -368,7 +368,7 @@ def test_a_layer_adds_what_merged_weights_would_on_any_number_of_ranks(world_siz
 
 
 def batch_of(rows, segments, block_size=4, blocks_per_row=10):
-    """Rows (table, tokens, first position), decodes first; each table has blocks of its own."""
+    """Returns a batch of rows (table, tokens, first position), decodes first, each with blocks of its own."""
     tokens, positions, kv_slots, tables, lengths, contexts = [], [], [], [], [], []
     for table, row_tokens, first in rows:
         places = torch.arange(first, first + len(row_tokens))

@@ -52,7 +52,7 @@ def pack(weight, config, generator, g_idx=None):
 
 
 def packed_checkpoint(config, quantization, g_idx=None):
-    """(tensors as stored, the plain checkpoint that they stand for)."""
+    """Returns (tensors as stored, the plain checkpoint that they stand for)."""
     generator = torch.Generator().manual_seed(5)
     stored, plain = {}, {}
     for name, tensor in random_checkpoint(config).items():

@@ -16,7 +16,7 @@ from sim.report.evidence import caveats, interval_lines
 
 
 def table_of(ttft_s, tpot_s, gap_s=1.0):
-    """Requests a second apart."""
+    """Returns requests that arrive one gap apart."""
     return pd.DataFrame(
         {"arrival_s": gap_s * np.arange(len(ttft_s)), "ttft_s": ttft_s, "tpot_s": tpot_s, "row": 1}
     )

@@ -42,7 +42,7 @@ def fixed_roofline(monkeypatch):
 
 
 def use(model, *rows):
-    """Rows of (duration_s, micro-batches)."""
+    """Computes the bubbles of iterations given as (duration_s, micro-batches)."""
     duration, batches = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     table = pd.DataFrame(dict.fromkeys(NAMES, np.zeros(len(rows))))
     return pipeline_use(table.assign(duration_s=duration, decode_seqs=batches), duration, model)

@@ -14,7 +14,7 @@ WHOLE = Window(0.0, 10.0)
 
 
 def records(*rows, num_evicted_blocks=0):
-    """rows: (time, event, tokens, of_tokens, recomputed_tokens, tier)."""
+    """Returns records of events (time, event, tokens, of_tokens, recomputed_tokens, tier)."""
     events = pd.DataFrame(
         rows, columns=["time_s", "event", "tokens", "of_tokens", "recomputed_tokens", "tier"]
     ).astype({"time_s": np.float64})

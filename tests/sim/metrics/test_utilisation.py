@@ -12,7 +12,7 @@ NAMES = ("decode_context_tokens", "prefill_seqs", "prefill_pairs", "prefill_cont
 
 
 def iterations(*rows):
-    """Rows of (duration_s, decode_seqs, prefill_tokens)."""
+    """Returns iterations given as (duration_s, decode_seqs, prefill_tokens)."""
     duration, decodes, prefills = zip(*rows, strict=True)
     table = pd.DataFrame({"duration_s": duration, "decode_seqs": decodes, "prefill_tokens": prefills})
     return table.assign(**dict.fromkeys(NAMES, 0))

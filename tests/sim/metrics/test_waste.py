@@ -121,7 +121,7 @@ def test_shares_add_up_and_none_is_negative(worlds, data):
 
 
 def sharegpt_like(ask, num_requests):
-    """Lengths of an eighth of ShareGPT's (Kwon et al., figure 11: mean 161 in, 338 out), long-tailed."""
+    """Draws long-tailed lengths of an eighth of ShareGPT's (Kwon et al., figure 11: mean 161 in, 338 out)."""
     rng = np.random.default_rng(0)
     asks = []
     for _ in range(num_requests):

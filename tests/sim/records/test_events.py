@@ -22,7 +22,7 @@ TICK_S = 0.125
 
 
 def waits_of(records, request_id):
-    """Ticks that a request waited, by cause, those that took none left out."""
+    """Returns the ticks that a request waited, by cause, without causes of no time."""
     row = records.requests.set_index("request_id").loc[request_id]
     ticks = {cause: row[f"wait_{cause}_s"] / TICK_S for cause in WAITS}
     return {cause: num for cause, num in ticks.items() if num}

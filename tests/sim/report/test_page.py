@@ -39,7 +39,7 @@ class EvenSplit:
 
 
 def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
-    """Requests of random lengths, one a second, the first token after 0.1 s, then one every 20 ms.
+    """Draws requests of random lengths, one a second, with TTFT about 0.1 s, then a token every 20 ms.
 
     The iterations are made up: they keep the table's shape, not a schedule.
     """

@@ -38,7 +38,7 @@ def mmk_wait_s(num_servers: int, load: float) -> float:
 
 
 def stationary(transitions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities of the states of a chain, from its transition probabilities or rates [N, N]."""
+    """Computes the stationary probabilities of a chain from its transition probabilities or rates [N, N]."""
     balance = (transitions - np.diag(transitions.sum(axis=1))).T
     balance[0] = 1.0
     return linalg.solve(balance, np.eye(len(balance))[0])

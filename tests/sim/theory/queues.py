@@ -189,10 +189,10 @@ def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Wa
 
 
 def simulate_queue(queue: Queue, num_requests: int, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(requests, with size, wait and sojourn in s, and iterations) of a run that obeys the laws.
+    """Simulates a queue, checks its laws, and returns (requests, iterations); sizes and waits are in s.
 
-    Little's law without an average: the integral of the requests present is the sum of their sojourns.
-    Work is conserved: servers are busy for as long as all requests together are large.
+    Little's law without an average: the integral of the requests present is the sum of their sojourns. Work
+    is conserved: servers are busy for as long as all requests together are large.
     """
     records, watched = simulate(queue, num_requests, seed)
     server, requests, iterations = queue.server, records.requests, records.iterations

@@ -204,7 +204,7 @@ def shared(load: float, sizes: Distribution | None = None) -> Case:
 
 
 def helping(routing: Any, num_replicas: int, load: float, sojourn_s: float) -> Case:
-    """Replicas of which the less loaded gets the request."""
+    """Returns the case of replicas of which the less loaded one gets each request."""
     queue = Queue(
         server=ONE_SERVER, rate_per_s=load * num_replicas, routing=routing, num_replicas=num_replicas
     )
@@ -221,7 +221,10 @@ def pooled(queue: Queue) -> dict[str, float]:
 
 
 def apart(routing: Any, rate_per_s: float, sojourns_s: Sequence[Callable[[float], float]]) -> Case:
-    """Replicas that get their requests whatever their load; sojourns_s: of each, by the rate of all."""
+    """Returns the case of replicas that get requests regardless of their load.
+
+    sojourns_s: the mean sojourn at each replica, as a function of the rate of all arrivals.
+    """
     num_replicas = len(sojourns_s)
     known = {f"sojourn at {i}": sojourn_s(rate_per_s) for i, sojourn_s in enumerate(sojourns_s)}
     return Case(

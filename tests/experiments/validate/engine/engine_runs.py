@@ -86,7 +86,7 @@ def scenario_of(
 def traffic(
     num: int = 24, *, seed: int = 0, gap_s: float = 1e-3, priorities: Sequence[int] = (0,), **changes: Any
 ) -> TableSource:
-    """Prompts of 17 to 46 tokens, every other of which begins alike, and answers of 1 to 24."""
+    """Draws prompts of 17 to 46 tokens, half of them with one beginning, and answers of 1 to 24 tokens."""
     random = np.random.Generator(np.random.Philox(key=seed))
     return TableSource(
         **{
