@@ -175,8 +175,7 @@ TICK_S = 0.25
 
 @st.composite
 def draw_traffic(draw):
-    """Draws capacities (3 outs, 3 ins, 1 fabric), flows (at_s, path, bytes), changes (at_s, index,
-    factor)."""
+    """Draws 7 capacities (3 outs, 3 ins, fabric), flows (at_s, path, bytes) and changes of capacities."""
     bandwidth = st.sampled_from([1.0, 2.0, 3.0, 7.0, 10.0])
     capacities = draw(st.lists(bandwidth, min_size=7, max_size=7))
     path = st.tuples(st.integers(0, 2), st.integers(3, 5), *([st.just(6)] if draw(st.booleans()) else []))
