@@ -8,8 +8,8 @@ Roofline: Williams, Waterman, Patterson, CACM 2009, with curves for the share th
                 micro-batches: see `Stages`
     iteration   see `HostOverhead`
 
-Every price exists for a number and for an array, side by side so that they stay alike. Prices of batches that
-one device computes whole are in `whole_batches`.
+Every time is computed for a number and for an array, side by side to keep the two equal. Times of batches
+that one device computes whole are in `whole_batches`.
 """
 
 from __future__ import annotations
@@ -382,7 +382,7 @@ class Roofline:
         return [*self._whole_model, *self._whole_adapters.operators]
 
     def _counted(self, computed: int, all_tokens: int, rows: int) -> float:
-        """Returns GPU seconds of all operators whose times are looked up by count."""
+        """Returns GPU seconds of all operators with times that are looked up by count."""
         gpu_s = self._tokens_s.of(computed) + self._rows_s.of(rows)
         return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of(all_tokens)
 

@@ -1,6 +1,6 @@
-"""Prices of iterations, and of runs of decode-only iterations, whose batch one device computes whole.
+"""Prices iterations, and leaps of decode-only iterations, with batches that one device computes whole.
 
-No attention groups, ring or micro-batches share these batches. A simulation asks for these prices in each of
+No attention groups, ring or micro-batches share these batches. A simulation needs these prices in each of
 its steps, so figures that depend only on the number of sequences are cached by that number.
 """
 
@@ -35,7 +35,7 @@ class _DecodeBatch(NamedTuple):
 
 
 class WholeBatches:
-    """Prices iterations whose batch one device computes whole.
+    """Prices iterations with batches that one device computes whole.
 
     tokens_s, rows_s: GPU seconds by number of tokens and by number of sampled rows.
     """
@@ -112,7 +112,7 @@ class WholeBatches:
     def _long_leap_ends(
         self, start_s: float, batch: _DecodeBatch, contexts: NDArray[np.float64]
     ) -> list[float]:
-        """Computes `decode_ends` of many iterations whose prices are straight lines."""
+        """Computes `decode_ends` of many iterations with straight lines as prices."""
         decodes_s = np.zeros(len(contexts))
         for calls, fixed_s, token_s in batch.straight.lines:
             decodes_s += calls * (fixed_s + token_s * contexts)

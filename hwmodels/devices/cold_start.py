@@ -82,7 +82,7 @@ class ColdStart:
     def parts(
         self, *, weights_bytes: float, pcie: Link, storage: Storage, cuda_graphs: CudaGraphs
     ) -> ColdStartParts:
-        """Returns the parts of the cold start of a replica whose devices hold weights_bytes each."""
+        """Returns the parts of the cold start of a replica with weights_bytes on each device."""
         rates = [storage.pcie_share * pcie.bandwidth_bytes_per_s]
         if self.source is WeightSource.disk:
             rates.append(storage.disk_bytes_per_s)

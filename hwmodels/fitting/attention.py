@@ -30,7 +30,7 @@ from hwmodels.operators.attention import (
 Rows = Mapping[str, Any]
 
 GROUP_BY = ("num_heads", "num_kv_heads", "head_dim")
-"""Columns whose values a validation group shares (`robust.validation_rows`)."""
+"""Columns with the same values in all rows of a validation group (`robust.validation_rows`)."""
 
 CAPABILITY_OF_KERNEL = {
     "vllm_flash_attn": "sm80",
@@ -122,7 +122,7 @@ def fitted_rows(rows: Rows, device: Device) -> NDArray[np.bool_]:
     """Returns a mask of rows that run the usual kernels and are slower than memory bandwidth allows.
 
     TensorRT-LLM 1.0 on A100 decodes contexts far beyond the L2 cache at up to 1.4 times the bandwidth of
-    memory: whatever was timed there, it did not read those bytes.
+    memory: the timed kernel cannot have read those bytes from memory.
     """
     usual = ~np.isin(np.asarray(rows["kernel"]), FALL_BACKS)
     if "kv_len" not in rows:
@@ -188,7 +188,7 @@ def layouts(
 ) -> list[tuple[HeadLayout, str, str, NDArray[np.intp]]]:
     """Returns head layout, framework, dtype of the arithmetic, and indices of the rows that share them.
 
-    A window longer than the context counts as none, except for kernels whose choice it changes (packs_windows
+    A window longer than the context counts as none, except if it changes the choice of kernels (packs_windows
     False).
     """
     frameworks = np.asarray(rows["framework"]).tolist()

@@ -3,7 +3,7 @@
     t >= max(FLOPs / peak, (bytes - L2) / memory bandwidth, bytes on the link / link bandwidth)
 
 Data that fits the L2 cache may never come from memory, because benchmarks repeat one call. Rows below the
-bound are wrong, most often in their unit, and are not used otherwise. Bounds leave out whatever depends on
+bound are wrong, most often in their unit, and are not used otherwise. Bounds leave out all that depends on
 the kernel, so that no kernel can beat them: of a module with projections they count only the attention, of
 expert parallelism a rank's even share. Columns are those of the fits of the same operators.
 """

@@ -77,7 +77,7 @@ VLLM_ELEMENTWISE = {
 
 
 class Attention(NamedTuple):
-    """Columns whose values all rows of one group share."""
+    """Columns with the same values in all rows of a group."""
 
     framework: str
     version: str

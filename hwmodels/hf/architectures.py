@@ -54,7 +54,7 @@ def llama_attention(fields: Fields) -> list[Attention]:
 
 
 def phi3_attention(fields: Fields) -> list[Attention]:
-    """Reads the attention of Phi-3, whose attention_bias has no effect."""
+    """Reads the attention of Phi-3, in which attention_bias has no effect."""
     fields.ignore("attention_bias")
     return grouped_layers(fields, windows(fields))
 

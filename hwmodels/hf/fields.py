@@ -48,11 +48,11 @@ class Fields:
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
         self.config = {**(defaults or {}), **config}
-        self.asked: set[str] = set()
+        self.names_read: set[str] = set()
 
     def value(self, name: str) -> Any:
         """Returns the raw field, None if it is missing."""
-        self.asked.add(name)
+        self.names_read.add(name)
         return self.config.get(name)
 
     def whole(self, name: str, *, default: int | None = None) -> int:
@@ -104,11 +104,11 @@ class Fields:
 
     def ignore(self, *names: str) -> None:
         """Marks fields that the architecture has and that change neither bytes nor FLOPs in it as read."""
-        self.asked.update(names)
+        self.names_read.update(names)
 
     def not_understood(self) -> dict[str, Any]:
         """Returns the fields, by name, that were never read and that switch something on."""
-        left = sorted(self.config.keys() - self.asked)
+        left = sorted(self.config.keys() - self.names_read)
         return {
             name: self.config[name] for name in left if self.config[name] and not IRRELEVANT.fullmatch(name)
         }

@@ -15,7 +15,7 @@ def dense_mlp(fields: Fields) -> list[Mlp]:
 
 
 def gemma3n_mlp(fields: Fields) -> list[Mlp]:
-    """Reads Gemma 3n's MLP, whose width may be given per layer."""
+    """Reads the MLP of Gemma 3n, the width of which may be given per layer."""
     fields.ignore("activation_sparsity_pattern")
     if not isinstance(fields.value("intermediate_size"), list):
         return dense_mlp(fields)

@@ -130,7 +130,7 @@ class IterationModel(Protocol):
         """Returns the model FLOPs of the whole replica, for MFU.
 
         All tokens of the shape count as work, including those of a prefill repeated after a preemption,
-        because the shape does not tell them apart. The padding of a CUDA graph does not count.
+        because the shape does not distinguish them. The padding of a CUDA graph does not count.
         """
 
     def bytes_moved(self, shape: IterationShape) -> Num:

@@ -228,7 +228,7 @@ class ParallelLayout:
         return RankBatch(decodes, all_tokens, decodes, decodes, batch.decode_context_tokens, 0, 0, 0, 0)
 
     def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
-        """Returns the new tokens of the fullest micro-batch, for equal chunks in so many attention groups.
+        """Returns the new tokens of the fullest micro-batch, for equal chunks in `groups` attention groups.
 
         It is an equal share, but a piece of a chunk is at least `SMALLEST_PIECE`, so that neither a longer
         chunk nor one more chunk is ever cheaper. With 4 micro-batches: 100 of a chunk of 100 tokens, 256 of

@@ -26,7 +26,7 @@ def check_physical(rows: Rows, *, model: ModelSpec, device: Device, tensor_paral
     of memory. Attention takes its FLOPs, and the keys and values that it reads (`least_attention_seconds`).
     Rows of matrices that the model names (qkv_proj, o_proj, gate_up_proj, down_proj; lm_head) and of
     attention are checked, others are not. Milliseconds or seconds in a column of microseconds are caught, and
-    so are nanoseconds: operators whose large rows exceed `TOO_SLOW` times their lower bound.
+    so are nanoseconds: operators with large rows that exceed `TOO_SLOW` times their lower bound.
     """
     names = np.asarray(rows["operator"])
     for name, (size, limit_s) in _limits(rows, model, device, tensor_parallel_size).items():

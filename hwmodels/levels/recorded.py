@@ -26,7 +26,7 @@ from hwmodels.levels.profile import check_columns
 class Recorded:
     """An `IterationModel` that looks iterations up by their shape.
 
-    A shape that was recorded several times takes the median: a model is asked for a shape, not for the n-th
+    A shape that was recorded several times takes the median: the argument is a shape, not the n-th
     iteration, so the order of the recording and the scatter of equal iterations are lost. A shape that was
     never recorded is unknown, or, with allow_missing, priced by the base. FLOPs, bytes, peaks and the shares
     of the components are always the base's.

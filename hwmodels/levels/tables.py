@@ -5,7 +5,7 @@ The columns of a file identify its format:
     windtunnel profile  operator, component, calls, latency_us, ...: see `hwmodels.levels.profile`
     Vidur               num_tokens with attn_pre_proj_us, mlp_up_proj_us, ...; or, as Vidur writes its
                         mlp.csv, time_stats.attn_pre_proj.median, ... in milliseconds
-    LLMServingSim       a folder with three files, whose names end in dense, attention and per_sequence
+    LLMServingSim       a folder with three files, with names that end in dense, attention and per_sequence
     a recorded run      iterations.parquet, as `windtunnel simulate` writes it
 
 Files are .parquet, .csv or .csv.gz. If columns gpu, model and tp distinguish several set-ups, the rows of the

@@ -183,7 +183,7 @@ class LatentAttention:
     qk_nope_head_dim: int
     """Width of the part of each head's query and key without position."""
     qk_rope_head_dim: int
-    """Width of the part with position, whose key all heads share."""
+    """Width of the part with position; all heads share its key."""
     v_head_dim: int
     sparse_top_k: int | None = None
     """Largest number of tokens that a query attends to; None: no limit."""

@@ -278,7 +278,7 @@ class ModelSpec:
         )
 
     def divides(self, tensor_parallel_size: int) -> bool:
-        """Returns whether every kind of attention divides evenly over so many ranks."""
+        """Returns whether every kind of attention divides evenly over tensor_parallel_size ranks."""
         return all(block.attention.divides(tensor_parallel_size) for block in self.blocks)
 
     def with_weights(

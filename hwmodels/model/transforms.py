@@ -1,6 +1,6 @@
 """Transformations to smaller models: pruning in depth and width, sparsity, distillation.
 
-Each transformation makes a new `ModelSpec`, whose notes say what it saves; its `source` is empty if the
+Each transformation makes a new `ModelSpec` with notes on the savings; its `source` is empty if the
 weights change, because they are not the published ones. The loss of quality is not modelled; it is recovered
 by training, usually by distillation from the original model.
 """

@@ -258,7 +258,7 @@ class PrefillAttention:
         bandwidth = device.memory_bandwidth_bytes_per_s * curve.kv_bandwidth_share
         moved_s = family.kv_passes * 2.0 * heads.num_kv_heads * heads.key_and_value_dim / bandwidth
         self._context_s = heads.kv_bytes_per_token / bandwidth
-        # The context includes the new tokens, whose passes are counted already.
+        # The context includes the new tokens; their passes are counted already.
         self._token_s = tiles_s / TILE_QUERIES + moved_s - self._context_s
         if heads.windowed:
             self._token_s += family.window_keys * self._pair_s

@@ -68,7 +68,7 @@ TRTLLM_GEN = DecodeKernels(item=0.5, group_share=0.3)
 """Decode kernels of vLLM on sm100, through FlashInfer."""
 TRTLLM_GEN_FP8 = replace(TRTLLM_GEN, item=0.4)
 TRTLLM_GEN_IN_TRTLLM = replace(TRTLLM_GEN, start=1.2, group_share=0.6)
-"""Decode kernels of TensorRT-LLM on sm100, whose operator does more around the same kernels."""
+"""Decode kernels of TensorRT-LLM on sm100; its operator does more around the same kernels."""
 TRTLLM_GEN_IN_TRTLLM_FP8 = replace(TRTLLM_GEN_IN_TRTLLM, item=0.4)
 MASKED_MULTI_HEAD = DecodeKernels(item=0.39, fixed_share=0.9, overlap=0.72, bandwidth=1.1, max_splits=130)
 """Decode kernels of TensorRT-LLM before sm100 that process every query head separately."""

@@ -147,7 +147,7 @@ NVFP4_SM100_TRTLLM = GemmKernels(tiles=(Tile(128, 256),), before_s=4.1e-6, quant
 NVFP4_SM120 = GemmKernels(tiles=(Tile(128, 128),), before_s=4.3e-6, quantise_bytes_per_sm_s=20e9)
 NVFP4_SM120_TRTLLM = replace(NVFP4_SM120, before_s=2.2e-6, quantise_bytes_per_sm_s=14e9)
 INT8_TRTLLM = GemmKernels(before_s=6.9e-6, quantise_bytes_per_sm_s=100e9)
-"""A TensorRT engine of one layer, whose input was quantised before."""
+"""A TensorRT engine of one layer with an input that is quantised already."""
 WEIGHT_ONLY = GemmKernels(
     tiles=(Tile(16, 256), Tile(64, 64), Tile(64, 128), Tile(128, 128)), splits=(1, 2, 4), flops=0.88
 )

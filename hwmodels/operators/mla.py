@@ -227,7 +227,7 @@ class MlaDecode:
         self._token_s = family.token * curve.start_s * (1 + heads.kv_bytes_per_element / 2) / 2
 
     def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
-        """Returns lines (fixed_s, s_per_context_token), whose maximum is the time of num_seqs sequences."""
+        """Returns lines (fixed_s, s_per_context_token); their maximum is the time of num_seqs sequences."""
         fixed_s = self._start_s * smaller(num_seqs, 1.0) + self._seq_s * num_seqs
         if not self._token_s:
             return ((fixed_s, self._work_s),)

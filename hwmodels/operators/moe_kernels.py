@@ -84,7 +84,7 @@ def kernel_family(
 
     vllm: the choices of vLLM 0.24, as measured. trtllm: the same on Blackwell, and CUTLASS for vLLM's Triton
     and its slow fp8 kernel; this is assumed, not measured. Marlin unpacks the formats that tensor cores lack.
-    The device only tells which formats its tensor cores have; Ada, which is priced as sm120, lacks fp4.
+    The device only determines the formats of the tensor cores; Ada, which is priced as sm120, lacks fp4.
     Raises ValueError for an unknown library or compute capability.
     """
     if kernels not in ("vllm", "trtllm"):

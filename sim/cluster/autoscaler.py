@@ -130,15 +130,15 @@ class Autoscaler:
         if not self._requests_remain():
             return
         now = self._clock.now
-        wanted = self._policy.target(self, now)
+        target = self._policy.target(self, now)
         present = self._members(State.starting, State.serving, State.down)
         indices = [member.replica.index for member in present]
         self._busy_s = {index: self._busy_times[index].seconds(now) for index in indices}
-        if wanted == 0 and self._is_needed():
-            wanted = 1
-        for _ in range(wanted - len(present)):
+        if target == 0 and self._is_needed():
+            target = 1
+        for _ in range(target - len(present)):
             self._start()
-        for member in sorted(present, key=_drain_rank, reverse=True)[: max(0, len(present) - wanted)]:
+        for member in sorted(present, key=_drain_rank, reverse=True)[: max(0, len(present) - target)]:
             self._fleet.drain(member, now)
         self._schedule_decision()
 

@@ -87,7 +87,7 @@ class Clients(GatewayAttachment):
             self._gateway.fail(attempt, "timed out")
 
     def _give_up(self, attempt: RequestAttempt, event: int) -> None:
-        """Aborts a request whose client has lost patience; the client does not retry."""
+        """Aborts a request after the patience of its client, which does not retry."""
         if not self._is_in_progress(attempt):
             return
         if attempt.replica is not None:

@@ -128,7 +128,7 @@ def most_missed(num_requests: int, target: float) -> int:
 
 
 class Verdicts(NamedTuple):
-    """Numbers of requests whose outcome is certain."""
+    """Numbers of requests that have certainly missed or attained the SLO."""
 
     missed: int
     attained: int

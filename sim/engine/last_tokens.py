@@ -17,7 +17,7 @@ from sim.records.requests import RequestLog
 
 
 class LastTokens:
-    """Latest token times of one engine, or of the one that replaced it after a crash."""
+    """Times of the latest tokens of one engine, or of the engine that replaced it after a crash."""
 
     __slots__ = ("_branched_s", "_core", "_requests", "_seed", "apart", "last_decode_s")
 
@@ -25,7 +25,7 @@ class LastTokens:
         self.last_decode_s = 0.0
         """Time of the latest token of decoding sequences that are not in `apart` and have no branches, s."""
         self.apart: dict[Sequence, float] = {}
-        """Time of the latest token, s, of sequences whose token came from a prefill or before a swap-out."""
+        """Time of the latest token, s, of sequences that produced it in a prefill or before a swap-out."""
         self._core = core
         self._requests = requests
         self._seed = seed
@@ -67,9 +67,8 @@ class LastTokens:
         requests, request_id = self._requests, seq.request_id
         last_s = self._branched_s.pop(request_id, self.last_decode_s)
         last_s = self.apart.pop(seq, last_s)
-        if (
-            seq.num_emitted_tokens > requests.output_tokens[request_id]
-        ):  # else no new token since the last preemption
+        # Without a new token since the last preemption, that time is still the one to keep.
+        if seq.num_emitted_tokens > requests.output_tokens[request_id]:
             requests.last_token_s[request_id] = last_s
             requests.output_tokens[request_id] = seq.num_emitted_tokens
 

@@ -99,7 +99,7 @@ class Recorder:
         self._tokens.emit(seq, now)
 
     def finished(self, seq: Sequence, now: float) -> None:
-        """Records a request whose output is complete."""
+        """Records that the output of a request is complete."""
         self._tokens.forget(seq)
         self.requests.end(seq, FINISHED, now, now)
 

@@ -10,7 +10,7 @@ from sim.engine.shape import shape_of
 
 
 class RunningStep:
-    """A plan whose iterations end at ends_s[0], ends_s[1], ...; it ends after num_iterations, at end_s.
+    """A plan with iterations that end at ends_s[0], ends_s[1], ...; it ends after num_iterations, at end_s.
 
     Several iterations are a leap. shape: the shape of the first iteration, if the plan has prompt chunks.
     """

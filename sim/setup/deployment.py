@@ -110,7 +110,7 @@ class Deployment:
     def plan_memory(self) -> MemoryPlan:
         """Returns the memory plan of each device. Raises ValueError if the model does not fit.
 
-        Plans are cached by settings, as a run asks ten times.
+        Plans are cached by settings, as a run reads its plan ten times.
         """
         settings: dict[str, Any] = {
             "model": self.model,
