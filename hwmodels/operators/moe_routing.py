@@ -161,8 +161,8 @@ def _zipf_groups(
     """Returns the probability p that a token picks an expert, log(1 - p), and experts by group [G].
 
     Experts are those of the busiest rank. The first 16 are groups of their own, then neighbours with
-    ranks that differ by at most a 16th share their mean probability: 512 experts make 66 groups. The number of
-    active experts changes by some 0.1 % at most.
+    ranks that differ by at most a 16th share their mean probability: 512 experts make 66 groups. The number
+    of active experts changes by some 0.1 % at most.
     """
     chances = zipf_chances(num_experts, top_k, exponent)[::ep_size]
     starts = [0]

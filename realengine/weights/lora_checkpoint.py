@@ -189,7 +189,7 @@ def _settings(fields: Fields) -> _Settings:
         rank_pattern=_patterns(fields, "rank_pattern", whole=True),
         alpha_pattern=_patterns(fields, "alpha_pattern", whole=False),
     )
-    for name in sorted(fields.config.keys() - fields.asked - set(IRRELEVANT)):
+    for name in sorted(fields.config.keys() - fields.names_read - set(IRRELEVANT)):
         if fields.config[name]:
             raise wrong(name, fields.config[name], "not known here, answers could be wrong")
     return settings
