@@ -29,12 +29,12 @@ class Branches:
     __slots__ = (
         "_block_size",
         "_counts",
+        "_ends",
         "_next",
         "_shares",
         "_tables",
         "copies",
         "depth",
-        "ends",
         "ids",
         "is_swapped",
         "length",
@@ -65,13 +65,18 @@ class Branches:
         self.is_swapped = False
         """Whether all stored KV lies in host memory, so that the branches continue without a prefill."""
         self.depth = 0
-        self.ends = list(ends)
+        self._ends = list(ends)
         self.num_emitted = 0
 
     @property
     def width(self) -> int:
         """Number of live branches."""
         return len(self._tables)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no branch is left; `width` still counts those that ended last."""
+        return not self._ends
 
     @property
     def clock(self) -> int:
@@ -147,14 +152,14 @@ class Branches:
         """Adds a new token to each branch. Returns the blocks that became free.
 
         parents: for each branch that goes on, the old one that it continues; None: each continues itself.
-        Branches at their end are removed. If none is left, `ends` is empty, and no block becomes free.
+        Branches at their end are removed. If none is left, all have ended, and no block becomes free.
         """
         self.depth += 1
         self.num_emitted += len(self._tables)
         chosen = range(len(self._tables)) if parents is None else parents
-        ends = self.ends
+        ends = self._ends
         kept = [parent for parent in chosen if ends[parent] > self.depth]
-        self.ends = [ends[parent] for parent in kept]
+        self._ends = [ends[parent] for parent in kept]
         if not kept or (parents is None and len(kept) == len(self._tables)):
             return []
         return self._fork(kept)

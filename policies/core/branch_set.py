@@ -61,7 +61,7 @@ class BranchSet:
         limit = seq.max_num_tokens - seq.num_prompt_tokens
         if not isinstance(stop_after, tuple):
             stop_after = (limit if stop_after is None else stop_after,) * branching.width
-        seq.branch_ends = tuple(min(limit, num_tokens) for num_tokens in stop_after)
+        seq._branch_ends = tuple(min(limit, num_tokens) for num_tokens in stop_after)
         seq.num_extra_blocks = self._num_copied_blocks(seq)
 
     def start(self, seq: Sequence) -> None:
@@ -85,7 +85,7 @@ class BranchSet:
         """Lets a sequence decode after its prefill; its branches are created the first time."""
         if seq.branches is None:
             shares = self._pool.shares_branches
-            seq.branches = Branches(seq.num_prompt_tokens, self._pool.block_size, seq.branch_ends, shares)
+            seq.branches = Branches(seq.num_prompt_tokens, self._pool.block_size, seq._branch_ends, shares)
         self.join(seq, seq.branches)
 
     def join(self, seq: Sequence, branches: Branches) -> None:
@@ -126,7 +126,7 @@ class BranchSet:
         if parents is not None and len(parents) > branches.width:
             raise ValueError(f"parents={parents} of {seq!r}: must name at most {branches.width} branches")
         freed = branches.produce(parents)
-        if not branches.ends:
+        if branches.all_ended:
             return True
         while len(seq.more_slots) >= branches.width:
             heappush(self._free_slots, seq.more_slots[-1])

@@ -81,7 +81,7 @@ class DecodeSet:
             self.blocks_due_by_phase[(clock - num_held) % self.block_size] += 1
         else:
             self._begin_growth(seq, growth)
-        heappush(self._ends, (seq.end_known - 1 - origin, seq.request_id, number, seq))
+        heappush(self._ends, (seq._end_known - 1 - origin, seq.request_id, number, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Removes a member; its token counts are written back to it, and its state becomes `state`."""

@@ -167,7 +167,7 @@ class EngineCore(Intake):
         if len(finished) > 1:
             finished.sort(key=lambda seq: seq.admission)
         for seq in finished:
-            self._state.finish(seq, seq.end_reason)
+            self._state.finish(seq, seq._end_reason)
 
     def _commit_branches(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         """Advances the decoding sequences of a plan that has branches; returns the sequences that end."""
@@ -333,7 +333,7 @@ class EngineCore(Intake):
             if seq.state is WAITING:
                 raise ValueError(f"{seq!r} cannot have ended: it was not run")
             if seq.state is not ENDED:
-                seq.end_reason = FinishReason.stop
+                seq._end_reason = FinishReason.stop
                 if seq not in finished:
                     finished.append(seq)
 

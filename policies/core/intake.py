@@ -239,7 +239,7 @@ class Intake:
         if request_id in self._sequences:
             raise ValueError(f"request_id={request_id}: is being served already")
         if self.predictor is not None:
-            truth = seq.end_known - seq.num_prompt_tokens if self._needs_truth else None
+            truth = seq._end_known - seq.num_prompt_tokens if self._needs_truth else None
             seq.predicted = self.predictor.predict(seq.request, truth)
         if seq.request.branching is not None:
             self.may_branch = True

@@ -118,7 +118,7 @@ class RunningSet:
     def begin_decoding(self, seq: Sequence) -> bool:
         """Adds the first output token of a sequence after its prefill; returns whether it ends with it."""
         seq.stored_known += 1
-        if seq.stored_known == seq.end_known:
+        if seq.stored_known == seq._end_known:
             return True
         del self.prefilling[seq.request_id]
         growth = self._pool.growth(seq)

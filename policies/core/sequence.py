@@ -63,18 +63,18 @@ class Sequence:
 
     The core and the KV pool write these attributes. A decoding sequence advances with the clock of its decode
     set and is not changed itself, so that an iteration takes the same time for one sequence as for a
-    thousand.
+    thousand. Its true end is private to the core: policies are given sequences, as a `SequenceView`.
     """
 
     __slots__ = (
+        "_branch_ends",
+        "_end_known",
+        "_end_reason",
         "admission",
         "block_ids",
-        "branch_ends",
         "branches",
         "clock_source",
         "displaced_by",
-        "end_known",
-        "end_reason",
         "finish_reason",
         "growth",
         "join_number",
@@ -117,8 +117,8 @@ class Sequence:
         self.rank: tuple[float, ...] = ()  # the smallest is admitted first, the largest preempted first
         self.stored_known = request.prompt.num_tokens  # num_known; not updated while it decodes
         self.stored_computed = 0  # num_computed; not updated while it decodes
-        self.end_known = end_known  # known tokens at which it ends; policies never see it
-        self.end_reason = end_reason  # reason of that end
+        self._end_known = end_known  # known tokens at which it ends
+        self._end_reason = end_reason  # reason of that end
         self.max_num_tokens = max_num_tokens  # upper bound by client, model and KV cache
         self.predicted: int | None = None  # output tokens that the length predictor expects
         self.finish_reason: FinishReason | None = None  # reason why it has ended
@@ -146,7 +146,7 @@ class Sequence:
         self.num_adapter_blocks = 0  # KV blocks that its adapter needs
         # For sequences with branches.
         self.branches: Branches | None = None  # set at the end of its first prefill
-        self.branch_ends: tuple[int, ...] = ()  # per branch, the output tokens after which it ends
+        self._branch_ends: tuple[int, ...] = ()  # per branch, the output tokens after which it ends
         self.more_slots: tuple[int, ...] = ()  # slots of its branches except the first
         self.num_extra_blocks = 0  # blocks of its branches or adapter; see `BlockPool`
 

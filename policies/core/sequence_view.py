@@ -9,7 +9,11 @@ from policies.core.sequence import FinishReason, SequenceState
 
 
 class SequenceView(Protocol):
-    """A `Sequence` as policies see it; its properties can be read and not written."""
+    """A `Sequence` as policies see it; its properties can be read and not written.
+
+    A type checker refuses what is not declared here. The true end is private at run time, too; the
+    conformance suite finds policies whose decisions depend on it (`blind_to_the_truth`).
+    """
 
     @property
     def request_id(self) -> int:

@@ -82,7 +82,7 @@ class Filling:
 
 class Cheating(Filling):
     def order(self, waiting):
-        return sorted(waiting, key=lambda seq: (seq.end_known, seq.request_id))
+        return sorted(waiting, key=lambda seq: (seq._end_known, seq.request_id))
 
 
 class Dicing(Filling):

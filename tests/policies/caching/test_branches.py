@@ -37,7 +37,7 @@ def test_a_full_prompt_is_not_copied():
 def test_a_sample_that_ends_gives_its_blocks_back():
     branches = Branches(6, 4, [1, 5, 2])
     assert branches.produce(None) == []  # the first ends with its first token; the others still share
-    assert (branches.width, branches.ends) == (2, [5, 2])
+    assert (branches.width, branches._ends) == (2, [5, 2])
     branches.append()
     assert branches.tables == [[1], [0]]
     assert branches.produce(None) == [0]

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
 from policies.batching.chunked import Chunked
 from policies.core.plan import StepOutcome
+from policies.core.request import Branching
 from policies.core.sequence import SequenceState
 from policies.core.sequence_view import SequenceView
 
@@ -274,7 +276,30 @@ def test_a_policy_is_shown_a_sequence_that_it_cannot_change():
     shown = {name: value for name, value in vars(SequenceView).items() if not name.startswith("_")}
     assert {"state", "rank", "slot", "request", "num_computed"} <= shown.keys()
     assert all(isinstance(value, property) and value.fset is None for value in shown.values())
-    assert not {"end_known", "end_reason", "branch_ends"} & shown.keys()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_all_that_can_be_read_of_a_sequence_is_the_same_whatever_its_true_end(make_core, make_request, width):
+    """Its public attributes, and those of its branches, in engines that know of ends after 4, 9 and 20."""
+
+    def readable(stop_after):
+        core = make_core()
+        branching = None if width == 1 else Branching(width)
+        seq = core.add(make_request(0, 4, max_tokens=20, branching=branching), stop_after)
+        seen = []
+        for now in range(4):
+            seen.append({name: value for part in (seq, seq.branches) for name, value in plain(part).items()})
+            core.commit(core.plan(float(now)), StepOutcome(1), now + 0.5)
+        return seen
+
+    def plain(part):
+        names = {name for name in dir(part) if not name.startswith("_")} - {"num_predicted_tokens"}
+        public = {name: getattr(part, name) for name in names}
+        return {name: value for name, value in public.items() if isinstance(value, int | tuple | list | Enum)}
+
+    short, long, longest = readable(4), readable(9), readable(None)
+    assert {"state", "num_known", "slots", "request"} <= short[0].keys()
+    assert short == long == longest
 
 
 @pytest.mark.slow

@@ -269,7 +269,7 @@ class Machine:
 
 def branch_ends(seq):
     """Returns the output tokens at which each branch of a sequence ends."""
-    return seq.branch_ends if seq.branches is None else seq.branches.ends
+    return seq._branch_ends if seq.branches is None else seq.branches._ends
 
 
 def draw_parents(rng, seq):
