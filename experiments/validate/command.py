@@ -1,7 +1,7 @@
 """`windtunnel validate`: compares the simulator with measurements of a real engine.
 
-device=...     our own engine runs the workload on this machine: `experiments.validate.engine`
-against=...    what was measured: a recording of our own engine, or anybody's requests
+device=...     runs the workload on our own engine on this machine: `experiments.validate.engine`
+against=...    reads measurements: a recording of our own engine, or the requests of any engine
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sim.settings.errors import ConfigError
 from sim.settings.override import Override
 
 DEVICE_KEYS = ("suite", "load", "repeats", "calibrated")
-"""Keys that go with device= only, not with against=."""
+"""Keys that are valid with device= only, not with against=."""
 
 
 class Validation(Protocol):
-    """One way to validate, all of it checked."""
+    """One kind of validation, with all settings checked."""
 
     def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
-        """Simulate, compare, write, print. Raises as `Job.run` does."""
+        """Simulates, compares, writes and prints. Raises as `Job.run` does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,14 +41,17 @@ class ValidateJob:
     validation: Validation
 
     def run(self, folder: Path) -> None:
-        """Raises UnsuccessfulError if our engine decided otherwise than the simulator."""
+        """Runs the validation.
+
+        Raises UnsuccessfulError if our engine and the simulator decided differently.
+        """
         config = resolved_config(self.cfg)
         write_config(folder, config)
         self.validation.run(config, folder, terminal_console())
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> ValidateJob:
-    """Raises ConfigError for settings and for recordings that cannot be used."""
+    """Builds the validation. Raises ConfigError for unusable settings or recordings."""
     return ValidateJob(cfg=cfg, validation=_validation(cfg, composition))
 
 
@@ -56,7 +59,7 @@ def _validation(cfg: DictConfig, composition: Composition) -> Validation:
     settings, _ = split(cfg)
     if cfg.metrics.warmup_s == "auto":
         raise ConfigError(
-            "metrics.warmup_s=auto: what was measured and what is simulated must lose the same requests; "
+            "metrics.warmup_s=auto: the measured and the simulated run must drop the same requests; "
             "give seconds, such as metrics.warmup_s=30"
         )
     if settings.device is not None:
@@ -64,7 +67,7 @@ def _validation(cfg: DictConfig, composition: Composition) -> Validation:
     for override in composition.overrides:
         if (key := Override.parse(override).root) in DEVICE_KEYS:
             raise ConfigError(
-                f"{override}: goes with device=; against= takes what was measured; leave {key}= out"
+                f"{override}: is valid with device= only; against= reads measurements; remove {key}="
             )
     if all(recorded_run.is_recording(file) for file in settings.files):
         return recorded_run.build(cfg)

@@ -1,14 +1,14 @@
-"""Where a simulated run's error comes from: one ingredient after the other goes from recorded to modelled.
+"""Decomposes a simulated run's error: one ingredient after the other changes from recorded to modelled.
 
     the engine             measured
     decisions              the simulator, with the recorded times, learning of requests as the engine did
     queueing               ... learning of requests when the model says
-    compute                ... with the model's time for what the executor did; the host's as recorded
-    host                   ... with the model's time for the host, too
-    clients                ... with clients that react to the simulated answers: the free simulation
+    compute                ... with the model's time of the executor; host time as recorded
+    host                   ... with the model's host time as well
+    clients                ... with clients that react to the simulated outputs: the free simulation
 
-What each step changes is that part of the error, so the parts add up to the whole. Where the host works
-beside the device (overlap), what it takes does not show in the recording: iteration times are one step.
+Each step's change is one part of the error, so the parts sum to the whole. If the host works beside the
+device (overlap), host time is not visible in the recording, and iteration times are a single step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ METRICS = {"ttft_s": "TTFT mean", "tpot_s": "TPOT mean", "e2e_s": "E2E mean"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decomposition:
-    """parts: in the order above. num_equal of num_steps: plans of the simulator that were the engine's."""
+    """Parts of the error, in the order above. num_equal of num_steps: plans that equal the engine's."""
 
     parts: tuple[Part, ...]
     num_equal: int
@@ -41,7 +41,10 @@ class Decomposition:
 
 
 def decompose(recordings: Sequence[Recording], scenario: Scenario, simulated: Measured) -> Decomposition:
-    """simulated: the free run. Parts are of the recordings' mean. Raises as `RecordedSource`."""
+    """Computes the parts of the recordings' mean error. simulated: the free run.
+
+    Raises as `RecordedSource`.
+    """
     model, has_host = scenario.iteration_model(), all(_knows_host(one) for one in recordings)
     names = ["decisions", "queueing", *(("compute", "host") if has_host else ("iteration times",)), "clients"]
     trim = scenario.metrics
@@ -68,7 +71,7 @@ def decompose(recordings: Sequence[Recording], scenario: Scenario, simulated: Me
 
 
 def without_host(scenario: Scenario) -> Scenario:
-    """The same deployment, its host's time priced at nothing."""
+    """Returns the scenario with zero host time."""
     host = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
     return replace(scenario, engine=replace(scenario.engine, host=host))
 

@@ -1,6 +1,6 @@
-"""`windtunnel validate device=...`: measure this machine, run every case on it, compare with the simulator.
+"""`windtunnel validate device=...`: calibrates this machine and compares runs on it with the simulator.
 
-Nothing here imports torch before the engine is needed: settings are checked, and refused, without it.
+torch is imported only when the engine is needed: settings are checked without it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sim.settings.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class DeviceValidation:
-    """Settings of a validation that runs our engine on a device, all checked before anything is measured."""
+    """Settings of a validation on our engine, all checked before anything is measured."""
 
     settings: ValidateSettings
     output: OutputSettings
@@ -41,7 +41,7 @@ class DeviceValidation:
     node: dict[str, Any]
 
     def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
-        """Measure, run, simulate, compare, write, print. Raises ConfigError."""
+        """Measures, runs, simulates, compares, writes and prints. Raises ConfigError."""
         engine = _engine()
         calibrated = self._calibrated(folder, engine, console)
         cases = cases_of(self.composition, self.settings.suite, self.device, calibrated)
@@ -56,7 +56,7 @@ class DeviceValidation:
                     try:
                         printed = console if len(cases) == 1 else None
                         rows.append(self._run_case(case, own, engine, executors, printed))
-                    except (ValueError, RuntimeError) as error:  # the other cases go on
+                    except (ValueError, RuntimeError) as error:  # the other cases run
                         failed.append(f"case {case.name}: {' '.join(str(error).split())}")
         finally:  # also on Ctrl-C
             if len(cases) > 1 and rows:
@@ -91,14 +91,14 @@ class DeviceValidation:
         return Row(case.name, verdict, files)
 
     def _calibrated(self, folder: Path, engine: Any, console: Console) -> Files:
-        """Calibration files of the machine; measured now unless the user names a folder."""
+        """Returns the machine's calibration files, measured now unless the user has given a folder."""
         if self.settings.calibrated is not None:
             given = Path(self.settings.calibrated)
             files = Files.under(given, engine.machine_name(self.device), self.model.name)
             for file in files:
                 if not file.exists():
                     raise ConfigError(
-                        f"calibrated={given}: {file.relative_to(given)} is not there: measure it with "
+                        f"calibrated={given}: {file.relative_to(given)} is missing; measure it with "
                         f"windtunnel calibrate device={self.device} model=... out={given}"
                     )
             try:

@@ -1,8 +1,8 @@
-"""Flies a workload on a real engine: requests come at their times, prompts say what their segments name.
+"""Runs a workload on a real engine: sends requests at their times, with token ids for their contents.
 
-A workload knows prompts by length and by the names of their contents. Here equal names become equal tokens,
-so a cache finds on the engine what it finds in the simulator. Answers run to the workload's length: what the
-model says does not matter, and no token ends an answer.
+A workload knows prompts by their lengths and the names of their contents. Equal names get equal tokens here,
+so the engine's cache finds the same hits as the simulator's. Outputs have the workload's length: EOS is
+ignored.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from realengine.serving.sampling_params import SamplingParams
 from sim.workload.base import Arrival, Source
 
 RESERVED_TOKENS = 3
-"""The first ids of a vocabulary begin and end texts."""
+"""Lowest token ids, which are begin- and end-of-sequence tokens."""
 
 
 class PromptTokens:
-    """Token ids for the contents that prompts name. seed: of the texts."""
+    """Token ids for the contents of prompts. seed: seed of the texts."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self._vocab_size = vocab_size
@@ -32,7 +32,7 @@ class PromptTokens:
         self._answers: dict[int, list[int]] = {}
 
     def of(self, prompt: Prompt) -> list[int]:
-        """Equal segments, equal tokens; what no segment names is like nothing else."""
+        """Returns a prompt's token ids: equal segments get equal tokens, the rest is unique."""
         tokens: list[int] = []
         for content_id, num_tokens in prompt.segments:
             tokens += self._text(content_id, num_tokens)
@@ -42,26 +42,26 @@ class PromptTokens:
         return tokens
 
     def learn(self, answer_id: int | None, tokens: list[int]) -> None:
-        """What the model has said under a name, which later prompts quote."""
+        """Stores the output of a content name, for later prompts that contain it."""
         if answer_id is not None:
             self._answers[answer_id] = list(tokens)
 
     def _text(self, content_id: int, num_tokens: int) -> list[int]:
-        said = self._answers.get(content_id, [])[:num_tokens]
-        num_missing = num_tokens - len(said)
+        output = self._answers.get(content_id, [])[:num_tokens]
+        num_missing = num_tokens - len(output)
         if not num_missing:
-            return said
-        return said + self._drawn((0, content_id), num_tokens)[len(said) :]
+            return output
+        return output + self._drawn((0, content_id), num_tokens)[len(output) :]
 
     def _drawn(self, stream: tuple[int, int], num_tokens: int) -> list[int]:
-        """The first tokens of a stream: a longer text begins like a shorter one."""
+        """Returns the first tokens of a stream; a longer text starts with the shorter one."""
         random = np.random.Generator(np.random.Philox(key=self._seed, counter=[*stream, 0, 0]))
         drawn: list[int] = random.integers(RESERVED_TOKENS, self._vocab_size, num_tokens).tolist()
         return drawn
 
 
 class Drive:
-    """One run of a workload. answers: what the engine made of each request, by the workload's request id."""
+    """One run of a workload. answers: the engine's answers, by the workload's request id."""
 
     def __init__(self, engine: Engine, source: Source, prompts: PromptTokens) -> None:
         self._engine = engine
@@ -70,15 +70,17 @@ class Drive:
         self._start_s = 0.0
         self._coming: list[tuple[float, int, Arrival, list[int]]] = []
         self._order = count()
-        # Clients write their prompts on machines of their own: no time of the engine's passes.
+        # Prompts are built in advance, because clients do it on their own machines.
         self._open_loop = iter(
             [(arrival, prompts.of(arrival.request.prompt)) for arrival in source.arrivals()]
         )
-        self._requests: dict[int, tuple[Request, float]] = {}  # by the engine's id: and when it is given up
+        self._requests: dict[
+            int, tuple[Request, float]
+        ] = {}  # by the engine's id, with the end of the client's patience
         self.answers: dict[int, Answer] = {}
 
     def run(self) -> float:
-        """Until all requests have ended; returns when it began, on the engine's clock."""
+        """Runs until all requests have ended; returns the start on the engine's clock, in seconds."""
         engine = self._engine
         self._start_s = engine.clock.now()
         self._expect_next()
@@ -100,7 +102,7 @@ class Drive:
         return self._start_s
 
     def _expect_next(self) -> None:
-        """The next open-loop request."""
+        """Schedules the next open-loop request."""
         coming = next(self._open_loop, None)
         if coming is not None:
             self._expect(*coming)
@@ -131,12 +133,12 @@ class Drive:
         patience_s = self._source.patience_s
         give_up_s = float("inf") if patience_s is None else request.arrival_s + patience_s
         self._requests[answer.request_id] = request, give_up_s
-        if answer.is_finished:  # refused
+        if answer.is_finished:  # rejected
             self._follow_up(answer)
         self._expect_next()
 
     def _give_up(self, now: float) -> None:
-        """Clients lose patience."""
+        """Aborts requests whose client has lost patience."""
         if self._source.patience_s is None:
             return
         for request_id, (request, give_up_s) in list(self._requests.items()):
@@ -145,7 +147,7 @@ class Drive:
                 self._follow_up(self.answers[request.request_id])
 
     def _follow_up(self, answer: Answer) -> None:
-        """A request has ended; its user or conversation may send another."""
+        """Handles a request's end; its user or conversation may send another."""
         request, _ = self._requests.pop(answer.request_id)
         self._prompts.learn(request.answer_id, answer.outputs[0].tokens)
         now = self._engine.clock.now() - self._start_s

@@ -33,7 +33,7 @@ class Built(NamedTuple):
     memory: Memory
 
     def serves(self, architecture: Architecture, settings: EngineSettings) -> bool:
-        """Whether an engine with these settings can use the executor and gets the same numbers."""
+        """Returns whether an engine with these settings can use the executor and compute the same numbers."""
         own = self.settings
         if settings.num_kv_blocks is None:
             has_blocks = own.num_kv_blocks is None and (
@@ -88,18 +88,18 @@ class ExecutorCache:
 
 
 def with_room(settings: EngineSettings) -> EngineSettings:
-    """The settings with room for a whole prompt in one step, which some batching policies need."""
+    """Returns the settings with room for a whole prompt per step, which some batching policies need."""
     return replace(settings, batching=Chunked(max_num_batched_tokens=_largest_step(settings)))
 
 
 def _largest_step(settings: EngineSettings) -> int:
-    """Largest number of tokens of a step: at least one whole prompt."""
+    """Returns the largest number of tokens of a step: at least one whole prompt."""
     assert settings.max_model_len is not None  # set by the scenario
     return max(settings.max_num_batched_tokens or 0, settings.max_model_len)
 
 
 def _empty_padding_row(settings: EngineSettings) -> NDArray[np.int32]:
-    """Block table updates that clear the padding row, which the previous engine may have used."""
+    """Returns block table updates that clear the padding row, which the previous engine may have used."""
     padding = padding_of(settings)
     updates = np.zeros((padding.max_blocks, 2), np.int32)
     updates[:, 0] = np.arange(padding.max_blocks) + padding.place
@@ -107,6 +107,6 @@ def _empty_padding_row(settings: EngineSettings) -> NDArray[np.int32]:
 
 
 def padding_of(settings: EngineSettings) -> Padding:
-    """Padding of steps: the row behind the last sequence, and its number of blocks."""
+    """Returns the padding of steps: the row behind the last sequence, and its number of blocks."""
     assert settings.max_model_len is not None
     return Padding(settings.max_num_seqs, -(-settings.max_model_len // settings.caching.block_size))

@@ -1,8 +1,8 @@
-"""A recording as a run among others: the tables that simulated and measured runs are compared by.
+"""Converts a recording to the tables by which simulated and measured runs are compared.
 
-An iteration begins when the one before it was read, as long as there was anything to do, and ends when its
-own tokens are there. So it holds the host's time between two launches, as a simulated iteration does; with
-overlap, where the host works beside the device, only what the device waits for.
+An iteration begins when the previous one was read, as long as there was work, and ends when its own tokens
+are read. It thus includes the host's time between two launches, as a simulated iteration does; with overlap,
+where the host works beside the device, it includes only the time for which the device waits.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from sim.records.iterations import Gaps
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s")
 GROWING = ("decode_context_tokens", "kv_tokens_used")
-"""By a token a sequence, from one iteration of a launch to the next."""
+"""Columns that grow by one token per sequence from one iteration of a launch to the next."""
 
 LOADED_S = 1e-6
-"""What a copy between memory tiers counts as where nothing else was to be done: requests may come in it."""
+"""Duration of a copy between memory tiers while there is no other work; requests may arrive during it."""
 
 JUST_S = 1e-7
-"""Before a moment: more than what clocks round, less than anybody sees."""
+"""A span in seconds just before a moment: longer than clocks' rounding, too short to matter."""
 
 
 def begins_s(recording: Recording) -> NDArray[np.float64]:
     """Returns when each launch began, in seconds on the engine's clock, with shape [N]."""
-    return np.array([one.time_s for one in asked(recording) if one.is_planned], np.float64)
+    return np.array([one.time_s for one in plan_calls(recording) if one.is_planned], np.float64)
 
 
-class Asked(NamedTuple):
-    """Once that the policies were asked.
+class PlanCall(NamedTuple):
+    """One call of the policies.
 
-    time_s: when an engine would have asked that takes no time between two launches. seen_s: a moment at which
-    such an engine may learn of a request, and lets it take part in this plan, not in the one before.
+    time_s: time of the call in an engine that spends no time between two launches. seen_s: a time at which
+    such an engine may learn of a request so that it takes part in this plan, but not in the previous one.
     """
 
     time_s: float
@@ -50,8 +50,8 @@ class Asked(NamedTuple):
     is_planned: bool
 
 
-def asked(recording: Recording) -> Iterator[Asked]:
-    """Every plan that was made, and those that came to nothing, in order."""
+def plan_calls(recording: Recording) -> Iterator[PlanCall]:
+    """Yields all calls of the policies in order, with and without a resulting plan."""
     steps = recording.steps
     events = {step: list(group) for step, group in groupby(recording.events, key=lambda event: event.step)}
     columns = (steps["start_s"], ends_s(recording), steps["num_left"], steps["num_iterations"])
@@ -60,38 +60,38 @@ def asked(recording: Recording) -> Iterator[Asked]:
     for step, (start_s, end_s, num_left, num_iterations) in enumerate(zip(*columns, strict=True)):
         step_events = events.get(step, [])
         entered: list[int] = []
-        due_s: float | None = None  # nothing to do: when something comes from outside
+        due_s: float | None = None  # no work: the next call follows an event from outside
         seen_s = before_s
         if left_before > sum(event.kind == "leave" for event in step_events):
-            # While an iteration is under way any moment of it will do: the next plan is made at its end.
+            # Any time during a running iteration will do: the next plan is made at its end.
             due_s, seen_s = before_s, before_s - (before_s - begin_s) / iterations_before / 2
         for event in step_events:
             if event.kind == "enter":
                 entered.append(event.request_id)
             elif event.kind == "wait":
-                one = _asked(max(event.now_s, before_s), due_s, seen_s, entered, is_planned=False)
+                one = _plan_call(max(event.now_s, before_s), due_s, seen_s, entered, is_planned=False)
                 yield one
                 entered = []
                 if event.value is None:
                     due_s = None
                     continue
-                if event.value:  # seen no earlier: a request may be what they wait for
+                if event.value:  # not seen earlier: the policies may wait for this very request
                     due_s = max(event.now_s + event.value, before_s)
                     seen_s = max(one.time_s, due_s - JUST_S)
                 else:
                     due_s = seen_s = one.time_s + LOADED_S
-        one = _asked(max(start_s, before_s), due_s, seen_s, entered, is_planned=True)
+        one = _plan_call(max(start_s, before_s), due_s, seen_s, entered, is_planned=True)
         yield one
         begin_s, before_s, left_before, iterations_before = one.time_s, end_s, num_left, num_iterations
 
 
-def _asked(
+def _plan_call(
     now_s: float, due_s: float | None, seen_s: float, entered: list[int], *, is_planned: bool
-) -> Asked:
-    """now_s: when the real engine asked, because it was due, or because something had come before that."""
+) -> PlanCall:
+    """Builds a call. now_s: time of the real engine's call, when due or after an event from outside."""
     if due_s is None or now_s < due_s:
-        return Asked(now_s, now_s, tuple(entered), is_planned)
-    return Asked(due_s, seen_s, tuple(entered), is_planned)
+        return PlanCall(now_s, now_s, tuple(entered), is_planned)
+    return PlanCall(due_s, seen_s, tuple(entered), is_planned)
 
 
 def ends_s(recording: Recording) -> NDArray[np.float64]:
@@ -102,14 +102,14 @@ def ends_s(recording: Recording) -> NDArray[np.float64]:
 
 
 def until_s(recording: Recording) -> float | None:
-    """When a recording that was cut short ends, from the beginning of its run; None: all is there."""
+    """Returns the end of a truncated recording, in seconds from its start; None if it is whole."""
     if recording.is_whole:
         return None
     return float(recording.steps["end_s"].max()) - float(recording.engine["start_s"])
 
 
 def measured(recording: Recording, name: str = "measured") -> Measured:
-    """All times from the beginning of the run, `start_s` of what the recording says of its engine."""
+    """Converts a recording to a measured run; times count from the run's start."""
     start_s = float(recording.engine["start_s"])
     requests = recording.requests.copy()
     for column in TIMES:
@@ -117,11 +117,14 @@ def measured(recording: Recording, name: str = "measured") -> Measured:
     notes: tuple[str, ...] = ()
     if pace := recording.engine.get("pace"):
         notes = (
-            f"{name}: the machine took {pace['median']:.2f} times as long as in its calibration (80 % of the "
-            f"time {pace['p10']:.2f} to {pace['p90']:.2f}); times are as they would have been there.",
+            f"{name}: the machine took {pace['median']:.2f} times as long as during its calibration (80 % "
+            "of the "
+            f"time {pace['p10']:.2f} to {pace['p90']:.2f}); times are scaled to the calibration.",
         )
     if not recording.is_whole:
-        notes += (f"The recording of {name} was cut short: {len(recording.steps):,} steps of it are used.",)
+        notes += (
+            f"The recording of {name} is truncated: its first {len(recording.steps):,} steps are used.",
+        )
     return Measured(
         name=name,
         requests=requests.sort_values(["arrival_s", "request_id"], ignore_index=True),
@@ -134,7 +137,7 @@ def measured(recording: Recording, name: str = "measured") -> Measured:
 
 
 def _gaps(recording: Recording, start_s: float) -> Gaps | None:
-    """Between the tokens that a user sees; those of one launch have gaps of 0."""
+    """Returns the gaps between the tokens that a user sees; tokens of one launch have gaps of 0."""
     if not recording.token_times_s:
         return None
     times_s = [np.asarray(times_s) for times_s in recording.token_times_s.values() if len(times_s) > 1]
@@ -145,7 +148,7 @@ def _gaps(recording: Recording, start_s: float) -> Gaps | None:
 
 
 def _iterations(recording: Recording, start_s: float) -> pd.DataFrame:
-    """One row an iteration; those of one launch share its time evenly."""
+    """Returns one row per iteration; the iterations of one launch share its time evenly."""
     steps = recording.steps
     num = steps["num_iterations"].to_numpy()
     begin_s = begins_s(recording)

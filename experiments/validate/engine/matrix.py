@@ -1,4 +1,4 @@
-"""A suite's result: a case a row, a metric a column."""
+"""Tables of a suite's results: one row per case, one column per metric."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SHOWN = {
     "output_tokens_per_s": "tokens/s",
     "iteration_median": "iteration",
 }
-"""On the terminal; files have them all."""
+"""Metrics on the terminal; files contain all."""
 
 
 class Row(NamedTuple):
-    """A case."""
+    """One case of a suite."""
 
     name: str
     verdict: Verdict
@@ -39,11 +39,11 @@ class Row(NamedTuple):
 
 
 def print_matrix(rows: Sequence[Row], console: Console) -> None:
-    """Errors of the means, with their noise floor where that fits."""
+    """Prints the errors of the means, with their noise floor if the terminal is wide enough."""
     table = plain_table(matrix_rows(rows, SHOWN))
     text = "Errors of the simulated figures"
     if fits(table, console):
-        text += ", in brackets the engine's own spread from run to run"
+        text += "; in brackets: the engine's own spread from run to run"
     else:
         table = plain_table(matrix_rows(rows, SHOWN, with_noise=False))
     console.print(table)
@@ -57,7 +57,7 @@ def print_matrix(rows: Sequence[Row], console: Console) -> None:
 def matrix_rows(
     rows: Sequence[Row], shown: dict[str, str] | None = None, *, with_noise: bool = True
 ) -> list[list[str]]:
-    """The heading first. shown: metrics by name, and their headings; None: all."""
+    """Returns a heading and one row per case. shown: headings by metric name; None: all metrics."""
     if shown is None:
         shown = {one.metric.name: one.metric.label for one in rows[0].verdict.fidelity.metrics}
     table = [["case", "decisions", *shown.values(), "verdict"]]
@@ -82,7 +82,7 @@ def _decisions(verdict: Verdict) -> str:
 
 
 def write_matrix(folder: Path, rows: Sequence[Row], *, page: bool) -> list[Path]:
-    """suite.json and suite.html; returns their paths."""
+    """Writes suite.json and suite.html; returns their paths."""
     written = [folder / "suite.json"]
     record = {row.name: _record(row) for row in rows}
     write_whole(written[0], json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -96,13 +96,15 @@ def write_matrix(folder: Path, rows: Sequence[Row], *, page: bool) -> list[Path]
             "Decisions": _list([f"{row.name}: {row.verdict.decisions}" for row in rows]),
             "Reports": f"<ul>{links}</ul>",
         }
-        introduction = "Simulated against our engine; in brackets its own spread from run to run, in %."
+        introduction = (
+            "Simulated compared with our engine; in brackets: the engine's own spread from run to run, in %."
+        )
         write_page(written[1], "Validation", introduction, sections)
     return written
 
 
 def part_rows(rows: Sequence[Row]) -> list[list[str]]:
-    """The decomposition of every case."""
+    """Returns the decomposition of every case."""
     table = []
     for row in rows:
         if row.verdict.decomposition is not None:

@@ -1,4 +1,4 @@
-"""The parts of `device_validation` that need torch."""
+"""The parts of `device_validation` that import torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 def run_case(
     case: Case, executors: ExecutorCache, folder: Path | None = None
 ) -> tuple[Verdict, list[Recording]]:
-    """Runs and judges a case; each recording is saved at once. Raises ValueError for unsupported settings."""
+    """Runs and judges a case; saves each recording at once. Raises ValueError for unsupported settings."""
     architecture = architecture_of(case.config["model"])
     scenario = with_memory_of(case.scenario, architecture, executors)
     load = case.settings.load

@@ -1,9 +1,9 @@
-"""Time on a CPU that is now faster and now slower: seconds of the machine as it was when it was calibrated.
+"""A clock for a CPU whose speed varies: it counts seconds of the machine as it was when calibrated.
 
-Neighbours on the same processor make every step longer, in thread time too, by up to 40 % for seconds at a
+Other processes on the same CPU make every step longer, also in thread time, by up to 40 % for seconds at a
 time (`experiments.calibrate.engine.pace`). So a reference step is run now and then, whose usual time is known
-from the calibration; what it takes more says how much less a second of thread time is worth. The reference
-step itself takes no time on this clock.
+from the calibration; the ratio of its time to the usual one scales thread time. The reference step itself
+takes no time on this clock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 REST = 15
-"""Reference steps' time between two of them: 6 % more work."""
+"""Time between two reference steps, in units of a reference step: 6 % overhead."""
 NEAR = 5
-"""Reference steps whose median is the pace."""
+"""Number of recent reference steps whose median is the pace."""
 
 
 class Pace(NamedTuple):
-    """How many times as long as usual the reference step took: median, 10th and 90th percentile."""
+    """Ratio of the reference step's time to its usual time: median, 10th and 90th percentile."""
 
     median: float
     p10: float
@@ -30,7 +30,7 @@ class Pace(NamedTuple):
 
 
 class PacedClock:
-    """A `realengine.clock.Clock`. reference: runs the step; usual_s: what it took in the calibration."""
+    """A `realengine.clock.Clock`. reference: runs the step; usual_s: its time during the calibration."""
 
     def __init__(self, reference: Callable[[], object], usual_s: float) -> None:
         self._reference = reference
@@ -50,13 +50,13 @@ class PacedClock:
         self._time_s += seconds
 
     def look(self) -> None:
-        """See how fast the machine is, if the last time is long ago. To be called between two steps."""
+        """Measures the machine's speed if the last time is long ago. Call it between two steps."""
         if time.thread_time() - self._since_s > REST * self._usual_s:
             self._look()
 
     @property
     def pace(self) -> Pace:
-        """Since the beginning."""
+        """Ratio of the reference step's time to its usual time, since the start."""
         p10, median, p90 = np.percentile(self._taken, [10, 50, 90]).tolist()
         return Pace(median, p10, p90)
 

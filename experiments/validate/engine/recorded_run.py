@@ -1,4 +1,4 @@
-"""`windtunnel validate against=FOLDER`: what our own engine did some other time, or on another machine."""
+"""`windtunnel validate against=FOLDER`: compares the simulator with a recording of our own engine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from sim.setup.scenario import Scenario
 
 
 def is_recording(folder: Path) -> bool:
-    """Of our own engine."""
+    """Returns whether a folder is a recording of our own engine."""
     return (folder / "recording.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """All that is known before anything is simulated."""
+    """Settings and recordings of a validation, all checked before the simulation."""
 
     settings: ValidateSettings
     scenario: Scenario
@@ -43,7 +43,7 @@ class RecordedRun:
     recordings: list[Recording]
 
     def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
-        """Replay, simulate, compare, write, print."""
+        """Replays, simulates, compares, writes and prints."""
         source = RecordedSource(self.recordings[0], as_seen=False)
         verdict = judge(self.settings, self.scenario, self.recordings, source)
         verdict.print(console)
@@ -62,7 +62,7 @@ class RecordedRun:
 
 
 def build(cfg: DictConfig) -> RecordedRun:
-    """Read the recordings and put the simulated run together. Raises ConfigError."""
+    """Reads the recordings and builds the scenario. Raises ConfigError."""
     settings, given = split(cfg)
     scenario = build_scenario(given)
     output: OutputSettings = build_as(OutputSettings, cfg.output, "output")
@@ -87,7 +87,7 @@ def build(cfg: DictConfig) -> RecordedRun:
 
 
 def as_recorded(scenario: Scenario, recording: Recording) -> Scenario:
-    """With the engine's KV blocks; up to the end of a recording that was cut short."""
+    """Returns the scenario with the engine's KV blocks, up to the end of a truncated recording."""
     blocks = int(recording.engine["num_kv_blocks"])
     scenario = replace(scenario, engine=replace(scenario.engine, num_kv_blocks=blocks))
     if recording.is_whole:
@@ -96,16 +96,17 @@ def as_recorded(scenario: Scenario, recording: Recording) -> Scenario:
 
 
 def _check_config(folder: Path, recording: Recording, given: dict[str, Any]) -> None:
-    """The configuration of the recording, whole, and the one that is given."""
+    """Raises ConfigError if the recording's config is damaged or differs from the given one."""
     about = recording.engine
     if "config" not in about:
         raise ConfigError(
-            f"against={folder}: recording.json does not name its config; compare it yourself and add "
+            f"against={folder}: recording.json contains no config to compare; check the settings yourself "
+            "and add "
             "check_config=false"
         )
     recorded, given = about["config"], deciding(given)
     if config_digest(recorded) != about["config_digest"]:
-        raise ConfigError(f"against={folder}: recording.json: its config is not the recorded one")
+        raise ConfigError(f"against={folder}: recording.json: its config was changed after the recording")
     if about["config_digest"] != config_digest(given):
         found = " ".join(config_differences(recorded, given))
         raise ConfigError(
@@ -120,5 +121,5 @@ def _check_repetitions(settings: ValidateSettings, recordings: Sequence[Recordin
         if not np.array_equal(first, other.requests[columns].to_numpy()):
             raise ConfigError(
                 f"against: {folder} is not a repetition of {settings.files[0]}: its requests have other "
-                "lengths; validate against each alone"
+                "lengths; validate against each one separately"
             )

@@ -1,14 +1,14 @@
-"""What a real engine did, step by step: enough to replay every decision, and every time that a user saw.
+"""Records the steps of a real engine: enough to replay every decision, and every time that a user saw.
 
 A recording is a folder:
 
-    recording.json       what the engine was: its policies, sizes and clock; a digest of that
-    steps.parquet        one row a launch: when it was planned and committed, its plan's digest and shape
-    requests.parquet     the simulator's columns, and `known_s`: when the policies knew of a request
-    tokens.parquet       when a user saw each token
-    events.jsonl         what came to the core, in order: requests, ends, steps that computed nothing
+    recording.json       the engine: its policies, sizes and clock, with a digest of them
+    steps.parquet        one row per launch: times of its plan and commit, its plan's digest and shape
+    requests.parquet     the simulator's columns, and `known_s`: when the policies learnt of a request
+    tokens.parquet       the time at which a user saw each token
+    events.jsonl         inputs of the core, in order: requests, ends, calls of the policies without work
 
-Lines of events.jsonl say before which step they happened.
+Lines of events.jsonl contain the step before which they happened.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class Step(NamedTuple):
     """One launch; the fields from decode_seqs on are those of IterationShape, of its first iteration.
 
-    start_s: the policies were asked; end_s: the plan was committed; read_s: its tokens were there,
-    NaN of one that was never read. compute_s: what the executor took, NaN where that was not measured.
-    num_left: requests that had not ended then. plan: see `in_words`.
+    start_s: the policies were called; end_s: the plan was committed; read_s: its tokens were read, NaN if
+    never. compute_s: time of the executor, NaN if not measured. num_left: requests unfinished at the commit.
+    plan: see `in_words`.
     """
 
     step: int
@@ -73,9 +73,9 @@ KINDS = ("enter", "leave", "wait", "end", "parents")
 class Event:
     """An input of the core before a step, or with its commit.
 
-    kind: enter (value: a request), leave (a reason), wait; with the step's commit: end, parents.
-    wait: the policies were asked, and had nothing to compute; value: after how many seconds they want to be
-    asked again, 0 where KV has come that was waited for, None: when something comes from outside.
+    kind: enter (value: a request), leave (a reason), wait; with the step's commit: end, parents. wait: the
+    policies were called and had no work; value: seconds after which they want to be called again, 0 if KV has
+    arrived that they waited for, None: after the next event from outside.
     """
 
     step: int
@@ -87,7 +87,7 @@ class Event:
 
 @dataclass(slots=True)
 class Recording:
-    """engine: description written by `engine_run.run_on_engine`. is_whole: the file was not cut short."""
+    """Recording of a run. engine: as written by `engine_run.run_on_engine`. is_whole: it is not truncated."""
 
     engine: dict[str, Any]
     steps: pd.DataFrame
@@ -97,7 +97,7 @@ class Recording:
     is_whole: bool = True
 
     def save(self, folder: Path) -> None:
-        """Write it down."""
+        """Writes the recording to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "steps.parquet", self.steps.to_parquet())
         write_whole(folder / "requests.parquet", self.requests.to_parquet())
@@ -112,16 +112,16 @@ class Recording:
 
 
 class Recorder:
-    """Watches one engine; `recording` is what it has seen.
+    """Observes one engine and builds its `recording`.
 
-    compute_s: tells, once a step, what the executor took since it was asked last.
+    compute_s: called once per step, returns the executor's seconds since the last call.
     """
 
     def __init__(self, core: EngineCore, compute_s: Callable[[], float] = lambda: NAN) -> None:
         self._core = core
         self._compute_s = compute_s
         self._steps: list[Step] = []
-        self._open: Step | None = None  # planned, not committed
+        self._open: Step | None = None  # planned, not yet committed
         self._events: list[Event] = []
         self._requests = RequestLog()
         self._read_s: list[float] = []
@@ -200,7 +200,7 @@ class Recorder:
             self._requests.longest_tokens[request_id] = max(tokens)
 
     def recording(self, engine: dict[str, Any]) -> Recording:
-        """engine: what was recorded."""
+        """Returns the recording of the run so far. engine: description of the engine."""
         steps = pd.DataFrame(self._steps, columns=list(Step._fields))
         num_read = min(len(self._read_s), len(steps))
         steps.loc[: num_read - 1, "read_s"] = self._read_s[:num_read]
@@ -209,7 +209,7 @@ class Recorder:
         return Recording(engine, steps, requests, self._events, self._times_s)
 
     def _end(self, seq: Sequence, status: Status, now_s: float) -> None:
-        """Ends a request in the table; its tokens may be emitted later, where launches are read late."""
+        """Ends a request in the table; its tokens may be emitted later, if launches are read late."""
         self._requests.end(seq, status, self._requests.last_token_s[seq.request_id], now_s)
 
     def _note(self, kind: str, now_s: float, request_id: int = -1, value: Any = None) -> None:
@@ -217,20 +217,20 @@ class Recorder:
 
 
 def in_words(plan: StepPlan) -> str:
-    """Who computes how many tokens, and who was preempted, by request id."""
+    """Describes a plan: tokens by request id, and the preempted requests."""
     preempted = [seq.request_id for seq in plan.preempted]
     return f"tokens by request {plan.tokens_by_request}, preempted {preempted}"
 
 
 def _plain(value: Any) -> Any:
-    """A request as plain data; anything else as it is."""
+    """Converts a request to plain data; returns other values as they are."""
     return value._asdict() if isinstance(value, Request) else value
 
 
 def load(folder: Path) -> Recording:
-    """Read a recording. One that was cut short gives its complete prefix, and says so in is_whole.
+    """Reads a recording; of a truncated one, its complete prefix, with is_whole false.
 
-    Raises ValueError where it is not a recording, or its clock goes backwards.
+    Raises ValueError if it is not a recording or its clock goes backwards.
     """
     try:
         about = json.loads((folder / "recording.json").read_text())
@@ -269,12 +269,12 @@ def _check_steps(folder: Path, steps: pd.DataFrame) -> None:
     backwards = np.flatnonzero(~(np.diff(times_s) >= 0))
     if len(backwards):
         step = int(backwards[0] + 1) // 2
-        raise ValueError(
-            f"{folder}/steps.parquet: step {step}: the clock goes backwards there, or is not known"
-        )
+        raise ValueError(f"{folder}/steps.parquet: step {step}: its time goes backwards or is missing")
     early = np.flatnonzero((steps["read_s"] < steps["start_s"]).to_numpy())
     if len(early):
-        raise ValueError(f"{folder}/steps.parquet: step {early[0]}: read before it was planned")
+        raise ValueError(
+            f"{folder}/steps.parquet: step {early[0]}: its tokens were read before it was planned"
+        )
 
 
 def _check_requests(folder: Path, requests: pd.DataFrame, tokens: pd.DataFrame, events: list[Event]) -> None:
@@ -286,15 +286,15 @@ def _check_requests(folder: Path, requests: pd.DataFrame, tokens: pd.DataFrame, 
     wrong = np.flatnonzero((np.diff(times_s, axis=1) < 0).any(axis=1))
     if len(wrong):
         request_id = requests["request_id"].iloc[wrong[0]]
-        raise ValueError(f"{folder}/requests.parquet: request {request_id}: its times are not in order")
+        raise ValueError(f"{folder}/requests.parquet: request {request_id}: its times are out of order")
     if (tokens.groupby("request_id")["time_s"].diff() < 0).any():
-        raise ValueError(f"{folder}/tokens.parquet: the clock goes backwards there")
+        raise ValueError(f"{folder}/tokens.parquet: its times go backwards")
 
 
 def _known_by(
     steps: pd.DataFrame, requests: pd.DataFrame, tokens: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What had been seen of requests and tokens when the last of the steps was done."""
+    """Returns requests and tokens as known at the commit of the last step."""
     until_s = steps["end_s"].max() if len(steps) else -math.inf
     known = requests[requests["known_s"] <= until_s].copy()
     is_open = ~(known["finished_s"] <= until_s)
@@ -314,7 +314,7 @@ def _events(lines: list[str]) -> Iterator[Event]:
         try:
             step, kind, now_s, request_id, value = json.loads(line)
         except ValueError:
-            return  # cut short: what follows is not known
+            return  # truncated: later events are lost
         if kind not in KINDS:
             raise ValueError(f"events.jsonl: {kind}: must be one of {', '.join(KINDS)}")
         if kind == "enter":

@@ -18,7 +18,7 @@ from policies.core.sequence import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first plan that is not the recorded one. recorded, replayed: in words. state: what led there."""
+    """The first plan that differs. recorded, replayed: descriptions of the plans. state: of the core."""
 
     step: int
     now_s: float
@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
-    """How many steps were decided alike, of how many."""
+    """Number of equally decided steps, and the first difference."""
 
     num_equal: int
     num_steps: int
@@ -37,12 +37,12 @@ class Equivalence:
 
 
 def replay(recording: Recording, core: EngineCore) -> Equivalence:
-    """Play a recording to a core that is like the engine's was when it began."""
+    """Replays a recording on a core that is in the state of the engine's core at the start."""
     before = {step: list(events) for step, events in groupby(recording.events, key=lambda event: event.step)}
     num_steps = len(recording.steps)
     for row in map(Step._make, recording.steps.itertuples(index=False, name=None)):
         events = before.get(row.step, [])
-        _tell(core, events)
+        _apply(core, events)
         plan = core.plan(row.start_s)
         _load(core)
         found = "no plan" if plan is None else plan.digest()
@@ -55,8 +55,8 @@ def replay(recording: Recording, core: EngineCore) -> Equivalence:
     return Equivalence(num_steps, num_steps, None)
 
 
-def _tell(core: EngineCore, events: Iterable[Event]) -> None:
-    """What came to the core between two steps."""
+def _apply(core: EngineCore, events: Iterable[Event]) -> None:
+    """Passes the core the events between two steps."""
     for event in events:
         if event.kind == "enter":
             core.add(event.value)
@@ -68,7 +68,7 @@ def _tell(core: EngineCore, events: Iterable[Event]) -> None:
 
 
 def _load(core: EngineCore) -> None:
-    """KV that moves between tiers, and adapters, are there at once for plans: the device keeps the order."""
+    """Completes KV and adapter transfers at once; the device keeps their order."""
     for transfer in core.take_transfers():
         if transfer.seq is not None:
             core.loaded(transfer.seq.request_id)

@@ -1,4 +1,4 @@
-"""The cases of a validation: each a run's settings, composed as the command line would have them."""
+"""The cases of a validation, each with the settings of a run, composed as on the command line."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 
 MEASURED_GROUPS = ("hardware", "calibration", "latency", "engine")
-"""What the machine decides, neither the command line nor a case."""
+"""Config groups that the machine decides, and neither the command line nor a case."""
 
 DEVICE_DEFAULTS = {"cpu": ("model=random_8m", "thresholds=cpu"), "cuda": ("thresholds=gpu",)}
 
 
 class Case(NamedTuple):
-    """One of a suite. config: resolved."""
+    """One case of a suite. config: the resolved configuration."""
 
     name: str
     settings: ValidateSettings
@@ -34,9 +34,9 @@ class Case(NamedTuple):
 
 
 def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Files | None) -> list[Case]:
-    """Every case, on the machine as calibrated; None: on the default one, to see that they can be built.
+    """Returns all cases on the calibrated machine; None: on the default one, to check the settings.
 
-    Raises ConfigError, which names the case.
+    Raises ConfigError with the name of the case.
     """
     given = not_about(composition.overrides, "hydra")
     _check_unmeasured(given, device)
@@ -54,7 +54,7 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
             _check_unmeasured([*suite.base, *own], device)
             cfg = composed(source, _merged([measured, DEVICE_DEFAULTS[device], suite.base, given, own]))
             if device == "cpu" and cfg.model.get("dtype") == "auto":
-                cfg.model.dtype = "fp32"  # as the engine has it by default
+                cfg.model.dtype = "fp32"  # the engine's default
             found.append(_case(name, cfg))
         except ConfigError as error:
             where = f"case {name}: " if len(suite.cases) > 1 else ""
@@ -63,11 +63,11 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
 
 
 def model_of(cases: Sequence[Case]) -> ModelSpec:
-    """Of all of them. Raises ConfigError if there are several: one table is measured."""
+    """Returns the model of all cases. Raises ConfigError if they differ, because one table is measured."""
     first = cases[0].scenario.model
     for case in cases[1:]:
         if case.scenario.model != first:
-            raise ConfigError(f"case {case.name}: model: all cases run the same model; give it to all")
+            raise ConfigError(f"case {case.name}: model: must be the same in all cases")
     return first
 
 
@@ -77,17 +77,17 @@ def _case(name: str, cfg: DictConfig) -> Case:
 
 
 def _check_unmeasured(overrides: Sequence[str], device: str) -> None:
-    """Refuse to choose what the machine decides."""
+    """Raises ConfigError for overrides of settings that the machine decides."""
     for override in overrides:
         if (key := Override.parse(override).key) in MEASURED_GROUPS:
             raise ConfigError(
-                f"{override}: device={device} is measured; leave {key}= out (single settings, such as "
-                "engine.max_num_seqs=8, may be given)"
+                f"{override}: device={device} is measured; remove {key}= (single settings such as "
+                "engine.max_num_seqs=8 are allowed)"
             )
 
 
 def _merged(layers: Iterable[Sequence[str]]) -> list[str]:
-    """Of equal keys the last one alone. A choice in a group drops what layers before have set in it."""
+    """Merges layers: the last of equal keys wins, and a choice of a group drops earlier settings in it."""
     found: dict[str, str] = {}
     for layer in layers:
         keys = [Override.parse(override).key for override in layer]

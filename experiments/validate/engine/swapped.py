@@ -1,8 +1,8 @@
-"""The recorded run in the simulator, with what was recorded in the place of what is modelled.
+"""Simulates a recorded run with recorded quantities in place of modelled ones.
 
-A run needs three things besides the policies: how long iterations take, how much of that is the host's, and
-when the engine learns of a request. Each can be the recording's or the model's; `experiments.validate.engine.
-decomposition` swaps one after the other.
+Besides the policies, a run needs the times of iterations, the host's part of them, and the times at which the
+engine learns of requests. Each comes from the recording or from the model;
+`experiments.validate.engine.decomposition` swaps one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.validate.engine.from_recording import LOADED_S, asked, measured, until_s
+from experiments.validate.engine.from_recording import LOADED_S, measured, plan_calls, until_s
 from experiments.validate.engine.recording import Recording
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import COUNTED, Explained, IterationModel, IterationShape
@@ -32,12 +32,12 @@ from sim.records.run import RunRecords
 from sim.setup.scenario import Scenario
 from sim.workload.base import Arrival, WorkloadNotes
 
-NEVER = 1 << 30  # tokens: the context ends an answer before
+NEVER = 1 << 30  # tokens; the context ends an output earlier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """digests: of every plan, an iteration each."""
+    """A simulated replay. digests: of every plan, one per iteration."""
 
     records: RunRecords
     digests: list[str]
@@ -46,10 +46,10 @@ class Replayed:
 def replay_in_simulator(
     recording: Recording, scenario: Scenario, model: IterationModel, *, as_seen: bool
 ) -> Replayed:
-    """Fly the recorded requests on the scenario's engine, iteration by iteration.
+    """Simulates the recorded requests on the scenario's engine, iteration by iteration.
 
-    as_seen: the engine learns of each request before the same plan as in the recording; else when the
-    scenario says. Raises ValueError for a recording in which requests were given up.
+    as_seen: the engine learns of each request before the same plan as in the recording; otherwise when the
+    scenario says. Raises ValueError for a recording in which requests were aborted.
     """
     digests: list[str] = []
 
@@ -57,7 +57,7 @@ def replay_in_simulator(
         digests.append(plan.digest())
 
     start_s = float(recording.engine["start_s"])
-    asked_s = [one.time_s - start_s for one in asked(recording)]
+    plan_call_s = [one.time_s - start_s for one in plan_calls(recording)]
     simulation = Simulation(
         source=RecordedSource(recording, as_seen=as_seen),
         pools=[
@@ -66,7 +66,7 @@ def replay_in_simulator(
                 model=model,
                 frontend_s=0.0 if as_seen else scenario.engine.frontend_s,
                 plans_ahead=not as_seen and scenario.engine.host.overlapped,
-                links=lambda: _RecordedLinks(asked_s=asked_s),
+                links=lambda: _RecordedLinks(plan_call_s=plan_call_s),
             )
         ],
         cluster=ClusterSettings(routing=RoundRobin(), seed=scenario.seed),
@@ -77,7 +77,7 @@ def replay_in_simulator(
 
 
 def num_equal(recording: Recording, digests: list[str]) -> int:
-    """How many launches the simulator planned alike, up to the first that it did not."""
+    """Returns the number of launches with equal plans, up to the first difference."""
     first = np.cumsum(recording.steps["num_iterations"]) - recording.steps["num_iterations"]
     for count, (place, digest) in enumerate(zip(first, recording.steps["digest"], strict=True)):
         if place >= len(digests) or digests[place] != digest:
@@ -86,11 +86,13 @@ def num_equal(recording: Recording, digests: list[str]) -> int:
 
 
 class RecordedSource:
-    """The requests of a recording, from the beginning of its run on."""
+    """Source of a recording's requests, with times from the start of its run."""
 
     def __init__(self, recording: Recording, *, as_seen: bool) -> None:
         if any(event.kind == "leave" for event in recording.events):
-            raise ValueError("requests were given up: their ends are not the policies' doing")
+            raise ValueError(
+                "the recording contains aborted requests, whose ends the policies did not decide"
+            )
         start_s = float(recording.engine["start_s"])
         seen_s = _seen_s(recording) if as_seen else {}
         ended = recording.requests.set_index("request_id")
@@ -104,7 +106,7 @@ class RecordedSource:
                 shifted = shifted._replace(deadline_s=request.deadline_s - start_s)
             if ended["status"][event.request_id] == Status.finished.name:
                 num_tokens = int(ended["longest_tokens"][event.request_id])
-            else:  # the recording ends before it does
+            else:  # it had not finished at the end of the recording
                 num_tokens = request.max_tokens or NEVER
             time_s = seen_s[event.request_id] - start_s if as_seen else None
             arrivals.append(Arrival(shifted, num_tokens, time_s=time_s))
@@ -122,30 +124,31 @@ class RecordedSource:
 
 
 def _seen_s(recording: Recording) -> dict[int, float]:
-    """By request id, a moment at which a simulated engine takes it in before the same plan."""
-    return {request_id: one.seen_s for one in asked(recording) for request_id in one.request_ids}
+    """Returns by request id a time at which a simulated engine sees it before the same plan."""
+    return {request_id: one.seen_s for one in plan_calls(recording) for request_id in one.request_ids}
 
 
 @dataclass(kw_only=True, slots=True)
 class _RecordedLinks(Links):
-    """Copies are there at once, or, where the engine waited for them, with what came meanwhile.
+    """Transfers that take no time, or, if the engine waited for them, last until the next call.
 
-    What they took is part of the recorded times. asked_s: when the policies were asked.
+    Their durations are part of the recorded times. plan_call_s: times of the policies' calls.
     """
 
-    asked_s: list[float]
+    plan_call_s: list[float]
 
     def begin(self, transfer: Transfer, now: float) -> float:
-        place = bisect(self.asked_s, now + LOADED_S / 2)
-        next_s = self.asked_s[place] if place < len(self.asked_s) else inf
+        place = bisect(self.plan_call_s, now + LOADED_S / 2)
+        next_s = self.plan_call_s[place] if place < len(self.plan_call_s) else inf
         return next_s if next_s < now + 2 * LOADED_S else now
 
 
 class RecordedTimes:
-    """An `IterationModel` that gives each iteration the time that one of its shape took, the first one first.
+    """An `IterationModel` that gives each iteration the recorded time of its shape, in order.
 
-    Shapes that were not recorded take what the base says, times what recorded ones took over it. host_only:
-    the recorded time is that outside of the executor, and is added to the base's, which knows no host.
+    Shapes that were not recorded get the base model's time, scaled by the recorded iterations' mean ratio to
+    it. host_only: the recorded time outside of the executor is added to the time of the base model, which has
+    no host.
     """
 
     def __init__(self, recording: Recording, base: IterationModel, *, host_only: bool = False) -> None:
@@ -169,7 +172,7 @@ class RecordedTimes:
         self.peak_bytes_per_s = base.peak_bytes_per_s
 
     def seconds(self, shape: IterationShape) -> Any:
-        """Of one iteration, which counts as run with it."""
+        """Returns the seconds of one iteration, and uses up its recorded time."""
         recorded_s = self._times_s.get(tuple(int(number) for number in shape[:-1]))
         base_s = float(self._base.seconds(shape)) if self._host_only or not recorded_s else 0.0
         if self._host_only:
@@ -179,7 +182,7 @@ class RecordedTimes:
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
-        """When consecutive iterations end; see `IterationModel`."""
+        """Returns the end times of consecutive iterations; see `IterationModel`."""
         ends_s = []
         for i in range(num_iterations):
             context = num_context_tokens + i * num_seqs

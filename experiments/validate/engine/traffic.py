@@ -1,4 +1,4 @@
-"""One traffic for both worlds: paced to a load, and with answers of a length that both can end at."""
+"""Adapts a workload to engine and simulator: paced to a load, with exact output lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sim.workload.base import Arrival, Source, Workload
 class Paced:
     """A workload whose clients take `stretch` times as long between their requests.
 
-    Clients ask for just as many tokens as they get: the engine has no other way to end an answer early.
+    max_tokens equals the output length, because the engine has no other way to end an output early.
     """
 
     workload: Workload
@@ -53,12 +53,12 @@ class _PacedSource:
 
 
 def exact(scenario: Scenario) -> Scenario:
-    """At the workload's own pace."""
+    """Returns the scenario with exact output lengths, at the workload's own pace."""
     return replace(scenario, workload=Paced(workload=scenario.workload))
 
 
 def at_load(scenario: Scenario, load: float) -> Scenario:
-    """Paced to a share of the simulated capacity: requests a second if all were there at once.
+    """Returns the scenario paced to a share of its simulated capacity, the requests/s if all arrived at once.
 
     Raises ValueError for a workload whose clients leave no time between their requests.
     """
@@ -69,8 +69,8 @@ def at_load(scenario: Scenario, load: float) -> Scenario:
     own_s = float(own.requests["arrival_s"].max())
     if not own_s > float(records.requests["arrival_s"].max()):
         raise ValueError(
-            f"load={load:g}: the workload's requests all come at once, or as soon as others have ended: they "
-            "cannot be paced; leave load out (load=null)"
+            f"load={load:g}: the workload's requests arrive all at once, or as soon as others have ended, so "
+            "they cannot be paced; set load=null"
         )
     shortest_s = float(records.requests["last_token_s"].max())
     if math.isnan(shortest_s):

@@ -1,4 +1,4 @@
-"""What recordings of our own engine and one simulated run say about each other: decisions, errors, causes."""
+"""Compares recordings of our own engine with a simulated run: decisions, errors, and parts of the error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sim.workload.base import Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """equivalences: of each recording. decomposition: None where it cannot be had, which notes say."""
+    """Result of a comparison. equivalences: per recording. decomposition: None if impossible, see notes."""
 
     result: RunResult
     fidelity: Fidelity
@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every plan was decided again, in the simulator, too."""
+        """True if every plan was reproduced, also in the simulator."""
         decomposed = self.decomposition
         return self.num_equal == self.num_steps and (
             decomposed is None or decomposed.num_equal == decomposed.num_steps
@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def share_equal(self) -> float:
-        """Of plans, the smaller one of replay and simulator."""
+        """Share of equal plans: the smaller one of replay and simulator."""
         counts = [(self.num_equal, self.num_steps)]
         if self.decomposition is not None:
             counts.append((self.decomposition.num_equal, self.decomposition.num_steps))
@@ -61,7 +61,7 @@ class Verdict:
 
     @property
     def decisions(self) -> str:
-        """In words; of the first difference, what led there."""
+        """Sentence on the decisions, with the circumstances of the first difference."""
         text = f"{self.num_equal:,} of {self.num_steps:,} plans of the engine were reproduced"
         if self.decomposition is not None:
             equal, steps = self.decomposition.num_equal, self.decomposition.num_steps
@@ -76,7 +76,7 @@ class Verdict:
         )
 
     def print(self, console: Console) -> None:
-        """On the terminal."""
+        """Prints the verdict on the terminal."""
         colour = "bold green" if self.is_equal else "bold red"
         console.print(self.decisions, style=colour, highlight=False, soft_wrap=True)
         parts = () if self.decomposition is None else self.decomposition.parts
@@ -86,7 +86,7 @@ class Verdict:
 def judge(
     settings: ValidateSettings, scenario: Scenario, recordings: Sequence[Recording], source: Source
 ) -> Verdict:
-    """scenario: with as many KV blocks as the engine had. source: what is simulated."""
+    """Compares recordings with a scenario of equal KV blocks. source: requests of the simulated run."""
     num_blocks = scenario.plan_memory().num_blocks
     equivalences = tuple(replay(one, scenario.core(num_blocks)) for one in recordings)
     result = scenario.run(source)
@@ -102,9 +102,9 @@ def judge(
     try:
         decomposition = decompose(recordings, scenario, of_records(result.records))
     except ValueError as error:
-        notes.append(f"The error is not broken down: {error}.")
+        notes.append(f"The error has no decomposition: {error}.")
     if len(recordings) == 1:
-        notes.append("One run has no noise floor; repeats=2, or against= several recordings, give one.")
+        notes.append("A single run has no noise floor; use repeats=2, or several recordings in against=.")
     return Verdict(
         result=result,
         fidelity=fidelity,
@@ -124,7 +124,7 @@ def write_verdict(
     page: bool,
     tables: bool,
 ) -> list[Path]:
-    """validation.json and report.html, and what stands behind them; returns the paths of these two."""
+    """Writes validation.json, report.html and tables; returns the paths of the first two."""
     parts = () if verdict.decomposition is None else verdict.decomposition.parts
     written = write_validation(
         folder,

@@ -1,1 +1,1 @@
-"""How far apart a real run and a simulated one are: settings, errors, tables, reports."""
+"""Compares real runs with a simulated one: settings, errors, tables, reports."""

@@ -1,8 +1,8 @@
-"""Two runs over time: requests in flight, running and waiting, and KV use, as curves that can be laid over.
+"""Runs over time as curves that can be compared: requests in flight, running and waiting, and KV use.
 
-Each quantity is taken from the best source that the real runs have: iterations, what a server logged, or the
-timestamps of requests; the simulated run is then read in the same way, except that its iterations stand in
-for a server's log. From timestamps, a request runs from when it is first scheduled to its last token.
+Each quantity is read from the best source that the real runs have: iterations, a server's log, or the
+requests' timestamps. The simulated run is read in the same way, but from its iterations instead of a log. In
+timestamps, a request runs from its first scheduling to its last token.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ STATE_COLUMNS = {"running": "running", "waiting": "waiting", "kv_use_share": "kv
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One quantity of the runs, means over equal spans of time; arrays are [B], reals one a real run.
+    """One quantity of all runs, averaged over equal time spans; arrays are [B], one per real run in reals.
 
-    time_s: middles of the spans. source: what the real runs' values were read from. difference: mean absolute
-    difference over time between the simulated run and the mean of the real ones; noise: the same between
-    two real runs, the largest of any pair, NaN of one.
+    time_s: middles of the spans. source: where the real runs' values were read. difference: mean absolute
+    difference over time between the simulated run and the mean of the real runs; noise: the same between two
+    real runs, the largest of all pairs, NaN for a single run.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Curve:
 
 
 def curves(simulated: Measured, reals: Sequence[Measured], num_buckets: int = NUM_BUCKETS) -> list[Curve]:
-    """The quantities that all real runs know, from 0 s to the end of the last run."""
+    """Returns the quantities that all real runs have, from 0 s to the end of the last run."""
     end_s = max(run.end_s for run in (simulated, *reals))
     if not end_s > 0:
         return []
@@ -101,13 +101,13 @@ def _common_source(name: str, reals: Sequence[Measured]) -> str | None:
 
 
 def _source_of(name: str, simulated: Measured, source: str | None) -> str | None:
-    """Where the simulated values come from if the real ones come from `source`."""
+    """Returns the simulated values' source if the real ones come from `source`."""
     wanted = "iterations" if source == "log" else source
     return wanted if wanted in _sources(name, simulated) else None
 
 
 def _sources(name: str, run: Measured) -> list[str]:
-    """Where a run's values of a quantity can be read from."""
+    """Returns the sources of a quantity that a run has."""
     found = []
     if name in STATE_COLUMNS and run.iterations is not None and len(run.iterations):
         has_total = name != "kv_use_share" or bool(run.num_kv_blocks)
@@ -132,16 +132,16 @@ def _values(name: str, run: Measured, source: str, edges_s: Times) -> Times:
         "running": ("scheduled_s", "last_token_s"),
     }[name]
     end_s = _column(run.requests, ends)
-    if "finished_s" in run.requests:  # who was refused, or given up, has gone
+    if "finished_s" in run.requests:  # rejected and aborted requests have left
         gone = run.requests["status"].isin(["rejected", "aborted"]).to_numpy()
         end_s = np.where(gone, _column(run.requests, "finished_s"), end_s)
     return between(_column(run.requests, begins), end_s, edges_s)
 
 
 def between(begin_s: Times, end_s: Times, edges_s: Times) -> Times:
-    """Mean number, in each bucket, of those that have begun and not ended; NaN: never. [N], [N] -> [B].
+    """Computes the mean number of begun and not ended items per bucket; NaN: never. [N], [N] -> [B].
 
-    One from 1 s to 3 s, buckets of 2 s from 0 s: 0.5 and 0.5.
+    One item from 1 s to 3 s and buckets of 2 s from 0 s give 0.5 and 0.5.
     """
     begun = ~np.isnan(begin_s)
     begin_s, end_s = begin_s[begun], np.where(np.isnan(end_s[begun]), np.inf, end_s[begun])
@@ -149,7 +149,7 @@ def between(begin_s: Times, end_s: Times, edges_s: Times) -> Times:
 
 
 def _integral(moments_s: Times, edges_s: Times) -> Times:
-    """Seconds since each moment, summed over the moments, that fall into each bucket."""
+    """Computes the seconds since each time, summed over all times, that fall into each bucket."""
     ordered = np.sort(moments_s[np.isfinite(moments_s)])
     upto = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, edges_s, side="right")
@@ -157,7 +157,7 @@ def _integral(moments_s: Times, edges_s: Times) -> Times:
 
 
 def _of_iterations(name: str, run: Measured, edges_s: Times) -> Times:
-    """Summed over replicas; KV use: their mean."""
+    """Returns the sum over replicas; for KV use, their mean."""
     assert run.iterations is not None
     total = np.zeros(len(edges_s) - 1)
     for _, rows in (
@@ -173,7 +173,7 @@ def _of_iterations(name: str, run: Measured, edges_s: Times) -> Times:
 
 
 def _of_samples(samples: pd.DataFrame, name: str, edges_s: Times) -> Times:
-    """Each sample stands for the time that is nearer to it than to its neighbours; 0 outside of all."""
+    """Averages samples, each of which stands for the time nearest to it; 0 outside."""
     time_s, value = _column(samples, "time_s"), np.nan_to_num(_column(samples, name))
     middles_s = (time_s[1:] + time_s[:-1]) / 2
     borders_s = np.concatenate(([2 * time_s[0] - middles_s[0]], middles_s, [time_s[-1]]))
@@ -182,7 +182,7 @@ def _of_samples(samples: pd.DataFrame, name: str, edges_s: Times) -> Times:
 
 
 def to_json(curve: Curve) -> Mapping[str, object]:
-    """Figures and points, rounded to six digits."""
+    """Returns figures and points as plain data, rounded to six digits."""
 
     def rounded(values: NDArray[np.float64]) -> list[float]:
         return [float(f"{value:.6g}") for value in values]

@@ -1,4 +1,4 @@
-"""What a validation ran with, for its report: versions, machine, digest of the configuration."""
+"""Environment of a validation for its report: versions, machine, digest of the configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = (
 
 
 def environment(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data; a package that is not installed has no version. Imports none of them."""
+    """Returns the environment as plain data, without importing the packages; None for a missing version."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""How far a simulated run is from real ones: every figure's error, its noise floor and a verdict."""
+"""Computes the errors of a simulated run against real ones: error, noise floor and verdict of each figure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import plain_json
 
 Verdict = Literal["met", "noise", "missed", ""]
-"""met: within the threshold; noise: outside, but real runs differ by as much; empty: nothing to judge by."""
+"""met: within the threshold; noise: outside, but no more than real runs differ; empty: no threshold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricError:
-    """One figure. error: simulated over real less 1. noise: spread of the real runs, (max - min) / mean.
+    """Error of one figure.
 
-    real: the mean of the real runs. NaN: there is no such figure; of error, too, where real is 0 alone.
+    error: simulated / real - 1. noise: spread of the real runs, (max - min) / mean. real: mean of the real
+    runs. NaN: the figure does not exist; for error, also if only real is 0.
     """
 
     metric: Metric
@@ -54,7 +55,7 @@ class MetricError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of the total error. errors: relative and signed, by the metric that is taken apart."""
+    """A part of the total error. errors: relative and signed, by metric."""
 
     name: str
     errors: Mapping[str, float]
@@ -62,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fidelity:
-    """All that was found between one simulated and one or more real runs of the same workload."""
+    """Comparison of one simulated run with one or more real runs of the same workload."""
 
     simulated: Measured
     reals: tuple[Measured, ...]
@@ -73,7 +74,7 @@ class Fidelity:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all figures'."""
+        """Worst verdict of all figures."""
         found = {one.verdict for one in self.metrics}
         return next((verdict for verdict in ("missed", "noise", "met") if verdict in found), "")
 
@@ -86,12 +87,12 @@ def compare(
     slos: Sequence[ScaledSlo] = (),
     model: IterationModel | None = None,
 ) -> Fidelity:
-    """Every error there is. model: prices measured iterations; None: they are not compared.
+    """Computes all errors. model: prices measured iterations; None: iterations are not compared.
 
     Raises ValueError without a real run.
     """
     if not reals:
-        raise ValueError("no real run to compare with")
+        raise ValueError("there is no real run to compare with")
     own = metric_values(simulated, slos)
     of_reals = [metric_values(run, slos) for run in reals]
     errors = [
@@ -120,7 +121,7 @@ def fidelity_of(
     thresholds: Thresholds,
     slos: Sequence[ScaledSlo],
 ) -> Fidelity:
-    """Compare a simulated run with the measured ones, over the part that is measured."""
+    """Compares a simulated run with the measured ones, without warm-up and cool-down."""
     simulated, *measured = (
         run.trimmed(warmup_s=trim.known_warmup_s, cooldown_s=trim.cooldown_s)
         for run in (of_records(result.records), *reals)
@@ -131,7 +132,7 @@ def fidelity_of(
 def metric_error(
     metric: Metric, simulated: float, reals: Sequence[float], thresholds: Thresholds
 ) -> MetricError:
-    """Simulated 1.1, real 0.9 and 1.1: error +10 %, noise 20 %."""
+    """Computes a metric's error: simulated 1.1, real 0.9 and 1.1 give error +10 %, noise 20 %."""
     real = sum(reals) / len(reals)
     spread = max(reals) - min(reals) if len(reals) > 1 else math.nan
     return MetricError(
@@ -145,7 +146,7 @@ def metric_error(
 
 
 def _curve_error(curve: Curve, thresholds: Thresholds) -> MetricError:
-    """Of the mean over time; the distance of the curves is reported beside it."""
+    """Computes the error of the mean over time; the distance of the curves is reported separately."""
     metric = Metric(
         name=f"{curve.name}_mean",
         label=f"{curve.title}, mean",
@@ -159,7 +160,7 @@ def _curve_error(curve: Curve, thresholds: Thresholds) -> MetricError:
 
 
 def _iteration_error(found: IterationError, thresholds: Thresholds) -> MetricError:
-    """Median absolute error of all iterations."""
+    """Converts the error of all iterations to a metric's error: the median absolute error."""
     metric = Metric(
         name="iteration_median",
         label="iteration, median abs.",
@@ -178,7 +179,7 @@ def _iteration_error(found: IterationError, thresholds: Thresholds) -> MetricErr
 
 
 def _relative(difference: float, real: float) -> float:
-    """Against the real value; 0 where both are 0, NaN where only the real one is."""
+    """Returns the difference relative to the real value; 0 if both are 0, NaN if only the real value is."""
     if real:
         return difference / real
     return 0.0 if difference == 0 else math.nan

@@ -1,4 +1,4 @@
-"""Simulated and real laid over each other: distributions, curves over time, the first iterations.
+"""Draws simulated and real runs together: distributions, curves over time, the first iterations.
 
 The simulated run is blue and solid, real ones are orange and dotted; repetitions share a legend entry.
 """
@@ -21,13 +21,13 @@ from sim.report.look import BLUE, KIND_COLOURS, ORANGE, styled, time_unit
 
 GANTT_ITERATIONS = 200
 MAX_REALS = 5
-"""Real runs that are drawn; more of them hide each other."""
+"""Number of real runs that are drawn; more would hide each other."""
 SIMULATED = {"color": BLUE, "width": 2}
 REAL = {"color": ORANGE, "width": 2, "dash": "dot"}
 
 
 def distributions(simulated: Measured, reals: Sequence[Measured]) -> go.Figure:
-    """CDFs of TTFT, TPOT and E2E, and of ITL where all runs have recorded it."""
+    """Draws CDFs of TTFT, TPOT and E2E, and of ITL if all runs have recorded it."""
     reals = reals[:MAX_REALS]
     names = [
         name
@@ -69,7 +69,7 @@ def distributions(simulated: Measured, reals: Sequence[Measured]) -> go.Figure:
 
 
 def over_time(curves: Sequence[Curve]) -> go.Figure:
-    """A panel a quantity."""
+    """Draws one panel per quantity."""
     figure = make_subplots(
         len(curves),
         1,
@@ -104,7 +104,7 @@ def over_time(curves: Sequence[Curve]) -> go.Figure:
 
 
 def gantt(simulated: Measured, real: Measured) -> go.Figure | None:
-    """The first iterations of a replica of each, from the first start; None where a run has none recorded."""
+    """Draws one replica's first iterations of both runs; None if a run has recorded no iterations."""
     rows = {"measured": _first_iterations(real), "simulated": _first_iterations(simulated)}
     if any(table is None for table in rows.values()):
         return None

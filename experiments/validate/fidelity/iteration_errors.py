@@ -1,6 +1,6 @@
-"""How far the hardware model is off for the iterations that a real engine ran, by kind, batch and context.
+"""Computes the hardware model's error for the iterations of a real engine, by kind, batch and context.
 
-Each measured iteration is priced by the model from its shape, so that scheduling plays no part.
+The model prices each measured iteration from its shape, so scheduling plays no part.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IterationError:
-    """Iterations of one kind, and of one bucket of batch or context, of all real runs together.
+    """Errors of iterations of one kind and one bucket of batch or context, over all real runs.
 
-    Relative errors are signed, model over measured less 1. median_absolute: of their absolute values;
-    total: of the summed durations. noise: spread of the real runs' medians, NaN of one run.
+    Relative errors are signed: model / measured - 1. median_absolute: median of their absolute values; total:
+    error of the summed durations. noise: spread of the real runs' medians, NaN for one run.
     """
 
     kind: str
     batch: str
-    """Sequences, 8-15; empty: all."""
+    """Bucket of sequences per iteration, such as 8-15; empty: all."""
     context: str
-    """KV tokens a sequence, the same."""
+    """Bucket of KV tokens per sequence; empty: all."""
     count: int
     measured_s: float
-    """Mean duration."""
+    """Mean measured duration, in seconds."""
     median: float
     p10: float
     p90: float
@@ -51,15 +51,15 @@ class IterationError:
 
 
 def has_shapes(run: Measured) -> bool:
-    """Whether the run's iterations can be priced."""
+    """Returns whether the run's iterations have the columns that the model needs."""
     columns = () if run.iterations is None else run.iterations.columns
     return {"duration_s", *COUNTED} <= set(columns)
 
 
 def iteration_errors(reals: Sequence[Measured], model: IterationModel) -> list[IterationError]:
-    """All iterations first, then each kind, then its octaves of batch and of context; none without shapes.
+    """Computes errors of all iterations, then of each kind, then of its octaves of batch and context.
 
-    Iterations without any duration, and those that the model cannot price, are left out.
+    Returns none without shapes. Iterations with no duration, or without a price, are left out.
     """
     tables = [_priced(run, model) for run in reals if has_shapes(run)]
     if not tables:

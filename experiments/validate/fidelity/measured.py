@@ -1,4 +1,4 @@
-"""One run, real or simulated, as plain tables: what two runs are compared by."""
+"""A real or simulated run as plain tables, the form in which runs are compared."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sim.records.run import RunRecords
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Measured:
-    """What is known of a run; all times in seconds on one clock, 0 when the workload begins.
+    """Tables of a run; all times in seconds on one clock that is 0 when the workload begins.
 
-    requests: sorted by arrival, columns status, arrival_s, scheduled_s, first_token_s, last_token_s,
+    requests: sorted by arrival, with the columns status, arrival_s, scheduled_s, first_token_s, last_token_s,
     finished_s, prompt_tokens, output_tokens of the simulator's table
-    (`sim.records.requests.RequestLog.table`), NaN for what is not known or did not happen. gaps: between
-    tokens; None: not recorded. iterations: the simulator's table; None: not recorded. samples: what a server
-    logged of itself, columns time_s, running, waiting, kv_use_share. num_kv_blocks: of one replica. notes:
-    what a reader must know of the recording. block_ids: of each prompt's full blocks of block_size tokens,
-    equal where contents are; empty: not known.
+    (`sim.records.requests.RequestLog.table`), NaN if unknown or if it did not happen. gaps: between tokens;
+    None: not recorded. iterations: the simulator's table; None: not recorded. samples: a server's log with
+    the columns time_s, running, waiting, kv_use_share. num_kv_blocks: of one replica. notes: caveats of the
+    recording. block_ids: of each prompt's full blocks of block_size tokens, equal for equal contents; empty:
+    unknown.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Measured:
 
     @property
     def end_s(self) -> float:
-        """When the last thing happened that is known of."""
+        """Time of the last known event, in seconds."""
         moments = self.requests[["arrival_s", "first_token_s", "last_token_s"]].to_numpy(dtype=np.float64)
         ends_s = [float(np.nanmax(moments))] if moments.size and not np.isnan(moments).all() else [0.0]
         if self.iterations is not None and len(self.iterations):
@@ -51,9 +51,9 @@ class Measured:
         return request_metrics(self.requests, None)
 
     def trimmed(self, *, warmup_s: float, cooldown_s: float) -> Measured:
-        """Only what happened from warmup_s to cooldown_s before the last arrival: requests by their arrival.
+        """Keeps what happened from warmup_s to cooldown_s before the last arrival.
 
-        Gaps count by their end, iterations by their start.
+        Requests count by their arrival, gaps by their end, iterations by their start.
         """
         if not (warmup_s or cooldown_s):
             return self
@@ -82,7 +82,7 @@ class Measured:
 
 
 def of_records(records: RunRecords, name: str = "simulated") -> Measured:
-    """The same of records in the simulator's schema, whichever world they come from."""
+    """Converts records in the simulator's schema, simulated or real."""
     return Measured(
         name=name,
         requests=records.requests.sort_values(["arrival_s", "request_id"], ignore_index=True),

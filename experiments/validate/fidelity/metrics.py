@@ -1,7 +1,7 @@
-"""The figures that two runs are compared by, computed alike from both.
+"""The figures by which two runs are compared, computed in the same way for both.
 
-Rates are per second from the first arrival to the last token. KV use, and how many requests run and wait, are
-compared as curves: `experiments.validate.fidelity.curves`.
+Rates are per second from the first arrival to the last token. KV use and the numbers of running and waiting
+requests are compared as curves: `experiments.validate.fidelity.curves`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """What a figure is. family and statistic: what a threshold is looked up by; unit: s, req/s or tok/s."""
+    """A figure. family and statistic: key of its threshold; unit: s, req/s or tok/s."""
 
     name: str
     label: str
@@ -34,7 +34,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaledSlo:
-    """An SLO and its limits times a scale, as in DistServe's attainment against SLO scale (OSDI 2024)."""
+    """An SLO with scaled limits, as in DistServe's attainment over SLO scale (OSDI 2024)."""
 
     scale: float
     slo: Slo
@@ -49,7 +49,7 @@ class ScaledSlo:
 
 
 def scaled(slo: Slo | None, scales: Sequence[float]) -> list[ScaledSlo]:
-    """The SLO at each scale, none without an SLO."""
+    """Returns the SLO at each scale, nothing without an SLO."""
     if slo is None:
         return []
     return [
@@ -66,7 +66,7 @@ def scaled(slo: Slo | None, scales: Sequence[float]) -> list[ScaledSlo]:
 
 
 def metric_values(run: Measured, slos: Sequence[ScaledSlo]) -> dict[Metric, float]:
-    """Every figure of a run, in SI units; NaN where it does not exist, as ITL where no gap was recorded."""
+    """Computes every figure of a run in SI units; NaN if it does not exist, such as ITL without gaps."""
     table = run.latencies
     values: dict[Metric, float] = {}
     for family, label in LATENCIES.items():
@@ -110,6 +110,6 @@ def _description(run: Measured, table: pd.DataFrame, family: str) -> dict[str, f
 
 
 def _span_s(table: pd.DataFrame) -> float:
-    """From the first arrival to the last token; NaN, so that every rate is, where no time passed."""
+    """Returns the seconds from the first arrival to the last token; NaN if no time passed."""
     span_s = float(table["last_token_s"].max() - table["arrival_s"].min()) if len(table) else 0.0
     return span_s if span_s > 0 else math.nan

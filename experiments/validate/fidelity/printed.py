@@ -1,4 +1,4 @@
-"""A validation on the terminal."""
+"""Prints a validation on the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from experiments.validate.fidelity.errors import Fidelity, Part
 def print_fidelity(
     fidelity: Fidelity, notes: Sequence[str], console: Console, parts: Sequence[Part] = ()
 ) -> None:
-    """The verdict, the errors, where they come from, and what there is to know."""
+    """Prints the verdict, the errors, their decomposition and the notes."""
     colour = {"met": "bold green", "missed": "bold red"}.get(fidelity.verdict, "bold")
     console.print(tables.verdict_line(fidelity), style=colour, highlight=False)
     console.print(plain_table(tables.metric_rows(fidelity)))
@@ -32,6 +32,6 @@ def print_fidelity(
 
 
 def print_files(files: Sequence[Path], console: Console) -> None:
-    """Where they are, seen from here."""
+    """Prints the paths of files, relative to the working directory."""
     for file in files:
         print_folder(file, console)

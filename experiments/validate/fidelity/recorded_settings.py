@@ -1,7 +1,7 @@
-"""Whether a recording was made with the model, hardware and limits that are simulated.
+"""Checks whether a recording was made with the model, hardware and limits that are simulated.
 
-What a recording says of itself stands beside it: config.yaml in a folder of our own runs, runs.csv beside a
-table of several runs (columns model, gpu, tp, max_num_seqs, ...: `experiments.study.measured_requests`).
+The settings of a recording lie beside it: config.yaml in a folder of our own runs, runs.csv beside a table of
+several runs (columns model, gpu, tp, max_num_seqs, ...: `experiments.study.measured_requests`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CONFIG_KEYS = (
     "sequence_parallel",
     "lora",
 )
-"""Parts of a config that decide what an engine does; not the traffic, nor how time is modelled."""
+"""Parts of a config that decide what an engine does, without the workload and the iteration times."""
 
 DECIDING = ("model", "batching", "scheduling", "caching", "prediction", "tensor_parallel_size")
 DECIDING_LIMITS = (
@@ -55,11 +55,11 @@ LIMITS = {
     "gpu_memory_utilization": "gpu_memory_utilization",
     "num_gpu_blocks": "num_kv_blocks",
 }
-"""Columns of runs.csv, and the settings of the engine that they are."""
+"""Columns of runs.csv, and the engine's settings that they contain."""
 
 
 def differences(file: Path, run: str, scenario: Scenario, config: Mapping[str, Any]) -> list[str]:
-    """The settings of the recording where it has others, each as it would be typed; none if none is known.
+    """Returns overrides for the recording's settings that differ from the simulated ones; none if unknown.
 
     file: the recorded requests; config: of the simulated run, plain data.
     """
@@ -75,13 +75,13 @@ def differences(file: Path, run: str, scenario: Scenario, config: Mapping[str, A
 
 
 def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the decisions of our own engine hang on, of a resolved configuration."""
+    """Returns the settings of a resolved configuration that our engine's decisions depend on."""
     found = {key: config[key] for key in DECIDING if key in config}
     return found | {"engine": {name: config["engine"][name] for name in DECIDING_LIMITS}}
 
 
 def config_differences(recorded: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """Settings in which a configuration is not the recorded one, each as it would be typed."""
+    """Returns overrides for the recorded settings that differ from a configuration."""
     return list(_config_differences(recorded, config))
 
 
@@ -104,7 +104,7 @@ def _leaves(key: str, recorded: Any, given: Any) -> Iterator[str]:
 
 
 def _choice(group: str, target: Any) -> str:
-    """The choice of a config group that is of that class, as it would be typed."""
+    """Returns the override of a config group whose choice has that class."""
     for choice in find_groups([CONFIG_DIR]).get(group, []):
         if f"_target_: {target}\n" in choice.file.read_text(encoding="utf-8"):
             return f"{group}={choice.name}"
@@ -112,7 +112,7 @@ def _choice(group: str, target: Any) -> str:
 
 
 def _run_differences(row: dict[str, Any], scenario: Scenario) -> Iterator[str]:
-    """Raises nothing for a model or GPU that has no preset: then it cannot be compared."""
+    """Yields the overrides of runs.csv that differ; none for a model or GPU without a preset."""
     no_requests = pd.DataFrame({name: [] for name in ("arrival_s", "input_tokens", "output_tokens")})
     try:
         recorded = scenario_of({**row, "requests": no_requests}, scenario.latency)

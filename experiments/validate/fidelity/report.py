@@ -1,4 +1,4 @@
-"""What a validation leaves: validation.json, and report.html that opens without a network."""
+"""Writes the result of a validation: validation.json, and report.html that opens offline."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sim.report.plain_page import drawn, listed, write_page
 from sim.report.whole_file import write_whole
 
 EXPLAINED = (
-    "Error: simulated / measured − 1. Noise floor: how far the measured runs are apart, (largest − "
-    "smallest) / mean; it takes at least two. Verdict: the error's size against what is allowed; “within "
-    "noise” is outside of it, but no further than the measured runs are apart. Further down, apart: the mean "
+    "Error: simulated / measured − 1. Noise floor: spread of the measured runs, (largest − smallest) / "
+    "mean; it needs at least two runs. Verdict: the size of the error compared with the allowed one; “within "
+    "noise” is larger than allowed, but not larger than the noise floor. Further down, difference: the mean "
     "absolute difference of two curves."
 )
 
@@ -38,10 +38,10 @@ def write_validation(
     measured_environment: Mapping[str, Any] | None = None,
     page: bool = True,
 ) -> list[Path]:
-    """Write the JSON and, unless page is false, the page; returns their paths.
+    """Writes the JSON and, if page is true, the page; returns their paths.
 
-    config: the resolved configuration as plain data. parts: the decomposition of the errors. equivalence: a
-    sentence on the decisions, where they were compared. measured_environment: what the real engine ran on.
+    config: the resolved configuration as plain data. parts: decomposition of the errors. equivalence: a
+    sentence on the decisions, if they were compared. measured_environment: environment of the real engine.
     """
     folder.mkdir(parents=True, exist_ok=True)
     notes = [*notes, *dict.fromkeys(note for run in fidelity.reals for note in run.notes)]
@@ -64,7 +64,7 @@ def to_record(
     equivalence: str,
     around: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything that the page shows, as plain data; null for what does not exist."""
+    """Returns the content of the page as plain data; None for what does not exist."""
     return {
         "title": title,
         "verdict": fidelity.verdict or None,
@@ -108,12 +108,12 @@ def _write_page(
         sections["Over time"] = rows + drawn(over_time(fidelity.curves))
     if fidelity.iterations:
         rows = table_html(tables.iteration_rows(fidelity.iterations), labels=3)
-        priced = "<p>Each measured iteration against what the hardware model says of its shape.</p>"
+        priced = "<p>Each measured iteration compared with the hardware model's time for its shape.</p>"
         sections["Iteration times"] = priced + rows
     if (figure := gantt(fidelity.simulated, fidelity.reals[0])) is not None:
         sections[f"The first {GANTT_ITERATIONS} iterations"] = drawn(figure)
     sections["Environment"] = _folded("versions and machines", around)
-    sections["Configuration"] = _folded("of the simulated run", config)
+    sections["Configuration"] = _folded("settings of the simulated run", config)
     write_page(path, title, introduction, sections)
 
 
@@ -123,7 +123,7 @@ def _many(fidelity: Fidelity) -> str:
 
 
 def table_html(rows: Sequence[Sequence[str]], *, labels: int) -> str:
-    """The first row is the heading, the first cells of each are labels."""
+    """Formats a table; the first row is the heading, the first `labels` cells of each row are labels."""
     head, *body = rows
     cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     lines = "".join(

@@ -1,4 +1,4 @@
-"""What `windtunnel validate` has besides the settings of a simulated run."""
+"""Settings of `windtunnel validate` besides those of a simulated run."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """cases: overrides by name; they win over the command line's, which win over base."""
+    """Cases of a validation: overrides by name, which win over the command line's, which win over base."""
 
     cases: Mapping[str, tuple[str, ...]]
     base: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.cases:
-            raise ValueError("cases: must have one at least")
+            raise ValueError("cases: must have at least one")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidateSettings:
-    """Either against (recordings) or device (our own engine, run now) is given."""
+    """Settings with either against (recordings) or device (run our own engine now)."""
 
     thresholds: Thresholds
     against: str | tuple[str, ...] | None = None
     device: str | None = None
     suite: Suite = field(default_factory=lambda: Suite(cases={"run": ()}))
     load: float | None = None
-    """Share of the simulated capacity that arrivals are paced to; None: the workload's own pace."""
+    """Share of the simulated capacity to which arrivals are paced; None: the workload's own pace."""
     repeats: int = 1
     calibrated: str | None = None
-    """A folder of `windtunnel calibrate device=...`; None: the machine is measured first."""
+    """Folder of `windtunnel calibrate device=...`; None: the machine is measured first."""
     run: str | tuple[str, ...] | None = None
     slo_scales: tuple[float, ...] = (1.0,)
     check_config: bool = True
@@ -47,22 +47,30 @@ class ValidateSettings:
         if (self.against is None) == (self.device is None):
             given = "neither" if self.against is None else "both"
             raise ValueError(
-                f"device, against: {given} given; device=cpu or device=cuda runs our own engine on this "
-                "machine, against=FILE takes what was measured"
+                f"device, against: {given} given; give either device=cpu or device=cuda, which runs our own "
+                "engine "
+                "on this machine, or against=FILE, which reads measurements"
             )
         if self.device is not None and self.device not in DEVICES:
             raise ValueError(f"device={self.device}: must be one of {', '.join(DEVICES)}")
         if self.load is not None and not 0 < self.load < float("inf"):
-            raise ValueError(f"load={self.load}: must be a finite number > 0, such as 0.6; null for none")
+            raise ValueError(
+                f"load={self.load}: must be a finite number > 0, such as 0.6; null for the workload's own "
+                "pace"
+            )
         if self.repeats < 1:
             raise ValueError(f"repeats={self.repeats}: must be >= 1")
         if self.calibrated is not None and not Path(self.calibrated).is_dir():
-            raise ValueError(f"calibrated={self.calibrated}: no such folder; windtunnel calibrate writes one")
+            raise ValueError(
+                f"calibrated={self.calibrated}: no such folder; give a folder written by windtunnel calibrate"
+            )
         for scale in self.slo_scales:
             if not 0 < scale < float("inf"):
                 raise ValueError(f"slo_scales={list(self.slo_scales)}: each must be a finite number > 0")
         if len(self.files) > 1 and len(self.runs) > 1:
-            raise ValueError("run=[...]: several runs are taken from one file; give against= a single one")
+            raise ValueError(
+                "run=[...]: several runs must come from one file; give a single file in against="
+            )
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -80,7 +88,7 @@ OWN_KEYS = frozenset(one.name for one in fields(ValidateSettings))
 
 
 def split(cfg: DictConfig) -> tuple[ValidateSettings, DictConfig]:
-    """Our own settings, and those of the simulated run. Raises ConfigError."""
+    """Returns the validation's own settings, and those of the simulated run. Raises ConfigError."""
     keys = [str(key) for key in cfg if key != "hydra"]
     own = OmegaConf.masked_copy(cfg, [key for key in keys if key in OWN_KEYS])
     settings: ValidateSettings = build_as(ValidateSettings, own, "")

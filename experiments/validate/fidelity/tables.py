@@ -1,4 +1,4 @@
-"""The errors in words and figures, the same on the terminal and in the report; headings are first rows."""
+"""Tables and sentences of the errors, for terminal and report; the first row is the heading."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ VERDICTS = {
 
 
 def verdict_line(fidelity: Fidelity) -> str:
-    """One sentence about all thresholds."""
+    """Returns one sentence on all thresholds."""
     judged = [one for one in fidelity.metrics if one.verdict]
     if not judged:
-        return "No verdict: there is no threshold for the measured figures."
+        return "There is no verdict, because the measured figures have no thresholds."
     met = sum(one.verdict == "met" for one in judged)
     name = " ".join(("thresholds", fidelity.thresholds.name)).strip()
     text = f"{met} of {len(judged)} figures are within the {name}"
@@ -33,7 +33,7 @@ def verdict_line(fidelity: Fidelity) -> str:
 
 
 def metric_rows(fidelity: Fidelity) -> list[list[str]]:
-    """A figure a row; those that neither run has are left out."""
+    """Returns one row per figure, without those that neither run has."""
     return [
         ["", "simulated", "measured", "error", "noise floor", "allowed", "verdict"],
         *(_metric_row(one) for one in fidelity.metrics if not _is_empty(one)),
@@ -57,8 +57,8 @@ def _metric_row(one: MetricError) -> list[str]:
 
 
 def curve_rows(curves: Sequence[Curve]) -> list[list[str]]:
-    """How far the curves are apart at each moment, on average."""
-    rows = [["over time", "simulated", "measured", "apart", "of the mean", "noise floor", "read from"]]
+    """Returns the mean absolute difference of each pair of curves."""
+    rows = [["over time", "simulated", "measured", "difference", "of the mean", "noise floor", "read from"]]
     for curve in curves:
         unit = "share" if curve.name == "kv_use_share" else "requests"
         mean = curve.real_mean or math.nan
@@ -77,19 +77,19 @@ def curve_rows(curves: Sequence[Curve]) -> list[list[str]]:
 
 
 FIGURES = ("count", "measured", "median error", "p10", "p90", "median abs.", "of the sum")
-"""Headings of what is said of a kind of iterations."""
+"""Headings of the figures of a kind of iterations."""
 
 
 def iteration_rows(found: Sequence[IterationError]) -> list[list[str]]:
-    """Model against measured durations, by kind and bucket."""
+    """Returns the errors of the model's durations, by kind and bucket."""
     return [
-        ["iterations", "batch", "context a sequence", *FIGURES, "noise floor"],
+        ["iterations", "batch", "context per sequence", *FIGURES, "noise floor"],
         *([one.kind, one.batch or "all", one.context or "all", *_iteration_figures(one)] for one in found),
     ]
 
 
 def kind_rows(found: Sequence[IterationError]) -> list[list[str]]:
-    """The same of whole kinds alone."""
+    """Returns the errors of whole kinds of iterations only."""
     return [
         ["iterations", *FIGURES, "noise"],
         *([one.kind, *_iteration_figures(one)] for one in found if not (one.batch or one.context)),
@@ -108,15 +108,15 @@ def _iteration_figures(one: IterationError) -> list[str]:
 
 
 def part_rows(parts: Sequence[Part]) -> list[list[str]]:
-    """The decomposition: a part a row, a metric a column."""
+    """Returns the decomposition: one row per part, one column per metric."""
     metrics = list(parts[0].errors) if parts else []
     rows = [[part.name, *(signed_percent(part.errors[metric]) for metric in metrics)] for part in parts]
     total = [signed_percent(sum(part.errors[metric] for part in parts)) for metric in metrics]
-    return [["part of the error", *metrics], *rows, ["together", *total]]
+    return [["part of the error", *metrics], *rows, ["total", *total]]
 
 
 def largest_part(parts: Sequence[Part]) -> str:
-    """A sentence that names that of each metric; empty without parts."""
+    """Returns a sentence with the largest part of each metric; empty without parts."""
     found = []
     for metric in parts[0].errors if parts else ():
         errors = {part.name: part.errors[metric] for part in parts if not math.isnan(part.errors[metric])}
@@ -127,7 +127,7 @@ def largest_part(parts: Sequence[Part]) -> str:
 
 
 def valued(value: float, unit: str) -> str:
-    """With its unit; seconds as milliseconds."""
+    """Formats a value with its unit; seconds are shown as milliseconds."""
     if math.isnan(value):
         return numbers.MISSING
     if unit == "s":
@@ -138,7 +138,7 @@ def valued(value: float, unit: str) -> str:
 
 
 def signed_percent(share: float | None) -> str:
-    """With a sign unless it rounds to nothing."""
+    """Formats a percentage with its sign, unless it rounds to 0."""
     if share is None or math.isnan(share):
         return numbers.MISSING
     text = f"{100 * share:+.1f} %"

@@ -1,4 +1,4 @@
-"""How large an error may be, by metric."""
+"""Thresholds of errors, by metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from experiments.validate.fidelity.metrics import Metric
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thresholds:
-    """Relative errors, 0.03 for 3 %; None: no verdict on that metric."""
+    """Largest allowed relative errors, 0.03 for 3 %; None: no verdict on that metric."""
 
     name: str = ""
     ttft_mean: float | None = None
@@ -18,14 +18,14 @@ class Thresholds:
     itl_mean: float | None = None
     e2e_mean: float | None = None
     p50: float | None = None
-    """Of TTFT, TPOT, ITL and E2E, each."""
+    """Medians of TTFT, TPOT, ITL and E2E."""
     p90: float | None = None
     p99: float | None = None
     throughput: float | None = None
-    """Of requests and of output tokens."""
+    """Requests/s and output tokens/s."""
     goodput: float | None = None
     kv_use: float | None = None
-    """Of its mean over time."""
+    """Mean KV use over time."""
     iteration: float | None = None
     """Median absolute error of an iteration's duration."""
 
@@ -36,7 +36,7 @@ class Thresholds:
                 raise ValueError(f"{field.name}={value}: must be > 0, such as 0.03 for 3 %; null for none")
 
     def limit(self, metric: Metric) -> float | None:
-        """The largest error that is allowed; None where none is set."""
+        """Returns a metric's threshold; None if it has none."""
         statistic = f"{metric.family}_{metric.statistic}" if metric.statistic == "mean" else metric.statistic
         names = (statistic, metric.family)
         return next((getattr(self, name) for name in names if hasattr(self, name)), None)

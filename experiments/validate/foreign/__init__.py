@@ -1,1 +1,1 @@
-"""Runs of other engines: reading what was measured, and simulating the same requests."""
+"""Reads measured runs of other engines and simulates the same requests."""

@@ -1,10 +1,10 @@
-"""Per-request results of load generators: vllm bench serve, aiperf. Times are those of the client.
+"""Reads per-request results of load generators: vllm bench serve and aiperf. Times are the client's.
 
-vllm bench serve --save-detailed: one JSON object with lists, an element a request: start_times, on a clock
-without a zero, ttfts and itls (gaps between chunks) in seconds, input_lens, output_lens, errors (text, empty
-where all went well).
-aiperf: one JSON object a line, requests in the order of their ends: metadata.request_start_ns on the wall
-clock, and of metrics time_to_first_token and request_latency in ms, input_ and output_sequence_length.
+vllm bench serve --save-detailed: one JSON object of lists with one element per request: start_times on a
+clock without a zero, ttfts and itls (gaps between chunks) in seconds, input_lens, output_lens, errors (text,
+empty if there was none). aiperf: one JSON object per line, requests in the order of their ends:
+metadata.request_start_ns on the wall clock, and in metrics time_to_first_token and request_latency in ms,
+input_ and output_sequence_length.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from experiments.validate.foreign.clock import check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines, read_object
 from experiments.validate.foreign.request_tables import CLIENTS_TIMES, measured
 from sim.records.iterations import Gaps
+from sim.report.wording import plural
 
 VLLM_BENCH = ("input_lens", "output_lens", "start_times", "ttfts", "itls")
 AIPERF = ("input_sequence_length", "output_sequence_length", "time_to_first_token", "request_latency")
 
 
 class UnknownLayout(ValueError):
-    """JSON that lacks what is needed; the message says what."""
+    """JSON that lacks required fields, which the message names."""
 
 
 def is_aiperf(prefix: Prefix) -> bool:
-    """Whether the first line is a record of aiperf's."""
+    """Returns whether the first line is a record of aiperf."""
     try:
         first = json.loads(prefix.lines[0])
     except (ValueError, IndexError):
@@ -39,7 +40,10 @@ def is_aiperf(prefix: Prefix) -> bool:
 
 
 def read_vllm_bench(name: str, prefix: Prefix) -> Measured:
-    """Raises UnknownLayout where arrays are missing, ValueError where they cannot be right."""
+    """Reads the result of vllm bench serve.
+
+    Raises UnknownLayout for missing lists, ValueError for wrong ones.
+    """
     try:
         found, is_whole = read_object("".join(prefix.lines))
     except ValueError as error:
@@ -49,12 +53,12 @@ def read_vllm_bench(name: str, prefix: Prefix) -> Measured:
         hint = (
             "vllm bench serve writes them with --save-detailed" if is_whole else "the file ends before them"
         )
-        raise UnknownLayout(f"no {', '.join(missing)}; {hint}")
+        raise UnknownLayout(f"{', '.join(missing)} missing; {hint}")
     columns = {key: found[key] for key in VLLM_BENCH}
     count = min(map(len, columns.values()))
     if is_whole and any(len(values) != count for values in columns.values()):
         lengths = ", ".join(f"{key} {len(values)}" for key, values in columns.items())
-        raise ValueError(f"lists of different lengths: {lengths}")
+        raise ValueError(f"the lists must have equal lengths, but have {lengths}")
     errors = [*found.get("errors", []), *[""] * count][:count]
     rows, gaps_s, ends_s = [], [], []
     for i in range(count):
@@ -75,12 +79,15 @@ def read_vllm_bench(name: str, prefix: Prefix) -> Measured:
             ends_s += chunks_s[1:].tolist()
     notes: tuple[str, ...] = ()
     if not is_whole:
-        notes = (f"The file ends early: its {count:,} complete requests were used.",)
+        notes = (f"The file is truncated; only its {plural(count, 'complete request')} can be used.",)
     return _measured(name, rows, (gaps_s, ends_s), notes)
 
 
 def read_aiperf(name: str, prefix: Prefix) -> Measured:
-    """Raises UnknownLayout, naming the line, where a record lacks what is needed."""
+    """Reads the result of aiperf.
+
+    Raises UnknownLayout with the line of a record that lacks required fields.
+    """
     lines = complete_lines(prefix)
     rows, gaps_s, ends_s = [], [], []
     num_left_out = 0
@@ -99,7 +106,8 @@ def read_aiperf(name: str, prefix: Prefix) -> Measured:
         missing = [key for key in AIPERF if key not in figures]
         if "request_start_ns" not in about or (done and missing):
             raise UnknownLayout(
-                f"row {number}: no {', '.join(missing or ['request_start_ns'])}; run aiperf with --streaming"
+                f"row {number}: {', '.join(missing or ['request_start_ns'])} missing; run aiperf with "
+                "--streaming"
             )
         start_s = about["request_start_ns"] / 1e9
         values = {key: _value(figures.get(key)) for key in AIPERF}
@@ -120,9 +128,10 @@ def read_aiperf(name: str, prefix: Prefix) -> Measured:
             ends_s += (first_s + np.cumsum(chunk_gaps) / 1e3).tolist()
     notes = []
     if prefix.is_cut:
-        notes.append(f"The file ends early: its {len(rows):,} complete requests were used.")
+        notes.append(f"The file is truncated; only its {plural(len(rows), 'complete request')} can be used.")
     if num_left_out:
-        notes.append(f"{num_left_out:,} requests of the warm-up were left out.")
+        was = "was" if num_left_out == 1 else "were"
+        notes.append(f"{plural(num_left_out, 'request')} of the warm-up {was} excluded.")
     return _measured(name, rows, (gaps_s, ends_s), tuple(notes))
 
 
@@ -137,7 +146,7 @@ def _row(
     prompt_tokens: int,
     output_tokens: int,
 ) -> dict[str, Any]:
-    """A row of the simulator's table; without times of tokens, a request that failed."""
+    """Returns a row of the simulator's table; without times of tokens, that of a failed request."""
     first_s, last_s = first_and_last_s or (np.nan, np.nan)
     return {
         "row": number,
@@ -156,12 +165,12 @@ def _measured(
     name: str, rows: list[dict[str, Any]], gaps: tuple[list[float], list[float]], notes: tuple[str, ...]
 ) -> Measured:
     if not rows:
-        raise ValueError("no complete request")
+        raise ValueError("the file has no complete request")
     requests = pd.DataFrame(rows).sort_values("arrival_s", kind="stable", ignore_index=True)
     check_requests(requests)
     gaps_s, ends_s = (np.array(values, dtype=np.float64) for values in gaps)
     recorded = Gaps(gaps_s, np.ones(len(gaps_s), np.int64), ends_s) if len(gaps_s) else None
     notes = (*notes, CLIENTS_TIMES)
     if recorded is not None and len(gaps_s) < (requests["output_tokens"] - 1).clip(lower=0).sum():
-        notes = (*notes, "Some chunks brought several tokens: ITL is between chunks.")
+        notes = (*notes, "Some chunks contained several tokens: ITL is measured between chunks.")
     return measured(name, requests, gaps=recorded, notes=notes)

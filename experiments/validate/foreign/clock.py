@@ -1,4 +1,4 @@
-"""Whether times in a recording can be right."""
+"""Checks that the times of a recording are possible."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 
 MOMENTS = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s")
-"""In the order in which they happen to a request."""
+"""Times of a request, in the order in which they happen."""
 
 ROUNDING_S = 1.001e-6
-"""Times are often written with six digits behind the point."""
+"""Tolerance for times that are written with six decimals."""
 
 
 def check_requests(table: pd.DataFrame) -> None:
-    """Raise ValueError, naming the row (1 is the first), if a request's times are not in their order."""
+    """Raises ValueError with the row (1 is the first) if a request's times are out of order."""
     known = [name for name in MOMENTS if name in table]
     numbers = table["row"].to_numpy() if "row" in table else np.arange(1, len(table) + 1)
     for number, row in zip(numbers.tolist(), table[known].itertuples(index=False), strict=True):
@@ -31,7 +31,7 @@ def check_requests(table: pd.DataFrame) -> None:
 
 
 def check_order(times_s: pd.Series, where: str) -> None:
-    """Raise ValueError, naming the row (1 is the first), if a time is before that of the row above it."""
+    """Raises ValueError with the row (1 is the first) if a time is before that of the row above it."""
     steps_s = np.diff(times_s.to_numpy(dtype=np.float64))
     back = np.flatnonzero(steps_s < -ROUNDING_S)
     if len(back):

@@ -1,4 +1,4 @@
-"""What is left of a text file that ends early: its complete lines, or a JSON object's complete values."""
+"""Reads truncated text files: their complete lines, or a JSON object's complete values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Prefix(NamedTuple):
 
 
 def read_lines(path: Path) -> Prefix:
-    """All of a text file that can be read; .gz and .zst are decompressed. ValueError: not UTF-8."""
+    """Reads all readable lines of a text file, also .gz and .zst. Raises ValueError if it is not UTF-8."""
     lines: list[str] = []
     is_cut = False
     try:
@@ -34,15 +34,15 @@ def read_lines(path: Path) -> Prefix:
 
 
 def complete_lines(prefix: Prefix) -> list[str]:
-    """Keeps the complete lines: the last line of a truncated file may be cut."""
+    """Returns the complete lines: the last line of a truncated file may be cut."""
     return [line for line in prefix.lines if line.endswith("\n")]
 
 
 def read_object(text: str) -> tuple[dict[str, Any], bool]:
-    """The JSON object that a text begins with, and whether it is whole.
+    """Returns the JSON object at the start of a text, and whether it is complete.
 
-    Of one that ends early: its complete members, and of an unfinished list its complete elements.
-    Raises ValueError if the text does not begin with an object, or is no JSON before its end.
+    Of a truncated object it returns the complete members, and of an unfinished list the complete elements.
+    Raises ValueError if the text does not begin with an object, or is not JSON before its end.
 
     '{"a": 1, "b": [2, 3' gives {"a": 1, "b": [2]}: the 3 may have been a 35.
     """
@@ -77,7 +77,7 @@ def _members(text: str) -> dict[str, Any]:
 
 
 def _elements(text: str, begin: int) -> tuple[list[Any], int | None]:
-    """Complete elements of the list at text[begin], and where the text goes on behind it; None: nowhere."""
+    """Returns the complete elements of the list at text[begin] and the position after it; None: no end."""
     found: list[Any] = []
     at = _skip(text, begin + 1)
     if at < len(text) and text[at] == "]":
@@ -93,7 +93,7 @@ def _elements(text: str, begin: int) -> tuple[list[Any], int | None]:
 
 
 def _value(text: str, at: int, followed_by: str) -> tuple[Any, int | None]:
-    """The value at text[at], and where what follows it stands; None if the text ends before that is clear."""
+    """Returns the value at text[at] and the position of the next token; None if the text ends before."""
     try:
         value, behind = _DECODER.raw_decode(text, at)
     except json.JSONDecodeError:

@@ -1,11 +1,11 @@
-"""Reading what others measured: `against=FILE`, whatever wrote it.
+"""Reads measurements of any origin: `against=FILE`.
 
-    requests.csv[.gz]       one row a request; columns: `request_tables`
-    requests.parquet        of windtunnel observe or simulate, or the folder that it lies in
+    requests.csv[.gz]       one row per request; columns: `request_tables`
+    requests.parquet        of windtunnel observe or simulate, or its folder
     result.json             of vllm bench serve --save-detailed
-    profile_export.jsonl    of aiperf, or the folder that it lies in
+    profile_export.jsonl    of aiperf, or its folder
 
-A file that ends early gives its complete prefix, and a note says so.
+Of a truncated file the complete prefix is read, and a note says so.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KNOWN = (
     "the JSON of vllm bench serve --save-detailed; aiperf's profile_export.jsonl"
 )
 INSIDE = ("requests.parquet", "profile_export.jsonl", "requests.csv", "requests.csv.gz")
-"""What is looked for in a folder, the first one first."""
+"""Files that are looked for in a folder, in this order."""
 
 
 def read_runs(path: Path) -> dict[str, Measured]:
-    """The runs in a file by name, several only of a table with a column run.
+    """Reads the runs of a file by name; only a table with a column run has several.
 
-    Raises ConfigError for what is no such file, lacks columns, or has a clock that goes backwards.
+    Raises ConfigError for an unknown file, missing columns, or a clock that goes backwards.
     """
     file = _file(path)
     try:
@@ -65,10 +65,10 @@ def _file(path: Path) -> Path:
         for name in INSIDE:
             if (path / name).is_file():
                 return path / name
-        raise ConfigError(f"against={path}: none of {', '.join(INSIDE)} in that folder; {KNOWN}")
+        raise ConfigError(f"against={path}: the folder has none of {', '.join(INSIDE)}; {KNOWN}")
     if not path.is_file():
         if not path.parent.is_dir():
-            raise ConfigError(f"against={path}: no such file, nor the folder {path.parent}")
+            raise ConfigError(f"against={path}: no such file; the folder {path.parent} does not exist either")
         close = nearest(path.name, sorted(entry.name for entry in path.parent.iterdir()))
         raise ConfigError(f"against={path}: no such file; {f'nearest: {close}' if close else KNOWN}")
     return path

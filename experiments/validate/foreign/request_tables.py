@@ -1,10 +1,10 @@
-"""One row a request: CSV files of any engine, and the tables of our own runs.
+"""Reads tables with one row per request: CSV files of any engine, and the tables of our own runs.
 
-Columns of a CSV: arrival_s (sent), input_tokens, output_tokens, first_token_s, last_token_s, and where known
-run, queued_s (when the engine took it: then that is its arrival), scheduled_s, status, prefix_block_ids (a
-number for each full block of 16 tokens of the prompt, equal where prefixes are), all on one clock. A request
-without a first or last token counts as failed: failed ones are reported and left out. timeseries.csv[.gz]
-beside it, with t, running, waiting, kv_cache_pct, is what the server logged of itself.
+Columns of a CSV: arrival_s (time of sending), input_tokens, output_tokens, first_token_s, last_token_s, and
+if known run, queued_s (time at which the engine took it, then its arrival), scheduled_s, status and
+prefix_block_ids (a number per full 16-token block of the prompt, equal for equal prefixes), all on one clock.
+A request without a first or last token counts as failed; failed requests are reported and left out.
+timeseries.csv[.gz] beside it, with t, running, waiting and kv_cache_pct, is the server's log.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_order, check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
 from sim.records.iterations import Gaps
+from sim.report.wording import plural
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
 OWN = ("status", "arrival_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens")
 BLOCK_SIZE = 16
-CLIENTS_TIMES = "Times are the client's: the way to the server and back is in them."
-"""What to know of every recording made from outside of an engine."""
+CLIENTS_TIMES = "Times are the client's: they include the network to the server and back."
+"""Note on every recording that was made outside of an engine."""
 
 
 class MissingColumns(ValueError):
-    """A table without what is needed."""
+    """A table lacks required columns."""
 
 
 def read_csv(file: Path, prefix: Prefix) -> dict[str, Measured]:
-    """The runs of a CSV file, by the column run; without one, a single run named like the file."""
+    """Reads the runs of a CSV file by the column run; without it, a single run named like the file."""
     lines = complete_lines(prefix)
     header = (prefix.lines or [""])[0].strip().split(",")
     _require(header, NEEDED)
@@ -47,11 +48,15 @@ def read_csv(file: Path, prefix: Prefix) -> dict[str, Measured]:
         raise ValueError(f"cannot be read as CSV: {error}") from error
     table["row"] = np.arange(1, len(table) + 1)
     if table.empty:
-        raise ValueError("no complete row")
+        raise ValueError("the file has no complete row")
     numbers = [*NEEDED, *(name for name in ("queued_s", "scheduled_s") if name in table)]
     for name in numbers:
         table[name] = _numbers(table, name)
-    notes = (f"The file ends early: its {len(table):,} complete rows were used.",) if prefix.is_cut else ()
+    notes = (
+        (f"The file is truncated; only its {plural(len(table), 'complete row')} can be used.",)
+        if prefix.is_cut
+        else ()
+    )
     rows_by_run = table.groupby("run", sort=False) if "run" in table else [(file.name.split(".")[0], table)]
     return {
         str(name): _run(str(name), rows, file, notes, num_runs=len(rows_by_run)) for name, rows in rows_by_run
@@ -83,7 +88,7 @@ def _run(name: str, rows: pd.DataFrame, file: Path, notes: tuple[str, ...], num_
     elif arrives == "queued_s":
         notes = (
             *notes,
-            "Arrival is when the engine took a request: what a frontend did before is not in it.",
+            "Arrival is when the engine took a request: a frontend's time before that is not included.",
         )
     return measured(
         name,
@@ -103,7 +108,10 @@ def measured(
     samples: pd.DataFrame | None = None,
     block_ids: tuple[tuple[int, ...], ...] = (),
 ) -> Measured:
-    """The answered requests, on a clock that is 0 at the first arrival. Raises ValueError where none was."""
+    """Returns the finished requests on a clock that is 0 at the first arrival.
+
+    Raises ValueError if none is.
+    """
     notes = (*notes, *_failures(requests))
     answered = _answered(requests)
     requests = requests[answered].reset_index(drop=True)
@@ -126,15 +134,15 @@ def measured(
 
 
 def read_parquet(file: Path) -> Measured:
-    """requests.parquet of one of our runs, with what lies beside it.
+    """Reads requests.parquet of one of our runs, with the files beside it.
 
     Of a simulated run: iterations.parquet and summary.json; of an observed one: chunks.parquet, and
-    requests.csv.gz for which prompts share a prefix.
+    requests.csv.gz for the prompts' shared prefixes.
     """
     requests = _parquet(file)
     _require(requests.columns, OWN)
     if "samples" in requests and (requests["samples"] > 1).any():
-        raise ValueError("requests with several answers (samples > 1) cannot be compared yet")
+        raise ValueError("requests with several outputs (samples > 1) cannot be compared")
     requests = requests.reset_index(drop=True)
     requests["row"] = np.arange(1, len(requests) + 1)
     for name in ("scheduled_s", "finished_s"):
@@ -166,7 +174,7 @@ def read_parquet(file: Path) -> Measured:
 
 
 def _gaps(chunks: pd.DataFrame) -> Gaps:
-    """Between tokens; those of one chunk came at one time."""
+    """Returns the gaps between tokens; tokens of one chunk have the same time."""
     chunks = chunks.sort_values(["request_id", "time_s"], kind="stable")
     token_s = np.repeat(chunks["time_s"].to_numpy(dtype=np.float64), chunks["tokens"].to_numpy())
     owner = np.repeat(chunks["request_id"].to_numpy(), chunks["tokens"].to_numpy())
@@ -176,7 +184,7 @@ def _gaps(chunks: pd.DataFrame) -> Gaps:
 
 
 def _captured_block_ids(file: Path, requests: pd.DataFrame) -> tuple[tuple[int, ...], ...]:
-    """Of each request, from the table of finished ones that an observed run leaves; none without it."""
+    """Returns each request's block ids from the table of an observed run; none without it."""
     if not file.is_file() or "request_id" not in requests:
         return ()
     table = pd.read_csv(file)
@@ -187,30 +195,30 @@ def _captured_block_ids(file: Path, requests: pd.DataFrame) -> tuple[tuple[int, 
 
 
 def _failures(requests: pd.DataFrame) -> tuple[str, ...]:
-    """A note on requests without an answer; raises ValueError where none has one."""
+    """Returns a note on failed requests. Raises ValueError if none finished."""
     failed = int((requests["status"] != "finished").sum())
     if failed == len(requests):
-        raise ValueError("no request was answered: nothing to compare with")
+        raise ValueError("no request finished, so there is nothing to compare")
     if not failed:
         return ()
     how = "failed or were unfinished" if (requests["status"] == "unfinished").any() else "failed"
-    note = f"{failed:,} of {len(requests):,} requests {how}; they are not simulated."
-    return (f"{note} No measured figure counts them, though the server may have worked on them.",)
+    note = f"{failed:,} of {plural(len(requests), 'request')} {how}; they are not simulated."
+    return (f"{note} The measured figures exclude them, though the server may have worked on them.",)
 
 
 def _answered(requests: pd.DataFrame) -> NDArray[np.bool_]:
-    """All but those that failed: as they are not simulated, what there is of them has no counterpart."""
+    """Returns which requests finished; failed ones are not simulated, so they have no counterpart."""
     return (requests["status"] == "finished").to_numpy(dtype=np.bool_)
 
 
 def _observed_notes(file: Path) -> tuple[str, ...]:
-    """What an observed run says of itself, in the summary beside it; empty for other files."""
+    """Returns the notes of an observed run from the summary beside it; empty for other files."""
     summary = _summary(file.parent)
     if summary.get("source") != "observed":
         return ()
     endpoint = summary.get("endpoint", {})
     served = f"{endpoint.get('model')} at {endpoint.get('url')}"
-    unchecked = f"Measured was {served}: whether model= and hardware= are the same cannot be checked."
+    unchecked = f"Measured was {served}; it cannot be checked that model= and hardware= are the same."
     return (unchecked, *summary.get("notes", ()), CLIENTS_TIMES)
 
 
@@ -219,8 +227,8 @@ def _parquet(file: Path) -> pd.DataFrame:
         return pd.read_parquet(file)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{file.name} cannot be read: {error}; a parquet file that was cut short cannot be repaired, as "
-            "its index stands at its end: record again, or use the CSV"
+            f"{file.name} cannot be read: {error}; a truncated parquet file cannot be repaired, because "
+            "its index is at its end; record again, or use the CSV"
         ) from error
 
 
@@ -230,7 +238,7 @@ def _beside(file: Path, name: str) -> pd.DataFrame | None:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """summary.json of a run, empty where there is none that can be read."""
+    """Reads summary.json of a run; empty if it is missing or unreadable."""
     try:
         found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -239,7 +247,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def _samples(file: Path, run: str | None) -> pd.DataFrame | None:
-    """What the server logged, of one run if the table holds several; None: nothing beside the file."""
+    """Reads the server's log, of one run if it holds several; None if there is none beside the file."""
     for name in ("timeseries.csv.gz", "timeseries.csv"):
         if (other := file.with_name(name)).is_file():
             break
@@ -274,11 +282,14 @@ def _require(columns: Any, needed: tuple[str, ...]) -> None:
     missing = [name for name in needed if name not in columns]
     if missing:
         found = ", ".join(map(str, list(columns)[:20]))
-        raise MissingColumns(f"no column {', '.join(missing)}; found {found}")
+        raise MissingColumns(f"missing column {', '.join(missing)}; found {found}")
 
 
 def _numbers(table: pd.DataFrame, name: str) -> pd.Series:
-    """As numbers, NaN where empty. Raises ValueError, naming the row, for what is none."""
+    """Returns a column as numbers, NaN if empty.
+
+    Raises ValueError with the row of a cell that is no number.
+    """
     numbers = pd.to_numeric(table[name], errors="coerce").astype(np.float64)
     wrong = np.flatnonzero(numbers.isna() & table[name].notna() | ~(numbers.isna() | np.isfinite(numbers)))
     empty = np.flatnonzero(numbers.isna() & (name in ("arrival_s", "input_tokens", "queued_s")))

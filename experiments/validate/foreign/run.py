@@ -1,4 +1,4 @@
-"""`windtunnel validate against=FILE`: simulate what was measured on any engine, and compare."""
+"""`windtunnel validate against=FILE`: simulates the requests of any engine and compares."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sim.workload.distributions import IntArray
 
 @dataclass(frozen=True, slots=True)
 class ForeignRun:
-    """All that is known before anything is simulated."""
+    """Settings and measured runs of a validation, all checked before the simulation."""
 
     settings: ValidateSettings
     scenario: Scenario
@@ -46,7 +46,7 @@ class ForeignRun:
     reals: list[Measured]
 
     def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
-        """Simulate, compare, write, print. Raises ConfigError."""
+        """Simulates, compares, writes and prints. Raises ConfigError."""
         scenario, output = self.scenario, self.output
         source = scenario.source()
         with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
@@ -75,7 +75,7 @@ class ForeignRun:
 
 
 def build(cfg: DictConfig) -> ForeignRun:
-    """Read what was measured and put the simulated run together. Raises ConfigError."""
+    """Reads the measured runs and builds the scenario. Raises ConfigError."""
     settings, given = split(cfg)
     scenario = build_scenario(given)
     output = build_as(OutputSettings, cfg.output, "output")
@@ -93,14 +93,14 @@ def build(cfg: DictConfig) -> ForeignRun:
 
 
 def read_reals(settings: ValidateSettings) -> list[Measured]:
-    """The chosen runs, repetitions of one workload. Raises ConfigError."""
+    """Returns the chosen runs, repetitions of one workload. Raises ConfigError."""
     reals = [run for file in settings.files for run in _chosen(file, settings.runs)]
     first = reals[0]
     for other in reals[1:]:
         if not np.array_equal(_lengths(first), _lengths(other)):
             raise ConfigError(
                 f"against: {first.name} and {other.name} are not repetitions of one workload: their requests "
-                "have other lengths, or other ones failed; validate against each alone"
+                "have other lengths, or other ones failed; validate against each one separately"
             )
     return reals
 
@@ -115,12 +115,14 @@ def _chosen(file: Path, names: Sequence[str]) -> list[Measured]:
         if name not in found:
             raise ConfigError(f"run={name}: no such run in {file}; {suggest(name, found)}")
     if not names and len(found) > 1:
-        raise ConfigError(f"run: must be given, {file} has {len(found)}: {', '.join(found)}")
+        raise ConfigError(
+            f"run: must be given, because {file} contains {len(found)} runs: {', '.join(found)}"
+        )
     return [found[name] for name in names or found]
 
 
 def replayed(real: Measured) -> Replayed:
-    """The requests that were answered, at the times at which they came, with their lengths."""
+    """Returns the finished requests as a workload, at their arrival times and with their lengths."""
     answered = (real.requests["status"] == "finished").to_numpy()
     requests = real.requests[answered]
     block_ids: tuple[tuple[int, ...], ...] = ()
@@ -153,37 +155,39 @@ def _check_context(real: Measured, scenario: Scenario) -> None:
         row = int(total.argmax())
         raise ConfigError(
             f"against: row {real.requests.get('row', real.requests.index)[row]} has {total[row]:,} tokens, "
-            f"prompt and answer together; the simulated engine takes {scenario.max_model_len:,}: choose the "
+            f"prompt plus output; the simulated engine allows {scenario.max_model_len:,}; choose the "
             "recorded model, or raise engine.max_model_len"
         )
 
 
 def notes_of(validation: ForeignRun, result: RunResult) -> list[str]:
-    """What a reader must know of the simulated side."""
+    """Returns the notes on the simulated run."""
     notes = list(result.summary["notes"])
     requests, scenario = result.summary["requests"], validation.scenario
     if missing := requests["arrived"] - requests["finished"]:
-        notes.insert(0, f"{missing:,} of {requests['arrived']:,} simulated requests were not answered.")
+        notes.insert(0, f"{missing:,} of {requests['arrived']:,} simulated requests did not finish.")
     trim = scenario.metrics
     if trim.warmup_s or trim.cooldown_s:
         notes.append(
-            f"Only requests are measured that arrived after {trim.known_warmup_s:g} s and more than "
+            f"Only requests count that arrived after {trim.known_warmup_s:g} s and more than "
             f"{trim.cooldown_s:g} s before the last one."
         )
     if any("took a request" in note for run in validation.reals for note in run.notes):
         frontend_ms = 1e3 * scenario.engine.frontend_s
         if frontend_ms:
-            notes.append(f"Simulated TTFT has {frontend_ms:g} ms of a frontend (engine.frontend_s) in it.")
+            notes.append(f"Simulated TTFT includes {frontend_ms:g} ms of a frontend (engine.frontend_s).")
     if scenario.slo is not None:
         limits = scaled(scenario.slo, [1.0])[0].limits
         notes.append(f"SLO {scenario.slo.name}: {limits}; × 2 doubles every limit (slo_scales).")
     if not validation.reals[0].block_ids and isinstance(scenario.caching, PrefixCaching | Radix):
-        notes.append("The recording does not say which prompts share a prefix: none is found in the cache.")
+        notes.append(
+            "The recording does not say which prompts share a prefix, so the simulated cache has no hits."
+        )
     return notes
 
 
 def write_tables(folder: Path, result: RunResult, reals: Sequence[Measured]) -> None:
-    """The requests of all runs, and the simulated iterations."""
+    """Writes the requests of all runs and the simulated iterations."""
     write_table(result.requests, folder / "simulated_requests.parquet")
     write_table(result.records.iterations, folder / "simulated_iterations.parquet")
     for i, real in enumerate(reals):

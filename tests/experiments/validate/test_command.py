@@ -109,7 +109,7 @@ def test_trimming_is_said_and_done(simulated, tmp_path, capsys):
     errors = {one["name"]: one["error"] for one in record(tmp_path)["metrics"]}
     assert errors["ttft_mean_s"] == errors["e2e_p90_s"] == 0
     assert record(tmp_path)["requests"] < 60
-    assert "Only requests are measured that arrived after 5 s" in capsys.readouterr().out
+    assert "Only requests count that arrived after 5 s" in capsys.readouterr().out
 
 
 def refused(capsys: pytest.CaptureFixture, folder: Path, *arguments: str) -> str:
@@ -138,7 +138,7 @@ def test_what_is_asked_for_must_be_there(simulated, tmp_path, capsys):
     assert "device, against: neither given" in refused(capsys, tmp_path)
     assert "device, against: both given" in refused(capsys, tmp_path, "device=cpu", "against=nowhere.csv")
     assert "no such file" in refused(capsys, tmp_path, "against=nowhere.csv")
-    assert "load=0.9: goes with device=" in refused(capsys, tmp_path, "against=x.csv", "load=0.9")
+    assert "load=0.9: is valid with device=" in refused(capsys, tmp_path, "against=x.csv", "load=0.9")
     file = slower(tmp_path, simulated, 1.0)
     assert "run=night: no such run" in refused(capsys, tmp_path, f"against={file}", "run=night")
     table = pd.read_csv(file)
@@ -149,7 +149,7 @@ def test_what_is_asked_for_must_be_there(simulated, tmp_path, capsys):
     assert "one and two are not repetitions of one workload" in message
     assert "slo_scales" in refused(capsys, tmp_path, f"against={file}", "slo_scales=[0]")
     message = refused(capsys, tmp_path, f"against={file}", "engine.max_model_len=300")
-    assert "the simulated engine takes 300" in message
+    assert "the simulated engine allows 300" in message
     message = refused(capsys, tmp_path, f"against={file}", "thresholds=gpus")
     assert "gpu" in message
 

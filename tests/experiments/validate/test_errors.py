@@ -325,7 +325,7 @@ def test_the_largest_part_is_named():
         Part(name="compute", errors={"TTFT": 0.03, "TPOT": 0.02}),
     ]
     assert largest_part(parts) == ("Largest part of the error: TTFT: host, -5.0 %; TPOT: compute, +2.0 %.")
-    assert part_rows(parts)[-1] == ["together", "-2.0 %", "+3.0 %"]
+    assert part_rows(parts)[-1] == ["total", "-2.0 %", "+3.0 %"]
     assert largest_part([]) == ""
 
 

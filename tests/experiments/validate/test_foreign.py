@@ -15,6 +15,7 @@ from experiments.validate.fidelity.metrics import metric_values
 from experiments.validate.foreign.complete_prefix import read_object
 from experiments.validate.foreign.read import read_runs
 from experiments.validate.foreign.request_tables import CLIENTS_TIMES
+from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 
 # Three requests on a clock that begins at 100 s: sent, first token, last token, prompt and output tokens.
@@ -133,8 +134,8 @@ def test_failed_requests_are_reported_and_left_out(tmp_path):
     (run,) = read_runs(tmp_path / "bench.json").values()
     assert run.requests["row"].tolist() == [1, 3]
     failed = (
-        "1 of 3 requests failed; they are not simulated. No measured figure counts them, though the server "
-        "may have worked on them."
+        "1 of 3 requests failed; they are not simulated. The measured figures exclude them, though the "
+        "server may have worked on them."
     )
     assert run.notes[-1] == failed
     broken = aiperf(RUN[1]) | {"error": {"code": 500}, "metrics": {}}
@@ -158,7 +159,7 @@ def test_warm_up_of_aiperf_is_left_out(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines(records))
     (run,) = read_runs(tmp_path / "a.jsonl").values()
     assert len(run.requests) == 2
-    assert "1 requests of the warm-up were left out." in run.notes
+    assert "1 request of the warm-up was excluded." in run.notes
 
 
 def test_what_a_server_logged_lies_beside(tmp_path):
@@ -217,7 +218,7 @@ def test_an_observed_run_says_what_it_is_in_each_of_its_files(tmp_path):
     summary = {"source": "observed", "endpoint": endpoint, "notes": ["Given up after 3.0 s."]}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     wanted = (
-        "Measured was tiny at http://there: whether model= and hardware= are the same cannot be checked.",
+        "Measured was tiny at http://there; it cannot be checked that model= and hardware= are the same.",
         "Given up after 3.0 s.",
         CLIENTS_TIMES,
     )
@@ -244,7 +245,9 @@ def test_a_csv_gives_its_complete_rows_wherever_it_is_cut(tmp_path):
         assert len(run.requests) == complete
         assert run.latencies["e2e_s"].tolist() == LATENCIES["e2e_s"][:complete]
         is_cut = not text[:end].endswith("\n")
-        assert (f"The file ends early: its {complete} complete rows were used." in run.notes) == is_cut
+        assert (
+            f"The file is truncated; only its {plural(complete, 'complete row')} can be used." in run.notes
+        ) == is_cut
 
 
 def test_a_csv_that_was_cut_while_compressed(tmp_path):
@@ -256,7 +259,7 @@ def test_a_csv_that_was_cut_while_compressed(tmp_path):
     (tmp_path / "cut.csv.gz").write_bytes(data[: len(data) // 2])
     (run,) = read_runs(tmp_path / "cut.csv.gz").values()
     assert 1000 < len(run.requests) < 5000
-    assert run.notes[0].startswith("The file ends early")
+    assert run.notes[0].startswith("The file is truncated")
 
 
 def test_vllm_bench_gives_its_complete_requests_wherever_it_is_cut(tmp_path):
@@ -271,7 +274,10 @@ def test_vllm_bench_gives_its_complete_requests_wherever_it_is_cut(tmp_path):
             continue
         (run,) = read_runs(file).values()
         counts.append(len(run.requests))
-        assert run.notes[0] == f"The file ends early: its {len(run.requests)} complete requests were used."
+        assert (
+            run.notes[0]
+            == f"The file is truncated; only its {plural(len(run.requests), 'complete request')} can be used."
+        )
         assert run.latencies["ttft_s"].tolist() == LATENCIES["ttft_s"][: len(run.requests)]
     assert counts == sorted(counts)
     assert set(counts) == {1, 2, 3}
@@ -293,13 +299,13 @@ def test_aiperf_gives_its_complete_lines(tmp_path):
     (tmp_path / "cut.jsonl").write_text(text[:-20])
     (run,) = read_runs(tmp_path / "cut.jsonl").values()
     assert len(run.requests) == 2
-    assert run.notes[0] == "The file ends early: its 2 complete requests were used."
+    assert run.notes[0] == "The file is truncated; only its 2 complete requests can be used."
 
 
 def test_parquet_that_was_cut_says_what_to_do(tmp_path):
     file = write(tmp_path, "requests.parquet")
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(ConfigError, match="its index stands at its end: record again, or use the CSV"):
+    with pytest.raises(ConfigError, match="its index is at its end; record again, or use the CSV"):
         read_runs(file)
 
 
@@ -354,7 +360,7 @@ def test_missing_columns_are_named_with_the_known_formats(tmp_path):
         tmp_path / "a.csv", index=False
     )
     message = refused(tmp_path / "a.csv")
-    assert message.startswith("no column input_tokens, first_token_s; found arrival_s, last_token_s")
+    assert message.startswith("missing column input_tokens, first_token_s; found arrival_s, last_token_s")
     for known in ("CSV", "requests.parquet", "vllm bench serve --save-detailed", "profile_export.jsonl"):
         assert known in message
 
@@ -366,7 +372,7 @@ def test_results_without_details_say_how_to_get_them(tmp_path):
     record = aiperf(RUN[0])
     del record["metrics"]["time_to_first_token"]
     (tmp_path / "a.jsonl").write_text(lines([record]))
-    assert "row 1: no time_to_first_token; run aiperf with --streaming" in refused(tmp_path / "a.jsonl")
+    assert "row 1: time_to_first_token missing; run aiperf with --streaming" in refused(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -388,13 +394,15 @@ def test_values_that_cannot_be_right(tmp_path, column, value, message):
 
 def test_no_answers_at_all(tmp_path):
     (tmp_path / "a.csv").write_text(csv_text(status="failed"))
-    assert refused(tmp_path / "a.csv") == "no request was answered: nothing to compare with"
+    assert refused(tmp_path / "a.csv") == "no request finished, so there is nothing to compare"
     (tmp_path / "b.csv").write_text(csv_text().splitlines()[0] + "\n")
-    assert refused(tmp_path / "b.csv") == "no complete row"
+    assert refused(tmp_path / "b.csv") == "the file has no complete row"
 
 
 def test_no_such_file(tmp_path):
     write(tmp_path, "requests.csv")
     assert "no such file; nearest: requests.csv" in refused(tmp_path / "request.csv")
     (tmp_path / "empty").mkdir()
-    assert refused(tmp_path / "empty").startswith("none of requests.parquet, profile_export.jsonl")
+    assert refused(tmp_path / "empty").startswith(
+        "the folder has none of requests.parquet, profile_export.jsonl"
+    )

@@ -7,7 +7,14 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments.validate.engine.from_recording import LOADED_S, asked, begins_s, ends_s, measured, until_s
+from experiments.validate.engine.from_recording import (
+    LOADED_S,
+    begins_s,
+    ends_s,
+    measured,
+    plan_calls,
+    until_s,
+)
 from experiments.validate.engine.recording import Event, Recording, Step, load
 from policies.core.request import Prompt, Request
 from sim.records.requests import NAN, RequestLog
@@ -64,7 +71,7 @@ def test_idle_time_is_in_no_iteration():
     """All had ended at 10 ms; the next request is taken in at 49 ms, and planned at 50 ms."""
     found = recording([step(0.001, 0.010, num_left=0), step(0.050, 0.060, num_left=0)], [enter(1, 0.049)])
     assert spans(found) == [(1, 10), (50, 60)]
-    assert [one.seen_s - START_S for one in asked(found) if one.request_ids] == [pytest.approx(0.050)]
+    assert [one.seen_s - START_S for one in plan_calls(found) if one.request_ids] == [pytest.approx(0.050)]
 
 
 def test_an_aborted_request_leaves_nothing_to_do():
@@ -85,7 +92,7 @@ def test_waking_late_is_the_hosts_time():
     events = [wait(1, 0.012, 0.030), enter(1, 0.049)]
     found = recording([step(0.001, 0.010), step(0.050, 0.060)], events)
     assert spans(found) == [(1, 10), (42, 60)]
-    (seen_s,) = [one.seen_s for one in asked(found) if one.request_ids]
+    (seen_s,) = [one.seen_s for one in plan_calls(found) if one.request_ids]
     assert START_S + 0.0419 < seen_s < START_S + 0.042
 
 
@@ -94,14 +101,14 @@ def test_a_request_that_ends_a_wait_early_begins_the_iteration():
     events = [wait(1, 0.012, 0.030), enter(1, 0.029)]
     found = recording([step(0.001, 0.010), step(0.030, 0.040)], events)
     assert spans(found) == [(1, 10), (30, 40)]
-    assert [one.seen_s - START_S for one in asked(found) if one.request_ids] == [pytest.approx(0.030)]
+    assert [one.seen_s - START_S for one in plan_calls(found) if one.request_ids] == [pytest.approx(0.030)]
 
 
 def test_fetching_kv_is_no_idle_time_but_for_a_microsecond_in_which_requests_may_come():
     events = [wait(1, 0.012, 0.0), enter(1, 0.013)]
     found = recording([step(0.001, 0.010), step(0.015, 0.020)], events)
     assert spans(found) == [(1, 10), (10 + 1e3 * LOADED_S, 20)]
-    planned = [one for one in asked(found) if one.is_planned]
+    planned = [one for one in plan_calls(found) if one.is_planned]
     assert planned[1].request_ids == (0,)
     assert planned[1].seen_s == planned[1].time_s
 
@@ -121,7 +128,7 @@ def test_a_request_is_seen_in_the_last_iteration_of_the_launch_before():
     """Four iterations from 10 to 50 ms: requests that come in them are known to the plan at 50 ms."""
     steps = [step(0.001, 0.010), step(0.010, 0.050, num_iterations=4), step(0.051, 0.060)]
     found = recording(steps, [enter(0, 0.0), enter(2, 0.015, 1)])
-    seen_s = {request_id: one.seen_s - START_S for one in asked(found) for request_id in one.request_ids}
+    seen_s = {request_id: one.seen_s - START_S for one in plan_calls(found) for request_id in one.request_ids}
     assert seen_s[0] == pytest.approx(0.001)
     assert 0.040 < seen_s[1] < 0.050
 
@@ -203,7 +210,9 @@ def test_of_a_recording_that_was_cut_short_only_what_had_happened_then_is_there(
     run = measured(part, "run 0")
     num_steps = len(part.steps)
     assert 0 < num_steps < len(whole.steps)
-    assert run.notes == (f"The recording of run 0 was cut short: {num_steps:,} steps of it are used.",)
+    assert run.notes == (
+        f"The recording of run 0 is truncated: its first {num_steps:,} steps are used.",
+    )
     pd.testing.assert_frame_equal(part.steps, whole.steps.iloc[:num_steps])
     pd.testing.assert_frame_equal(run.iterations, measured(whole).iterations.iloc[:num_steps])
     end_s = until_s(part)

@@ -164,7 +164,7 @@ def test_an_edited_config_is_refused(copy, tmp_path, capsys):
     about["engine"]["config"]["engine"]["max_num_seqs"] = 5
     file.write_text(json.dumps(about))
     error = refusal(capsys, tmp_path / "out", copy, "engine.max_num_seqs=5")
-    assert "recording.json: its config is not the recorded one" in error
+    assert "recording.json: its config was changed after the recording" in error
 
 
 def test_of_a_recording_that_was_cut_short_the_complete_beginning_is_used(copy, tmp_path, capsys):
@@ -176,7 +176,7 @@ def test_of_a_recording_that_was_cut_short_the_complete_beginning_is_used(copy, 
     assert validate(tmp_path / "out", copy, page=True) == 0
     said = capsys.readouterr().out
     assert f"{num_steps} of {num_steps} plans of the engine were reproduced, {num_steps} of" in said
-    note = f"The recording of run 0 was cut short: {num_steps} steps of it are used."
+    note = f"The recording of run 0 is truncated: its first {num_steps} steps are used."
     assert note in said
     assert note in found(tmp_path / "out")["notes"]
     assert note in (tmp_path / "out" / "report.html").read_text()
@@ -189,7 +189,7 @@ def test_a_clock_that_goes_backwards_is_refused_with_the_step(copy, tmp_path, ca
     steps.loc[5, "end_s"] = steps["start_s"][5] - 1e-3
     steps.to_parquet(copy / "steps.parquet")
     error = refusal(capsys, tmp_path / "out", copy)
-    assert f"against={copy}/steps.parquet: step 5: the clock goes backwards there" in error
+    assert f"against={copy}/steps.parquet: step 5: its time goes backwards" in error
 
 
 def only_the_first_lines(folder):
@@ -227,5 +227,8 @@ def test_a_recording_without_a_config_can_be_used_unchecked(copy, tmp_path, caps
     about = {name: value for name, value in recording.engine.items() if not name.startswith("config")}
     replace(recording, engine=about).save(copy)
     error = refusal(capsys, tmp_path / "out", copy)
-    assert "recording.json does not name its config; compare it yourself and add check_config=false" in error
+    assert (
+        "recording.json contains no config to compare; check the settings yourself and add check_config=false"
+        in error
+    )
     assert validate(tmp_path / "out", copy, "check_config=false") == 0

@@ -139,6 +139,6 @@ def test_what_is_no_recording_is_said(tmp_path):
     steps = recording.steps.copy()
     steps.loc[7, "start_s"] = 0.0
     steps.to_parquet(tmp_path / "steps.parquet")
-    with pytest.raises(ValueError, match="step 7: the clock goes backwards"):
+    with pytest.raises(ValueError, match="step 7: its time goes backwards"):
         load(tmp_path)
     (tmp_path / "recording.json").write_text(json.dumps([]))

@@ -150,7 +150,7 @@ def test_requests_that_were_given_up_are_refused():
     scenario = scenario_of()
     recording = run_engine(scenario, traffic(gap_s=1e-5, patience_s=3e-3))
     assert any(event.kind == "leave" for event in recording.events)
-    with pytest.raises(ValueError, match="requests were given up"):
+    with pytest.raises(ValueError, match="the recording contains aborted requests"):
         RecordedSource(recording, as_seen=False)
 
 

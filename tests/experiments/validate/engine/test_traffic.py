@@ -136,7 +136,7 @@ def test_conversations_are_paced_by_what_people_take_to_think():
 )
 def test_what_leaves_no_time_between_requests_cannot_be_paced(arrivals):
     scenario = scenario_of(workload=equal_requests(arrivals), host_s=1e-3)
-    with pytest.raises(ValueError, match=r"^load=0.6: the workload's requests all come at once.*load=null"):
+    with pytest.raises(ValueError, match=r"^load=0.6: the workload's requests arrive all at once.*load=null"):
         at_load(scenario, 0.6)
 
 
