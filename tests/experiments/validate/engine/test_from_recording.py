@@ -210,9 +210,7 @@ def test_of_a_recording_that_was_cut_short_only_what_had_happened_then_is_there(
     run = measured(part, "run 0")
     num_steps = len(part.steps)
     assert 0 < num_steps < len(whole.steps)
-    assert run.notes == (
-        f"The recording of run 0 is truncated: its first {num_steps:,} steps are used.",
-    )
+    assert run.notes == (f"The recording of run 0 is truncated: its first {num_steps:,} steps are used.",)
     pd.testing.assert_frame_equal(part.steps, whole.steps.iloc[:num_steps])
     pd.testing.assert_frame_equal(run.iterations, measured(whole).iterations.iloc[:num_steps])
     end_s = until_s(part)
