@@ -1,7 +1,8 @@
 """Generates the contents of prompts; equal segments get equal tokens, so prefix caches find the same hits.
 
-A prompt consists of runs (`policies.caching.content.prompt_runs`); the k-th token of a run depends only on
-the seed and the run's content. Outputs that later turns of a conversation contain are the server's own.
+A prompt consists of segments (`policies.caching.content.prompt_segments`); the k-th token of a segment
+depends only on the seed and the content id. Outputs that later turns of a conversation contain are the
+server's own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from numpy.random import Generator
 
-from policies.caching.content import prompt_runs
+from policies.caching.content import prompt_segments
 from policies.core.request import Request
 from sim.workload.streams import stream
 
@@ -51,7 +52,7 @@ class TokenPrompts:
 
     def write(self, request: Request) -> str:
         ids: list[int] = []
-        for content_id, num_tokens in prompt_runs(request):
+        for content_id, num_tokens in prompt_segments(request):
             ids += self._content(content_id, num_tokens)
         return f"[{','.join(map(str, ids))}]"
 
@@ -86,7 +87,7 @@ class TextPrompts:
         place = self.length.overhead_tokens  # tokens of the prompt so far, as the server counts them
         end = 0.0
         parts = []
-        for content_id, num_tokens in prompt_runs(request):
+        for content_id, num_tokens in prompt_segments(request):
             end += num_tokens
             output = self._outputs.get(content_id)
             if output is not None:

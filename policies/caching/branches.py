@@ -1,14 +1,14 @@
 """The branches of one sequence: tables of KV blocks with reference counts, and copy-on-write.
 
 Parallel sampling, beam search and tree search share common KV (PagedAttention, Kwon et al., SOSP 2023,
-section 4.4). The full blocks of the prompt belong to the sequence, as always; the blocks behind them are the
-branches' own, numbered here from 0:
+section 4.4). The full blocks of the prompt belong to the sequence; the blocks after them belong to the
+branches and are numbered here from 0:
 
     prompt's full blocks | trunk: blocks that all branches share | one table per branch, equal in length
 
-Appending writes into the last block of each table. Where several tables share it, each but one gets a copy
-first; at a block boundary each gets a new block. A block that no table contains any more is free.
-Without sharing each branch has copies of everything, the prompt's full blocks included, as in early engines.
+Appending writes into the last block of each table. If several tables share it, all except one get a copy
+before; at a block boundary each gets a new block. A block in no table is free.
+Without sharing, each branch has copies of all blocks, those of the prompt included, as in early engines.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Sequence as SequenceOf
 
 
 class Branches:
-    """Branches that grow side by side, one token each at a time.
+    """The branches of a sequence, which grow together by one token each.
 
     depth: output tokens of each live branch; the KV of the newest is not stored yet. ends: the depth at which
-    each branch ends, as far as it is known. num_emitted: output tokens so far, of all branches that ever
-    existed. length: tokens stored of each branch behind the prompt's full blocks, the rest of the prompt
+    each branch ends, as far as it is known. num_emitted: output tokens so far, summed over all branches that
+    ever existed. length: stored tokens of each branch after the prompt's full blocks, the rest of the prompt
     included.
     """
 
@@ -61,9 +61,9 @@ class Branches:
         self.copies: list[tuple[int, int]] = []
         """Copies of the last append: (source block, target block)."""
         self.ids: dict[int, int] = {}
-        """Physical blocks by number, as far as they were assigned."""
+        """Number of a block -> its physical id, as far as assigned."""
         self.is_swapped = False
-        """Whether all stored KV lies in host memory, so that the branches continue without a prefill."""
+        """Whether all stored KV is in host memory, so that the branches continue without a prefill."""
         self.depth = 0
         self._ends = list(ends)
         self.num_emitted = 0
@@ -80,7 +80,7 @@ class Branches:
 
     @property
     def clock(self) -> int:
-        """Tokens stored in the branches' own blocks; `Sequence.num_computed` follows it while they decode."""
+        """Tokens in the branches' own blocks; `Sequence.num_computed` is based on it while they decode."""
         rest = self.length % self._block_size
         if not rest:
             return self.num_blocks * self._block_size
@@ -94,19 +94,19 @@ class Branches:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the branches' own blocks, each once."""
+        """Numbers of the branches' own blocks, each listed once."""
         return [*self.trunk, *self._counts]
 
     @property
     def tables(self) -> list[list[int]]:
-        """The blocks of each branch, as new lists."""
+        """Blocks of each branch, as new lists."""
         return [self.trunk + table for table in self._tables]
 
     def layout(self) -> list[tuple[int, int, int, int]]:
-        """Contents of the blocks, in the order of `numbers`.
+        """Returns (number, a branch that has it, position, tokens) of each block, in the order of `numbers`.
 
-        (number, a branch that has it, position, tokens).
-        Blocks of the last column are the newest of each table, so a block comes behind those before it.
+        A block comes after those with earlier positions, because the last blocks of the tables are the
+        newest.
         """
         size, rest = self._block_size, self.length % self._block_size
         first = self.num_shared_tokens
@@ -124,16 +124,13 @@ class Branches:
         return held
 
     def blocks_to_append(self) -> int:
-        """Number of new blocks that one more token for each branch takes."""
+        """Counts the new blocks that one more token for each branch needs."""
         if self.length % self._block_size == 0:
             return len(self._tables)
         return len(self._tables) - len({table[-1] for table in self._tables})
 
     def append(self) -> int:
-        """Makes room for one more token in each branch.
-
-        Returns the number of tokens that are copied for it.
-        """
+        """Allocates one more token in each branch; returns the number of tokens that are copied for it."""
         self.copies = []
         rest = self.length % self._block_size
         counts = self._counts
@@ -149,10 +146,10 @@ class Branches:
         return rest * len(self.copies)
 
     def produce(self, parents: SequenceOf[int] | None) -> list[int]:
-        """Adds a new token to each branch. Returns the blocks that became free.
+        """Adds a new token to each branch; returns the blocks that became free.
 
-        parents: for each branch that goes on, the old one that it continues; None: each continues itself.
-        Branches at their end are removed. If none is left, all have ended, and no block becomes free.
+        parents: for each new branch, the old one that it continues; None: each continues itself. Branches at
+        their end are removed. If none is left, `all_ended` is true, and no block becomes free.
         """
         self.depth += 1
         self.num_emitted += len(self._tables)
@@ -165,7 +162,7 @@ class Branches:
         return self._fork(kept)
 
     def check_integrity(self) -> None:
-        """Asserts that the reference counts are those of the tables."""
+        """Asserts that the reference counts match the tables."""
         num_columns = -(-self.length // self._block_size)
         assert all(len(self.trunk) + len(table) == num_columns for table in self._tables)
         assert Counter(number for table in self._tables for number in table) == self._counts
@@ -173,7 +170,7 @@ class Branches:
         assert self.ids.keys() <= self._counts.keys() | set(self.trunk)
 
     def _fork(self, parents: list[int]) -> list[int]:
-        """Forks new branches from old ones, with which they share their blocks. Returns the freed blocks."""
+        """Forks new branches from old ones, which share their blocks; returns the freed blocks."""
         counts = self._counts
         if not self._shares:  # a branch that continues another gets copies
             parents = list(range(len(parents)))
@@ -190,7 +187,7 @@ class Branches:
         if not self._shares:
             return freed
         first = self._tables[0]
-        num_common = 0  # the last block stays in the tables: it is the one that grows
+        num_common = 0  # the last block remains in the tables, because it grows
         while num_common < len(first) - 1 and counts[first[num_common]] == len(parents):
             num_common += 1
         if num_common:

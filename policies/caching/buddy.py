@@ -1,22 +1,22 @@
 """Buddy allocator of contiguous KV regions (Knowlton, CACM 1965; Knuth, TAOCP vol. 1, section 2.5).
 
-The vLLM paper (Kwon et al., SOSP 2023, section 6.1) assumes that Orca places the KV of a request with one,
-and compares with three amounts that Orca may reserve: the model's longest sequence (Max), room for at most
-twice the true output (Pow2), and the true length (Oracle). The caller chooses the amount; this module only
-places it. `policies.caching.regions` has the memory shares that the paper measured with them.
+The vLLM paper (Kwon et al., SOSP 2023, section 6.1) assumes that Orca uses one for the KV of requests, and
+compares with three amounts that Orca may reserve: the model's longest sequence (Max), at most twice the true
+output (Pow2), and the true length (Oracle). The caller decides the amount. `policies.caching.regions` has the
+memory shares that the paper reports for them.
 
 Sizes are powers of two, and a piece of size s starts at a multiple of s; its buddy is the piece at start ^ s:
 
     |        8        |
-    |   4    |   4    |      3 tokens take 4 slots: the fourth is lost inside the region (rounding)
-    | 2 | 2  | 2 | 2  |      two free pieces of 2 that are not buddies do not make a 4 (external)
+    |   4    |   4    |      3 tokens take 4 slots: the fourth is wasted (rounding)
+    | 2 | 2  | 2 | 2  |      two free pieces of 2 that are not buddies do not form a 4 (external)
 
-A memory whose size is no power of two is cut into the powers of two of its binary digits, the largest first
-(13 = 8 + 4 + 1): each piece is aligned, and no two of them are buddies. A rest shorter than the smallest size
-counts as free and is never allocated.
+A memory with a size that is not a power of two is divided into the powers of two of its binary digits, the
+largest first (13 = 8 + 4 + 1): each piece is aligned, and no two of them are buddies. A rest smaller than the
+smallest size counts as free and is never allocated.
 
-Assumes nothing about requests. Memory pressure: it refuses (None) and changes nothing.
-Horizon: while nothing is freed, what was refused stays refused.
+Assumes nothing about requests. Memory pressure: it returns None and changes nothing.
+Horizon: while no region is freed, a refused request is refused again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from policies.caching.regions import Region, must_be_positive, must_be_taken, mu
 
 
 class Buddy:
-    """Regions of power-of-two sizes, from the smallest free piece that is large enough, lowest address first.
+    """Allocates regions of power-of-two sizes from the smallest sufficient piece, lowest address first.
 
-    15,728 slots (12 GiB at 800 KiB per token, OPT-13B) hold 4 + 2 + 1 = 7 regions of 2,048. The 1,392 slots
-    left are 8.9% of the memory: the paper's Orca (Max), Figures 2 and 13.
+    Example: 15,728 slots (12 GiB at 800 KiB per token, OPT-13B) hold 4 + 2 + 1 = 7 regions of 2,048. The
+    1,392 slots left are 8.9% of the memory: the paper's Orca (Max), Figures 2 and 13.
     """
 
     def __init__(self, num_tokens: int, *, min_region_tokens: int = 1) -> None:
@@ -65,25 +65,25 @@ class Buddy:
         return 0
 
     def free_regions(self) -> list[Region]:
-        """The free pieces that can be allocated, by address: powers of two, so neighbours may touch."""
+        """Returns the free pieces that can be allocated, by address."""
         return sorted(
             Region(start, 1 << order) for order, starts in enumerate(self._starts) for start in starts
         )
 
     def rounded(self, num_tokens: int) -> int:
-        """Number of slots that a region for num_tokens tokens takes: 3 -> 4, 4 -> 4, 5 -> 8."""
+        """Computes the slots of a region for num_tokens tokens: 3 -> 4, 4 -> 4, 5 -> 8."""
         must_be_positive(num_tokens)
         return max(self.min_region_tokens, 1 << (num_tokens - 1).bit_length())
 
     def allocate(self, num_tokens: int) -> Region | None:
-        """Allocates rounded(num_tokens) slots; None, and no change, if no free piece is large enough."""
+        """Allocates rounded(num_tokens) slots; returns None if no piece is large enough."""
         region_tokens = self.rounded(num_tokens)
         order = region_tokens.bit_length() - 1
         found = next((o for o in range(order, len(self._starts)) if self._starts[o]), None)
         if found is None:
             return None
         start = self._starts[found].pop(0)
-        for half in range(order, found):  # right halves of split pieces stay free
+        for half in range(order, found):  # the right halves of split pieces remain free
             insort(self._starts[half], start + (1 << half))
         region = Region(start, region_tokens)
         self._taken.add(region)
@@ -91,10 +91,10 @@ class Buddy:
         return region
 
     def grow(self, region: Region, num_tokens: int) -> Region | None:
-        """Extends a region to rounded(num_tokens) slots at the same start; else None, and no change.
+        """Extends a region to rounded(num_tokens) slots at the same start; else returns None.
 
-        A region can double in place only while it is the left of two buddies and the right one is free and
-        whole.
+        A region can double in place only if it is the left one of two buddies and the right one is free and
+        not split.
         """
         must_be_taken(region, self._taken)
         grown = Region(region.start, self.rounded(num_tokens))
@@ -113,7 +113,7 @@ class Buddy:
         return grown
 
     def free(self, region: Region) -> None:
-        """Frees a region and joins it with its buddy as long as that is free and whole."""
+        """Frees a region and merges it with its buddy as long as the buddy is free and not split."""
         must_be_taken(region, self._taken)
         self._taken.remove(region)
         self.num_free += region.num_tokens
@@ -125,7 +125,7 @@ class Buddy:
         insort(self._starts[order], start)
 
     def check_integrity(self) -> None:
-        """Asserts that aligned regions and free pieces tile the memory and that free buddies are joined."""
+        """Asserts that aligned regions and free pieces tile the memory and that free buddies are merged."""
         pieces = self.free_regions()
         must_tile([*self._taken, *pieces], self._num_usable)
         num_rest = self.num_tokens - self._num_usable
@@ -138,7 +138,7 @@ class Buddy:
             assert not any(self._is_free(order, start ^ (1 << order)) for start in starts)
 
     def _is_free(self, order: int, start: int) -> bool:
-        """Whether the piece of size 2 ** order at start is free and whole."""
+        """Returns whether the piece of size 2 ** order at start is free and not split."""
         if order >= len(self._starts):
             return False
         starts = self._starts[order]

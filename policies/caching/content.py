@@ -1,15 +1,22 @@
-"""Identity of the tokens of a sequence, in runs: equal places have equal KV.
+"""Identifies the content of KV blocks, so that equal prefixes of different requests get equal ids.
 
-The KV of a token depends on all tokens before it, so a block is identified by the whole sequence up to the
-block's end, as in vLLM's chained hashes. That is not computed token by token: contents have ids
-(`policies.core.request.Segment`), ids behind a given past are a *place*, and the blocks that end within them
-are the place's blocks 0, 1, 2, ...
+The KV of a token depends on all tokens before it, so a block is identified by all tokens up to its end, as in
+vLLM's chained block hashes. Nothing is hashed here token by token. Prompts are given as segments with content
+ids (`policies.core.request.Segment`), and the segments of all requests form a tree of prefixes: two requests
+share its nodes up to the point where they differ. A node of the tree is called a *place* and is a number. The
+blocks that end within the tokens of a place are its blocks 0, 1, 2, ..., and (place, number of the block) has
+the role of a block hash.
 
     tokens      0        16        32        48    53      64
-    request 1   |------ content 7 ------------|-- content 9 --      blocks of 16
-    blocks      |  A 0    |   A 1   |   A 2   |      A 3   |        A: 7, and 9 behind 53 tokens of it
+    request 1   |------ content 7 ------------|-- content 9 --      blocks of 16 tokens
+    blocks      |  A 0    |   A 1   |   A 2   |      A 3   |        place A: content 7, then content 9
     request 2   |------ content 7 ------------|-- content 5 --
-    blocks      |  A 0    |   A 1   |   A 2   |      B 0   |        B: 5 behind 53 tokens of A
+    blocks      |  A 0    |   A 1   |   A 2   |      B 0   |        place B: content 5 after 53 tokens of A
+
+A place continues over several segments, as those of the first request did; a request that differs branches
+off to a new place. The *path* of a request is the list of its places, with the block at which each ends.
+Content without an id, such as the output of a request that no later prompt contains, is at a *private* place:
+only the request itself can refer to it.
 """
 
 from __future__ import annotations
@@ -23,73 +30,74 @@ from typing import NamedTuple
 from policies.core.request import Request, Segment
 
 ENDLESS = 1 << 40
-"""Number of tokens, or blocks, of an answer of unknown length."""
+"""Number of tokens, or of blocks, of an output of unknown length."""
 
 PRIVATE_PLACES = 1 << 48
-"""Places from here on have contents that only one request can name."""
+"""The smallest private place: its content can be found by one request only."""
 
 MIN_PIECES_TO_FORGET = 8192
-"""Number of new pieces after which unused places are dropped: about 2 MB of memory."""
+"""Number of new segments in the tree after which unused places are dropped: about 2 MB of memory."""
 
 
 _num_tokens = itemgetter(1)
-"""Number of tokens of a segment."""
+"""Returns the number of tokens of a segment."""
 
 PathPart = tuple[int, int]
-"""(place, end): blocks of a sequence that end at one place, up to the sequence's block end. A plain tuple."""
+"""(place, end): the blocks of a sequence at one place, up to block `end` of the sequence (exclusive)."""
 
 
-def prompt_runs(request: Request) -> list[Segment]:
-    """The prompt as runs. Contents without an id get a unique one, below 0.
+def prompt_segments(request: Request) -> list[Segment]:
+    """Returns the prompt as segments that cover all its tokens.
 
-    An adapter changes the KV of every token: with it, contents have separate ids.
+    A part without a content id gets a unique id below 0. An adapter changes the KV of every token, so with an
+    adapter the ids are offset by a number that depends on the adapter.
     """
     if request.adapter is not None:
-        return _clipped_runs(request)
-    num_prompt_tokens, segments, _ = request.prompt
-    runs = list(segments)
+        return _clipped_segments(request)
+    num_prompt_tokens, given, _ = request.prompt
+    segments = list(given)
     num_left = num_prompt_tokens
-    if runs:
-        _, num_tokens = zip(*runs, strict=True)
+    if segments:
+        _, num_tokens = zip(*segments, strict=True)
         num_left -= sum(num_tokens)
         if num_left < 0 or not all(num_tokens):
-            return _clipped_runs(request)
+            return _clipped_segments(request)
     if num_left:
-        runs.append(Segment(_private_content(request), num_left))
-    return runs
+        segments.append(Segment(_private_content(request), num_left))
+    return segments
 
 
-def _clipped_runs(request: Request) -> list[Segment]:
-    """The runs of a prompt with empty segments, or with more tokens in segments than it has."""
-    runs = []
+def _clipped_segments(request: Request) -> list[Segment]:
+    """Returns `prompt_segments` in the general case: with an adapter, empty segments, or too many tokens."""
+    segments = []
     num_left = request.prompt.num_tokens
     space = 0 if request.adapter is None else _adapter_offset(request.adapter)
     for segment in request.prompt.segments:
         num_tokens = min(segment.num_tokens, num_left)
         if num_tokens:
-            runs.append(Segment(segment.content_id + space, num_tokens))
+            segments.append(Segment(segment.content_id + space, num_tokens))
             num_left -= num_tokens
     if num_left:
-        runs.append(Segment(_private_content(request), num_left))
-    return runs
+        segments.append(Segment(_private_content(request), num_left))
+    return segments
 
 
 def _private_content(request: Request) -> int:
-    """Id of a prompt's content without an id."""
+    """Returns the unique id, below 0, for the part of a prompt without a content id."""
     return -2 * request.request_id - 1
 
 
-def runs_of(request: Request) -> list[Segment]:
-    """The prompt, then the answer, as runs; several answers are left out, since no prompt quotes a branch."""
-    runs = prompt_runs(request)
+def all_segments(request: Request) -> list[Segment]:
+    """Returns prompt and output as segments; outputs with branches, found in no prompt, are left out."""
+    segments = prompt_segments(request)
     if request.branching is not None:
-        return runs
-    runs.append(Segment(_answer_content(request), ENDLESS))
-    return runs
+        return segments
+    segments.append(Segment(_answer_content(request), ENDLESS))
+    return segments
 
 
 def _answer_content(request: Request) -> int:
-    """The id of an answer, or a unique one below 0."""
+    """Returns the content id of the output of a request; a unique id below 0 if it has none."""
     if request.answer_id is None:
         return -2 * request.request_id - 2
     return request.answer_id + (0 if request.adapter is None else _adapter_offset(request.adapter))
@@ -97,17 +105,17 @@ def _answer_content(request: Request) -> int:
 
 @lru_cache(maxsize=100_000)
 def _adapter_offset(adapter: str) -> int:
-    """Offset that an adapter adds to the ids of contents, which themselves are below 2^64."""
+    """Returns the offset that an adapter adds to content ids, which are below 2^64 without it."""
     return (int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest(), "little") + 1) << 64
 
 
 def _private_place(content_id: int) -> int:
-    """The place of contents below 0, which depends on the id only: their past is always the same."""
+    """Returns the private place of a content id below 0; it depends on the id only, as its prefix does."""
     return PRIVATE_PLACES - content_id
 
 
 class Chain:
-    """Pieces at one place: all but the last have fixed lengths, the last one may continue without a limit."""
+    """The segments of one place; all except the last have a fixed length, the last is open-ended."""
 
     __slots__ = ("body", "last_id", "num_body_tokens", "place")
 
@@ -117,117 +125,115 @@ class Chain:
         self.num_body_tokens = sum(map(_num_tokens, self.body))
         self.last_id = pieces[-1].content_id
 
-    def follow(self, runs: list[Segment], index: int, skip: int) -> tuple[int, int, int]:
-        """Follows runs from the one at `index` on, whose first `skip` tokens lie before the chain.
+    def follow(self, segments: list[Segment], index: int, skip: int) -> tuple[int, int, int]:
+        """Follows the segments of a request, from segments[index] on, as long as they equal the chain's.
 
-        Returns the index of the next run, the number of tokens until there, and how many of that run's tokens
-        are among them: if there are some, runs has only its other tokens.
+        skip: tokens of the segment at `index` that are before the chain. Returns the index of the first
+        segment that is not (wholly) in the chain, the number of equal tokens, and how many tokens of that
+        segment are before its rest: if there are some, segments[index] is replaced by its rest.
         """
         body = self.body
-        if runs[index : index + len(body)] == body:
+        if segments[index : index + len(body)] == body:
             index += len(body)
-            if index < len(runs) and runs[index][0] == self.last_id:
-                return index + 1, self.num_body_tokens + runs[index][1], 0
+            if index < len(segments) and segments[index][0] == self.last_id:
+                return index + 1, self.num_body_tokens + segments[index][1], 0
             return index, self.num_body_tokens, 0
         num_followed = 0
-        for (content_id, num_tokens), (own_id, num_own) in zip(runs[index:], body, strict=False):
-            if content_id != own_id:
+        for (content_id, num_tokens), (chain_id, num_in_chain) in zip(segments[index:], body, strict=False):
+            if content_id != chain_id:
                 break
-            if num_tokens > num_own:
-                runs[index] = Segment(content_id, num_tokens - num_own)
-                return index, num_followed + num_own, num_own if num_followed else skip + num_own
+            if num_tokens > num_in_chain:
+                segments[index] = Segment(content_id, num_tokens - num_in_chain)
+                return index, num_followed + num_in_chain, num_in_chain + (0 if num_followed else skip)
             num_followed += num_tokens
             index += 1
-            if num_tokens < num_own:
+            if num_tokens < num_in_chain:
                 break
         return index, num_followed, 0
 
 
 class TurnPath(NamedTuple):
-    """Path of a request up to its answer; a next turn that quotes the answer continues from there."""
+    """The path of a turn of a conversation up to its output; the next turn continues from there."""
 
     segments: tuple[Segment, ...]
     num_tokens: int
     path: list[PathPart]
     place: int
     used: int
-    """Number of tokens of the answer's place that lie before the answer."""
+    """Number of tokens of `place` before the output."""
 
 
 class Places:
-    """Gives every (past, content) its place: a number.
-
-    A place continues from piece to piece, as its first request did. Other requests branch off where they
-    differ.
-    """
+    """The tree of prefixes: assigns a place to every (prefix, content)."""
 
     def __init__(self, block_size: int, is_by_piece: bool = False) -> None:
-        """is_by_piece: whether every piece of a request has a place of its own."""
+        """Creates an empty tree. is_by_piece: whether every segment of a request has a place of its own."""
         self._block_size = block_size
         self._is_by_piece = is_by_piece
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
-        """Chains by (place before, its tokens, content, the content's tokens at the place before)."""
-        self._num_pieces = 0  # number of pieces of all chains
-        self._num_given = 0
-        self._num_old = 0  # places given before the last `forget_unused`
+        """Children of places by (parent, tokens of it, content id, tokens of the content in the parent)."""
+        self._num_pieces = 0  # number of segments of all chains
+        self._num_given = 0  # number of places
+        self._num_old = 0  # number of places at the last `forget_unused`
         self._forget_at = MIN_PIECES_TO_FORGET
-        self._turn_paths: dict[int, TurnPath] = {}  # by answer id, for answers not quoted yet
+        self._turn_paths: dict[int, TurnPath] = {}  # by answer id, for outputs in no prompt so far
 
     def path(self, request: Request) -> list[PathPart]:
-        """The path of a request: the places of the blocks of its prompt and answer.
+        """Returns the path of a request, prompt and output, and creates the places that it needs.
 
-        Stretches in which no block ends are left out.
+        Places in which no block ends are left out.
         """
         is_joined = request.answer_id is None and request.branching is None and not self._is_by_piece
         if is_joined and not request.prompt.segments:
             return [(PRIVATE_PLACES + 2 * request.request_id + 2, ENDLESS)]
         if not (is_joined or self._is_by_piece) and request.adapter is None and request.branching is None:
             return self._path_of_turn(request)
-        runs = runs_of(request)
-        if is_joined and len(runs) > 1 and runs[-2][0] < 0:
-            del runs[-2]
-        return self._follow(runs, creates=True)[0]
+        segments = all_segments(request)
+        if is_joined and len(segments) > 1 and segments[-2][0] < 0:
+            del segments[-2]
+        return self._follow(segments, creates=True)[0]
 
     def _path_of_turn(self, request: Request) -> list[PathPart]:
-        """Path of a request with a named answer; continues the last turn's path if it quotes its answer."""
+        """Returns the path of a request with an answer id; continues the path of the previous turn, if any.
+
+        A request is the next turn if its prompt is the previous prompt, its output, and one more segment.
+        """
         prompt, answer_id = request.prompt, request.answer_id
         assert answer_id is not None
-        segments = prompt.segments
-        last_turn = self._turn_paths.pop(segments[-2][0], None) if len(segments) > 1 else None
-        if last_turn is None or last_turn.segments != segments[:-2]:
-            runs = runs_of(request)
-            is_named = len(runs) == len(segments) + 1
-            path, place, used = self._follow(runs, creates=True)
+        given = prompt.segments
+        last_turn = self._turn_paths.pop(given[-2][0], None) if len(given) > 1 else None
+        if last_turn is None or last_turn.segments != given[:-2]:
+            segments = all_segments(request)
+            is_named = len(segments) == len(given) + 1
+            path, place, used = self._follow(segments, creates=True)
         else:
-            num_quoted, num_new = segments[-2][1], segments[-1][1]
+            num_quoted, num_new = given[-2][1], given[-1][1]
             start = last_turn.num_tokens + num_quoted
             if not num_quoted or not num_new or start + num_new != prompt.num_tokens:
-                return self._follow(runs_of(request), creates=True)[0]
-            runs = [segments[-1], Segment(answer_id, ENDLESS)]
+                return self._follow(all_segments(request), creates=True)[0]
+            segments = [given[-1], Segment(answer_id, ENDLESS)]
             is_named = True
             path, end = last_turn.path, start // self._block_size
             if end > (path[-1][1] if path else 0):
                 path.append((last_turn.place, end))
             at = (last_turn.place, last_turn.used + num_quoted, start)
-            path, place, used = self._follow(runs, creates=True, path=path, at=at)
-        if is_named and runs[-1][1] == ENDLESS:
-            self._turn_paths[answer_id] = TurnPath(
-                segments, prompt.num_tokens, path[:-1], place, used - ENDLESS
-            )
+            path, place, used = self._follow(segments, creates=True, path=path, at=at)
+        if is_named and segments[-1][1] == ENDLESS:
+            self._turn_paths[answer_id] = TurnPath(given, prompt.num_tokens, path[:-1], place, used - ENDLESS)
         return path
 
     def known_path(self, request: Request) -> list[PathPart]:
-        """The path of a prompt as far as its places are known; creates no new ones."""
-        runs = prompt_runs(request)
-        if runs[-1][0] < 0 and self._is_joined(request):
-            runs[-1] = Segment(_answer_content(request), runs[-1][1])
-        return self._follow(runs, creates=False)[0]
+        """Returns the path of a prompt as far as its places exist; creates none."""
+        segments = prompt_segments(request)
+        if segments[-1][0] < 0 and self._is_joined(request):
+            segments[-1] = Segment(_answer_content(request), segments[-1][1])
+        return self._follow(segments, creates=False)[0]
 
     def forget_unused(self, used: Collection[int]) -> None:
-        """Drops unused places, so that a long run needs no more memory.
+        """Drops unused places, so that the memory does not grow in a long run.
 
-        Kept are the places in use and the way to them, which may include pieces in which no block ends; and
-        those created since the last call, as running sequences will have contents there.
+        Keeps the used places and their ancestors (some have no blocks), and all places created since the last
+        call, because running sequences may get blocks there.
         """
         before = {chain.place: name[0] for name, chain in self._chains.items()}
         kept: set[int] = set()
@@ -243,34 +249,35 @@ class Places:
 
     @property
     def should_forget(self) -> bool:
-        """Whether it is time to call `forget_unused`."""
+        """Whether so many segments were added that `forget_unused` should be called."""
         return self._num_pieces >= self._forget_at
 
     def _is_joined(self, request: Request) -> bool:
-        """Whether the end of its prompt and its answer are one place, as no other request can name them."""
+        """Returns whether the end of a prompt and the output are at one private place."""
         return not self._is_by_piece and request.answer_id is None and request.branching is None
 
     def _follow(
         self,
-        runs: list[Segment],
+        segments: list[Segment],
         creates: bool,
         path: list[PathPart] | None = None,
         at: tuple[int, int, int] = (-1, 0, 0),
     ) -> tuple[list[PathPart], int, int]:
-        """The path along runs, the last place, and the number of its tokens that are among them.
+        """Follows the segments through the tree; returns path, last place, and the tokens used of that place.
 
-        path, at: the path of what is before them; its last place, that place's tokens, and all tokens. A run
-        that continues at another place is cut in `runs`, which then has its rest.
+        creates: whether missing places are created; if not, the path ends before the first missing one.
+        path: the path of the tokens before these segments. at: (last place, tokens used of it, all tokens) of
+        that path. A segment that continues at another place is replaced by its rest in `segments`.
         """
         path = [] if path is None else path
-        chains, block_size, num_runs = self._chains, self._block_size, len(runs)
+        chains, block_size, num_segments = self._chains, self._block_size, len(segments)
         before, used, start = at
         end = path[-1][1] if path else 0
-        index = skip = 0  # the next run, and how many of its tokens are at the place before
-        while index < num_runs:
-            content_id = runs[index][0]
+        index = skip = 0  # the next segment, and how many of its tokens are at the previous place
+        while index < num_segments:
+            content_id = segments[index][0]
             if content_id < 0:
-                before, used, skip = _private_place(content_id), runs[index][1], 0
+                before, used, skip = _private_place(content_id), segments[index][1], 0
                 index += 1
             else:
                 name = (before, used, content_id, skip)
@@ -278,25 +285,25 @@ class Places:
                 if chain is None:
                     if not creates:
                         break
-                    chain = chains[name] = self._new_chain(runs, index)
+                    chain = chains[name] = self._new_chain(segments, index)
                 before = chain.place
-                index, used, skip = chain.follow(runs, index, skip)
+                index, used, skip = chain.follow(segments, index, skip)
             start += used
             if start - end * block_size >= block_size:
                 end = start // block_size
                 path.append((before, end))
         return path, before, used
 
-    def _new_chain(self, runs: list[Segment], first: int) -> Chain:
-        """Creates a chain of the run `first` and the named runs behind it."""
+    def _new_chain(self, segments: list[Segment], first: int) -> Chain:
+        """Creates a place with segments[first] and the segments with a content id after it."""
         end = first + 1
         if not self._is_by_piece:
-            end = len(runs)
-            for index in range(max(first + 1, end - 2), end):  # only the last two may have none
-                if runs[index][0] < 0:
+            end = len(segments)
+            for index in range(max(first + 1, end - 2), end):  # only the last two may have no content id
+                if segments[index][0] < 0:
                     end = index
                     break
-        chain = Chain(self._num_given, runs[first:end])
+        chain = Chain(self._num_given, segments[first:end])
         self._num_given += 1
         self._num_pieces += end - first
         return chain

@@ -3,21 +3,22 @@
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
 sections 3.1 and 6.1, compare with such systems. The reserved length is one of:
 
-    max_model_len   the longest sequence of the model (FasterTransformer; Orca (Max) there)
-    max_tokens      prompt + the most that the client allows
-    predicted       prompt + the output that a predictor expects (S3: Jin et al., NeurIPS 2023); if that is
-                    always right, Orca (Oracle); its output rounded up to a power of two, Orca (Pow2)
+    max_model_len   the longest sequence of the model (FasterTransformer; Orca (Max) in the paper)
+    max_tokens      prompt + the client's limit on output tokens
+    predicted       prompt + predicted output (S3: Jin et al., NeurIPS 2023); with exact predictions Orca
+                    (Oracle), with the output rounded up to a power of two Orca (Pow2)
 
-A sequence that reaches the end of its region gets one of twice the length: in place, if the memory behind it
-is free; else, if `moves`, somewhere else. If neither is possible, it is preempted, and asks for twice as much
-at its next admission (S3, section 3).
+A sequence that reaches the end of its region gets one of twice the length: in place, if the memory after it
+is free; else, with `moves`, at another address. If neither is possible, it is preempted and requests twice as
+much at its next admission (S3, section 3).
 
     region   |--- filled ---|--- filled later: reserved ---|--- never filled: internal ---|
     memory   |  region  |  free  |     region     | free |        free: external, if too short
 
-Assumes that blocks of a region follow each other and that they cannot be shared: no forks, no prefix reuse.
-Memory pressure: an admission that finds no region is refused, although the free pieces together may suffice.
-Horizon: regions change at admissions, ends and limits only, and each of these ends a leap.
+Assumes that the blocks of a region are contiguous and cannot be shared: no forks, no prefix reuse. Memory
+pressure: an admission without a region of its length is refused, even if all free pieces together would
+suffice. Horizon: regions change only at admissions, ends and limits, each of which ends the repetition of a
+plan.
 """
 
 from __future__ import annotations
@@ -49,12 +50,9 @@ class Contiguous(Caching):
     allocator: str = "first_fit"
     """Placement of a region: first_fit, best_fit or buddy."""
     moves: bool = False
-    """Whether a sequence that cannot grow in place is copied to a longer region, if any.
-
-    This takes no time.
-    """
+    """Whether a sequence that cannot grow in place is copied to a longer region; the copy takes no time."""
     block_size: int = 16
-    """Tokens by which regions are measured."""
+    """Tokens per block; regions are whole blocks."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
@@ -63,7 +61,7 @@ class Contiguous(Caching):
                 raise ValueError(f"{name}={getattr(self, name)}: must be one of {', '.join(known)}")
         if self.pow2_output and self.reserve == "max_model_len":
             raise ValueError(
-                "pow2_output=True: must be False with reserve=max_model_len, which has no output part"
+                "pow2_output=True: must be False with reserve=max_model_len, which reserves no output length"
             )
 
     @property
@@ -72,7 +70,7 @@ class Contiguous(Caching):
         return self.reserve == "predicted"
 
     def pool(self, memory: KvMemory) -> RegionPool:
-        """Returns an empty pool."""
+        """Creates an empty pool."""
         allocator: RegionAllocator
         if self.allocator == "buddy":
             allocator = Buddy(memory.num_blocks)
@@ -83,16 +81,16 @@ class Contiguous(Caching):
 
 @dataclass(slots=True)
 class Holding:
-    """Data of the pool about a sequence; it outlives a preemption."""
+    """The pool's record of a sequence, which is kept after a preemption."""
 
     num_wanted: int
-    """Number of tokens that its next region shall hold."""
+    """Number of tokens of its next region."""
     region: Region | None = None
     """Its region in blocks; None while it waits."""
     since: int = 0
-    """Iteration since which it has had the region at this length."""
+    """Iteration since which the region has had this length."""
     met_fragments: bool = False
-    """Whether, while it waited, there were enough free blocks, but not in one piece."""
+    """Whether there were enough free blocks while it waited, but not in one piece."""
 
 
 class RegionPool(BlockPool):
@@ -106,7 +104,7 @@ class RegionPool(BlockPool):
         self.num_fragmented = 0
         """Admissions that had to wait although there were enough free blocks, but not in one piece."""
         self.num_moved_tokens = 0
-        """Tokens whose KV was copied to a longer region."""
+        """Number of tokens with KV that was copied to a longer region."""
         self._settings = settings
         self._allocator = allocator
         self._capacity = allocator.largest_free * settings.block_size
@@ -114,11 +112,11 @@ class RegionPool(BlockPool):
 
     @property
     def max_tokens_per_seq(self) -> int:
-        """Number of tokens of the longest region that the empty memory has."""
+        """Number of tokens of the longest region of the empty memory."""
         return self._capacity
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
-        """Whether there is a free region of the length that a waiting sequence needs."""
+        """Returns whether there is a free region of the length that a waiting sequence needs."""
         holding = self._holding(seq)
         num_blocks = self._num_blocks(seq, holding)
         fits = num_blocks <= self._allocator.largest_free
@@ -128,7 +126,7 @@ class RegionPool(BlockPool):
         return fits
 
     def blocks_to_admit(self, seq: Sequence) -> int:
-        """Number of blocks of the region that a waiting sequence needs."""
+        """Returns the number of blocks of the region that a waiting sequence needs."""
         return self._num_blocks(seq, self._holding(seq))
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
@@ -140,11 +138,11 @@ class RegionPool(BlockPool):
         holding.met_fragments = False
 
     def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
-        """Always 0: the region has the blocks already."""
+        """Returns 0, because the region has the blocks."""
         return 0
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Growth up to the end of the region; there the length is doubled, or None is returned."""
+        """Returns growth up to the end of the region; there the length is doubled, or None is returned."""
         holding = self._holding(seq)
         if seq.stored_computed >= self._room(holding) and not self._double(seq, holding):
             return None
@@ -153,7 +151,7 @@ class RegionPool(BlockPool):
         return Growth(takes_blocks=False, until=None if is_enough else room)
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        """Frees the region of a sequence, and records what of it was never filled."""
+        """Frees the region of a sequence and records the slots that were never filled."""
         holding = self._holding(seq)
         assert holding.region is not None
         num_unfilled = self._room(holding) - (num_tokens - num_planned)
@@ -166,12 +164,12 @@ class RegionPool(BlockPool):
         seq.block_ids = []
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        """Number of blocks of its region, however many tokens are in it."""
+        """Returns the number of blocks of its region, whatever the number of tokens in it."""
         region = self._holding(seq).region
         return 0 if region is None else region.num_tokens
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        """Ids of all blocks of its region, in a row; the first of them hold its tokens."""
+        """Returns the ids of all blocks of its region, which are consecutive."""
         region = self._holding(seq).region
         if region is not None and not seq.block_ids:
             seq.block_ids = list(range(region.start + 1, region.end + 1))
@@ -187,7 +185,7 @@ class RegionPool(BlockPool):
             assert num_tokens <= self._room(self._holding(seq)), f"{seq!r} is longer than its region"
 
     def _holding(self, seq: Sequence) -> Holding:
-        """Data about a sequence; created with its reservation at first."""
+        """Returns the record of a sequence; creates it, with the reservation, at the first call."""
         holding = seq.kv
         if holding is None:
             holding = seq.kv = Holding(self._reservation(seq))
@@ -195,7 +193,10 @@ class RegionPool(BlockPool):
         return holding
 
     def _reservation(self, seq: Sequence) -> int:
-        """Number of tokens that a sequence reserves at its first admission; may exceed the memory."""
+        """Computes the number of tokens that a sequence reserves at its first admission.
+
+        It may exceed the memory.
+        """
         settings, num_prompt = self._settings, seq.num_prompt_tokens
         if settings.reserve == "max_model_len":
             return self._max_model_len
@@ -206,11 +207,11 @@ class RegionPool(BlockPool):
         return num_prompt + num_output
 
     def _num_blocks(self, seq: Sequence, holding: Holding) -> int:
-        """Number of blocks of the region that a waiting sequence needs: at least for all its known tokens."""
+        """Computes the blocks of the region that a waiting sequence needs, at least for all known tokens."""
         return self.blocks_for(min(max(holding.num_wanted, seq.stored_known), self._capacity))
 
     def _room(self, holding: Holding) -> int:
-        """Number of tokens that its region holds."""
+        """Returns the number of tokens of its region."""
         return 0 if holding.region is None else holding.region.num_tokens * self.block_size
 
     def _double(self, seq: Sequence, holding: Holding) -> bool:

@@ -1,8 +1,8 @@
-"""Paged KV cache: fixed-size blocks handed out on demand (PagedAttention, Kwon et al., SOSP 2023).
+"""Paged KV cache: fixed-size blocks allocated on demand (PagedAttention, Kwon et al., SOSP 2023).
 
-Memory pressure: blocks are taken only when enough are free; the scheduling policy chooses which sequence is
-preempted. Horizon: free blocks only shrink between ends, so a plan that could not admit a request cannot
-admit it later in the same leap.
+Memory pressure: blocks are taken only when enough are free; the scheduling policy chooses the sequence to
+preempt. Horizon: between ends of sequences the number of free blocks only decreases, so a request that a plan
+could not admit cannot be admitted while the plan is repeated.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class Paged(Caching):
     """Settings of the paged cache."""
 
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while others run, so that they can grow."""
+    """Share of all blocks that an admission must leave free while other sequences run."""
     presume_cached: bool = False
-    """Whether every full block of a prompt except its last counts as cached; nothing is looked up.
+    """Whether every full block of a prompt except its last one is assumed to be cached, without a lookup.
 
-    For measured runs that send a few prompts over and over to an engine with prefix caching. The blocks are
-    not shared: each sequence takes its own.
+    Models measurements that send the same few prompts again and again to an engine with prefix caching. The
+    blocks are not shared: each sequence takes its own.
     """
 
     shares_branches: bool = True
-    """Whether branches of one request share KV blocks.
+    """Whether the branches of one request share KV blocks.
 
-    If not, each has copies, whose making costs nothing.
+    If not, each has its own copies; the copying takes no time.
     """
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Paged(Caching):
         check_watermark(self.watermark)
 
     def pool(self, memory: KvMemory) -> BlockPool:
-        """Returns an empty pool."""
+        """Creates an empty pool."""
         pool = BlockPool(memory.num_blocks, self.block_size, int(self.watermark * memory.num_blocks))
         pool.presume_cached = self.presume_cached
         pool.shares_branches = self.shares_branches

@@ -1,7 +1,8 @@
-"""Prefixes that clients pay to have kept (prompt caching of APIs), each for a time after its last use.
+"""Pinned prefixes, which clients pay to keep for a time after the last use (prompt caching of APIs).
 
-A pin holds the runs of its prefix like a sequence, so that they are not evicted until pin_s have passed
-without a use. All pins together hold at most max_blocks; a prefix that does not fit is not pinned.
+A pin owns the runs of its prefix like a sequence, so that they are not evicted until pin_s seconds have
+passed without a use. All pins together own at most max_blocks blocks; a prefix that does not fit is not
+pinned.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from policies.caching.runs import Holding, Run, Runs
 
 
 class Pin:
-    """A prefix that is kept until a time, even if no sequence uses it."""
+    """A prefix that is kept until until_s, even if no sequence uses it."""
 
     __slots__ = ("held", "number", "since_s", "until_s")
 
@@ -25,21 +26,21 @@ class Pin:
 
 
 class Pins:
-    """The pins of a pool, in the order of their last use, which is also that of their expiry."""
+    """The pins of a pool, in the order of their last use and thus of their expiry."""
 
     def __init__(self, *, pin_s: float, max_blocks: int, block_size: int) -> None:
         self.max_blocks = max_blocks
         self.num_blocks = 0
-        """Number of blocks that are kept."""
+        """Number of pinned blocks."""
         self._pin_s = pin_s
         self._block_size = block_size
         self._pins: OrderedDict[tuple[int, int], Pin] = OrderedDict()  # place, blocks -> pin
         self._num_made = 0
-        self._token_s = 0.0  # of pins that have ended
+        self._token_s = 0.0  # token-seconds of pins that have expired
 
     @property
     def runs(self) -> Iterator[Run]:
-        """The runs that the pins hold."""
+        """The runs of all pins."""
         return (run for pin in self._pins.values() for run in pin.held.runs)
 
     @property
@@ -48,10 +49,7 @@ class Pins:
         return next(iter(self._pins.values())).until_s if self._pins else float("inf")
 
     def keep(self, runs: Runs, held: Holding, num_blocks: int, now: float) -> bool:
-        """Pins the first num_blocks blocks that a sequence holds, or extends their pin.
-
-        Returns whether they are pinned.
-        """
+        """Pins the first num_blocks blocks of a sequence or extends their pin; returns false without room."""
         place = next((place for place, end in held.path if end >= num_blocks), -1)
         pin = self._pins.get((place, num_blocks))
         if pin is None:
@@ -67,7 +65,7 @@ class Pins:
         return True
 
     def pop_expired(self, now: float) -> Pin | None:
-        """Removes and returns the next pin if it has expired by now; else None."""
+        """Removes and returns the next pin if it has expired; else returns None."""
         if self.expires_s > now:
             return None
         _, pin = self._pins.popitem(last=False)
@@ -76,13 +74,13 @@ class Pins:
         return pin
 
     def token_s_until(self, end_s: float) -> float:
-        """Sum over pins of tokens times the seconds for which they were kept, up to end_s."""
+        """Computes the token-seconds of all pins, up to end_s."""
         return self._token_s + sum(
             self._token_s_of(pin, min(end_s, pin.until_s)) for pin in self._pins.values()
         )
 
     def check_integrity(self) -> None:
-        """Asserts that each pin holds its runs."""
+        """Asserts that each pin is an owner of its runs."""
         pins = self._pins.values()
         assert all(run.owners[pin.number] is pin.held for pin in pins for run in pin.held.runs)
         assert sum(pin.held.num_with_content for pin in pins) == self.num_blocks <= self.max_blocks

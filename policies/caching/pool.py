@@ -1,7 +1,7 @@
-"""The pool of a KV cache, which counts blocks.
+"""The block pool of a KV cache: counts free and used blocks and assigns physical block ids.
 
-Decisions depend on counts only; physical ids are assigned when asked for. `BlockPool` itself is the paged
-cache; subclasses override what differs.
+Decisions depend on counts only; physical ids are assigned on request. `BlockPool` itself is the pool of the
+paged cache; subclasses override methods.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from policies.core.sequence import Sequence
 class BlockPool:
     """Counts free blocks, and assigns physical ids to blocks on demand.
 
-    Physical ids are assigned when asked for (`block_ids`): a GPU engine asks at every step, the simulator
-    never does. Ids run from 1 to num_blocks; block 0 is the null block.
+    Physical ids are assigned by `block_ids`: a GPU engine calls it at every step, the simulator never. Ids
+    are 1 to num_blocks; block 0 is the null block.
 
         num_blocks = num_free + blocks owned by sequences;  ids assigned to a sequence <= blocks it owns
 
-    The calls for the KV of a sequence are in this order:
+    The methods are called for a sequence in this order:
         num_cached, num_loadable, can_admit
-                                look up the hit, and whether there is room for all known tokens
-        admit                   it holds the hit
-        grow                    it holds the tokens up to a number, chunk by chunk
-        growth                  its prefill is done: how its KV grows; asked again at every limit it names
-        take                    decodes need blocks, of whichever sequences
-        move_to_branches               it continues as branches, which own all behind its prompt's full blocks
-        take_extra, free_extra   blocks of its branches
-        release                 it holds nothing
-        sharers                 before a release of planned tokens: sequences that found them
+                                cache lookup, and whether there is room for all known tokens
+        admit                   the sequence gets its cached blocks
+        grow                    it gets the blocks of a prompt chunk
+        growth                  after its prefill, and at every limit: the further growth of its KV
+        take                    blocks for decodes, of any sequences
+        move_to_branches        it continues as branches, which own all blocks after its prompt's full blocks
+        take_extra, free_extra  blocks of its branches or its adapter
+        sharers                 before a release of planned tokens: sequences with a hit on these tokens
+        release                 all its blocks are free
     """
 
     can_fork: ClassVar[bool] = True
     """Whether sequences may share the blocks of their common tokens."""
     unfilled: array[int] | None = None
-    """For a pool that reserves ahead: token slots that were never filled; None where none are reserved.
+    """Token slots that were reserved and never filled; None for a pool that does not reserve slots.
 
-    Rows of three: first iteration in which they were held, iteration before which they were freed, their
-    number.
+    Three numbers each: first iteration in which they were reserved, iteration before which they were freed,
+    number of slots.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0) -> None:
@@ -63,13 +63,11 @@ class BlockPool:
         self.expires_s = float("inf")
         """Time of the next call of `expire` that has an effect, in seconds."""
         self.stores: list[tuple[str, str, int]] = []
-        """Copies that the pool asks for: (source tier, target tier, tokens)."""
+        """Copies that the pool requests: (source tier, target tier, tokens)."""
         self.num_evicted = 0
-        """Number of blocks whose content was evicted for another; 0 for a pool without contents."""
-        self._free_ids: list[int] = []  # ids that were assigned and are free again: a stack
-        self._num_ids_made = (
-            0  # ids above were never drawn: no list of them, pools of 1e8 blocks are no rarity
-        )
+        """Number of blocks with content that was evicted; 0 for a pool without contents."""
+        self._free_ids: list[int] = []  # ids that were assigned and are free again, as a stack
+        self._num_ids_made = 0  # larger ids were never assigned; a list of them would be large for 1e8 blocks
 
     @property
     def num_used(self) -> int:
@@ -78,159 +76,157 @@ class BlockPool:
 
     @property
     def max_tokens_per_seq(self) -> int:
-        """Number of known tokens with which a sequence alone in the pool can still be admitted."""
+        """Largest number of known tokens with which a sequence alone in the pool can be admitted."""
         return self.num_blocks * self.block_size
 
     @property
     def finds_kv(self) -> bool:
-        """Whether a waiting sequence may find KV of its tokens here."""
+        """Whether the pool may have cached KV for a waiting sequence."""
         own = type(self)
         looks = own.num_cached is not BlockPool.num_cached or own.num_loadable is not BlockPool.num_loadable
         return looks or self.presume_cached
 
     @property
     def num_free_without_content(self) -> int:
-        """Number of free blocks without contents: taking them evicts nothing."""
+        """Number of free blocks without content, which are taken without an eviction."""
         return self.num_free
 
     def peek(self, request: Request) -> int:
-        """Number of tokens that `num_cached` would find of a prompt; the call changes nothing."""
+        """Returns the number of tokens of a prompt that `num_cached` would find; changes nothing."""
         if not self.presume_cached:
             return 0
         return (request.prompt.num_tokens - 1) // self.block_size * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Number of blocks that hold num_tokens tokens."""
+        """Computes the number of blocks for num_tokens tokens."""
         return -(-num_tokens // self.block_size)
 
     def pinned_token_s_until(self, end_s: float) -> float:
-        """Sum over pinned prefixes of tokens times the seconds for which they were kept, up to end_s."""
+        """Computes the token-seconds for which pinned prefixes were kept, up to end_s."""
         return 0.0
 
     def expire(self) -> None:
-        """Gives up what was to be kept until now."""
+        """Releases the pinned prefixes that expire at `now` or before."""
 
     def num_cached(self, seq: Sequence) -> int:
-        """Number of cached tokens of a waiting sequence: whole blocks, never all known tokens."""
+        """Looks up the cached tokens of a waiting sequence: whole blocks, never all known tokens."""
         if not self.presume_cached:
             return 0
         return (seq.num_prompt_tokens - 1) // self.block_size * self.block_size
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
-        """Number of tokens behind the num_cached that another tier holds; admission starts their transfer."""
+        """Looks up the tokens after the num_cached ones in other tiers; admission starts their transfer."""
         return 0
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
-        """Whether a waiting sequence could get room for all its known tokens now."""
+        """Returns whether there is room for all known tokens of a waiting sequence now."""
         room = self.num_free if is_alone else self.num_free - self.num_watermark_blocks
         return self.blocks_to_admit(seq) <= room
 
     def blocks_to_admit(self, seq: Sequence) -> int:
-        """Number of blocks that a waiting sequence would hold at once or soon, if none of it were cached.
+        """Counts the blocks that a waiting sequence needs if none of its tokens is cached.
 
-        The blocks of its branches are included, if it had any before it was preempted, and those of its
-        adapter.
+        Includes the blocks of its branches, if it had any before a preemption, and of its adapter.
         """
         return -(-seq.stored_known // self.block_size) + seq.num_extra_blocks + seq.num_adapter_blocks
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
-        """Gives a sequence that can be admitted the KV of its num_cached cached tokens."""
+        """Gives a sequence that can be admitted the blocks of its num_cached cached tokens."""
         if num_cached:
             self.take(self.blocks_for(num_cached))
 
     def loads(self, seq: Sequence) -> list[tuple[str, int]]:
-        """Number of tokens per source tier (host or disk) of the KV that `num_loadable` has just found."""
+        """Returns (source tier, tokens) for the KV in other tiers that `num_loadable` has just found."""
         return []
 
     def found_below(self, seq: Sequence) -> list[tuple[str, Content]]:
-        """Block by block, the tier and the content of that KV; to be called before `loads`."""
+        """Returns tier and content of each block of that KV; must be called before `loads`."""
         return []
 
     def name_blocks(self) -> None:
-        """Starts recording block names for `named_stores`; to be called at the beginning."""
+        """Starts to record block ids for `named_stores`; must be called before the first request."""
 
     def named_stores(self, read: Set[tuple[str, Content]]) -> tuple[list[Transfer], list[Transfer]]:
-        """The transfers of `stores` with block names, and dropped contents, for an engine that copies.
+        """Returns the transfers of `stores` with block ids, and dropped contents, for an engine that copies.
 
-        read: what the loads since the last call read, by tier. Returns the transfers before these loads, and
-        those after them.
+        read: (tier, content) that the loads since the last call read. Returns the transfers before these
+        loads and those after them.
         """
         return [], []
 
     def loaded(self, seq: Sequence) -> None:
-        """Called when the transfers of that KV are done."""
+        """Is called when the loads of a sequence are done."""
 
     @property
     def num_free_without_copy(self) -> int:
-        """Number of free blocks that can be taken without a copy to another tier."""
+        """Number of free blocks that are taken without a copy to another tier."""
         return self.num_free
 
     def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
-        """Number of free blocks that a sequence needs to grow from num_held to num_tokens tokens."""
+        """Computes the blocks that a sequence needs to grow from num_held to num_tokens tokens."""
         return -(-num_tokens // self.block_size) + (-num_held // self.block_size)
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
-        """Takes these blocks for a sequence; the caller has checked num_free."""
+        """Takes the blocks of `blocks_to_grow` for a sequence; the caller must have checked num_free."""
         num_blocks = self.blocks_to_grow(seq, num_held, num_tokens)
         if num_blocks:
             self.take(num_blocks)
 
     @property
     def replans_chunks(self) -> bool:
-        """Whether every iteration with prompt chunks is planned anew, as `computed` may free blocks."""
+        """Whether iterations with prompt chunks are not repeated, because `computed` may free blocks."""
         return False
 
     def computed(self, seq: Sequence, num_tokens: int) -> None:
-        """Called when a step has computed a chunk of a sequence, which now has KV for num_tokens tokens."""
+        """Is called after a chunk of a sequence, which now has KV for num_tokens tokens."""
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """How the KV of a sequence grows after its prefill; None: there is no room to do so.
+        """Returns the growth of a sequence's KV while it decodes; None: there is no room for it.
 
-        Called when it begins to decode, and at every limit that the last answer named. May take blocks, or
-        drop some and record that in seq.num_dropped.
+        Is called when the sequence begins to decode and at the limit of the previous growth. May take blocks,
+        or drop tokens and record this in seq.num_dropped.
         """
         return PAGED
 
     def take(self, num_blocks: int) -> None:
-        """Takes blocks; the caller has checked num_free."""
+        """Takes blocks; the caller must have checked num_free."""
         assert num_blocks <= self.num_free
         self.num_free -= num_blocks
 
     def take_extra(self, num_blocks: int) -> None:
-        """Takes blocks for branches; the caller has checked num_free."""
+        """Takes blocks for branches or adapters; the caller must have checked num_free."""
         self.take(num_blocks)
         self.num_extra_blocks += num_blocks
 
     def move_to_branches(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
-        """Gives the branches of a sequence its blocks behind the prompt, of those for num_tokens tokens.
+        """Moves blocks of a sequence with num_tokens tokens to its branches; returns their assigned ids.
 
-        num_kept_tokens, a whole number of blocks, stay with the sequence. Returns the ids given, as far as
-        assigned.
+        num_kept_tokens: the first tokens, in whole blocks, that remain with the sequence.
         """
         num_kept = num_kept_tokens // self.block_size
         self.num_extra_blocks += self.blocks_for(num_tokens) - num_kept
         return self._ids_behind(seq, num_kept)
 
     def free_extra(self, num_blocks: int, ids: Iterable[int]) -> None:
-        """Frees blocks of branches, and the ids that were assigned to them."""
+        """Frees blocks of branches or adapters, and the ids that were assigned to them."""
         self.num_free += num_blocks
         self.num_extra_blocks -= num_blocks
         self._free_ids.extend(ids)
 
     def draw(self, num_ids: int) -> list[int]:
-        """Assigns physical ids: first ids that are free again, then new ones, in order."""
+        """Assigns physical ids: first those that are free again, then new ones, in order."""
         num_again = min(num_ids, len(self._free_ids))
         ids = [self._free_ids.pop() for _ in range(num_again)]
         num_made = self._num_ids_made
         self._num_ids_made += num_ids - num_again
-        assert self._num_ids_made <= self.num_blocks, "more ids are drawn than there are blocks"
+        assert self._num_ids_made <= self.num_blocks, "more ids were assigned than there are blocks"
         ids.extend(range(num_made + 1, self._num_ids_made + 1))
         return ids
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        """Frees the room that a sequence holds for num_tokens tokens, and its physical ids.
+        """Frees the blocks that a sequence holds for num_tokens tokens, and their physical ids.
 
-        The last num_planned of them were planned in the step that is being made, and will not be computed.
+        num_planned: the last of these tokens, which the current step has planned and will not compute.
         """
         self.num_free += self.blocks_held(seq, num_tokens)
         assert self.num_free <= self.num_blocks
@@ -238,18 +234,18 @@ class BlockPool:
             self._give_back_ids(seq)
 
     def sharers(self, seq: Sequence) -> Iterable[int]:
-        """Request ids of sequences that hold blocks which this sequence has not computed yet.
+        """Returns the request ids of sequences with a hit on blocks that this sequence has not computed yet.
 
-        If blocks are offered before they are computed, these sequences were admitted by the step being made.
+        They exist only in a pool that offers blocks before they are computed; the current step admitted them.
         """
         return ()
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        """Number of blocks that a running sequence owns when it holds num_tokens tokens."""
+        """Returns the number of blocks that a running sequence with num_tokens tokens owns."""
         return -(-num_tokens // self.block_size)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        """Physical ids of the blocks that hold the first num_tokens tokens of a sequence that owns them."""
+        """Returns the physical ids of the blocks of the first num_tokens tokens of a running sequence."""
         num_missing = self.blocks_for(num_tokens) - len(seq.block_ids)
         if num_missing > 0:
             seq.block_ids += self.draw(num_missing)
@@ -263,7 +259,7 @@ class BlockPool:
         )
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
-        """Removes and returns the ids of all but the first num_blocks blocks of a sequence."""
+        """Removes and returns the ids of the blocks of a sequence after the first num_blocks ones."""
         ids = seq.block_ids[num_blocks:]
         del seq.block_ids[num_blocks:]
         return ids

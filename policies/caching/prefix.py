@@ -1,18 +1,18 @@
 """Prefix caching by block hashes, as in vLLM's automatic prefix caching.
 
-Full blocks only. A block is offered to other sequences as soon as it is assigned to known tokens: the step
-that computes it writes its KV, layer by layer, before others read it. If the sequence that was to compute it
-is preempted in that step, the sequences that the step has admitted and that found the block are preempted,
-too. A hit leaves at least one known token to compute. Blocks without a holder stay, and are taken for other
-contents in the order in which they became free (LRU), the tail of a sequence before its head; blocks without
-content go first. The same content may be stored twice, if two sequences computed it side by side. Prefixes
-that clients pay for (`Prompt.num_pinned`: prompt caching of APIs) are kept for pin_s after each use, within a
-share of the memory that is reserved for them. Generated tokens are offered, too, when their sequence has
-ended or was preempted: the next turn of a conversation finds prompt and answer.
+Only full blocks are cached. A block is offered to other sequences as soon as it is assigned to known tokens:
+the step that computes it writes its KV, layer by layer, before other sequences read it. If the sequence that
+computes it is preempted in that step, the sequences that the step has admitted with a hit on the block are
+preempted, too. After a hit at least one known token remains to be computed. Free blocks keep their content
+and are evicted in the order in which they became free (LRU), the last block of a sequence first; free blocks
+without content are taken before. The same content may be stored twice if two sequences compute it at the same
+time. Prefixes that clients pay for (`Prompt.num_pinned`: prompt caching of APIs) are kept for pin_s seconds
+after each use, within a reserved share of the memory. Output tokens are offered when their sequence has ended
+or was preempted, so that the next turn of a conversation has a hit on prompt and output.
 
-Memory pressure: sequences take free blocks, with contents or not; none is preempted to keep contents.
-Horizon: as paged. Taking blocks evicts contents, which may shorten, never lengthen, the hit of a waiting
-prompt, and leaves it as short of room as it was.
+Memory pressure: sequences take free blocks, with content or without; no sequence is preempted to keep
+content. Horizon: as paged. Taking blocks evicts content, which may shorten the hit of a waiting prompt, never
+lengthen it, so that a prompt without room remains without room.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class PrefixCaching(Caching):
     """Settings of a paged cache that keeps the blocks of past sequences."""
 
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while others run."""
+    """Share of all blocks that an admission must leave free while other sequences run."""
     pin_s: float = 300.0
-    """Time in seconds after its last use for which a pinned prefix is kept (`Prompt.num_pinned`)."""
+    """Seconds for which a pinned prefix is kept after its last use (`Prompt.num_pinned`)."""
     max_pinned_share: float = 0.0
     """Share of all blocks that is reserved for pinned prefixes; sequences cannot use it.
 
@@ -46,7 +46,7 @@ class PrefixCaching(Caching):
             raise ValueError(f"max_pinned_share={self.max_pinned_share}: must be >= 0 and < 1")
 
     def pool(self, memory: KvMemory) -> PrefixPool:
-        """Returns an empty pool."""
+        """Creates an empty pool."""
         return PrefixPool(
             memory.num_blocks,
             self.block_size,

@@ -1,4 +1,4 @@
-"""The pool of a prefix cache (`prefix.py`): blocks have contents, which later sequences find."""
+"""The pool of a prefix cache (`prefix.py`): blocks have contents that later sequences look up."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 
 MAX_PENDING_EVICTIONS = 512
-"""Number of blocks whose eviction may be delayed for long, so that most runs are then evicted whole."""
+"""Number of delayed evictions after which whole runs are evicted."""
 
 
 class PrefixPool(BlockPool):
-    """A block pool whose blocks have contents, counted and moved in runs.
+    """A block pool with contents, which are stored in runs of blocks.
 
-        num_blocks = blank (free, no content) + runs without holder (free, LRU) + runs held + tails held
+        num_blocks = free without content + free runs (LRU) + runs with owners + blocks without content in use
 
-    The cost of a request grows with the named pieces of its prompt, not with its blocks.
+    The time for a request grows with the segments of its prompt, not with its blocks.
     """
 
     _counts_private: ClassVar[bool] = True
-    """Whether contents that only one request can name are only counted, without runs."""
+    """Whether private contents are stored as a number of blocks without runs."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PrefixPool(BlockPool):
         self._pins = Pins(pin_s=pin_s, max_blocks=max_pinned, block_size=block_size)
         self._places = Places(block_size)
         self._runs = Runs(self._free_ids)
-        self._num_kept = 0  # free blocks with contents that are not due for eviction
+        self._num_kept = 0  # free blocks with content, except those with a pending eviction
 
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
@@ -82,13 +82,13 @@ class PrefixPool(BlockPool):
         self._offer(seq, seq.stored_computed // self.block_size)
 
     def take(self, num_blocks: int) -> None:
-        """Takes blocks for new contents: first those without any, then those that became free first."""
+        """Takes free blocks: first those without content, then those that became free first."""
         self.num_free = num_free = self.num_free - num_blocks
         if num_free < self._num_kept:
             self._evict(self._num_kept - num_free)
 
     def _evict(self, num_blocks: int) -> None:
-        """Marks num_blocks blocks for eviction, which happens when a place with contents is next read."""
+        """Adds pending evictions of num_blocks blocks, performed when a place with content is next read."""
         assert self.num_free >= 0
         self._num_kept = self.num_free
         self.num_evicted += num_blocks
@@ -102,7 +102,7 @@ class PrefixPool(BlockPool):
         num_full = (num_tokens - num_planned) // block_size
         if num_full > held.num_with_content:
             self._offer(seq, num_full)
-        elif num_full < held.num_with_content:  # offered for tokens that will not be computed
+        elif num_full < held.num_with_content:  # blocks were offered for tokens that will not be computed
             self._runs.withdraw(held, num_full)
         num_tail = -(-num_tokens // block_size) - held.num_with_content
         assert num_tail >= 0
@@ -120,7 +120,7 @@ class PrefixPool(BlockPool):
             self._places.forget_unused(self._used_places())
 
     def _pin(self, seq: Sequence, held: Holding) -> None:
-        """Pins the prefix that a client pays for, if its sequence has computed more than it found."""
+        """Pins the prefix that a client pays for, if its sequence has computed more than its hit."""
         num_pinned = seq.request.prompt.num_pinned
         if num_pinned and seq.stored_computed > seq.num_found:
             self._runs.make_private_run(held, seq.request_id)
@@ -154,7 +154,7 @@ class PrefixPool(BlockPool):
 
     @property
     def num_pinned(self) -> int:
-        """Number of blocks that are kept for pinned prefixes."""
+        """Number of blocks of pinned prefixes."""
         return self._pins.num_blocks
 
     def pinned_token_s_until(self, end_s: float) -> float:
@@ -182,23 +182,25 @@ class PrefixPool(BlockPool):
         assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
 
     def _new_held(self, seq: Sequence) -> Holding:
-        """Creates the `Holding` of a waiting sequence when it is first looked up, for its path."""
+        """Creates the `Holding` of a waiting sequence at its first lookup."""
         held = seq.kv = Holding(self._places.path(seq.request))
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
-        """Gives the first num_full blocks of a sequence their contents, as far as they have none yet."""
+        """Gives the first num_full blocks of a sequence their contents, as far as they have none."""
         held: Holding = seq.kv
         num_new = num_full - held.num_with_content
         if num_new <= 0:
             return
-        if held.is_private or (held.num_private and num_full <= held.path[-1][1]):  # it continues these
+        if held.is_private or (
+            held.num_private and num_full <= held.path[-1][1]
+        ):  # the new blocks are private, too
             held.num_private += num_new
             held.num_with_content = num_full
             return
         if held.tail_ids:  # a block that is partly filled must keep its id
             held.tail_ids += self.draw(num_new - len(held.tail_ids))
-        start = 0  # the sequence's first block of the stretch
+        start = 0  # number in the sequence of the first block of a place
         for place, end in held.path:
             if num_full <= end:
                 self._offer_part(seq, held, place, held.num_with_content - start, num_full - start)
@@ -208,11 +210,11 @@ class PrefixPool(BlockPool):
             start = end
 
     def _offer_part(self, seq: Sequence, held: Holding, place: int, first: int, end: int) -> None:
-        """Offers the blocks first to end - 1 of one place, which are the next blocks of a sequence."""
+        """Offers the blocks first to end - 1 of a place, which are the next blocks of a sequence."""
         self._runs.extend(held, seq.request_id, place, first, end)
 
     def _used_places(self) -> set[int]:
-        """Places that have contents."""
+        """Returns the places with content."""
         return self._runs.places
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:

@@ -1,12 +1,12 @@
-"""Radix caching, as SGLang's RadixAttention: all past KV in a tree, found token by token.
+"""Radix caching, as SGLang's RadixAttention: a radix tree of all past KV, with hits of single tokens.
 
-A sequence locks the path of its hit, and inserts what it has computed: every chunk when it is done, the
-answer when the sequence ends or is preempted. If another sequence has inserted the same tokens meanwhile, it
-uses those and frees its own. Unlocked leaves are evicted, whole, in the order of an eviction policy.
+A sequence locks the path of its hit and inserts its computed tokens: each chunk when it is done, the output
+when the sequence ends or is preempted. If another sequence has inserted the same tokens before, the sequence
+uses those and frees its own. Unlocked leaves are evicted as a whole in the order of an eviction policy.
 
-Memory pressure: room for new tokens is made by eviction; locked nodes are kept. Differs from SGLang: the
-answer so far of a preempted sequence is inserted, too.
-Horizon: as paged; steps with prompt chunks hold for one iteration, since inserting them may free memory.
+Memory pressure: leaves are evicted for new tokens; locked nodes are kept. Differs from SGLang: the output so
+far of a preempted sequence is inserted, too.
+Horizon: as paged; steps with prompt chunks hold for one iteration, because inserting them may free memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from policies.caching.content import prompt_runs, runs_of
+from policies.caching.content import all_segments, prompt_segments
 from policies.caching.eviction import Eviction
 from policies.caching.eviction.belady import Belady
 from policies.caching.eviction.fifo import Fifo
@@ -25,7 +25,7 @@ from policies.caching.eviction.s3_fifo import S3Fifo
 from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import TwoQ
 from policies.caching.pool import BlockPool
-from policies.caching.radix_node import Node, Runs
+from policies.caching.radix_node import Node, Segments
 from policies.caching.radix_tree import RadixTree
 from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.core.request import Request
@@ -48,9 +48,9 @@ class Radix(Caching):
     """Settings of the radix cache."""
 
     block_size: int = 1
-    """Tokens in a block, and the granularity of reuse (SGLang's page size)."""
+    """Tokens per block, and the granularity of reuse (SGLang's page size)."""
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while others run."""
+    """Share of all blocks that an admission must leave free while other sequences run."""
     eviction: str = "lru"
     """Eviction order of leaves: lru, lfu, fifo, size_aware, two_q, s3_fifo, priority; belady (offline)."""
 
@@ -62,28 +62,28 @@ class Radix(Caching):
 
     @property
     def needs_future(self) -> bool:
-        """Whether future requests must be known, which no engine can."""
+        """Whether the cache needs the future requests, which no engine knows."""
         return EVICTIONS[self.eviction].is_offline
 
     def pool(self, memory: KvMemory) -> RadixPool:
-        """Returns an empty pool."""
+        """Creates an empty pool."""
         return RadixPool(memory, self.block_size, self.watermark, EVICTIONS[self.eviction]())
 
 
 class Holding:
-    """The KV of a sequence: the tokens up to the end of a locked node, and its own blocks behind them."""
+    """The KV of a sequence: the tokens up to the end of a locked node, and its own blocks after them."""
 
-    __slots__ = ("ids", "node", "num_in_tree", "runs")
+    __slots__ = ("ids", "node", "num_in_tree", "segments")
 
-    def __init__(self, runs: Runs, node: Node) -> None:
-        self.runs = runs
-        self.node = node  # while it waits: result of the last lookup
+    def __init__(self, segments: Segments, node: Node) -> None:
+        self.segments = segments
+        self.node = node  # locked; while the sequence waits: result of the last lookup
         self.num_in_tree = 0
         self.ids: list[int] = []  # ids of its own blocks, as far as assigned
 
 
 class RadixPool(BlockPool):
-    """A block pool under a radix tree.
+    """A block pool with a radix tree.
 
     num_blocks = unused + blocks of the tree + blocks of sequences; num_free = unused + evictable.
     """
@@ -91,7 +91,7 @@ class RadixPool(BlockPool):
     def __init__(self, memory: KvMemory, block_size: int, watermark: float, eviction: Eviction) -> None:
         super().__init__(memory.num_blocks, block_size, int(watermark * memory.num_blocks))
         self.num_evicted = 0
-        """Number of blocks whose content was evicted for another."""
+        """Number of blocks with content that was evicted."""
         self._num_unused = memory.num_blocks
         self._future = memory.future
         self._tree = RadixTree(
@@ -106,7 +106,7 @@ class RadixPool(BlockPool):
         if self._future is not None:
             self._future.begin(seq.request_id)
         held = self._held(seq)
-        num_cached, held.node = self._tree.match(held.runs, self._most(seq, seq.stored_known - 1))
+        num_cached, held.node = self._tree.match(held.segments, self._most(seq, seq.stored_known - 1))
         return num_cached
 
     @property
@@ -114,13 +114,13 @@ class RadixPool(BlockPool):
         return self._num_unused
 
     def peek(self, request: Request) -> int:
-        return self._tree.peek(tuple(prompt_runs(request)), request.prompt.num_tokens - 1)
+        return self._tree.peek(tuple(prompt_segments(request)), request.prompt.num_tokens - 1)
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
         need = self.blocks_to_admit(seq) - num_cached // self.block_size
         if num_cached:
             node = self._held(seq).node
-            while node.parent is not None and not node.lock_count:  # locks go up to the root
+            while node.parent is not None and not node.lock_count:  # locks extend to the root
                 need += node.num_tokens // self.block_size
                 node = node.parent
         return need <= (self.num_free if is_alone else self.num_free - self.num_watermark_blocks)
@@ -147,19 +147,19 @@ class RadixPool(BlockPool):
         num_tokens = self._most(seq, num_tokens)
         num_before = held.num_in_tree
         num_new, node = self._tree.insert(
-            held.runs, num_tokens, priority=-seq.request.priority, num_counted_tokens=num_before
+            held.segments, num_tokens, priority=-seq.request.priority, num_counted_tokens=num_before
         )
         num_after = node.num_prefix_tokens
         if num_after == num_before:
             return
         num_own = (num_after - num_before) // self.block_size
-        num_double = num_own - num_new // self.block_size  # another sequence had inserted them
-        self._num_unused += num_double
+        num_duplicates = num_own - num_new // self.block_size  # inserted by another sequence before
+        self._num_unused += num_duplicates
         if held.ids:
             held.ids += self.draw(num_own - len(held.ids))
-            self._free_ids.extend(held.ids[:num_double])
+            self._free_ids.extend(held.ids[:num_duplicates])
             if num_new:
-                node.ids = held.ids[num_double:num_own]
+                node.ids = held.ids[num_duplicates:num_own]
             del held.ids[:num_own]
         self._tree.lock(node)
         self._tree.unlock(held.node)
@@ -211,7 +211,7 @@ class RadixPool(BlockPool):
 
     def _held(self, seq: Sequence) -> Holding:
         if seq.kv is None:
-            seq.kv = Holding(tuple(runs_of(seq.request)), self._tree.root)
+            seq.kv = Holding(tuple(all_segments(seq.request)), self._tree.root)
         held: Holding = seq.kv
         return held
 
@@ -230,8 +230,8 @@ class RadixPool(BlockPool):
 
     @staticmethod
     def _most(seq: Sequence, num_tokens: int) -> int:
-        """Number of tokens, at most num_tokens, that the tree may have.
+        """Returns the number of the first num_tokens tokens that may be in the tree.
 
-        No answer of a request with branches.
+        The outputs of a request with branches may not.
         """
         return num_tokens if seq.request.branching is None else min(num_tokens, seq.num_prompt_tokens)

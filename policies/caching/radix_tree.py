@@ -1,17 +1,17 @@
-"""Radix tree over token sequences: KV of any shared prefix is found and kept once (SGLang, NeurIPS 2024).
+"""Radix tree over token sequences: the KV of shared prefixes is stored once (SGLang, NeurIPS 2024).
 
-A sequence is a tuple of runs, `Segment(content_id, num_tokens)`. Two tokens are the same if their runs have
-the same id, they stand at the same place of the run, and all tokens in front are the same. A stream of token
-ids is a tuple of runs of one token each. Work is O(runs), not O(tokens).
+A sequence is a tuple of segments, `Segment(content_id, num_tokens)`. Two tokens are equal if their segments
+have the same id, they are at the same position of the segment, and all tokens before them are equal. A stream
+of token ids is a tuple of segments of one token each. The time is O(segments), not O(tokens).
 
-Matches and inserts end at multiples of `page_size` tokens, as does every edge (`radix_node` draws one).
+Matches, inserts and edges end at multiples of `page_size` tokens (`radix_node` has a picture of an edge).
 
-Assumes that equal ids mean equal tokens. Memory pressure: `evict` takes whole unlocked leaves, in the order
-of an eviction policy, and may free more than was asked for. Horizon: a match can only get longer by inserts
-and shorter by evictions; neither happens while the running batch repeats a step.
+Assumes that equal ids mean equal tokens. Memory pressure: `evict` removes whole unlocked leaves, in the order
+of an eviction policy, and may free more tokens than requested. Horizon: a match becomes longer only by
+inserts and shorter only by evictions; neither happens while a plan is repeated.
 
-Stamps, splits and hit counts follow SGLang's RadixCache, so that both evict the same leaves; see the comments
-where that matters.
+Stamps, splits and hit counts follow SGLang's RadixCache, so that both evict the same leaves; comments mark
+the details.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from policies.caching.eviction import Eviction
 from policies.caching.eviction.candidates import Candidates
 from policies.caching.eviction.future import NO_HISTORY, FutureUses
 from policies.caching.eviction.lru import Lru
-from policies.caching.radix_node import Node, Runs, child_key, locate, num_shared
+from policies.caching.radix_node import Node, Segments, child_key, locate, num_shared
 from policies.core.request import Segment
 
 
 class Match(NamedTuple):
-    """The longest cached prefix: its tokens, and the node that ends it (the root for 0 tokens)."""
+    """The longest cached prefix: its tokens, and the node at its end (the root for 0 tokens)."""
 
     num_tokens: int
     node: Node
 
 
 class Insertion(NamedTuple):
-    """Result of an insert: the number of tokens that were not cached, and the node that ends the path.
+    """Result of an insert: the number of tokens that were not cached, and the node at the end of the path.
 
     The path has node.num_prefix_tokens tokens.
     """
@@ -60,15 +60,15 @@ class RadixTree:
     ) -> None:
         """Creates an empty tree.
 
-        eviction: `Lru` by default; the tree takes a `fresh` one for itself. future: needed by an offline
-        order. on_evict: called with each leaf before it leaves the tree (`path` still names its content).
+        eviction: `Lru` by default; the tree uses a `fresh` copy. future: needed by an offline eviction order.
+        on_evict: called with each leaf before it is removed from the tree (`path` still has its content).
         """
         if page_size < 1:
             raise ValueError(f"page_size={page_size}: must be >= 1 token")
         eviction = Lru() if eviction is None else eviction
         if eviction.is_offline and future is None:
             raise ValueError(
-                f"eviction={type(eviction).__name__}: must be given the requests to come (future=...)"
+                f"eviction={type(eviction).__name__}: needs the future requests, future=FutureUses(...)"
             )
         self.page_size = page_size
         self.num_tokens = 0
@@ -85,25 +85,25 @@ class RadixTree:
         """Number of tokens without a lock; `evict` can free all of them."""
         return self.num_tokens - self.num_locked
 
-    def match(self, runs: Runs, max_tokens: int | None = None) -> Match:
+    def match(self, segments: Segments, max_tokens: int | None = None) -> Match:
         """Returns the longest cached prefix of the first max_tokens tokens, in whole pages.
 
-        Touches the nodes of the prefix. A node that continues behind it is split; its back half counts as
-        touched, too.
+        Marks the nodes of the prefix as accessed. A node that continues after it is split; the second half is
+        marked, too.
         """
-        usable, _ = self._usable(runs, max_tokens)
+        usable, _ = self._usable(segments, max_tokens)
         node, _, _ = self._walk(usable, None, 0)
         return Match(node.num_prefix_tokens, node)
 
-    def peek(self, runs: Runs, max_tokens: int | None = None) -> int:
-        """Number of tokens that `match` would find; touches and splits nothing."""
-        usable, _ = self._usable(runs, max_tokens)
+    def peek(self, segments: Segments, max_tokens: int | None = None) -> int:
+        """Returns the number of tokens that `match` would find; changes nothing."""
+        usable, _ = self._usable(segments, max_tokens)
         node, first, skip = self.root, 0, 0
         while first < len(usable):
             child = node.children.get(child_key(usable, first, skip, self.page_size))
             if child is None:
                 break
-            num_equal = num_shared(child.runs, usable[first : first + len(child.runs)], skip)
+            num_equal = num_shared(child.segments, usable[first : first + len(child.segments)], skip)
             num_equal -= num_equal % self.page_size
             if num_equal < child.num_tokens:
                 return node.num_prefix_tokens + num_equal
@@ -112,14 +112,19 @@ class RadixTree:
         return node.num_prefix_tokens
 
     def insert(
-        self, runs: Runs, num_tokens: int | None = None, *, priority: int = 0, num_counted_tokens: int = 0
+        self,
+        segments: Segments,
+        num_tokens: int | None = None,
+        *,
+        priority: int = 0,
+        num_counted_tokens: int = 0,
     ) -> Insertion:
         """Inserts the path of the first num_tokens tokens, in whole pages.
 
-        Tokens without a run cannot be inserted. num_counted_tokens: tokens that the same request inserted
-        before (chunk by chunk, say): nodes up to there get no second hit.
+        Tokens without a segment cannot be inserted. num_counted_tokens: tokens that the same request inserted
+        before, for example in earlier chunks: nodes up to there get no second hit.
         """
-        usable, total = self._usable(runs, num_tokens)
+        usable, total = self._usable(segments, num_tokens)
         node, first, skip = self._walk(usable, priority, num_counted_tokens)
         num_new = total - node.num_prefix_tokens
         if num_new:
@@ -137,7 +142,7 @@ class RadixTree:
         return Insertion(num_new, node)
 
     def lock(self, node: Node) -> None:
-        """Locks the path from the root to `node`; locks are counted. Raises ValueError if it was evicted."""
+        """Locks the path from the root to a node; locks are counted. Raises ValueError if it was evicted."""
         self._check_alive(node)
         while node.parent is not None:
             if node.lock_count == 0:
@@ -146,7 +151,7 @@ class RadixTree:
             node = node.parent
 
     def unlock(self, node: Node) -> None:
-        """Releases one `lock` of the same node. Raises ValueError if there is none."""
+        """Removes one lock of a node. Raises ValueError if there is none."""
         self._check_alive(node)
         if node is not self.root and node.lock_count == 0:
             raise ValueError("unlock: the node is not locked")
@@ -159,9 +164,9 @@ class RadixTree:
             node = node.parent
 
     def evict(self, num_tokens: int) -> int:
-        """Evicts whole leaves until num_tokens tokens or more are free, or nothing evictable is left.
+        """Evicts whole leaves until at least num_tokens tokens are free, or all unlocked ones are evicted.
 
-        Returns the number of tokens freed. num_tokens may be 0 or negative.
+        Returns the number of freed tokens. num_tokens may be 0 or negative.
         """
         num_freed = 0
         while num_freed < num_tokens:
@@ -180,18 +185,18 @@ class RadixTree:
                 self._candidates.offer(parent)
         return num_freed
 
-    def path(self, node: Node) -> Runs:
-        """The runs from the root to the end of a node that is in the tree."""
+    def path(self, node: Node) -> Segments:
+        """Returns the segments from the root to the end of a node that is in the tree."""
         nodes = []
         while node.parent is not None:
             nodes.append(node)
             node = node.parent
-        runs: list[Segment] = []
+        segments: list[Segment] = []
         for node in reversed(nodes):
             if node.skip:
-                runs.pop()  # the node's first run is the same one, named up to its later end
-            runs.extend(Segment(*run) for run in node.runs)
-        return tuple(runs)
+                segments.pop()  # the node's first segment is the same one with a later end
+            segments.extend(Segment(*segment) for segment in node.segments)
+        return tuple(segments)
 
     def nodes(self) -> Iterator[Node]:
         """Yields every node except the root, parents first."""
@@ -209,15 +214,17 @@ class RadixTree:
             parent = node.parent
             assert parent is not None
             assert parent.children[node._key] is node
-            assert node._key == child_key(node.runs, 0, node.skip, self.page_size)
-            assert node.num_tokens == sum(run[1] for run in node.runs) - node.skip > 0
+            assert node._key == child_key(node.segments, 0, node.skip, self.page_size)
+            assert node.num_tokens == sum(segment[1] for segment in node.segments) - node.skip > 0
             assert node.num_tokens % self.page_size == 0
             assert node.depth == parent.num_prefix_tokens
             assert node.lock_count >= sum(child.lock_count for child in node.children.values())
             assert node.last_access <= self._stamp
-            assert not node.is_candidate or self._candidates.holds(node), "a leaf that would never come up"
+            assert not node.is_candidate or self._candidates.holds(node), "a leaf could never be evicted"
             if node.skip:
-                assert parent.runs[-1] == (node.runs[0][0], node.skip), "a run goes on where it did not end"
+                assert parent.segments[-1] == (node.segments[0][0], node.skip), (
+                    "a segment goes on where it did not end"
+                )
             num_tokens += node.num_tokens
             num_locked += node.num_tokens if node.lock_count else 0
             queue_tokens[node.queue] += node.num_tokens
@@ -230,49 +237,49 @@ class RadixTree:
 
     def _check_alive(self, node: Node) -> None:
         if node.parent is None and node is not self.root:
-            raise ValueError("node: was evicted; lock a match before the next eviction")
+            raise ValueError("node: must be in the tree; it was evicted because it was not locked")
 
-    def _usable(self, runs: Runs, max_tokens: int | None) -> tuple[Runs, int]:
-        """The runs cut to max_tokens and to whole pages, and their number of tokens."""
-        runs = tuple(runs)  # slices of it are compared with the edges'
-        lengths = [run[1] for run in runs]
+    def _usable(self, segments: Segments, max_tokens: int | None) -> tuple[Segments, int]:
+        """Returns the segments cut to max_tokens and to whole pages, and their number of tokens."""
+        segments = tuple(segments)  # slices of it are compared with tuples
+        lengths = [segment[1] for segment in segments]
         total = sum(lengths)
         if lengths and min(lengths) < 1:
-            raise ValueError(f"num_tokens={min(lengths)}: a run must have >= 1 token")
+            raise ValueError(f"num_tokens={min(lengths)}: a segment must have >= 1 token")
         target = total if max_tokens is None else max(0, min(total, max_tokens))
         target -= target % self.page_size
         if target == total:
-            return runs, total
-        count = len(runs)
+            return segments, total
+        count = len(segments)
         while count and total - lengths[count - 1] >= target:
             count -= 1
             total -= lengths[count]
         if total == target:
-            return runs[:count], target
-        last = Segment(runs[count - 1][0], lengths[count - 1] - (total - target))
-        return (*runs[: count - 1], last), target
+            return segments[:count], target
+        last = Segment(segments[count - 1][0], lengths[count - 1] - (total - target))
+        return (*segments[: count - 1], last), target
 
-    def _walk(self, runs: Runs, priority: int | None, num_counted: int) -> tuple[Node, int, int]:
-        """Follows `runs` from the root as far as the tree has them, and touches the nodes.
+    def _walk(self, segments: Segments, priority: int | None, num_counted: int) -> tuple[Node, int, int]:
+        """Follows `segments` from the root as far as the tree has them, and marks the nodes as accessed.
 
         priority: None for a match, which counts no hits. Returns the last node, split if necessary, and the
-        position of the first token behind it: its run, and the offset in the run.
+        position of the first token after it: its segment, and the offset in the segment.
         """
         stamp, page_size = self._next_stamp(), self.page_size
         node, first, skip = self.root, 0, 0
         is_split = False
-        while first < len(runs) and not is_split:
-            content_id, end = runs[first]
+        while first < len(segments) and not is_split:
+            content_id, end = segments[first]
             whole = end - skip >= page_size  # as in `child_key`, which costs a call
             child = node.children.get(
-                (content_id, skip) if whole else child_key(runs, first, skip, page_size)
+                (content_id, skip) if whole else child_key(segments, first, skip, page_size)
             )
             if child is None:
                 break
             child.last_access = stamp
-            edge = child.runs
-            ahead = runs[first : first + len(edge)]
-            if ahead == edge:  # whole runs: the common case, compared in C
+            edge = child.segments
+            ahead = segments[first : first + len(edge)]
+            if ahead == edge:  # whole segments: the common case, compared in C
                 first, skip = first + len(edge), 0
                 node = child
             else:
@@ -280,14 +287,14 @@ class RadixTree:
                 num_equal -= num_equal % page_size
                 if num_equal < child.num_tokens:
                     node = self._split(child, num_equal)
-                    # SGLang: the back half keeps this stamp, the front half gets a later one.
+                    # SGLang: the second half keeps this stamp, the first half gets a later one.
                     if not child.children:
                         self._candidates.offer(child)
                     is_split = True
-                    first, skip = locate(runs, node.depth + num_equal)
+                    first, skip = locate(segments, node.depth + num_equal)
                 else:
                     node = child
-                    first, skip = first + len(edge) - 1, edge[-1][1]  # the prompt's run goes on behind it
+                    first, skip = first + len(edge) - 1, edge[-1][1]  # the prompt's segment goes on behind it
             if priority is not None:
                 if priority > node.priority:
                     node.priority = priority
@@ -297,23 +304,23 @@ class RadixTree:
         return node, first, skip
 
     def _split(self, node: Node, num_tokens: int) -> Node:
-        """Splits a node behind its first num_tokens tokens; returns the new front half.
+        """Splits a node after its first num_tokens tokens; returns the new first half.
 
-        `node` stays the back half, so that locks taken on it still cover the whole path.
+        `node` becomes the second half, so that existing locks on it still cover the whole path.
         """
         parent = node.parent
         assert parent is not None
-        first, end = locate(node.runs, node.skip + num_tokens)
-        front_runs = node.runs[:first]
+        first, end = locate(node.segments, node.skip + num_tokens)
+        front_segments = node.segments[:first]
         if end:
-            front_runs = (*front_runs, Segment(node.runs[first][0], end))
-        front = Node(front_runs, node.skip, num_tokens, node.depth, self._next_stamp())
+            front_segments = (*front_segments, Segment(node.segments[first][0], end))
+        front = Node(front_segments, node.skip, num_tokens, node.depth, self._next_stamp())
         front.parent, front._key = parent, node._key
         front._future, front._history = node._future, node._history
         front.lock_count, front.hits, front.priority = node.lock_count, node.hits, node.priority
         front.queue = node.queue
         parent.children[front._key] = front
-        node.runs, node.skip = node.runs[first:], end
+        node.segments, node.skip = node.segments[first:], end
         front.ids, node.ids = (
             node.ids[: num_tokens // self.page_size],
             node.ids[num_tokens // self.page_size :],
@@ -321,6 +328,6 @@ class RadixTree:
         node.num_tokens -= num_tokens
         node.depth += num_tokens
         node.parent, node._history = front, None
-        node._key = child_key(node.runs, 0, node.skip, self.page_size)
+        node._key = child_key(node.segments, 0, node.skip, self.page_size)
         front.children[node._key] = node
         return front

@@ -1,14 +1,14 @@
 """Contiguous KV regions, one per request, placed by first or best fit: memory management before paging.
 
-FasterTransformer and Orca keep the KV of a request in one contiguous region, allocated at its admission for
-its maximum length. The losses of that (Kwon et al., SOSP 2023, section 3.1):
+FasterTransformer and Orca store the KV of a request in one contiguous region, allocated at its admission for
+its maximum length. This wastes memory in three ways (Kwon et al., SOSP 2023, section 3.1):
 
-    reserved   slots of a region that its request will fill later; no other request can use them until it ends
-    internal   slots of a region that are never filled: the request ended before the length it was given
-    external   free slots between regions, in pieces too short for the request that waits
+    reserved   slots of a region that its request fills later; no other request can use them until it ends
+    internal   slots of a region that are never filled, because the request ends before its maximum length
+    external   free slots between regions, in pieces too short for the waiting request
 
-Figure 2 there: share of the KV memory by use, in percent. Sums differ from 100 by rounding; for vLLM only the
-first number is printed.
+Figure 2 of the paper: share of the KV memory by use, in percent. Sums differ from 100 by rounding; for vLLM
+only the first number is given.
 
                       token states   reserved   internal   external and others
     Orca (Max)            20.4         13.3       57.3             8.9
@@ -16,12 +16,12 @@ first number is printed.
     Orca (Oracle)         38.2         25.2        -              36.6
     vLLM (paged)          96.3
 
-The Oracle row has no internal part although its regions come from a buddy allocator: what a buddy allocator
-adds to a region by rounding is counted there under "external and others" (our reading).
+The Oracle row has no internal part although its regions come from a buddy allocator: we assume that the
+rounding of the buddy allocator is part of "external and others" there.
 
-Assumes nothing about requests: regions are counted in token slots, and the caller decides how many.
-Memory pressure: an allocator refuses (None) and changes nothing; the caller decides which region is freed.
-Horizon: while nothing is freed, what was refused stays refused, to `allocate` and to `grow`.
+Assumes nothing about requests: the caller decides the number of token slots of a region.
+Memory pressure: an allocator returns None and changes nothing; the caller decides which region is freed.
+Horizon: while no region is freed, a refused `allocate` or `grow` is refused again.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Region(NamedTuple):
 
     @property
     def end(self) -> int:
-        """First slot behind the region."""
+        """First slot after the region."""
         return self.start + self.num_tokens
 
 
 class RegionAllocator(Protocol):
-    """A memory of num_tokens slots, cut into regions that do not move.
+    """An allocator of regions in a memory of num_tokens slots; regions do not move.
 
-    num_tokens = num_free + slots of the taken regions
+    num_tokens = num_free + slots of the allocated regions
     """
 
     @property
@@ -56,41 +56,41 @@ class RegionAllocator(Protocol):
 
     @property
     def num_free(self) -> int:
-        """Number of free slots, in whatever pieces."""
+        """Number of free slots, over all free pieces."""
 
     @property
     def largest_free(self) -> int:
         """Longest region that could be allocated now; 0 if none."""
 
     def free_regions(self) -> list[Region]:
-        """The free pieces, by address."""
+        """Returns the free pieces, by address."""
 
     def allocate(self, num_tokens: int) -> Region | None:
-        """Allocates at least num_tokens slots; None, and no change, if num_tokens > largest_free.
+        """Allocates at least num_tokens slots; returns None and changes nothing if there is no such piece.
 
         Raises ValueError if num_tokens < 1.
         """
 
     def grow(self, region: Region, num_tokens: int) -> Region | None:
-        """Extends a region to num_tokens slots in all, at the same start; else None, and no change.
+        """Extends a region to num_tokens slots at the same start; returns None if that is not possible.
 
-        A region that is long enough is returned unchanged; none is shortened. The region returned replaces
-        the one given. Raises ValueError if the region is not taken or num_tokens < 1.
+        A region that is long enough is returned unchanged; none is shortened. The returned region replaces
+        the given one. Raises ValueError if the region is not allocated or num_tokens < 1.
         """
 
     def free(self, region: Region) -> None:
-        """Frees a region. Raises ValueError if it is not taken."""
+        """Frees a region. Raises ValueError if it is not allocated."""
 
     def check_integrity(self) -> None:
-        """Asserts that regions and free pieces tile the memory, and that no free pieces could be joined."""
+        """Asserts that regions and free pieces tile the memory, and that no free pieces could be merged."""
 
 
 class FirstFit:
-    """Regions of exactly the length asked for, from one free list (Knuth, TAOCP vol. 1, section 2.5).
+    """Allocates regions of the exact length from one free list (Knuth, TAOCP vol. 1, section 2.5).
 
-    First fit takes the front of the free piece with the lowest address that is long enough: O(free pieces).
-    Best fit takes the shortest such piece, lowest address first among equals: found by bisection. Freed
-    regions are joined with the free pieces at both ends.
+    First fit takes the beginning of the free piece with the lowest address that is long enough: O(free
+    pieces). Best fit takes the shortest such piece, the lowest address first among equals, by bisection.
+    Freed regions are merged with the free pieces at both ends.
     """
 
     def __init__(self, num_tokens: int, *, best_fit: bool = False) -> None:
@@ -99,7 +99,7 @@ class FirstFit:
         self.num_free = num_tokens
         self._best_fit = best_fit
         self._taken: set[Region] = set()
-        # The free pieces, three times: by address, by (length, address), and length by address.
+        # The free pieces in three forms: sorted addresses, sorted (length, address), address -> length.
         self._starts: list[int] = []
         self._by_length: list[tuple[int, int]] = []
         self._length_at: dict[int, int] = {}
@@ -111,11 +111,11 @@ class FirstFit:
         return self._by_length[-1][0] if self._by_length else 0
 
     def free_regions(self) -> list[Region]:
-        """The free pieces, by address."""
+        """Returns the free pieces, by address."""
         return [Region(start, self._length_at[start]) for start in self._starts]
 
     def allocate(self, num_tokens: int) -> Region | None:
-        """Allocates num_tokens slots; None, and no change, if no free piece is long enough."""
+        """Allocates num_tokens slots; returns None and changes nothing if no free piece is long enough."""
         must_be_positive(num_tokens)
         if num_tokens > self.largest_free:
             return None
@@ -125,7 +125,7 @@ class FirstFit:
         return region
 
     def grow(self, region: Region, num_tokens: int) -> Region | None:
-        """Extends a region to num_tokens slots, if those behind it are free; else None, and no change."""
+        """Extends a region to num_tokens slots if the slots after it are free; else returns None."""
         must_be_taken(region, self._taken)
         must_be_positive(num_tokens)
         num_more = num_tokens - region.num_tokens
@@ -140,7 +140,7 @@ class FirstFit:
         return grown
 
     def free(self, region: Region) -> None:
-        """Frees a region and joins it with the free pieces before and behind it."""
+        """Frees a region and merges it with the free pieces before and after it."""
         must_be_taken(region, self._taken)
         self._taken.remove(region)
         self.num_free += region.num_tokens
@@ -164,13 +164,13 @@ class FirstFit:
         assert len(self._length_at) == len(pieces)
 
     def _fitting(self, num_tokens: int) -> int:
-        """Start of the free piece to cut num_tokens slots from; there must be one."""
+        """Returns the start of the free piece from which num_tokens slots are taken; there must be one."""
         if self._best_fit:
             return self._by_length[bisect_left(self._by_length, (num_tokens, 0))][1]
         return next(start for start in self._starts if self._length_at[start] >= num_tokens)
 
     def _cut(self, region: Region) -> None:
-        """Cuts a region off the front of the free piece that starts at the same slot."""
+        """Takes a region from the beginning of the free piece that starts at the same slot."""
         num_left = self._drop(region.start) - region.num_tokens
         if num_left:
             self._add(region.end, num_left)
@@ -182,7 +182,7 @@ class FirstFit:
         self._length_at[start] = length
 
     def _drop(self, start: int) -> int:
-        """Removes the free piece at start. Returns its length."""
+        """Removes the free piece at start; returns its length."""
         length = self._length_at.pop(start)
         del self._starts[bisect_left(self._starts, start)]
         del self._by_length[bisect_left(self._by_length, (length, start))]
@@ -198,7 +198,7 @@ def must_be_positive(num_tokens: int) -> None:
 def must_be_taken(region: Region, taken: Collection[Region]) -> None:
     """Raises ValueError if the region was freed, was replaced by a longer one, or never existed."""
     if region not in taken:
-        raise ValueError(f"region={tuple(region)}: must be taken, as last returned by allocate or grow")
+        raise ValueError(f"region={tuple(region)}: must be allocated, as last returned by allocate or grow")
 
 
 def must_tile(regions: Iterable[Region], num_tokens: int) -> None:

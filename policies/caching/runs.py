@@ -1,15 +1,19 @@
-"""The contents of a prefix cache, in runs: consecutive blocks at one place of `content.Places`.
+"""The blocks of a prefix cache, stored as runs: consecutive blocks at one place of `content.Places`.
 
-Each block of a place is offered once. A sequence that computed the same contents side by side holds a copy,
-which is offered when the offered block is evicted. Runs without a holder are free: they stay, in the order in
-which they became free, until their blocks are needed.
+This is the state that vLLM's block pool keeps block by block: the hash table of cached blocks (here: the runs
+that are *offered* at each place), the owners of each block instead of a reference count, and the free queue
+in LRU order. A run stands for many blocks, so that the time of all operations grows with the number of runs.
 
-    place 5    | 0 1 2 | 3 | 4 5 6 7 |      three runs offered, cut where a sequence used only a part
-               | 0 1 |                      a copy
+    place 5    | 0 1 2 | 3 | 4 5 6 7 |      three offered runs; a run is split where a sequence uses a part
+               | 0 1 |                      a copy: another sequence computed blocks 0 and 1 at the same time
 
-Costs grow with the number of runs, not with that of their blocks. Contents that only one request can name are
-not even a run, but a number of blocks, until that request comes again or their ids are needed.
-Evictions are delayed until a place with contents is read: most then take runs whole.
+Each block of a place is offered once. A sequence that computed the same content at the same time owns a copy,
+which is offered when the offered block is evicted. A run without owners is free: it keeps its content until
+its blocks are needed, and free runs are evicted in the order in which they became free.
+
+Private content (see `content`) is stored as a mere number of blocks without a run, until its request is
+looked up again or the ids of the blocks are needed. Evictions are delayed until a place with content is read,
+because then most of them remove whole runs.
 """
 
 from __future__ import annotations
@@ -23,10 +27,11 @@ from policies.caching.content import PRIVATE_PLACES, PathPart
 
 
 class Run:
-    """A run of blocks with contents at one place: its blocks first to first + num_blocks - 1.
+    """The blocks first to first + num_blocks - 1 of one place.
 
-    number: its key among the free runs. owners: its holders: sequences by request id, pins by numbers below
-    0. ids: physical blocks, once assigned. A copy is not offered: another run has the same contents.
+    number: its key among the free runs. owners: request ids of sequences, and numbers below 0 of pins ->
+    their blocks. ids: physical ids of the blocks, once assigned. is_copy: whether another run offers these
+    blocks.
     """
 
     __slots__ = ("first", "ids", "is_copy", "num_blocks", "number", "owners", "place")
@@ -44,28 +49,28 @@ class Run:
 
     @property
     def end(self) -> int:
-        """The block behind its last."""
+        """Number of the block after its last one."""
         return self.first + self.num_blocks
 
 
 class Holding:
-    """The blocks of a sequence, from the first on: runs, own blocks, and blocks without content yet."""
+    """The blocks of a sequence (or pin), in order: runs, private blocks, and blocks without content."""
 
     __slots__ = ("found", "is_private", "num_private", "num_with_content", "path", "runs", "tail_ids")
 
     def __init__(self, path: list[PathPart]) -> None:
         self.path = path
-        self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: result of the last lookup
+        self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: (run, blocks) of the last lookup
         self.runs: list[Run] = []
-        self.is_private = False  # whether num_private will count all its blocks
+        self.is_private = False  # whether all its blocks are private
         self.num_private = (
             0  # blocks of the path's last place that are in no run: only its request can name them
         )
-        self.num_with_content = 0  # blocks with contents: those in runs, and its own
-        self.tail_ids: list[int] = []  # ids of the blocks behind them, as far as assigned
+        self.num_with_content = 0  # blocks with content: those in runs and the private ones
+        self.tail_ids: list[int] = []  # ids of the blocks after them, as far as assigned
 
     def add(self, run: Run, owner: int) -> None:
-        """Adds a run to the blocks held."""
+        """Adds a run to the blocks of the owner."""
         run.owners[owner] = self
         self.runs.append(run)
         self.num_with_content += run.num_blocks
@@ -74,44 +79,44 @@ class Holding:
 class Runs:
     """All runs of a pool.
 
-    free_ids: the list of the pool to which ids of evicted blocks are added. on_evict is called with a run
-    without holder and the number of its last blocks that are about to be evicted.
+    free_ids: list of the pool to which the ids of evicted blocks are added. on_evict: called before an
+    eviction with a free run and the number of its last blocks that are evicted.
     """
 
     def __init__(self, free_ids: list[int], on_evict: Callable[[Run, int], None] | None = None) -> None:
-        self.num_pending_evictions = 0  # blocks whose eviction is delayed
+        self.num_pending_evictions = 0  # blocks with a delayed eviction
         self._free_ids = free_ids
         self._on_evict = on_evict
         self._num_made = 0
         self._free: OrderedDict[int, Run | int] = OrderedDict()
-        """Free blocks in the order in which they became free.
-
-        Runs by number, counts of own blocks by place.
-        """
+        """Free blocks in the order in which they became free: number -> run, place -> private blocks."""
         self._offered: dict[int, list[Run]] = {}  # place -> the runs offered there, by their first block
-        self._copies: dict[int, list[Run]] = {}  # place -> runs not offered, in the order of their making
+        self._copies: dict[int, list[Run]] = {}  # place -> copies, in the order of their creation
 
     @property
     def next_free(self) -> Run:
-        """The free run that became free first."""
+        """The free run that is evicted next; must not be a number of private blocks."""
         run = next(iter(self._free.values()))
         assert isinstance(run, Run)
         return run
 
     @property
     def places(self) -> set[int]:
-        """Places that have contents."""
+        """Places with content, after all pending evictions."""
         self.evict_pending()
         return self._offered.keys() | self._copies.keys()
 
     def is_new_private(self, place: int) -> bool:
-        """Whether a place that only one request can name has no contents."""
+        """Returns whether a place is private and has no content."""
         return place >= PRIVATE_PLACES and place not in self._offered and place not in self._free
 
     def find(self, path: list[PathPart], limit: int) -> tuple[SequenceOf[tuple[Run, int]], int]:
-        """The runs with which a path begins, and the usable blocks of each, at most limit in all."""
-        at = self._offered
-        if not path or (path[0][0] not in at and path[0][0] not in self._free):
+        """Looks up a path: returns the offered runs at its beginning with the usable blocks of each.
+
+        The second result is the number of these blocks, at most `limit`.
+        """
+        offered = self._offered
+        if not path or (path[0][0] not in offered and path[0][0] not in self._free):
             return (), 0
         self.evict_pending()
         if path[-1][0] in self._free:
@@ -120,11 +125,11 @@ class Runs:
         num_found = 0
         for place, end in path:
             wanted = (end if end < limit else limit) - num_found
-            runs = at.get(place)
+            runs = offered.get(place)
             if runs is None:
                 break
             run = runs[0]
-            if run.num_blocks == wanted and not run.first and num_found + wanted < limit:  # frequent
+            if run.num_blocks == wanted and not run.first and num_found + wanted < limit:  # the common case
                 found.append((run, wanted))
                 num_found += wanted
                 continue
@@ -143,7 +148,7 @@ class Runs:
         return found, num_found
 
     def hold_found(self, held: Holding, owner: int) -> int:
-        """Holds the result of the last lookup. Returns the number of its blocks that were free until now."""
+        """Adds an owner to the runs of its last lookup; returns the number of their blocks that were free."""
         num_free = num_with_content = 0
         runs, free = held.runs, self._free
         for run, num_blocks in held.found:
@@ -160,7 +165,7 @@ class Runs:
         return num_free
 
     def share(self, held: Holding, owner: int, num_blocks: int) -> Holding:
-        """Adds a second owner of the first num_blocks blocks with contents of a holder."""
+        """Adds `owner` as a second owner of the first num_blocks blocks with content of `held`."""
         other = Holding(held.path)
         while other.num_with_content < num_blocks:
             run = held.runs[len(other.runs)]
@@ -169,19 +174,20 @@ class Runs:
         return other
 
     def extend(self, held: Holding, owner: int, place: int, first: int, end: int) -> None:
-        """Offers blocks like `offer`; extends the last run of the place if it ends at `first`.
+        """Offers blocks like `offer`, but extends the last run of the place if possible.
 
-        It is extended only if the owner alone holds it.
+        That run must end at `first` and have no other owner. The blocks of a new private place are counted
+        only.
         """
         num_blocks = end - first
-        offered = self._offered.get(place)
-        is_new = not (first or offered or held.tail_ids or place in self._free)
+        runs = self._offered.get(place)
+        is_new = not (first or runs or held.tail_ids or place in self._free)
         if held.num_private or (is_new and place >= PRIVATE_PLACES and place == held.path[-1][0]):
             held.num_private += num_blocks
             held.num_with_content += num_blocks
             return
-        if offered is not None and not held.tail_ids:
-            run = offered[-1]
+        if runs is not None and not held.tail_ids:
+            run = runs[-1]
             if run.end == first and len(run.owners) == 1 and owner in run.owners and not run.ids:
                 run.num_blocks += num_blocks
                 held.num_with_content += num_blocks
@@ -189,10 +195,9 @@ class Runs:
         self.offer(held, owner, place, first, end)
 
     def offer(self, held: Holding, owner: int, place: int, first: int, end: int) -> None:
-        """Makes runs of the place's blocks first to end - 1.
+        """Creates runs of the blocks first to end - 1 of a place: copies where blocks are offered already.
 
-        They are copies where such blocks are offered already.
-        held.tail_ids has all or none of their ids.
+        held.tail_ids must have all or none of their ids.
         """
         self.evict_pending()
         if place in self._free:
@@ -216,7 +221,7 @@ class Runs:
             first = upto
 
     def make_private_run(self, held: Holding, owner: int) -> None:
-        """Makes a run of the blocks that only the owner's request can name."""
+        """Creates a run of the private blocks of an owner."""
         if held.num_private:
             place = held.path[-1][0]
             run = Run(place, place, 0, held.num_private, [])
@@ -227,7 +232,7 @@ class Runs:
             self._offered[place] = [run]
 
     def owners_after(self, held: Holding, num_blocks: int) -> set[int]:
-        """Owners of any but the first num_blocks blocks with contents that `held` holds."""
+        """Returns the owners of the blocks with content of `held` after the first num_blocks ones."""
         owners: set[int] = set()
         end = held.num_with_content - held.num_private
         for run in reversed(held.runs):
@@ -238,13 +243,13 @@ class Runs:
         return owners
 
     def withdraw(self, held: Holding, num_blocks: int) -> None:
-        """Removes the contents from all but the first num_blocks blocks; they must have no other holder."""
+        """Removes the content of all blocks after the first num_blocks; they must have no other owner."""
         num_dropped = min(held.num_private, held.num_with_content - num_blocks)
         held.num_private -= num_dropped
         held.num_with_content -= num_dropped
         while held.num_with_content > num_blocks:
             run = held.runs[-1]
-            assert len(run.owners) == 1, "somebody else holds what is withdrawn"
+            assert len(run.owners) == 1, "a block to withdraw has another owner"
             num_dropped = min(run.num_blocks, held.num_with_content - num_blocks)
             held.num_with_content -= num_dropped
             if num_dropped == run.num_blocks:
@@ -252,10 +257,7 @@ class Runs:
             self._drop_last(run, num_dropped)
 
     def release(self, held: Holding, owner: int) -> int:
-        """Releases all blocks; runs without other holders become free, the last first.
-
-        Returns their blocks.
-        """
+        """Removes an owner from its runs, the last first; returns the number of blocks that become free."""
         free = self._free
         num_free = held.num_private
         if num_free:
@@ -269,10 +271,7 @@ class Runs:
         return num_free
 
     def evict_pending(self) -> None:
-        """Carries out delayed evictions.
-
-        The run that became free first goes first, its tail before its head.
-        """
+        """Performs pending evictions: the run that became free first is evicted first, from its end."""
         if self.num_pending_evictions:
             self.evict_whole_runs()
         if not self.num_pending_evictions:
@@ -285,7 +284,7 @@ class Runs:
         self.num_pending_evictions = 0
 
     def evict_whole_runs(self) -> None:
-        """Carries out those delayed evictions that take whole runs."""
+        """Performs the pending evictions that remove whole runs."""
         free, num_pending_evictions = self._free, self.num_pending_evictions
         while num_pending_evictions:
             number, run = next(iter(free.items()))
@@ -299,7 +298,7 @@ class Runs:
         self.num_pending_evictions = num_pending_evictions
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
-        """Asserts that owned are the runs with holders. Returns the number of free and of held blocks."""
+        """Asserts that `owned` are the runs with owners; returns the numbers of free and of owned blocks."""
         self.evict_pending()
         runs = {run for offered in self._offered.values() for run in offered}
         copies = {run for copies in self._copies.values() for run in copies}
@@ -307,9 +306,9 @@ class Runs:
         assert all(run.is_copy for run in copies)
         free = {run for run in self._free.values() if not isinstance(run, int)}
         assert owned | free == runs | copies, "a run is lost"
-        assert not owned & free, "a run is held and free"
+        assert not owned & free, "a run is owned and free"
         assert not self._free.keys() & self._offered.keys() - {run.number for run in free}, (
-            "own blocks are a run, too"
+            "private blocks are also a run"
         )
         for offered in self._offered.values():
             assert offered
@@ -318,12 +317,12 @@ class Runs:
         return num_free, sum(run.num_blocks for run in owned)
 
     def _new_number(self) -> int:
-        """A new key for a run: below 0, as those of own blocks are their places."""
+        """Returns a new key for a run, below 0, because the keys of private blocks are their places."""
         self._num_made += 1
         return -self._num_made
 
     def _make_free_run(self, place: int) -> None:
-        """Makes a run of free blocks that only one request can name, as that request has come again."""
+        """Creates a run of free private blocks, because their request is looked up again."""
         num_blocks = self._free[place]
         if isinstance(num_blocks, int):
             self._free[place] = run = Run(place, place, 0, num_blocks, [])
@@ -336,10 +335,7 @@ class Runs:
         self._drop_last(run, num_blocks)
 
     def _split(self, run: Run, num_blocks: int) -> Run:
-        """Splits a run behind num_blocks blocks. Returns the head.
-
-        The rest keeps its identity and position.
-        """
+        """Splits a run after num_blocks blocks; returns a new run of these; the given run keeps the rest."""
         head = Run(self._new_number(), run.place, run.first, num_blocks, run.ids[:num_blocks], run.is_copy)
         head.owners = dict(run.owners)
         for owner in run.owners.values():
@@ -350,7 +346,7 @@ class Runs:
         run.first += num_blocks
         run.num_blocks -= num_blocks
         run.ids = run.ids[num_blocks:]
-        if not run.owners:  # the head goes right behind the rest: a tail goes before its head
+        if not run.owners:  # the head is evicted right after the rest, as ends are evicted before beginnings
             self._free[head.number] = head
             if run.is_copy:
                 behind = list(self._free)
@@ -359,7 +355,7 @@ class Runs:
         return head
 
     def _drop_last(self, run: Run, num_blocks: int) -> None:
-        """Removes the last blocks of a run, whose contents are lost."""
+        """Removes the last blocks of a run from the cache."""
         run.num_blocks -= num_blocks
         if run.ids:
             self._free_ids.extend(reversed(run.ids[run.num_blocks :]))
@@ -376,7 +372,7 @@ class Runs:
             self._promote(place, run.end, run.end + num_blocks)
 
     def _promote(self, place: int, first: int, end: int) -> None:
-        """Offers copies, the oldest first, of blocks that are no longer offered."""
+        """Offers copies, the oldest first, of the blocks first to end - 1, which are no longer offered."""
         while first < end:
             candidates = [run for run in self._copies.get(place, ()) if run.first < end and run.end > first]
             covering = [run for run in candidates if run.first <= first]

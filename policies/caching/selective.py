@@ -1,21 +1,21 @@
-"""Caches that keep the tokens with the most attention: H2O and SnapKV, modelled by their capacity.
+"""Caches that keep the tokens with the most attention: H2O and SnapKV, modelled by their numbers of tokens.
 
 H2O (Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
 NeurIPS 2023): a sequence keeps heavy hitters, the tokens with the largest sums of attention weights so far,
-and recent ones; each new token replaces one. It holds as many tokens as a window of that length:
+and recent tokens; each new token replaces one. It has as many tokens as a window of that length:
 `WindowPool`.
 
-SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024): at the end
-of the prefill a prompt is cut to a budget, chosen by the attention of its last tokens; nothing more is
-dropped.
+SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024): after the
+prefill a prompt is cut to a budget of tokens, selected by the attention of its last tokens; no further token
+is dropped.
 
-    SnapKV   |--- prompt: at most num_kept_tokens ---|--- all of the answer ---
+    SnapKV   |--- prompt: at most num_kept_tokens ---|--- the whole output ---
 
-Which tokens are kept, by head and layer, changes answers and is up to the kernels; their number determines
-memory and time, and is modelled here. Answers differ from the model's. The scores that H2O keeps, and the
-choice that SnapKV makes once, take no time here.
-Assumes, as streaming, that a prompt fits whole while it is computed; a preempted sequence is recomputed
-whole. Memory pressure: as paged. Horizon: as paged; H2O also to the token with which a budget is full.
+The selection of tokens, by head and layer, changes outputs and is done by kernels; the number of tokens
+determines memory and time and is modelled here. Outputs differ from the model's. The computation of scores in
+H2O and of the selection in SnapKV takes no time here. Assumes, as streaming, that a prompt fits as a whole
+while it is computed; a preempted sequence is recomputed as a whole. Memory pressure: as paged. Horizon: as
+paged; H2O also up to the token with which a budget is full.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class H2o(Caching):
     num_recent_tokens: int = 1024
     """Number of last tokens that are kept, the one being computed included."""
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while others run."""
+    """Share of all blocks that an admission must leave free while other sequences run."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
@@ -51,7 +51,7 @@ class H2o(Caching):
             raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
 
     def pool(self, memory: KvMemory) -> WindowPool:
-        """Returns an empty pool."""
+        """Creates an empty pool."""
         num_kept = self.num_heavy_tokens + self.num_recent_tokens
         num_watermark_blocks = int(self.watermark * memory.num_blocks)
         return WindowPool(memory.num_blocks, self.block_size, num_watermark_blocks, num_kept)
@@ -64,9 +64,9 @@ class SnapKv(Caching):
     changes_outputs: ClassVar[bool] = True
 
     num_kept_tokens: int = 1024
-    """Number of tokens of a prompt that are kept, the window that chooses them included."""
+    """Number of tokens of a prompt that are kept, including the window that selects them."""
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while others run."""
+    """Share of all blocks that an admission must leave free while other sequences run."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
@@ -75,7 +75,7 @@ class SnapKv(Caching):
             raise ValueError(f"num_kept_tokens={self.num_kept_tokens}: must be >= 1")
 
     def pool(self, memory: KvMemory) -> PromptPool:
-        """Returns an empty pool."""
+        """Creates an empty pool."""
         num_watermark_blocks = int(self.watermark * memory.num_blocks)
         return PromptPool(memory.num_blocks, self.block_size, num_watermark_blocks, self.num_kept_tokens)
 
@@ -88,10 +88,10 @@ class PromptPool(LossyPool):
     ) -> None:
         super().__init__(num_blocks, block_size, num_watermark_blocks)
         self.num_kept = num_kept
-        """Maximum number of prompt tokens whose KV a decoding sequence holds."""
+        """Maximum number of prompt tokens in the KV cache of a decoding sequence."""
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Cuts the prompt; afterwards the KV grows block by block."""
+        """Drops tokens of the prompt beyond num_kept; afterwards the KV grows by blocks."""
         num_surplus = seq.num_prompt_tokens - self.num_kept
         if num_surplus > 0 and not seq.num_dropped:
             self.drop(seq, num_surplus)

@@ -21,13 +21,13 @@ class KvMemory(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caching:
-    """Settings of a cache. A policy overrides `pool` and what else differs."""
+    """Settings of a cache. A policy overrides `pool` and further methods as needed."""
 
     changes_outputs: ClassVar[bool] = False
-    """Whether the model's answers change, as KV is dropped that attention would have read."""
+    """Whether the model's outputs change, because attention does not see KV that was dropped."""
 
     block_size: int = 16
-    """Tokens in a block."""
+    """Tokens per block."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -40,16 +40,16 @@ class Caching:
 
     @property
     def needs_future(self) -> bool:
-        """Whether future requests must be known (`KvMemory.future`), which no engine can."""
+        """Whether the cache needs the future requests (`KvMemory.future`), which no engine knows."""
         return False
 
     @property
     def tiers_gib(self) -> tuple[float, float]:
-        """Host memory and disk that it uses, in GiB per GPU."""
+        """Host memory and disk space of the cache, in GiB per GPU."""
         return 0.0, 0.0
 
     def pool(self, memory: KvMemory) -> BlockPool:
-        """Returns an empty pool. Raises ValueError if settings and memory do not fit."""
+        """Creates an empty pool. Raises ValueError if the settings do not fit the memory."""
         raise NotImplementedError
 
 

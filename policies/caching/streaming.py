@@ -1,17 +1,17 @@
 """Attention sinks and a sliding window: a sequence holds a bounded number of tokens (StreamingLLM).
 
-Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024. The first few tokens and
-the most recent ones keep their KV; once these places are full, each new token replaces the oldest one that is
-not a sink.
+Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024. The KV of the first few
+tokens and of the most recent ones is kept; when the window is full, each new token replaces the oldest one
+that is not a sink.
 
     tokens   |sinks|........ dropped ........|------ recent ------|new
     blocks   |sinks|------ recent, written as a ring buffer -------|
 
-Answers differ from the model's: what was dropped cannot be attended to.
-Assumes that a prompt is computed with full attention and cut when all of it is computed, so it must fit
-whole, and a preempted sequence is recomputed whole: no sequence becomes longer than the memory.
-Memory pressure: as paged; a sequence whose places are full takes no more blocks.
-Horizon: as paged, and to the token with which a sequence's places are full.
+Outputs differ from the model's, because attention does not see dropped tokens. Assumes that a prompt is
+computed with full attention and cut afterwards, so it must fit as a whole, and that a preempted sequence is
+recomputed as a whole: no sequence becomes longer than the memory. Memory pressure: as paged; a sequence with
+a full window takes no more blocks. Horizon: as paged, and up to the token with which the window of a sequence
+is full.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StreamingLlm(Caching):
     num_recent_tokens: int = 2044
     """Number of last tokens that are kept, the one being computed included."""
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while others run."""
+    """Share of all blocks that an admission must leave free while other sequences run."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
@@ -50,19 +50,19 @@ class StreamingLlm(Caching):
             raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
 
     def pool(self, memory: KvMemory) -> WindowPool:
-        """Returns an empty pool."""
+        """Creates an empty pool."""
         num_kept = self.num_sink_tokens + self.num_recent_tokens
         num_watermark_blocks = int(self.watermark * memory.num_blocks)
         return WindowPool(memory.num_blocks, self.block_size, num_watermark_blocks, num_kept)
 
 
 class LossyPool(BlockPool):
-    """A block pool whose sequences may drop tokens. The kept ones are packed into their first blocks."""
+    """A block pool in which sequences may drop tokens; kept tokens are moved to their first blocks."""
 
     can_fork: ClassVar[bool] = False
 
     def drop(self, seq: Sequence, num_tokens: int) -> None:
-        """Drops the KV of num_tokens tokens of a sequence at rest, and the blocks that this leaves empty."""
+        """Drops the KV of num_tokens tokens of a sequence and frees the blocks that become empty."""
         num_held = seq.stored_computed - seq.num_dropped
         num_kept_blocks = self.blocks_for(num_held - num_tokens)
         self.num_free += self.blocks_for(num_held) - num_kept_blocks
@@ -74,7 +74,7 @@ class LossyPool(BlockPool):
 class WindowPool(LossyPool):
     """A pool in which a sequence holds at most num_kept tokens after its prefill.
 
-    seq.kv: whether its places are full; from then on it neither takes nor frees blocks.
+    seq.kv: whether its window is full; from then on it neither takes nor frees blocks.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class WindowPool(LossyPool):
     ) -> None:
         super().__init__(num_blocks, block_size, num_watermark_blocks)
         self.num_kept = num_kept
-        """Maximum number of tokens whose KV a decoding sequence holds."""
+        """Maximum number of tokens in the KV cache of a decoding sequence."""
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         seq.kv = False
         super().admit(seq, num_cached)
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Growth block by block until the places of the sequence are full; then none."""
+        """Returns growth by blocks until the window of the sequence is full; then none."""
         num_surplus = seq.stored_computed - seq.num_dropped - self.num_kept
         if num_surplus < 0:
             is_enough = self.num_kept >= seq.max_num_tokens - 1
@@ -100,7 +100,7 @@ class WindowPool(LossyPool):
         return STEADY
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        """Number of blocks; also where num_tokens counts a token that was to replace another."""
+        """Returns the number of blocks, also if num_tokens counts a token that would replace another."""
         return self.blocks_for(self.num_kept if seq.kv else num_tokens)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:

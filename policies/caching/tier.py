@@ -1,45 +1,44 @@
-"""One tier of memory below the GPU's: the contents it has, and the order of their eviction."""
+"""One tier of memory below the GPU's: its contents and their order of eviction."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 Piece = tuple[int, int, int]
-"""Blocks of a place: (place, first block, block behind the last). A plain tuple, as one is made per copy."""
+"""Blocks of a place: (place, first block, block after the last). A plain tuple, for speed."""
 
 
 class Tier:
-    """Contents in one tier, by place; at most num_blocks blocks."""
+    """The contents of one tier, at most num_blocks blocks, by place."""
 
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
         self.num_blocks = num_blocks
         self.num_used = 0
-        self._at: OrderedDict[int, list[tuple[int, int]]] = (
-            OrderedDict()
-        )  # place -> [first, end), least used first
+        self._at: OrderedDict[int, list[tuple[int, int]]] = OrderedDict()
+        """Place -> its ranges [first, end) of blocks; the least recently used place is first."""
 
     @property
     def places(self) -> set[int]:
-        """Places that have contents."""
+        """Places with contents."""
         return set(self._at)
 
     def reach(self, place: int, first: int) -> int:
-        """The block up to which, without a gap from block `first` on, it has a place's contents."""
+        """Returns the block up to which the tier has all blocks of a place from `first` on."""
         for one, end in self._at.get(place, ()):
             if one <= first < end:
                 return end
         return first
 
     def reach_back(self, place: int, end: int) -> int:
-        """The block from which on, without a gap up to block `end`, it has a place's contents."""
+        """Returns the block from which on the tier has all blocks of a place up to `end`."""
         for first, one in self._at.get(place, ()):
             if first < end <= one:
                 return first
         return end
 
     def missing(self, place: int, first: int, end: int) -> list[tuple[int, int]]:
-        """The ranges of a place's blocks first to end - 1 that it does not have."""
+        """Returns the ranges among the blocks first to end - 1 of a place that the tier does not have."""
         missing = []
         for one, other in self._at.get(place, ()):
             if first < min(one, end):
@@ -48,7 +47,7 @@ class Tier:
         return [*missing, (first, end)] if first < end else missing
 
     def drop(self, place: int, first: int, end: int) -> None:
-        """Drops a place's blocks first to end - 1, as far as it has them."""
+        """Drops the blocks first to end - 1 of a place, as far as the tier has them."""
         held = self._at.get(place, [])
         kept = [part for f, e in held for part in ((f, min(e, first)), (max(f, end), e)) if part[0] < part[1]]
         self.num_used -= sum(e - f for f, e in held) - sum(e - f for f, e in kept)
@@ -58,12 +57,12 @@ class Tier:
             del self._at[place]
 
     def touch(self, place: int) -> None:
-        """Marks the contents of a place as used."""
+        """Marks a place as the most recently used."""
         if place in self._at:
             self._at.move_to_end(place)
 
     def put(self, place: int, first: int, end: int) -> tuple[int, list[Piece]]:
-        """Stores the blocks that it does not have yet; returns their number, and the evicted pieces."""
+        """Stores blocks that the tier does not have; returns their number and the evicted pieces."""
         held = self._at.get(place)
         if held is None:
             self._at[place] = [(first, end)]
@@ -92,11 +91,8 @@ class Tier:
 
 
 def _merge(held: list[tuple[int, int]], first: int, end: int) -> int:
-    """Adds first to end - 1 to sorted ranges that do not touch each other.
-
-    Returns the number of new blocks.
-    """
-    if len(held) == 1:  # nearly always: a tail is evicted before its head
+    """Adds the range first to end - 1 to sorted, separate ranges; returns the number of new blocks."""
+    if len(held) == 1:  # the common case, because ends are evicted before beginnings
         f, e = held[0]
         if f <= first and end <= e:
             return 0

@@ -1,9 +1,9 @@
 """Ledger of the blocks that an executor holds in the tiers below the GPU, and the transfers between them.
 
-While a step is planned, a `TieredPool` counts contents in and out of its tiers, some of them both in and out.
-An executor that copies bytes gets the net difference once per plan, block by block. Contents that are counted
-before the step that computes them (write=through) are copied with the next plan: nothing overwrites them
-earlier.
+While a step is planned, a `TieredPool` adds contents to its tiers and evicts others, sometimes the same ones.
+An executor that copies bytes gets the net difference once per plan, block by block. Contents that are added
+before the step that computes them (write=through) are copied with the next plan; their blocks are not
+overwritten before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOWHERE = "nowhere"
 
 
 class TierLedger:
-    """Compares what the tiers count with what the executor was asked to copy so far.
+    """Compares the contents of the tiers with the transfers that were requested so far.
 
     tiers: the tier nearest to the GPU first.
     """
@@ -28,12 +28,13 @@ class TierLedger:
         self._block_size = block_size
         self._held: dict[str, set[Content]] = {tier.name: set() for tier in tiers}
         self._changed: dict[Content, tuple[int, int]] = {}
-        """Contents changed since the last `transfers`: the block on the GPU that has them and the iteration
-        from which on it does. Block 0: no known block.
+        """Contents changed since the last `transfers` -> (GPU block, first iteration with the content).
+
+        Block 0: no known block.
         """
 
     def written(self, piece: Piece, ids: SequenceOf[int], ready: int, now: int) -> None:
-        """Records that a piece of a place goes from the blocks `ids` into the first tier.
+        """Records that a piece is copied from the GPU blocks `ids` to the first tier.
 
         ready: iteration from which on the blocks have the contents. now: number of committed iterations.
         """
@@ -45,13 +46,13 @@ class TierLedger:
                     self._changed[place, block] = ids[block - first], ready
 
     def evicted(self, pieces: Iterable[Piece]) -> None:
-        """Records that pieces have left a tier, possibly for the next one."""
+        """Records that pieces were evicted from a tier, possibly to the next one."""
         for place, first, end in pieces:
             for block in range(first, end):
                 self._changed.setdefault((place, block), (0, 0))
 
     def transfers(self, read: Set[tuple[str, Content]], now: int) -> tuple[list[Transfer], list[Transfer]]:
-        """Returns the copies and evictions before `read` is loaded, and the evictions after that.
+        """Returns the copies and evictions before the contents `read` are loaded, and the evictions after.
 
         now: number of committed iterations.
         """
@@ -85,7 +86,7 @@ class TierLedger:
         return before, after
 
     def _order(self) -> list[tuple[str, str]]:
-        """Order of the transfers: room is made before it is used, from the last tier up."""
+        """Returns the order of transfers, from the last tier up, so that a tier evicts before it receives."""
         names = [tier.name for tier in self._tiers]
         order = []
         for depth in reversed(range(len(names))):

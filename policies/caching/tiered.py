@@ -1,14 +1,14 @@
-"""Prefix caching over several tiers: what the GPU evicts is kept in host memory, and then on disk.
+"""Prefix caching over several tiers: KV evicted from the GPU is kept in host memory, then on disk.
 
-As in LMCache, vLLM's offloading connector, SGLang's HiCache and Mooncake. A prompt's hits are looked up on
-the GPU first, then, from the first miss on, in host memory, then on disk. Hits below are loaded while others
-compute: the sequence has its slot and blocks, and starts to run when the copies are done.
-write=back: contents are copied down when they are evicted from the tier above. write=through: they are copied
-to host memory when they are computed, so that eviction costs nothing, and more is written. Lower tiers keep
-what was loaded from them; each evicts the least recently used pieces of text, the end of a piece first.
+As in LMCache, vLLM's offloading connector, SGLang's HiCache and Mooncake. A prompt is looked up on the GPU
+first, then, from the first miss on, in host memory, then on disk. Hits in lower tiers are loaded while other
+sequences compute: the sequence has its slot and blocks and starts to run when the loads are done.
+write=back: contents are copied to the next tier when they are evicted. write=through: they are copied to host
+memory when they are computed, so that eviction takes no time, but more is written. Lower tiers keep contents
+that were loaded from them; each evicts the least recently used place (see `content`), its end first.
 
-Memory pressure: as prefix caching. Horizon: as there, but a step that evicts holds for one iteration where
-that means a copy, and so does a step with prompt chunks.
+Memory pressure: as prefix caching. Horizon: as prefix caching, except that a step holds for one iteration if
+it evicts blocks that must be copied, or has prompt chunks.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Tiered(Caching):
     """Settings of a prefix cache with tiers below the GPU's memory."""
 
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while others run."""
+    """Share of all blocks that an admission must leave free while other sequences run."""
     host_gib: float = 64.0
-    """Host memory for contents, in GiB per GPU."""
+    """Host memory for KV, in GiB per GPU."""
     disk_gib: float = 0.0
-    """Disk space for contents, in GiB per GPU."""
+    """Disk space for KV, in GiB per GPU."""
     write: str = "back"
     """Time of the copy to lower tiers: back (when evicted) or through (when computed)."""
     min_load_tokens: int = 256
-    """Minimum number of tokens to load; fewer tokens are computed instead."""
+    """Minimum number of tokens to load; fewer tokens are recomputed instead."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
@@ -54,8 +54,8 @@ class Tiered(Caching):
                 raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0 GiB")
         if self.disk_gib and not self.host_gib:
             raise ValueError(
-                f"host_gib=0, disk_gib={self.disk_gib:g}: contents reach the disk through host memory; "
-                "set host_gib, or disk_gib=0"
+                f"host_gib=0, disk_gib={self.disk_gib:g}: KV reaches the disk through host memory; set "
+                "host_gib > 0, or disk_gib=0"
             )
         if self.min_load_tokens < 1:
             raise ValueError(f"min_load_tokens={self.min_load_tokens}: must be >= 1 token")
@@ -65,9 +65,9 @@ class Tiered(Caching):
         return self.host_gib, self.disk_gib
 
     def pool(self, memory: KvMemory) -> TieredPool:
-        """Returns an empty pool. Raises ValueError if the bytes per token are unknown."""
+        """Creates an empty pool. Raises ValueError if the bytes per token are unknown."""
         if not memory.bytes_per_token > 0:
-            raise ValueError("bytes_per_token=0: the size of tiers in blocks depends on it")
+            raise ValueError("bytes_per_token=0: must be > 0; the sizes of the tiers in blocks depend on it")
         block_bytes = memory.bytes_per_token * self.block_size
         tiers = [
             Tier(name, int(gib * GIB * memory.num_devices / block_bytes))
@@ -84,7 +84,7 @@ class Tiered(Caching):
 
 
 class TieredPool(PrefixPool):
-    """A prefix pool that copies what it evicts, or computes, to lower tiers, and finds it there again."""
+    """A prefix pool that copies evicted (or computed) blocks to lower tiers and looks up blocks there."""
 
     _counts_private = False
 
@@ -106,7 +106,7 @@ class TieredPool(PrefixPool):
         self._min_load_tokens = min_load_tokens
         self._found_below: dict[int, list[tuple[str, int, int, int]]] = {}  # request id -> tier, piece
         self._promised: dict[int, tuple[int, list[Piece]]] = {}
-        """By request id: an iteration, and the pieces that it puts into the first tier and computes."""
+        """Request id -> (iteration, pieces that this iteration computes and puts into the first tier)."""
         self._ledger: TierLedger | None = None
 
     def take(self, num_blocks: int) -> None:
@@ -119,10 +119,10 @@ class TieredPool(PrefixPool):
 
     @property
     def num_free_without_copy(self) -> int:
-        """Number of free blocks whose use copies nothing.
+        """Number of free blocks that are taken without a copy to another tier.
 
-        They have no content, or content that is in a lower tier already; of the latter only those of the next
-        run are counted.
+        They have no content, or content that is in a lower tier; of the latter only those of the next run are
+        counted.
         """
         if not self._tiers or self._writes_through or not self._num_kept:
             return self.num_free
@@ -206,7 +206,7 @@ class TieredPool(PrefixPool):
         self._write((place, first, end), ids, self.num_iterations + is_promise)
 
     def _promise(self, seq: Sequence, place: int, first: int, end: int) -> None:
-        """Records what a sequence will have computed when the step that is being made is over."""
+        """Records blocks that a sequence will have computed at the end of the current step."""
         iteration, pieces = self._promised.get(seq.request_id, (-1, []))
         if iteration != self.num_iterations:
             pieces = []
@@ -214,7 +214,7 @@ class TieredPool(PrefixPool):
         self._promised[seq.request_id] = self.num_iterations, pieces
 
     def _withdraw(self, promised: list[Piece]) -> None:
-        """Drops contents from all tiers that no step will compute."""
+        """Drops contents from all tiers that are not going to be computed."""
         for tier in self._tiers:
             for piece in promised:
                 tier.drop(*piece)
@@ -225,9 +225,9 @@ class TieredPool(PrefixPool):
         self._write((run.place, run.end - num_blocks, run.end), run.ids[-num_blocks:], self.num_iterations)
 
     def _write(self, piece: Piece, ids: SequenceOf[int], ready: int) -> None:
-        """Copies blocks from the GPU to the first tier, and what is evicted there to the next one.
+        """Copies blocks from the GPU to the first tier, and the blocks evicted there to the next one.
 
-        ids: physical ids of the blocks, if they have any; they have their contents from iteration `ready` on.
+        ids: physical ids of the blocks, if assigned. ready: iteration from which on they have their contents.
         """
         if self._ledger is not None:
             self._ledger.written(piece, ids, ready, self.num_iterations)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.caching.content import prompt_runs
+from policies.caching.content import prompt_segments
 from policies.core.request import Request, Segment
 from policies.routing import ReplicaView
 from policies.routing.loads import counts_of
@@ -60,7 +60,7 @@ class PrefixAffinity:
             self._places = {replica.index: place for place, replica in enumerate(replicas)}
             self._tree.keep_only(self._places)
             self._replicas = replicas
-        runs = prompt_runs(request)
+        runs = prompt_segments(request)
         place = self._chosen(self._tree, runs, request.prompt.num_tokens, replicas)
         self._tree.insert(runs, replicas[place].index)
         return place

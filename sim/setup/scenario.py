@@ -10,7 +10,7 @@ from typing import Any
 from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
-from policies.caching.content import prompt_runs
+from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
@@ -234,7 +234,7 @@ class Scenario(PoolSettings, ClusterSettings):
         if not any(pool.caching.needs_future for pool in self.pools_by_name.values()):
             return None
         source = self.source()
-        prompts = [tuple(prompt_runs(arrival.request)) for arrival in source.arrivals()]
+        prompts = [tuple(prompt_segments(arrival.request)) for arrival in source.arrivals()]
         if self.num_replicas > 1 or len(prompts) != source.num_requests:
             raise ValueError(
                 "caching.eviction=belady: needs all requests in advance, so it works for a trace or an open "

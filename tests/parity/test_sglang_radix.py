@@ -144,7 +144,7 @@ def token_ids(runs):
 
 
 def node_token_ids(node):
-    return tuple(token_ids(node.runs)[node.skip :])
+    return tuple(token_ids(node.segments)[node.skip :])
 
 
 def random_runs(rng, pool, max_run, page_size):

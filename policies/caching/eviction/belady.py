@@ -1,10 +1,10 @@
-"""Belady's MIN: evicts what will be used last (Belady, IBM Systems Journal 1966). An offline bound.
+"""Belady's MIN: evicts the entry with the latest next use (Belady, IBM Systems Journal 1966).
 
-It is given the order of all requests, so no engine can run it. With entries of one size it has the fewest
-misses that any order can have: an entry is never used later than the ones behind it on its path, so the rule
-that only leaves are evicted does not bind. With entries of several sizes, as in a radix tree, it is a
-reference and no proven bound. It takes requests in the order of arrival; an engine that reorders them departs
-from it.
+This is an offline bound: it needs the order of all requests, so no engine can use it. With entries of one
+size it has the fewest misses of all orders: an entry is never used later than those after it on its path, so
+evicting leaves only is no restriction. With entries of several sizes, as in a radix tree, it is a reference
+and not a proven bound. It assumes that requests are served in the order of arrival; an engine that reorders
+them deviates from it.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ class Belady(Eviction):
     is_offline: ClassVar[bool] = True
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Sort key: the furthest next use first, then the deepest, then the oldest."""
+        """Returns the sort key: the latest next use first, then the deepest, then the oldest."""
         return -entry.next_use, -entry.depth, entry.inserted

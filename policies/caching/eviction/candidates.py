@@ -1,8 +1,8 @@
-"""The entries that could be evicted now, in the order of a policy: heaps with lazy deletion.
+"""The entries that can be evicted now, in the order of an eviction policy: heaps with lazy deletion.
 
-A touch costs O(1): the entry is put on a list of those whose key must be computed anew, and the list goes
-into the heaps at the next eviction. An outdated entry in a heap is recognised by its version and dropped when
-it surfaces, so that an eviction takes O(log n) amortised.
+A use of an entry takes O(1): the entry is added to a list of entries that need a new key, and the list is
+added to the heaps at the next eviction. An outdated item of a heap is recognised by its version and dropped
+when it is at the top, so that an eviction takes O(log n) amortised.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from policies.caching.eviction import Entry, Eviction
 
 
 class Candidate(Entry, Protocol):
-    """An entry that can be kept in `Candidates`; only that class writes the last three attributes."""
+    """An entry of `Candidates`, which alone writes the last three attributes."""
 
     @property
     def is_candidate(self) -> bool:
-        """Whether it may be evicted now: it has no lock and no child, and was not evicted yet."""
+        """Whether it may be evicted now: it has no lock and no child, and is in the cache."""
 
     queue: int
     """Number of its queue; starts as 0."""
     version: int
     """Number of keys computed for it; starts as 0."""
     is_pending: bool
-    """Whether its key must be computed anew; starts as False."""
+    """Whether it needs a new key; starts as False."""
 
 
 C = TypeVar("C", bound=Candidate)
-_MIN_SWEEP = 1024  # heap length below which outdated keys are not worth a sweep
+_MIN_SWEEP = 1024  # heap length below which outdated items are not removed
 
 
 class Candidates(Generic[C]):
-    """Candidates of one cache under one order."""
+    """The candidates of one cache."""
 
     def __init__(self, eviction: Eviction) -> None:
         self.eviction = eviction.fresh()
         self.queue_tokens = [0] * self.eviction.num_queues
-        """Number of tokens held in each queue."""
+        """Number of tokens in each queue."""
         self._heaps: list[list[tuple[tuple[float, ...], int, int, C]]] = [[] for _ in self.queue_tokens]
         self._sweep_at = [_MIN_SWEEP] * len(self._heaps)
         self._pending: list[C] = []
 
     def admit(self, entry: C) -> None:
-        """Adds a new entry to its queue. It need not be a candidate."""
+        """Adds a new entry, which need not be a candidate, to its queue."""
         entry.queue = self.eviction.admit(entry)
         self.queue_tokens[entry.queue] += entry.num_tokens
 
@@ -55,10 +55,7 @@ class Candidates(Generic[C]):
             self._pending.append(entry)
 
     def pop(self) -> C | None:
-        """Removes the entry to evict next, or returns None without any candidate.
-
-        The cache must drop it then.
-        """
+        """Removes and returns the entry to evict, which the cache must then drop; None without candidates."""
         if self._pending:
             self._take_keys()
         while (first := self._pop_first()) is not None:
@@ -74,7 +71,7 @@ class Candidates(Generic[C]):
         return None
 
     def holds(self, entry: C) -> bool:
-        """Whether the entry will surface if nothing else changes; O(n), for integrity checks."""
+        """Returns whether `pop` would return the entry at some time; O(n), for integrity checks."""
         return entry.is_pending or any(
             item is entry and version == entry.version for heap in self._heaps for _, _, version, item in heap
         )
@@ -93,7 +90,7 @@ class Candidates(Generic[C]):
     def _push(self, entry: C) -> None:
         entry.version += 1
         key = self.eviction.key(entry)
-        # `inserted` and the version decide before two entries would be compared.
+        # `inserted` and the version differ, so that two entries are never compared.
         heappush(self._heaps[entry.queue], (key, entry.inserted, entry.version, entry))
 
     def _take_keys(self) -> None:

@@ -1,6 +1,6 @@
-"""First in, first out: the oldest entry goes first, used or not. SGLang's `fifo`.
+"""First in, first out: evicts the oldest entry, used or not. SGLang's `fifo`.
 
-Assumes nothing about reuse; a baseline. Where a radix tree splits a node, its front half counts as new.
+Assumes nothing about reuse; a baseline. If a radix tree splits a node, its first half counts as new.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ class Fifo(Eviction):
     """First in, first out; there are no settings."""
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Sort key: the oldest first."""
+        """Returns the sort key: the oldest first."""
         return (entry.inserted,)

@@ -1,10 +1,10 @@
-"""Ids of recently evicted content, the oldest forgotten first. They take no KV memory."""
+"""Ids of recently evicted content (ghost entries), which use no KV memory."""
 
 from __future__ import annotations
 
 
 class Ghosts:
-    """Number of tokens of evicted entries, by content id."""
+    """The ids of evicted contents and their numbers of tokens."""
 
     def __init__(self) -> None:
         self._tokens: dict[int, int] = {}  # by content id, the oldest first
@@ -14,7 +14,7 @@ class Ghosts:
         return len(self._tokens)
 
     def recall(self, content_id: int) -> bool:
-        """Whether an id is remembered; it is removed, since its content is coming back."""
+        """Removes an id, because its content is inserted again; returns whether it was stored."""
         num_tokens = self._tokens.pop(content_id, None)
         if num_tokens is None:
             return False
@@ -22,7 +22,7 @@ class Ghosts:
         return True
 
     def remember(self, content_id: int, num_tokens: int, max_num_tokens: float) -> None:
-        """Adds an id as the newest, and forgets the oldest beyond max_num_tokens tokens."""
+        """Adds an id as the newest and removes the oldest ids beyond max_num_tokens tokens."""
         self._num_tokens += num_tokens - self._tokens.pop(content_id, 0)
         self._tokens[content_id] = num_tokens
         while self._num_tokens > max_num_tokens:

@@ -1,7 +1,7 @@
 """Least frequently used first; among equals the least recently used. SGLang's `lfu`.
 
-Assumes that popularity is stable: counts never decay, so content that was popular once stays for long
-(`SizeAware` ages its counts). Counts start anew when evicted content comes back.
+Assumes that popularity is stable: counts never decay, so content that was popular once is kept for long
+(`SizeAware` ages its counts). Evicted content that is inserted again starts with a count of one.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ class Lfu(Eviction):
     """Least frequently used; there are no settings."""
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Sort key: hits, then as `Lru`."""
+        """Returns the sort key: hits, then as `Lru`."""
         return entry.hits, entry.last_access, -entry.depth, entry.inserted

@@ -1,7 +1,7 @@
 """Least recently used first: the default of vLLM and SGLang.
 
-Assumes that what was used lately will be used again. Of entries that one request touched together the deepest
-goes first, so that what is left is a prefix.
+Assumes that recently used content will be used again. Of the entries that one request used at the same time,
+the deepest is evicted first, so that a prefix remains.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ class Lru(Eviction):
     """Least recently used; there are no settings."""
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Sort key: last access, deepest first, then age."""
+        """Returns the sort key: last access, then the deepest first, then age."""
         return entry.last_access, -entry.depth, entry.inserted

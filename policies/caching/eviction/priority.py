@@ -1,7 +1,7 @@
 """Lowest priority first, among equals the least recently used. SGLang's `priority`.
 
-Assumes that clients rate their content honestly. An entry takes the highest priority inserted through it and
-keeps it: a shared prefix is worth as much as its most important user.
+Assumes that clients set priorities truthfully. An entry keeps the highest priority of the inserts through it,
+so that a shared prefix has the priority of its most important request.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ class Priority(Eviction):
     """Lowest priority first; there are no settings."""
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Sort key: priority, then as `Lru`."""
+        """Returns the sort key: priority, then as `Lru`."""
         return entry.priority, entry.last_access, -entry.depth, entry.inserted

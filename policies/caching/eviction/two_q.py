@@ -1,12 +1,12 @@
-"""2Q, full version: new content is on probation before it joins the main queue.
+"""2Q, full version: new content joins a probation queue before it can join the main queue.
 
-After Johnson and Shasha, VLDB 1994. New entries join a first-in-first-out queue. Content that comes back
-after it left that queue, while its id is still remembered (as a ghost), joins the main queue, which is LRU. A
-scan of content that is used once therefore passes through the probation queue and leaves the main queue
-alone. Uses during probation do not count: they are regarded as one burst.
+Johnson and Shasha, VLDB 1994. New entries join a first-in-first-out probation queue. Content that is inserted
+again after it was evicted from that queue, while it has a ghost entry, joins the main queue, which is LRU.
+Content that is used only once therefore does not evict content of the main queue. Uses in the probation queue
+are not counted; they are regarded as one burst.
 
-Memory pressure: probation gives while it holds more than its share, else the main queue. The ids of ghosts
-take no KV memory.
+Memory pressure: victims are taken from the probation queue while it has more than its share, else from main.
+Ghost entries use no KV memory.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PROBATION, MAIN = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TwoQ(Eviction):
-    """Settings of 2Q (the paper's Kin and Kout), and the ghosts of one cache."""
+    """Settings of 2Q (Kin and Kout in the paper), and the ghost entries of one cache."""
 
     num_queues: ClassVar[int] = 2
 
     probation_share: float = 0.25
-    """Share of the cached tokens up to which the probation queue is spared."""
+    """Share of the cached tokens up to which nothing is evicted from the probation queue."""
     ghost_share: float = 0.5
-    """Tokens of evicted content that is remembered, as a share of the cached tokens."""
+    """Tokens of evicted content with a ghost entry, as a share of the cached tokens."""
     _ghosts: Ghosts = field(init=False, hash=False, repr=False, compare=False, default_factory=Ghosts)
 
     def __post_init__(self) -> None:
@@ -40,26 +40,26 @@ class TwoQ(Eviction):
             raise ValueError(f"ghost_share={self.ghost_share}: must be >= 0 and finite")
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Sort key: first in, first out on probation; least recently used in the main queue."""
+        """Returns the sort key: first in, first out in the probation queue; as `Lru` in the main queue."""
         if entry.queue == PROBATION:
             return (entry.inserted,)
         return entry.last_access, -entry.depth, entry.inserted
 
     def fresh(self) -> Self:
-        """Returns the same settings without ghosts."""
+        """Returns the same settings without ghost entries."""
         return replace(self)
 
     def admit(self, entry: Entry) -> int:
-        """Remembered content joins the main queue, all other content the probation queue."""
+        """Returns the main queue for content with a ghost entry, else the probation queue."""
         return MAIN if self._ghosts.recall(entry.content_id) else PROBATION
 
     def victim_queue(self, queue_tokens: Sequence[int]) -> int:
-        """The probation queue while it holds more than its share, else the main one."""
+        """Returns the probation queue while it has more than its share, else the main one."""
         over = queue_tokens[PROBATION] > self.probation_share * sum(queue_tokens)
         return PROBATION if over else MAIN
 
     def evicted(self, entry: Entry, key: tuple[float, ...], queue_tokens: Sequence[int]) -> None:
-        """Remembers content that left probation; forgets the oldest ids beyond the ghosts' share."""
+        """Stores the id of content that was evicted from the probation queue."""
         if entry.queue == PROBATION:
             limit = self.ghost_share * (sum(queue_tokens) + entry.num_tokens)
             self._ghosts.remember(entry.content_id, entry.num_tokens, limit)

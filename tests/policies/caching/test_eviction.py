@@ -57,7 +57,7 @@ def fewest_misses(references, capacity):
 
 def cached(tree, content_ids):
     """Returns which of these single runs are in the tree; does not touch them."""
-    present = {node.runs[0][0] for node in tree.nodes()}
+    present = {node.segments[0][0] for node in tree.nodes()}
     return [content_id for content_id in content_ids if content_id in present]
 
 
@@ -171,7 +171,7 @@ def test_two_q_lets_a_scan_pass_by():
     for content_id in range(1000, 2000):
         ask(content_id)
     assert cached(tree, hot) == hot
-    assert {node.runs[0][0] for node in tree.nodes() if node.queue == MAIN} == set(hot)
+    assert {node.segments[0][0] for node in tree.nodes() if node.queue == MAIN} == set(hot)
     tree.check_integrity()
     plain = RadixTree(eviction=Lru())
     for content_id in [*hot, *hot, *range(1000, 2000)]:
@@ -258,7 +258,7 @@ def test_s3_fifo_holds_what_the_papers_algorithm_holds(references, capacity, sma
             tree.evict(tree.num_tokens + 1 - capacity)
         tree.insert(single(content_id))
         assert is_hit == paper.read(content_id)
-        queues = {node.runs[0][0]: node.queue for node in tree.nodes()}
+        queues = {node.segments[0][0]: node.queue for node in tree.nodes()}
         assert queues == dict.fromkeys(paper.small, SMALL) | dict.fromkeys(paper.main, s3_fifo.MAIN)
 
 

@@ -21,7 +21,7 @@ def test_ids_count_from_one_and_the_last_freed_is_the_next_drawn():
 def test_no_more_ids_than_blocks():
     pool = BlockPool(2, 4)
     pool.draw(2)
-    with pytest.raises(AssertionError, match="more ids are drawn than there are blocks"):
+    with pytest.raises(AssertionError, match="more ids were assigned than there are blocks"):
         pool.draw(1)
 
 

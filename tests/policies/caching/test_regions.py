@@ -178,15 +178,15 @@ def test_a_region_grows_into_the_free_slots_behind_it_and_no_further():
 
 
 @every_allocator
-def test_rejects_a_region_that_is_not_taken(make):
+def test_rejects_a_region_that_is_not_allocated(make):
     memory = make(16)
     region = memory.allocate(4)
     grown = memory.grow(region, 8)
     for use in (memory.free, lambda old: memory.grow(old, 16)):
-        with pytest.raises(ValueError, match=r"region=\(0, 4\): must be taken"):
+        with pytest.raises(ValueError, match=r"region=\(0, 4\): must be allocated"):
             use(region)
     memory.free(grown)
-    with pytest.raises(ValueError, match=r"region=\(0, 8\): must be taken"):
+    with pytest.raises(ValueError, match=r"region=\(0, 8\): must be allocated"):
         memory.free(grown)
     assert memory.num_free == 16
 
