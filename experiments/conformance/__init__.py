@@ -1,1 +1,1 @@
-"""Checks in random worlds that a policy keeps the promises of its family."""
+"""Conformance suite: checks in random worlds that a policy keeps the promises of its family."""

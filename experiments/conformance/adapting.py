@@ -1,4 +1,4 @@
-"""Worlds whose requests name LoRA adapters, more of them than there is room for."""
+"""Worlds whose requests name LoRA adapters, more than fit on the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ W = TypeVar("W", bound=World)
 
 
 def draw_adapter_serving(tick_s: float) -> st.SearchStrategy[Any]:
-    """Strategy: any way to serve adapters, with settings that matter to a few requests."""
+    """Draws a policy that serves adapters, with settings that matter to a few requests."""
     eviction, few = st.sampled_from(["lru", "lfu"]), st.integers(0, 3)
     host = st.none() | st.integers(4, 5)
     ticks = st.integers(1, 60).map(lambda n: n * tick_s / 2)
@@ -49,19 +49,20 @@ def draw_adapter_serving(tick_s: float) -> st.SearchStrategy[Any]:
 
 @st.composite
 def draw_adapter_worlds(draw: st.DrawFn, serving: Any = None) -> World:
-    """Strategy: any world whose requests name some of six adapters, which come slowly.
+    """Draws a world whose requests name some of six adapters, which load slowly.
 
-    serving: how they are served, until all requests have ended; None: in any way, perhaps not so long.
+    serving: the adapters policy, in a world that runs until all requests have ended; None: any policy, and
+    the world may end earlier.
     """
     world = draw_adapters(draw, draw(draw_worlds()), serving)
     if serving is not None:
-        blind = RunningHistogram(min_observations=1, initial_tokens=8)
-        world = replace(world, until_s=None, prediction=blind)
+        histogram = RunningHistogram(min_observations=1, initial_tokens=8)
+        world = replace(world, until_s=None, prediction=histogram)
     return world
 
 
 def draw_adapters(draw: st.DrawFn, world: W, serving: Any = None) -> W:
-    """The same world with adapters; serving None: in any way."""
+    """Adds adapters to a world; serving: the adapters policy, None: any."""
     tick_s = world.model.tick_s
     names = draw(st.sampled_from(["ab", "abcdef"]))
     served = tuple(Adapter(name=name, rank=draw(st.sampled_from([1, 3, 8, 16]))) for name in names)

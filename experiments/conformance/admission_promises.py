@@ -1,11 +1,13 @@
-"""The promises of an admission policy, each as a check of one world, played at a `ToyGateway`."""
+"""Promises of an admission policy, each a check of one world that is played at a `ToyGateway`."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from itertools import count
 from math import inf, isfinite
+from typing import Any
 
+from experiments.conformance.renamed import promise_by_old_name
 from experiments.conformance.toy_gateway import ToyGateway, num_remembered, play
 from experiments.conformance.worlds import Traffic, World
 from policies.admission import Refusal
@@ -14,16 +16,16 @@ from policies.core.request import Request
 DAY_S = 86_400.0
 NUM_ROUNDS = 24
 NUM_FIRST_ROUNDS = 6
-"""Of those: what is remembered after one of these is what it may remember."""
+"""First of these rounds, whose largest memory is the limit for later rounds."""
 
 
-def answers_none_or_refusal(world: World) -> None:
-    """The policy returns None or Refusal(reason, retry_after_s), and reads only declared signals."""
+def returns_none_or_refusal(world: World) -> None:
+    """Requires that refusal() returns None or a Refusal, and reads only declared signals of replicas."""
     for asked in play(world).asked:
         refusal = asked.refusal
         if refusal is None:
             continue
-        what = f"refusal() gave {refusal!r}"
+        what = f"refusal() returned {refusal!r}"
         assert isinstance(refusal, Refusal), f"{what}: must be None or a Refusal"
         assert isinstance(refusal.reason, str), f"{what}: reason must be a string"
         assert refusal.reason, f"{what}: reason must not be empty"
@@ -31,27 +33,29 @@ def answers_none_or_refusal(world: World) -> None:
         assert after_s is None or after_s >= 0, f"{what}: retry_after_s must be None or >= 0 s"
 
 
-def answers_the_same_again(world: World) -> None:
-    """A second run decides what the first did: no clock, no shared random numbers, no state kept between."""
+def admission_is_reproducible(world: World) -> None:
+    """Requires equal decisions in a second run: no clock, no shared random numbers, no state kept between."""
     for one, other in zip(play(world).asked, play(world).asked, strict=True):
-        assert one == other, f"asked {_shown(one.request, one.now)}: {one.refusal}, then {other.refusal}"
+        assert one == other, (
+            f"{_shown(one.request, one.now)}: {one.refusal} in one run, {other.refusal} in a second"
+        )
 
 
-def lets_in_when_idle(world: World) -> None:
-    """A request that arrives at a service idle for a day is admitted, or rejected for good."""
+def admits_when_idle(world: World) -> None:
+    """Requires that a request to a service that is idle for a day is admitted or refused permanently."""
     fresh, busy = ToyGateway(world, deepcopy(world.admission)), play(world)
     numbers = count(len(world.asks))
     for days, arrival in enumerate(Traffic(world.asks).arrivals(), start=1):
-        for gateway, when in ((fresh, "it is new"), (busy, "all have ended")):
+        for gateway, when in ((fresh, "in a new service"), (busy, "after all requests have ended")):
             request = _like(arrival.request, next(numbers), _last_s(busy) + days * DAY_S)
             refusal = gateway.ask(request, arrival.num_output_tokens, request.arrival_s)
             is_right = refusal is None or refusal.retry_after_s == inf
-            assert is_right, f"{when}, and {_shown(request, request.arrival_s)} gets {refusal}"
+            assert is_right, f"{when}, {_shown(request, request.arrival_s)} gets {refusal}"
             gateway.until(inf)
 
 
-def never_means_never(world: World) -> None:
-    """Whose retry_after_s is inf gets the same answer whenever it asks again."""
+def permanent_refusals_stay(world: World) -> None:
+    """Requires that a request refused with retry_after_s=inf is refused so at every later attempt."""
     gateway = play(world)
     refused = [asked for asked in gateway.asked if asked.refusal and asked.refusal.retry_after_s == inf]
     now = _last_s(gateway)
@@ -62,8 +66,8 @@ def never_means_never(world: World) -> None:
         assert is_same, f"{_shown(asked.request, asked.now)}: {asked.refusal}, but at {now:.6g} s: {again}"
 
 
-def keeps_its_word(world: World) -> None:
-    """An equal request that arrives retry_after_s later at an idle service is admitted."""
+def retry_after_holds(world: World) -> None:
+    """Requires that an equal request is admitted retry_after_s later if the service is idle by then."""
     gateway = ToyGateway(world, deepcopy(world.admission))
     for arrival in Traffic(world.asks).arrivals():
         refusal = gateway.ask(arrival.request, arrival.num_output_tokens, arrival.at_s)
@@ -74,11 +78,13 @@ def keeps_its_word(world: World) -> None:
         other.end_all(arrival.at_s)
         request = _like(arrival.request, len(world.asks), then_s)
         answer = other.ask(request, arrival.num_output_tokens, then_s)
-        assert answer is None, f"{_shown(arrival.request, arrival.at_s)}: {refusal}, and then {answer}"
+        assert answer is None, (
+            f"{_shown(arrival.request, arrival.at_s)}: {refusal}, but at {then_s:.6g} s: {answer}"
+        )
 
 
-def forgets_who_has_ended(world: World) -> None:
-    """What it remembers does not grow with the requests, sessions and tenants that have been there."""
+def forgets_ended_requests(world: World) -> None:
+    """Requires that the policy's memory does not grow with ended requests, sessions and tenants."""
     gateway = ToyGateway(world, deepcopy(world.admission))
     numbers, sizes, start_s = count(), [], 0.0
     for number in range(NUM_ROUNDS):
@@ -91,13 +97,18 @@ def forgets_who_has_ended(world: World) -> None:
         start_s = _last_s(gateway) + DAY_S
     most = max(sizes[:NUM_FIRST_ROUNDS])
     assert sizes[-1] <= most, (
-        f"all have ended {NUM_ROUNDS} times, and it remembers {sizes[-1]} things; "
-        f"{most} after one of the first {NUM_FIRST_ROUNDS} times"
+        f"after {NUM_ROUNDS} rounds in which all requests have ended, the policy holds {sizes[-1]} objects; "
+        f"after each of the first {NUM_FIRST_ROUNDS} rounds it held at most {most}"
     )
 
 
+def __getattr__(name: str) -> Any:
+    """Returns a promise by its old name."""
+    return promise_by_old_name(name, globals())
+
+
 def _like(request: Request, request_id: int, arrival_s: float) -> Request:
-    """The same request, made at another time."""
+    """Copies a request with another id and arrival time, in seconds."""
     deadline_s = request.deadline_s
     if deadline_s is not None:
         deadline_s += arrival_s - request.arrival_s
@@ -105,7 +116,7 @@ def _like(request: Request, request_id: int, arrival_s: float) -> Request:
 
 
 def _last_s(gateway: ToyGateway) -> float:
-    """The time when all requests that are never given up have ended, in seconds."""
+    """Returns the time by which all requests have ended, in seconds."""
     return max([asked.now for asked in gateway.asked[-1:]] + [replica.free_s for replica in gateway.replicas])
 
 

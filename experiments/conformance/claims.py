@@ -1,6 +1,6 @@
-"""The conformance suite: every promise that a policy of its family must keep, in many random worlds.
+"""Claims of the conformance suite: a policy keeps every promise of its family in many random worlds.
 
-A third party runs it by `pytest --policy path.to.Policy`, or from its own tests:
+The suite runs with `pytest --policy path.to.Policy`, or from a test of one's own:
 
     @pytest.mark.parametrize("claim", claims_of(MyPolicy()), ids=str)
     def test_my_policy_keeps_its_promises(claim):
@@ -21,77 +21,77 @@ from hypothesis import strategies as st
 
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.admission_promises import (
-    answers_none_or_refusal,
-    answers_the_same_again,
-    forgets_who_has_ended,
-    keeps_its_word,
-    lets_in_when_idle,
-    never_means_never,
+    admission_is_reproducible,
+    admits_when_idle,
+    forgets_ended_requests,
+    permanent_refusals_stay,
+    retry_after_holds,
+    returns_none_or_refusal,
 )
 from experiments.conformance.days import draw_days
 from experiments.conformance.draws import draw_worlds_with
 from experiments.conformance.families import family_of
 from experiments.conformance.promises import (
     Promise,
-    asks_the_same_again,
-    asks_within_bounds,
-    blind_to_the_truth,
     budget_respected,
     chooses_a_replica,
     copies_share_nothing,
-    everybody_ends,
-    honest_about_the_truth,
+    every_request_ends,
+    independent_of_true_lengths,
     leap_equals_step,
+    needs_truth_is_declared,
     no_leaked_blocks,
-    overtaken_at_most,
-    overtaken_within,
     predicts_within_limits,
-    same_again,
-    unasked_equals_asked,
+    run_is_reproducible,
+    starvation_bound_holds,
+    starvation_bound_s_holds,
+    target_is_reproducible,
+    target_within_bounds,
+    unasked_decodes_equal_fill,
 )
 from experiments.conformance.words import in_words
 from policies.batching import DecodesUnasked, supports_mixed_role
 from sim.settings.build import build
 
 NUM_WORLDS = 100
-"""In which each promise is tried, unless somebody wants more or fewer."""
+"""Number of random worlds in which each promise is checked by default."""
 
-_EVERY: tuple[Promise, ...] = (leap_equals_step, same_again, everybody_ends)
-_IN_ENGINE = (*_EVERY, no_leaked_blocks, budget_respected, blind_to_the_truth)
+_EVERY: tuple[Promise, ...] = (leap_equals_step, run_is_reproducible, every_request_ends)
+_IN_ENGINE = (*_EVERY, no_leaked_blocks, budget_respected, independent_of_true_lengths)
 PROMISES: Mapping[str, tuple[Promise, ...]] = {
-    "batching": (*_IN_ENGINE, unasked_equals_asked),
+    "batching": (*_IN_ENGINE, unasked_decodes_equal_fill),
     "scheduling": _IN_ENGINE,
     "caching": _IN_ENGINE,
-    "routing": (chooses_a_replica, *_EVERY, blind_to_the_truth),
+    "routing": (chooses_a_replica, *_EVERY, independent_of_true_lengths),
     "admission": (
-        answers_none_or_refusal,
-        answers_the_same_again,
-        lets_in_when_idle,
-        never_means_never,
-        keeps_its_word,
-        forgets_who_has_ended,
+        returns_none_or_refusal,
+        admission_is_reproducible,
+        admits_when_idle,
+        permanent_refusals_stay,
+        retry_after_holds,
+        forgets_ended_requests,
     ),
-    "scaling": (asks_within_bounds, asks_the_same_again),
-    "adapters": (*_EVERY, no_leaked_blocks, blind_to_the_truth),
-    "prediction": (predicts_within_limits, copies_share_nothing, honest_about_the_truth, *_EVERY),
+    "scaling": (target_within_bounds, target_is_reproducible),
+    "adapters": (*_EVERY, no_leaked_blocks, independent_of_true_lengths),
+    "prediction": (predicts_within_limits, copies_share_nothing, needs_truth_is_declared, *_EVERY),
 }
-
+"""Family -> its promises; the name of a promise's function is the name of the claim."""
 
 MAX_SHRINKING_S = 20.0
-"""For which a smaller world is looked for once one has been found in which a promise is broken."""
+"""Time for which a smaller world is searched once a promise was found broken, in seconds."""
 
 
 class _Enough(BaseException):
-    """Ends hypothesis' search, which takes it for an interrupt."""
+    """Raised to end hypothesis' search, which treats it as an interrupt."""
 
 
 class BrokenPromise(AssertionError):
-    """What a policy did not keep to, in the smallest world that was found, and what happened there."""
+    """Raised with the broken promise, the smallest world found in which it is broken, and the failure."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One promise of one policy."""
+    """Claim that a policy keeps one promise."""
 
     name: str
     promise: Promise
@@ -101,9 +101,9 @@ class Claim:
         return self.name
 
     def check(self, num_worlds: int = NUM_WORLDS) -> None:
-        """Try it in so many random worlds, the same ones every time. Raises BrokenPromise.
+        """Checks the promise in random worlds, which are the same in every call.
 
-        Reports the smallest world found in which it is broken.
+        Raises BrokenPromise with the smallest world found in which it is broken.
         """
         __tracebackhide__ = True
 
@@ -137,60 +137,65 @@ class Claim:
         except (BrokenPromise, _Enough):
             broken = smallest
             assert broken is not None
-            is_bug = not isinstance(broken.__cause__, AssertionError)  # then its traceback says where
+            is_bug = not isinstance(broken.__cause__, AssertionError)  # a bug keeps its traceback
             raise BrokenPromise(str(broken)) from (broken.__cause__ if is_bug else None)
 
     def check_in(self, world: Any) -> None:
-        """Try it in one world. Raises BrokenPromise."""
+        """Checks the promise in one world. Raises BrokenPromise."""
         try:
             self.promise(world)
         except Exception as error:
             what = (self.promise.__doc__ or "").splitlines()[0]
             raise BrokenPromise(
-                f"{self.name}: {what}\nNot so in this world:\n\n{in_words(world)}\n\n{_describe(error)}"
+                f"{self.name}: {what}\nBroken in this world:\n\n{in_words(world)}\n\n{_describe(error)}"
             ) from error
 
 
 def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
-    """What is to be checked of a policy, an object with its settings.
+    """Returns the claims of a policy, an object with its settings.
 
-    The worlds vary its max_num_batched_tokens, preemption_mode, block_size, max_outstanding and burst, where
-    it has such a setting, but for those named in `fixed`. Raises ValueError for a policy of no family.
+    The worlds vary its settings max_num_batched_tokens, preemption_mode, block_size, max_outstanding and
+    burst, if it has them, except those named in `fixed`. Raises ValueError if it is of no family.
     """
     family = family_of(policy)
     promises = {promise.__name__: promise for promise in PROMISES[family]}
-    if family == "scaling":  # it sees a pool, no engine: days of fluid traffic are its worlds
+    if family == "scaling":  # a scaling policy sees a pool and no engine, so its worlds are days of traffic
         return [Claim(name, promise, draw_days(policy)) for name, promise in promises.items()]
     if family == "adapters":
         return [Claim(name, promise, draw_adapter_worlds(policy)) for name, promise in promises.items()]
     worlds = draw_worlds_with(family, policy, fixed)
     if not supports_mixed_role(policy):
-        del promises[everybody_ends.__name__]
+        del promises[every_request_ends.__name__]
     if family == "batching" and not isinstance(policy, DecodesUnasked):
-        del promises[unasked_equals_asked.__name__]
+        del promises[unasked_decodes_equal_fill.__name__]
     claims = [Claim(name, promise, worlds) for name, promise in promises.items()]
     in_order = draw_worlds_with(family, policy, fixed, others_in_order=True)
     bound = getattr(policy, "starvation_bound", None)
     if bound is not None:
-        promise = partial(overtaken_at_most, bound=bound)
-        promise.__doc__ = f"Nobody sees more than {bound} requests admitted that came after it."
-        claims.append(Claim(overtaken_at_most.__name__, promise, in_order))
+        promise = partial(starvation_bound_holds, bound=bound)
+        promise.__doc__ = f"Requires that at most {bound} later requests are admitted before a request."
+        claims.append(Claim(starvation_bound_holds.__name__, promise, in_order))
     bound_s = getattr(policy, "starvation_bound_s", None)
     if bound_s is not None:
-        promise = partial(overtaken_within, bound_s=bound_s)
-        promise.__doc__ = f"Nobody is overtaken by a request that came more than {bound_s} s after it."
-        claims.append(Claim(overtaken_within.__name__, promise, in_order))
+        promise = partial(starvation_bound_s_holds, bound_s=bound_s)
+        promise.__doc__ = (
+            f"Requires that no request is admitted before one that arrived more than {bound_s} s earlier."
+        )
+        claims.append(Claim(starvation_bound_s_holds.__name__, promise, in_order))
     return claims
 
 
 def claims_by_name(path: str, given_settings: Mapping[str, Any]) -> list[Claim]:
-    """What is to be checked of the policy at a dotted path. Raises ConfigError, ValueError."""
+    """Returns the claims of the policy class at a dotted path.
+
+    Raises ConfigError if it cannot be built with these settings, and ValueError if it is of no family.
+    """
     policy = build({"_target_": path, **given_settings}, "policy")
     return claims_of(policy, fixed=given_settings.keys())
 
 
 def _describe(error: Exception) -> str:
-    """Describes an error; an assertion without a message by its line."""
+    """Describes an error; an assertion without a message is described by its source line."""
     message = str(error)
     if not isinstance(error, AssertionError):
         return f"{type(error).__name__}: {message}"

@@ -1,12 +1,13 @@
-"""Days in the life of a pool, for autoscalers: traffic as a fluid, replicas of a known capacity, cold starts.
+"""Worlds for autoscalers: days of a pool with fluid traffic, replicas of known capacity, and cold starts.
 
-In each interval so much work arrives; replicas that are up serve at most capacity_per_s each, and the rest
-waits. What is asked for beyond what is there starts, and is up cold_start_s later; what is too much goes at
-once, those that start first.
+A given amount of work arrives in each interval. Running replicas serve at most capacity_per_s each, and the
+rest waits. If more replicas are wanted, new ones start and run cold_start_s later; if fewer are wanted,
+replicas leave at once, starting ones first.
 """
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,7 +17,10 @@ from hypothesis import strategies as st
 
 @dataclass(kw_only=True)
 class FluidPool:
-    """A `policies.scaling.PoolView` of fluid. A request takes service_s and meets the SLO if it waits 1 s."""
+    """`policies.scaling.PoolView` with fluid traffic.
+
+    A request takes service_s, and meets the SLO if it waits for at most 1 s.
+    """
 
     num_replicas: int
     capacity_per_s: float
@@ -24,7 +28,7 @@ class FluidPool:
     num_draining: int = 0
     cold_start_s: float = 0.0
     ready_s: list[float] = field(default_factory=list)
-    """When those that start are up."""
+    """Times at which the starting replicas run, in seconds."""
     waiting: float = 0.0
     served_per_s: float = 0.0
     arrived: float = 0.0
@@ -32,7 +36,7 @@ class FluidPool:
     met: float = 0.0
 
     def advance(self, rate_per_s: float, now: float, elapsed_s: float) -> None:
-        """Until `now`, elapsed_s after the last time."""
+        """Advances the pool by elapsed_s to the time `now`, both in seconds."""
         most = self.num_replicas * self.capacity_per_s * elapsed_s
         work = self.waiting + rate_per_s * elapsed_s
         served = min(work, most)
@@ -46,7 +50,7 @@ class FluidPool:
         self.ready_s = [ready_s for ready_s in self.ready_s if ready_s > now]
 
     def resize(self, wanted: int, ready_s: float) -> None:
-        """Start what lacks, to be up at ready_s; let go of what is too much."""
+        """Starts missing replicas, which run at ready_s, or removes surplus ones."""
         present = self.num_replicas + self.num_starting
         self.ready_s += [ready_s] * (wanted - present)
         num_not_started = min(max(present - wanted, 0), self.num_starting)
@@ -103,7 +107,7 @@ class FluidPool:
 
 
 class Asked(NamedTuple):
-    """What an autoscaler was shown, in short, and what it said."""
+    """State of the pool at a decision of an autoscaler, and its target number of replicas."""
 
     now: float
     num_replicas: int
@@ -114,21 +118,21 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Day:
-    """All that makes a run of a pool under an autoscaler; `live` may be called any number of times."""
+    """Settings of a pool under an autoscaler; `simulate` starts from the beginning at every call."""
 
     scaling: Any
     rates_per_s: tuple[float, ...]
-    """Of arrivals, in each interval; over and over until num_intervals."""
+    """Arrivals per second in each interval, repeated until num_intervals."""
     num_intervals: int
     capacity_per_s: float = 1.0
-    """Of one replica."""
+    """Requests per second that one replica serves."""
     service_s: float = 10.0
     cold_start_s: float = 60.0
     num_replicas: int = 1
-    """At the beginning."""
+    """Number of replicas at the beginning."""
 
-    def live(self) -> list[Asked]:
-        """Ask after every interval, and do as is said."""
+    def simulate(self) -> list[Asked]:
+        """Asks the autoscaler after every interval and resizes the pool; returns all decisions."""
         scaling = deepcopy(self.scaling)
         pool = FluidPool(
             num_replicas=self.num_replicas,
@@ -145,10 +149,15 @@ class Day:
             pool.resize(max(1, int(target)), now + self.cold_start_s)
         return asked
 
+    def live(self) -> list[Asked]:
+        """Calls `simulate`; the old name is kept for one version."""
+        warnings.warn("Day.live is deprecated: use Day.simulate", DeprecationWarning, stacklevel=2)
+        return self.simulate()
+
 
 @st.composite
 def draw_days(draw: st.DrawFn, scaling: Any) -> Day:
-    """Strategy: any day of an autoscaler, up to 60 intervals long, from idle to far beyond all replicas."""
+    """Draws a day of an autoscaler of up to 60 intervals, from idle to far above the capacity."""
     return Day(
         scaling=scaling,
         rates_per_s=tuple(draw(st.lists(st.integers(0, 40).map(lambda n: n / 4), min_size=1, max_size=8))),

@@ -1,4 +1,4 @@
-"""Strategies of hypothesis: any policy with settings that matter to a few requests, and any world of them."""
+"""Strategies of hypothesis that draw policies with settings that matter to a few requests, and worlds."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from sim.engine.links import Links
 
 @st.composite
 def draw_tiered(draw: st.DrawFn, block_size: int) -> Tiered:
-    """Strategy: a prefix cache with host memory, of some tokens, and perhaps a disk; a token is a byte."""
+    """Draws a prefix cache with host memory for some tokens, and perhaps a disk; a token takes one byte."""
     host_tokens = draw(st.sampled_from([0, 20, 200]))
     return Tiered(
         block_size=block_size,
@@ -77,7 +77,7 @@ def draw_tiered(draw: st.DrawFn, block_size: int) -> Tiered:
 
 
 def draw_contiguous(block_size: int) -> st.SearchStrategy[Any]:
-    """Strategy: regions of any reservation and placement."""
+    """Draws a contiguous cache with any reservation and allocator."""
     return st.builds(
         Contiguous,
         reserve=st.sampled_from(["max_tokens", "predicted", "predicted"]),
@@ -91,7 +91,7 @@ def draw_contiguous(block_size: int) -> st.SearchStrategy[Any]:
 
 
 def draw_lossy(block_size: int) -> st.SearchStrategy[Any]:
-    """Strategy: caches that hold few tokens of a sequence."""
+    """Draws a lossy cache, which keeps few tokens of a sequence."""
     kept = st.sampled_from([1, 3, 4, 8, 13, 32])
     return (
         st.builds(
@@ -106,7 +106,7 @@ def draw_lossy(block_size: int) -> st.SearchStrategy[Any]:
 
 
 def draw_batching(tick_s: float) -> st.SearchStrategy[Any]:
-    """Strategy: any batching policy for an engine on its own, with settings that matter to a few requests."""
+    """Draws a batching policy of an engine that prefills and decodes, with settings for a few requests."""
     budget, size = st.integers(1, 64), st.integers(1, 8)
     some = st.integers(0, 12)
     return (
@@ -154,7 +154,7 @@ def draw_batching(tick_s: float) -> st.SearchStrategy[Any]:
 
 
 def draw_routing(num_replicas: int, tick_s: float) -> st.SearchStrategy[Any]:
-    """Strategy: any routing policy, with settings that matter to a few requests."""
+    """Draws a routing policy, with settings that matter to a few requests."""
     count = st.sampled_from(["requests", "tokens"])
     by_replica = st.just(()) | st.tuples(*[st.sampled_from([1.0, 0.3, 7.0])] * num_replicas)
     ttft_s = st.sampled_from([1, 3, 10]).map(lambda n: n * tick_s)
@@ -185,7 +185,7 @@ def draw_routing(num_replicas: int, tick_s: float) -> st.SearchStrategy[Any]:
 
 
 def draw_scheduling(tick_s: float) -> st.SearchStrategy[Any]:
-    """Strategy: any scheduling policy, with settings that matter within a few ticks."""
+    """Draws a scheduling policy, with settings that matter within a few ticks."""
     mode = st.sampled_from(["recompute", "swap"])
     ticks = st.integers(1, 100).map(lambda n: n * tick_s / 2)
     maybe_ticks = st.none() | ticks
@@ -234,10 +234,10 @@ def draw_scheduling(tick_s: float) -> st.SearchStrategy[Any]:
 
 @st.composite
 def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = None) -> World:
-    """Small engines under pressure: tiny caches, budgets and contexts, coinciding arrivals, givers-up.
+    """Draws a world under pressure: small caches and budgets, coinciding arrivals, impatient clients.
 
-    Half of them are storms: many answers that outgrow a cache which had room for their prompts.
-    schedulings: any, unless given.
+    Half of the worlds are storms: many outputs outgrow a cache that had room for the prompts.
+    schedulings: strategy of the scheduling policy; None: any.
     """
     storm = draw(st.booleans())
     tick_s = draw(st.sampled_from([TICK_S, UNEVEN_S]))
@@ -314,7 +314,7 @@ def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = No
 def draw_varied(
     policy: Any, field: str, values: st.SearchStrategy[Any], fixed: Collection[str]
 ) -> st.SearchStrategy[Any]:
-    """Strategy: the policy with a setting drawn, if it has it, and takes what is drawn."""
+    """Draws a value of a setting of the policy, if the policy has the setting and accepts the value."""
     names = {f.name for f in fields(policy) if f.init} if is_dataclass(policy) else set()
     if field not in names - set(fixed):
         return st.just(policy)
@@ -334,7 +334,7 @@ VARIED: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "caching": {"block_size": st.sampled_from([1, 2, 3, 4, 8, 16])},
     "admission": {"max_outstanding": st.integers(1, 8), "burst": st.sampled_from([1.0, 2.5, 20.0])},
 }
-"""By family: the settings that worlds vary, as their defaults mean little to a few requests."""
+"""Family -> settings that worlds vary, because their defaults are too large for a few requests."""
 
 
 @st.composite
@@ -345,11 +345,10 @@ def draw_worlds_with(
     fixed: Collection[str] = (),
     others_in_order: bool = False,
 ) -> World:
-    """Strategy: any world in which a policy serves, until all requests have ended.
+    """Draws a world with the policy, which runs until all requests have ended.
 
-    Settings of it that matter to every policy of its family are varied, but for those named in `fixed`.
-    others_in_order: the other policies take requests in the order of their arrival. A policy of one
-    role (see `supports_mixed_role`) gets a run with an end.
+    The settings in `VARIED` are varied, except those named in `fixed`. others_in_order: the other policies
+    keep the order of arrival. The run of a policy of one role (see `supports_mixed_role`) ends at a time.
     """
     world = draw(draw_worlds())
     tick_s = world.model.tick_s
@@ -372,6 +371,6 @@ def draw_worlds_with(
     world = replace(world, **changes)
     try:
         world.caching.pool(KvMemory(world.num_blocks, 1.0, max_model_len=world.max_model_len))
-    except ValueError:  # settings and memory that do not go together
+    except ValueError:  # the settings do not fit the memory
         reject()
     return world

@@ -1,4 +1,4 @@
-"""The kinds of policies there are, and which of them an object is."""
+"""Families of policies, and the family of an object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.scheduling import Scheduling
 
 
 class Family(NamedTuple):
-    """A config group of policies, what its members must have, and the class they must inherit from."""
+    """Config group of policies, with the methods and the base class that its members must have."""
 
     name: str
     methods: tuple[str, ...]
@@ -30,13 +30,13 @@ FAMILIES = (
 
 
 def family_of(policy: Any) -> str:
-    """The family of a policy, by its methods. Raises ValueError if it has those of none, or of several."""
+    """Returns the family of a policy, by its methods. Raises ValueError if no family or several match."""
     found = [family for family in FAMILIES if all(callable(getattr(policy, m, None)) for m in family.methods)]
     name = type(policy).__name__
     if len(found) != 1:
         wanted = "; ".join(f"{family.name}: {', '.join(family.methods)}" for family in FAMILIES)
-        has = f"of {' and '.join(family.name for family in found)}" if found else "of none"
-        raise ValueError(f"{name}: must have the methods of one family, has those {has} ({wanted})")
+        has = f"those of {' and '.join(family.name for family in found)}" if found else "those of none"
+        raise ValueError(f"{name}: must have the methods of one family, but has {has} ({wanted})")
     (family,) = found
     if family.base is not None and not isinstance(policy, family.base):
         base = f"{family.base.__module__}.{family.base.__name__}"

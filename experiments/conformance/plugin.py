@@ -1,7 +1,7 @@
 """pytest plugin: `pytest --policy path.to.Policy [--policy-settings key=value ...]` checks its conformance.
 
-Every pytest session of an environment with windtunnel loads this module; the suite is imported if asked for.
-Without files to test, the suite is all that runs; with files, it runs beside them.
+Every pytest session of an environment with windtunnel loads this module, which imports the suite only for
+--policy. Without files on the command line, only the suite runs; with files, it runs in addition to them.
 """
 
 import importlib
@@ -18,30 +18,35 @@ CLAIMS = pytest.StashKey[Iterable[object]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the suite."""
+    """Adds the options of the suite."""
     group = parser.getgroup("windtunnel", "conformance of a serving policy")
-    group.addoption("--policy", metavar="PATH", help="a policy class to check, as module.Class")
+    group.addoption("--policy", metavar="PATH", help="policy class to check, as module.Class")
     group.addoption(
         "--policy-settings",
         metavar="KEY=VALUE",
         nargs="+",
         action="extend",
         default=[],
-        help="its settings; those that are not given have their defaults, and some are varied",
+        help="settings of the policy; others have their defaults, and some of them are varied",
     )
     group.addoption(
-        "--policy-worlds", metavar="N", type=int, default=100, help="random worlds a promise (default: 100)"
+        "--policy-worlds",
+        metavar="N",
+        type=int,
+        default=100,
+        help="number of random worlds per promise (default: 100)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find the policy, and have the suite collected."""
+    """Finds the policy and adds the suite to the tests. Raises UsageError if the policy cannot be built."""
     path = config.getoption("policy")
     if path is None:
         return
     if importlib.util.find_spec("hypothesis") is None:
-        raise pytest.UsageError("--policy draws random worlds: pip install 'windtunnel[conformance]'")
-    sys.path.append(os.getcwd())  # a user's own classes may lie here; last, so that they shadow nothing
+        raise pytest.UsageError("--policy needs hypothesis: pip install 'windtunnel[conformance]'")
+    _accept_old_claims(config)
+    sys.path.append(os.getcwd())  # for the user's own classes; last, so that they shadow no other module
     claims = importlib.import_module("experiments.conformance.claims")
     errors = importlib.import_module("sim.settings.errors")
     try:
@@ -54,8 +59,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.args.append(str(SUITE))
 
 
+def _accept_old_claims(config: pytest.Config) -> None:
+    """Makes -k select claims by their old names, too, and prints a note."""
+    renamed = importlib.import_module("experiments.conformance.renamed")
+    config.option.keyword, notes = renamed.with_new_claims(config.option.keyword)
+    for note in notes:
+        print(f"windtunnel: {note}", file=sys.stderr)
+
+
 def _settings(words: list[str]) -> dict[str, object]:
-    """key=value words as settings; values are written as in a config file."""
+    """Parses key=value words as settings; values are written as in a config file."""
     omegaconf = importlib.import_module("omegaconf")
     for word in words:
         key, equals, _ = word.partition("=")

@@ -1,4 +1,4 @@
-"""What a policy must promise, each as a check of one world: an AssertionError says how it was broken."""
+"""Promises of policies, each a check of one world that raises AssertionError if the promise is broken."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.conformance.days import Asked, Day
 from experiments.conformance.recording_core import Decision
+from experiments.conformance.renamed import promise_by_old_name
 from experiments.conformance.same_run import assert_leap_equals_step, assert_same_records
 from experiments.conformance.worlds import Traffic, World, WorldRun
 from policies.core.request import Request
@@ -19,38 +20,40 @@ from policies.routing import ReplicaView
 
 
 def leap_equals_step(world: World) -> None:
-    """Running a plan's whole horizon at once changes nothing: neither times nor decisions."""
+    """Requires that computing the whole horizon of a plan at once changes neither times nor decisions."""
     assert_leap_equals_step(world)
 
 
-def same_again(world: World) -> None:
-    """A second run decides what the first did: no clock, no shared random numbers, no state kept between."""
+def run_is_reproducible(world: World) -> None:
+    """Requires an equal second run: no clock, no shared random numbers, no state kept between runs."""
     first, second = world.simulate(), world.simulate()
     for one, other in zip(first.cores, second.cores, strict=True):
-        _assert_equal_decisions(one.decisions, other.decisions, "run", "run again")
+        _assert_equal_decisions(one.decisions, other.decisions, "first run", "second run")
     assert_same_records(first.records, second.records)
 
 
-def everybody_ends(world: World) -> None:
-    """Of a finite number of requests each one ends: no request waits, stalls or is preempted for ever."""
+def every_request_ends(world: World) -> None:
+    """Requires that every request ends: no request waits, stalls or is preempted forever."""
     _assert_all_ended(world.simulate())
 
 
 def no_leaked_blocks(world: World) -> None:
-    """Every block has its owners while the run lasts and none at the end; so have slots and host memory."""
+    """Requires that KV blocks have owners while they are in use, and that all memory is free at the end."""
     run = world.simulate(leap=False)
     for core in run.cores:
         if core.num_unfinished:
             continue
         num_used = core.block_pool.num_used - (0 if core.residents is None else core.residents.num_blocks)
-        assert num_used == 0, f"all have ended, and {num_used} blocks are still in use"
-        assert len(core.free_slots) == core.max_num_seqs, "all have ended, and a slot is still taken"
+        ended = "all requests have ended, but"
+        assert num_used == 0, f"{ended} KV blocks are still in use: {num_used}"
+        num_taken = core.max_num_seqs - len(core.free_slots)
+        assert num_taken == 0, f"{ended} slots are still in use: {num_taken}"
         num_swapped = world.num_swap_blocks - core.num_free_swap_blocks
-        assert num_swapped == 0, f"all have ended, and {num_swapped} blocks of host memory are still taken"
+        assert num_swapped == 0, f"{ended} blocks of host memory are still in use: {num_swapped}"
 
 
 def budget_respected(world: World) -> None:
-    """No iteration has more tokens than the batching policy's max_num_batched_tokens."""
+    """Requires that no iteration has more tokens than max_num_batched_tokens of the batching policy."""
     limit = getattr(world.batching, "max_num_batched_tokens", inf)
     for core in world.simulate().cores:
         for decision in core.decisions:
@@ -61,7 +64,7 @@ def budget_respected(world: World) -> None:
 
 
 class AskedAlways:
-    """A batching policy that is asked for every step, as `fill` without a declaration of its own is."""
+    """Batching policy without `max_unasked_decodes`, so that the engine calls `fill` for every step."""
 
     def __init__(self, batching: Any) -> None:
         self._batching = batching
@@ -70,26 +73,26 @@ class AskedAlways:
         return repr(self._batching)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # also while a copy is being made, which has nothing yet
+        if name.startswith("_"):  # also while deepcopy builds a copy, which has no attributes yet
             raise AttributeError(name)
         return getattr(self._batching, name)
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Let the policy decide."""
+        """Calls `fill` of the policy."""
         self._batching.fill(view, step, now)
 
 
-def unasked_equals_asked(world: World) -> None:
-    """A step that `max_unasked_decodes` leaves to the engine is the step that `fill` would have decided."""
+def unasked_decodes_equal_fill(world: World) -> None:
+    """Requires that steps which `max_unasked_decodes` leaves to the engine are those that `fill` decides."""
     unasked = world.simulate(leap=False)
     asked = replace(world, batching=AskedAlways(world.batching)).simulate(leap=False)
     for one, other in zip(unasked.cores, asked.cores, strict=True):
-        _assert_equal_decisions(one.decisions, other.decisions, "left to the engine", "asked of the policy")
+        _assert_equal_decisions(one.decisions, other.decisions, "decided by the engine", "decided by fill()")
     assert_same_records(unasked.records, asked.records)
 
 
-def blind_to_the_truth(world: World) -> None:
-    """Two runs that differ in nothing but the true lengths decide the same until the first answer ends."""
+def independent_of_true_lengths(world: World) -> None:
+    """Requires equal decisions with other true output lengths, until the first output ends."""
     asks = tuple(ask._replace(num_output_tokens=max(1, 61 - ask.num_output_tokens)) for ask in world.asks)
     one, other = world.simulate(leap=False), replace(world, asks=asks).simulate(leap=False)
     first_end_s = min(_first_end_s(one), _first_end_s(other))
@@ -98,35 +101,37 @@ def blind_to_the_truth(world: World) -> None:
             [decision for decision in core.decisions if decision.start_s < first_end_s]
             for core in (mine, others)
         )
-        _assert_equal_decisions(one_s, other_s, "with these answers", "with answers of 61 tokens less these")
+        _assert_equal_decisions(one_s, other_s, "with these lengths", "with 61 tokens minus these lengths")
 
 
-def overtaken_at_most(world: World, bound: int) -> None:
-    """Nobody sees more than `bound` requests admitted that came after it."""
+def starvation_bound_holds(world: World, bound: int) -> None:
+    """Requires that at most `bound` later requests are admitted before a request."""
     for core in world.simulate().cores:
         admitted = core.first_admitted
         for place, request_id in enumerate(admitted):
             arrival_s = core.arrival_s[request_id]
             overtakers = [other for other in admitted[:place] if core.arrival_s[other] > arrival_s]
             assert len(overtakers) <= bound, (
-                f"request {request_id} was overtaken by {overtakers}, starvation_bound is {bound}"
+                f"requests {overtakers} were admitted before request {request_id}, which arrived earlier; "
+                f"starvation_bound is {bound}"
             )
 
 
-def overtaken_within(world: World, bound_s: float) -> None:
-    """Nobody sees a request admitted before it that came more than `bound_s` after it."""
+def starvation_bound_s_holds(world: World, bound_s: float) -> None:
+    """Requires that no request is admitted before one that arrived more than `bound_s` seconds earlier."""
     for core in world.simulate().cores:
         admitted = core.first_admitted
         for place, request_id in enumerate(admitted):
             until_s = core.arrival_s[request_id] + bound_s
             overtakers = [other for other in admitted[:place] if core.arrival_s[other] > until_s]
             assert not overtakers, (
-                f"request {request_id} was overtaken by {overtakers}, starvation_bound_s is {bound_s}"
+                f"requests {overtakers} were admitted before request {request_id}, which arrived more than "
+                f"{bound_s} s (starvation_bound_s) earlier"
             )
 
 
 class Routed:
-    """A routing policy whose every choice is looked at."""
+    """Routing policy whose choices are checked."""
 
     def __init__(self, routing: Any) -> None:
         self._routing = routing
@@ -135,60 +140,60 @@ class Routed:
         return repr(self._routing)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # also while a copy is being made, which has nothing yet
+        if name.startswith("_"):  # also while deepcopy builds a copy, which has no attributes yet
             raise AttributeError(name)
         return getattr(self._routing, name)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The policy's choice, which must be the index of a replica."""
+        """Returns the policy's choice; asserts that it is the index of a replica."""
         index: int = self._routing.choose(request, replicas, now)
         is_index = isinstance(index, int) and 0 <= index < len(replicas)
-        assert is_index, f"choose() gave {index!r}: must be a whole number from 0 to {len(replicas) - 1}"
+        assert is_index, f"choose() returned {index!r}: must be a whole number from 0 to {len(replicas) - 1}"
         return index
 
 
 def chooses_a_replica(world: World) -> None:
-    """What it chooses is the index of a replica, for every request."""
+    """Requires that choose() returns the index of a replica for every request."""
     replace(world, routing=Routed(world.routing)).simulate()
 
 
-def asks_within_bounds(day: Day) -> None:
-    """It asks for a whole number of replicas, from its min_replicas to its max_replicas."""
+def target_within_bounds(day: Day) -> None:
+    """Requires that the target is a whole number of replicas from min_replicas to max_replicas."""
     low, high = day.scaling.min_replicas, day.scaling.max_replicas
-    for asked in day.live():
+    for asked in day.simulate():
         allowed = isinstance(asked.target, int) and low <= asked.target <= high
         assert allowed, f"{_describe(asked)}: must be a whole number from {low} to {high}"
 
 
-def asks_the_same_again(day: Day) -> None:
-    """A second pool on the same day is asked for the same: no clock, no shared random numbers or state."""
-    for one, other in zip(day.live(), day.live(), strict=True):
+def target_is_reproducible(day: Day) -> None:
+    """Requires equal targets for a second pool on the same day: no clock, no shared random numbers."""
+    for one, other in zip(day.simulate(), day.simulate(), strict=True):
         assert one == other, f"{_describe(one)}; in another pool {_describe(other)}"
 
 
 def predicts_within_limits(world: World) -> None:
-    """A prediction is a whole number of tokens, at least 1 and at most the client's max_tokens."""
+    """Requires that a prediction is a whole number of tokens from 1 to the request's max_tokens."""
     predictor = deepcopy(world.prediction)
     for request, true_num_tokens in _in_turn(world):
         predicted = predictor.predict(request, true_num_tokens)
-        assert isinstance(predicted, int), f"predict() gave {predicted!r}: must be a whole number"
+        assert isinstance(predicted, int), f"predict() returned {predicted!r}: must be a whole number"
         limit = inf if request.max_tokens is None else request.max_tokens
-        assert 1 <= predicted <= limit, f"predict() gave {predicted}: must be >= 1 and <= {limit}"
+        assert 1 <= predicted <= limit, f"predict() returned {predicted}: must be >= 1 and <= {limit}"
         predictor.observe(request, true_num_tokens)
 
 
 def copies_share_nothing(world: World) -> None:
-    """What one copy observes changes no prediction of another: each replica has a predictor of its own."""
-    pristine, taught = deepcopy(world.prediction), deepcopy(world.prediction)
-    before = [pristine.predict(request, truth) for request, truth in _in_turn(world)]
+    """Requires that copies of a predictor are independent, because each replica has its own."""
+    predictor, observer = deepcopy(world.prediction), deepcopy(world.prediction)
+    before = [predictor.predict(request, truth) for request, truth in _in_turn(world)]
     for request, truth in _in_turn(world):
-        taught.observe(request, truth)
-    after = [pristine.predict(request, truth) for request, truth in _in_turn(world)]
-    assert before == after, f"it predicted {before}, and {after} after a copy of it had observed the answers"
+        observer.observe(request, truth)
+    after = [predictor.predict(request, truth) for request, truth in _in_turn(world)]
+    assert before == after, f"predictions are {before}, and {after} after a copy has observed the outputs"
 
 
-def honest_about_the_truth(world: World) -> None:
-    """needs_truth=False: the true length changes nothing. True: without it, ValueError."""
+def needs_truth_is_declared(world: World) -> None:
+    """Requires that predict() ignores the true length, or declares needs_truth and refuses None."""
     predictor = deepcopy(world.prediction)
     for request, truth in _in_turn(world):
         if predictor.needs_truth:
@@ -196,16 +201,17 @@ def honest_about_the_truth(world: World) -> None:
                 predictor.predict(request, None)
             except ValueError:
                 continue
-            raise AssertionError("needs_truth is set, and predict(request, None) did not raise ValueError")
+            raise AssertionError("needs_truth is set, but predict(request, None) did not raise ValueError")
         with_truth, without = predictor.predict(request, truth), predictor.predict(request, None)
         assert with_truth == without, (
-            f"needs_truth=False, but predict() gives {with_truth} for the true length {truth}, else {without}"
+            f"needs_truth=False, but predict() returns {with_truth} for the true length {truth}, and "
+            f"{without} for None"
         )
         predictor.observe(request, truth)
 
 
 def _in_turn(world: World) -> list[tuple[Request, int]]:
-    """The requests that come by themselves, and the true lengths of their answers."""
+    """Returns the requests of the world that do not depend on others, with their true output lengths."""
     arrivals = Traffic(world.asks).arrivals()
     return [
         (a.request, min(a.num_output_tokens, a.request.max_tokens or a.num_output_tokens)) for a in arrivals
@@ -215,7 +221,7 @@ def _in_turn(world: World) -> list[tuple[Request, int]]:
 def _assert_all_ended(run: WorldRun) -> None:
     requests = run.records.requests
     left = requests[requests.status == "unfinished"]
-    assert left.empty, f"the engines have stopped, and requests {left.request_id.tolist()} have not ended"
+    assert left.empty, f"the engines have stopped, but requests {left.request_id.tolist()} have not ended"
 
 
 def _first_end_s(run: WorldRun) -> float:
@@ -228,21 +234,27 @@ def _assert_equal_decisions(one: list[Decision], other: list[Decision], this: st
         assert mine == others, (
             f"iteration {mine.iteration}\n  {this}: {_shown(mine)}\n  {that}: {_shown(others)}"
         )
-    assert len(one) == len(other), f"{len(one)} steps {this}, {len(other)} {that}"
+    assert len(one) == len(other), f"number of steps\n  {this}: {len(one)}\n  {that}: {len(other)}"
 
 
 def _shown(decision: Decision) -> str:
     return (
         f"at {decision.start_s:.6g} s, tokens by request {decision.tokens_by_request}, admitted "
-        f"{decision.admitted}, preempted {decision.preempted}, {decision.num_iterations} iterations"
+        f"{decision.admitted}, preempted {decision.preempted}, iterations {decision.num_iterations}"
     )
 
 
 def _describe(asked: Asked) -> str:
     return (
-        f"at {asked.now:.6g} s, with {asked.num_replicas} replicas up, {asked.num_starting} starting and "
-        f"{asked.num_waiting} requests waiting, target() gave {asked.target!r}"
+        f"at {asked.now:.6g} s, with replicas running: {asked.num_replicas}, starting: {asked.num_starting}, "
+        f"requests waiting: {asked.num_waiting}, target() returned {asked.target!r}"
     )
 
 
+def __getattr__(name: str) -> Any:
+    """Returns a promise by its old name."""
+    return promise_by_old_name(name, globals())
+
+
 Promise = Callable[[Any], None]
+"""Check of a world (or of a day); the first line of its docstring says what it requires."""

@@ -12,7 +12,7 @@ from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 
 MAX_PLANS = 20_000
-"""Limit of plans per run, above which it is taken as endless: these worlds need hundreds or thousands."""
+"""Limit of plans per run, above which it is taken as endless; these worlds need hundreds or thousands."""
 
 
 class Decision(NamedTuple):
@@ -48,7 +48,7 @@ class RecordingCore(EngineCore):
         plan = super().plan(now)
         self._note_admitted()
         self._num_plans += 1
-        assert self._num_plans <= MAX_PLANS, f"{MAX_PLANS} plans, and requests are left: they never end"
+        assert self._num_plans <= MAX_PLANS, f"after {MAX_PLANS:,} plans, requests have still not ended"
         if plan is not None:
             self._planned = Decision(
                 plan.index,
@@ -78,21 +78,21 @@ class RecordingCore(EngineCore):
     def _check_block_ids(self, plan: StepPlan) -> None:
         tokens = plan.tokens_by_request
         owners: Counter[int] = Counter()
-        num_unasked = 0  # blocks of branches that are recomputed
+        num_extra = 0  # blocks of branches that are recomputed
         for seq in self.running.values():
             if num_prompt_block_tokens(seq) is not None:
                 owners.update({number for table in self.branched.block_ids(seq) for number in table})
                 continue
-            num_unasked += seq.num_extra_blocks
+            num_extra += seq.num_extra_blocks
             num_tokens = seq.num_held + tokens.get(seq.request_id, 0)
             ids = self.block_ids(seq, num_tokens)
             assert len(ids) == self.block_pool.blocks_held(seq, num_tokens)
             owners.update(ids)
         assert set(owners) <= set(range(1, self.block_pool.num_blocks + 1))
         shares = type(self.block_pool).num_cached is not BlockPool.num_cached  # a prefix cache shares blocks
-        assert shares or all(count == 1 for count in owners.values()), "a block is owned twice"
-        num_unasked += 0 if self.residents is None else self.residents.num_blocks
-        assert len(owners) == self.block_pool.num_used - num_unasked, "a block is leaked"
+        assert shares or all(count == 1 for count in owners.values()), "a KV block has two owners"
+        num_extra += 0 if self.residents is None else self.residents.num_blocks
+        assert len(owners) == self.block_pool.num_used - num_extra, "a KV block is leaked"
         for source, target in self.branched.copies(plan):
-            assert source in owners, "copies from a block without owner"
-            assert target in owners, "copies into a block without owner"
+            assert source in owners, "KV is copied from a block without an owner"
+            assert target in owners, "KV is copied to a block without an owner"

@@ -1,4 +1,4 @@
-"""Two runs that must be the same: records bit for bit, and the decisions that led to them."""
+"""Comparison of two runs that must be equal: records bit for bit, and decisions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sim.records.run import RunRecords
 
 
 def gaps_of(records: RunRecords) -> list[tuple[float, float]]:
-    """Every gap between two tokens of a sequence as (seconds, end), sorted."""
+    """Returns every gap between two tokens of a sequence as (length, end), both in seconds, sorted."""
     gaps = zip(records.gap_s.tolist(), records.gap_end_s.tolist(), records.gap_count.tolist(), strict=True)
     return sorted((gap_s, end_s) for gap_s, end_s, count in gaps for _ in range(count))
 
 
 def assert_same_records(one: RunRecords, other: RunRecords) -> None:
-    """Bit for bit: every request, every iteration, every gap."""
+    """Asserts that all requests, iterations and gaps are equal bit for bit."""
     assert_same_table(one.requests, other.requests)
     assert_same_table(one.iterations, other.iterations)
     assert gaps_of(one) == gaps_of(other)
@@ -23,7 +23,7 @@ def assert_same_records(one: RunRecords, other: RunRecords) -> None:
 
 
 def assert_leap_equals_step(world: World) -> WorldRun:
-    """Simulates the world with and without leaps and compares the runs. Returns the run with leaps."""
+    """Asserts that the runs with and without leaps are equal; returns the run with leaps."""
     leapt, stepped = world.simulate(leap=True), world.simulate(leap=False)
     assert_same_records(leapt.records, stepped.records)
     assert_same_decisions(leapt, stepped)
@@ -44,18 +44,18 @@ def assert_same_table(one: pd.DataFrame, other: pd.DataFrame) -> None:
 
 
 def assert_same_decisions(leapt: WorldRun, stepped: WorldRun) -> None:
-    """Each leap starts with the very plan that stepping makes there, and goes on with the same tokens."""
+    """Asserts that each leap starts with the plan that stepping makes there, and repeats its tokens."""
     for leaping, stepping in zip(leapt.cores, stepped.cores, strict=True):
         steps = {decision.iteration: decision for decision in stepping.decisions}
         for decision in leaping.decisions:
             indices = range(decision.iteration, decision.iteration + decision.num_iterations)
             missing = [index for index in indices if index not in steps]
-            assert not missing, f"the leap {decision} has iterations that stepping has not: {missing}"
+            assert not missing, f"the leap {decision} has iterations that stepping does not have: {missing}"
             first, *others = (steps.pop(index) for index in indices)
             same = first._replace(num_iterations=decision.num_iterations) == decision
-            assert same, f"a leap begins otherwise than stepping:\n  leap {decision}\n  step {first}"
+            assert same, f"a leap begins with another plan than stepping:\n  leap {decision}\n  step {first}"
             for other in others:
                 same = other.tokens_by_request == decision.tokens_by_request
                 same = same and not other.admitted and not other.preempted
-                assert same, f"stepping decides anew within a leap:\n  leap {decision}\n  step {other}"
-        assert not steps, f"stepping has iterations that leaping has not: {list(steps.values())}"
+                assert same, f"stepping decides differently within a leap:\n  leap {decision}\n  step {other}"
+        assert not steps, f"stepping has iterations that leaping does not have: {list(steps.values())}"

@@ -1,4 +1,4 @@
-"""What `pytest --policy path.to.Policy` runs: a test for each promise. See plugin.py."""
+"""Tests that `pytest --policy path.to.Policy` runs, one per claim. See plugin.py."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from experiments.conformance.plugin import CLAIMS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each claim."""
+    """Generates one test per claim."""
     metafunc.parametrize("claim", metafunc.config.stash[CLAIMS], ids=str)
 
 
 def test_policy(claim: Claim, request: pytest.FixtureRequest) -> None:
-    """It holds in every world that is tried."""
+    """Checks a claim in all worlds."""
     __tracebackhide__ = True
     claim.check(request.config.getoption("policy_worlds"))

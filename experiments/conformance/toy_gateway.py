@@ -1,9 +1,9 @@
 """A gateway with a toy fleet that plays a world's requests, to test admission policies.
 
-Each replica serves one request after the other: its first token comes when its prompt is done, 4 tokens a
-tick, and it ends after a tick for each token of its answer. A replica refuses what exceeds the context;
-clients give up as in the world. So policies meet ends with and without a first token, many at one time, in
-any order.
+Each replica serves one request after the other. The prompt is computed at 4 tokens per tick, then comes the
+first token, and the request ends after one tick per output token. A replica refuses requests that exceed its
+context length, and clients give up as in the world. Policies thus see requests that end with and without a
+first token, several at one time, and in any order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from policies.core.request import Request
 TOKENS_PER_TICK = 4
 SIGNALS = ("num_running", "num_waiting", "num_free_kv_tokens", "num_unseen", "num_unseen_tokens")
 DECLARED = dict.fromkeys(SIGNALS, "reads_signals") | {"num_cached": "reads_caches"}
-"""What of a replica a policy may look at only if it says so, and how it says so."""
+"""Signal of a replica that a policy must declare before it reads it -> the declaration."""
 
 
 @dataclass
 class ToyReplica:
-    """A `ReplicaView` of an engine that does one request after the other, without a cache."""
+    """`ReplicaView` of an engine that serves one request after the other, without a prefix cache."""
 
     index: int
     policy: Any
@@ -37,20 +37,22 @@ class ToyReplica:
     num_queued_tokens: int = 0
     num_kv_tokens: int = 1 << 20
     free_s: float = 0.0
-    """When it has done all that it was sent."""
+    """Time at which it has served all its requests, in seconds."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in DECLARED:
             raise AttributeError(name)
         flag = DECLARED[name]
-        assert getattr(self.policy, flag, False), f"{name} is read without {flag}: ClassVar[bool] = True"
+        assert getattr(self.policy, flag, False), (
+            f"reading {name} of a replica must be declared by {flag}: ClassVar[bool] = True"
+        )
         if name == "num_cached":
             return lambda request: 0
         return self.num_kv_tokens if name == "num_free_kv_tokens" else 0
 
 
 class Asked(NamedTuple):
-    """A request that came to the gateway, and the decision of the admission policy."""
+    """Request that arrived at the gateway, and the decision of the admission policy."""
 
     request: Request
     now: float
@@ -59,7 +61,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class ToyGateway:
-    """An admission policy and the requests that it has admitted. Times given to it must not decrease."""
+    """Admission policy with the requests that it has admitted; times given to it must not decrease."""
 
     world: World
     policy: Any
@@ -69,11 +71,11 @@ class ToyGateway:
         self.replicas = [ToyReplica(i, self.policy) for i in range(self.world.num_replicas)]
         self._events: list[tuple[float, int, str, Request, ToyReplica]] = []
         self._num_events = 0
-        self._open: dict[int, tuple[Request, ToyReplica]] = {}  # by request id: let in, not ended
-        self._answered: set[int] = set()  # of those, the requests that have a first token
+        self._open: dict[int, tuple[Request, ToyReplica]] = {}  # admitted requests that have not ended, by id
+        self._answered: set[int] = set()  # ids of those that have a first token
 
     def ask(self, request: Request, num_output_tokens: int, now: float) -> Refusal | None:
-        """A request comes; what happens by then happens first."""
+        """Advances to the time `now`, asks the policy about a request, and serves it if it is admitted."""
         self.until(now)
         refusal: Refusal | None = self.policy.refusal(request, self.replicas, now)
         self.asked.append(Asked(request, now, refusal))
@@ -82,14 +84,14 @@ class ToyGateway:
         return refusal
 
     def until(self, now: float) -> None:
-        """Tell the policy of all first tokens and ends up to a time."""
+        """Reports all first tokens and ends up to a time to the policy."""
         while self._events and self._events[0][0] <= now:
             time_s, _, kind, request, replica = heappop(self._events)
             if request.request_id in self._open:
                 (self._first_token if kind == "first_token" else self._end)(request, replica, time_s)
 
     def end_all(self, now: float) -> None:
-        """All admitted requests that have not ended are given up by their clients."""
+        """Ends all admitted requests, as if their clients gave up."""
         for request, replica in list(self._open.values()):
             self._end(request, replica, now)
 
@@ -133,7 +135,7 @@ class ToyGateway:
 
 
 def play(world: World) -> ToyGateway:
-    """All of a world's requests, in order of arrival, and then the time until the last has ended."""
+    """Plays all requests of a world in order of arrival, until the last one has ended."""
     gateway = ToyGateway(world, deepcopy(world.admission))
     for arrival in Traffic(world.asks).arrivals():
         gateway.ask(arrival.request, arrival.num_output_tokens, arrival.at_s)
@@ -142,9 +144,9 @@ def play(world: World) -> ToyGateway:
 
 
 def num_remembered(thing: Any) -> int:
-    """How many things an object holds, in containers and fields, all the way down.
+    """Counts the objects that an object holds in containers and fields, recursively.
 
-    A deque with a maxlen counts as one: it is bounded by itself.
+    A deque with a maxlen counts as one, because its size is bounded.
     """
     if isinstance(thing, str | bytes | int | float | None):
         return 1

@@ -1,4 +1,4 @@
-"""A device and a price of iterations that one can compute by hand."""
+"""Toy device and toy iteration times, which can be computed by hand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hwmodels.devices.interconnect import Link
 from hwmodels.iterations.iteration import COMPONENTS
 
 TICK_S = 0.125
-"""A binary fraction: sums of ticks are exact, so arrivals and iteration boundaries really coincide."""
+"""Tick in seconds, a binary fraction: sums are exact, so that arrivals and iteration ends can coincide."""
 UNEVEN_S = 0.1 / np.pi
-"""Sums are rounded, and depend on the order in which they are formed."""
+"""Tick in seconds whose sums are rounded, and depend on the order of summation."""
 
 
 TOY = Device(
@@ -34,9 +34,9 @@ TOY = Device(
 
 
 class ToyModel:
-    """An `IterationModel` of whole ticks: one, one more for 4 tokens, and one more for 32 tokens of context.
+    """`IterationModel` in whole ticks: one, one more per 4 tokens, and one more per 32 context tokens.
 
-    `flat` takes away both: every iteration takes one tick.
+    With `flat`, every iteration takes one tick.
     """
 
     peak_flops_per_s = 1.0
@@ -49,7 +49,7 @@ class ToyModel:
     def seconds(self, shape: Any) -> Any:
         num_tokens = shape.decode_seqs + shape.prefill_tokens
         num_context = shape.decode_context_tokens + shape.prefill_context_tokens
-        if shape.adapters is not None:  # as if ranks were tokens of context
+        if shape.adapters is not None:  # a rank counts as one context token
             num_context = num_context + shape.adapters.ranks
         return self.tick_s * (1 + (0 if self.flat else 1) * (num_tokens // 4 + num_context // 32))
 

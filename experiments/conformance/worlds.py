@@ -30,7 +30,7 @@ from sim.workload.base import Arrival, WorkloadNotes
 
 
 class Ask(NamedTuple):
-    """One request to come and the truth about it."""
+    """Request of a world, with its true output length."""
 
     arrival_s: float
     num_prompt_tokens: int
@@ -38,21 +38,22 @@ class Ask(NamedTuple):
     priority: int = 0
     max_tokens: int | None = None
     contents: tuple[tuple[int, int], ...] = ()
-    """(content id, tokens) of what the prompt begins with."""
+    """(content id, tokens) of the parts with which the prompt begins."""
     answer_id: int | None = None
     tenant: str = ""
     deadline_s: float | None = None
     branching: Branching | None = None
     sample_tokens: tuple[int, ...] = ()
-    """Output tokens of each branch; empty: all end together."""
+    """Output tokens of each branch; empty: all branches end together."""
     adapter: str | None = None
-    """The LoRA adapter that answers it."""
+    """LoRA adapter of the request."""
 
 
 class Traffic:
-    """A source that sends the listed requests, ids counting from 0.
+    """Source of the listed requests, whose ids count from 0.
 
-    Closed loop: num_users of them at their arrival_s, and each end brings the next, think_s later.
+    In a closed loop, num_users of them arrive at their arrival_s, and each end is followed by the next
+    request think_s later.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Traffic:
         self.patience_s = patience_s
         self.notes = WorkloadNotes()
         self.ends: list[tuple[int, float, int]] = []
-        """(request id, now, output tokens) as the simulation tells them."""
+        """(request id, time in seconds, output tokens) of every end that the simulation reported."""
         self._think_s = think_s
         first = list(asks[:num_users])
         self._first = sorted(first, key=lambda ask: ask.arrival_s)
@@ -76,12 +77,12 @@ class Traffic:
         self._num_made = 0
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Those that come by themselves."""
+        """Yields the requests that do not depend on the end of another."""
         for ask in self._first:
             yield self._make(ask, ask.arrival_s)
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        """The next of a closed loop."""
+        """Returns the next request of a closed loop, None if there is none."""
         self.ends.append((request.request_id, now, num_output_tokens))
         return self._make(self._later.pop(0), now + self._think_s) if self._later else None
 
@@ -123,8 +124,9 @@ class World:
     caching: Any = field(default_factory=lambda: Paged(block_size=4))
     prediction: Any = None
     adapters: Any = None
-    """How those of `served` are served; None: they are not."""
+    """Adapters policy; None: requests have no adapters."""
     served: tuple[Adapter, ...] = ()
+    """Adapters that requests may name."""
     num_blocks: int = 1000
     num_swap_blocks: int = 0
     links: Callable[[], Links] = Links
@@ -151,12 +153,12 @@ class World:
         return WorldRun(self._run(simulation, report), cores, source, simulation.fleet, cluster.admission)
 
     def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
-        """Old name of `simulate`, kept for one version."""
+        """Calls `simulate`; the old name is kept for one version."""
         warnings.warn("World.fly is deprecated: use World.simulate", DeprecationWarning, stacklevel=2)
         return self.simulate(leap, report)
 
     def _cluster(self) -> ClusterSettings:
-        """The fields of the world, or of one of more, that settle a cluster, for one run."""
+        """Returns the cluster settings for one run, from the fields of the same names."""
         given = {each.name: getattr(self, each.name, None) for each in fields(ClusterSettings)}
         return ClusterSettings(
             **{name: value for name, value in given.items() if value is not None}
@@ -169,13 +171,13 @@ class World:
         return Traffic(self.asks, num_users=self.num_users, think_s=self.think_s, patience_s=self.patience_s)
 
     def _pools(self, cores: list[RecordingCore]) -> list[ReplicaPool]:
-        """With engines that are noted in `cores`."""
+        """Returns the pools of replicas; their engines are added to `cores`."""
         return [self._pool(cores, name="a", replicas=self.num_replicas)]
 
     def _pool(
         self, cores: list[RecordingCore], *, core: Mapping[str, Any] | None = None, **settings: Any
     ) -> ReplicaPool:
-        """A pool; `core` and `settings` are of it alone, the rest is as the world has it."""
+        """Returns a pool; `core` and `settings` override the settings of the world."""
         usual = {
             "model": self.model,
             "frontend_s": self.frontend_s,
@@ -203,7 +205,7 @@ class World:
         return core
 
     def _residents(self, kv_pool: BlockPool) -> Residents | None:
-        """An engine's adapters; a rank takes as much as a token of KV."""
+        """Returns the adapters of an engine; a rank takes as much memory as one token of KV."""
         if self.adapters is None:
             return None
         memory = AdapterMemory(bytes_per_rank=1.0, block_bytes=self.caching.block_size)

@@ -1,1 +1,1 @@
-"""`windtunnel new policy FAMILY NAME`: a working policy, its config and its test, to begin with."""
+"""`windtunnel new policy FAMILY NAME`: writes a working policy, its config and its test as templates."""

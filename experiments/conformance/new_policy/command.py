@@ -1,4 +1,4 @@
-"""`windtunnel new policy FAMILY NAME`: write a working policy, its config and its test."""
+"""`windtunnel new policy FAMILY NAME`: writes a working policy, its config and its test."""
 
 import argparse
 import importlib.util
@@ -11,7 +11,7 @@ from sim.settings.errors import ConfigError, nearest, suggest
 
 TEMPLATES = Path(__file__).with_name("templates")
 CONFIGS = "my_policies"
-"""The folder for --config-dir."""
+"""Folder of the config, for --config-dir."""
 
 FAMILIES = {
     "batching": "batching={name}",
@@ -23,7 +23,7 @@ FAMILIES = {
     "prediction": "scheduling=shortest_job_first prediction={name}",
     "adapters": "workload=lora adapters={name}",
 }
-"""Overrides of `windtunnel simulate` under which a policy of each family makes a difference."""
+"""Family -> overrides of `windtunnel simulate` with which its policy makes a difference."""
 
 
 WITHOUT_TEMPLATE = {
@@ -31,24 +31,32 @@ WITHOUT_TEMPLATE = {
     "placing": "policies/placement/best_fit.py",
     "roles": "policies/roles/balance.py",
 }
-"""Groups of other policies, asked once or seldom, and one of each to begin with."""
+"""Groups of policies without a template -> a policy to copy."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write three files and say what to run next. Raises ConfigError, and then has written nothing."""
+    """Writes three files and prints the next commands. Raises ConfigError without having written any."""
     parser = argparse.ArgumentParser(
         prog="windtunnel new",
-        description="Write a working policy of a family, its config and its test, to begin with.",
+        description="Write a working policy of a family, its config and its test, as a template to change.",
         epilog=f"families: {', '.join(FAMILIES)}",
         allow_abbrev=False,
     )
-    parser.add_argument("kind", metavar="policy", help="what is to be written: policy")
-    parser.add_argument("family", help="what it decides, such as batching")
-    parser.add_argument("name", help="of the module and of the choice, such as my_policy")
-    parser.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="where to write it")
+    parser.add_argument("kind", metavar="policy", help="the word policy")
+    parser.add_argument("family", help="family of the policy, such as batching")
+    parser.add_argument("name", help="name of the module and of the choice, such as my_policy")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder to write to; default: the current folder",
+    )
     options = parser.parse_args(arguments)
     if options.kind != "policy":
-        raise ConfigError(f"new {options.kind}: no such kind of thing; {suggest(options.kind, ['policy'])}")
+        raise ConfigError(
+            f"new {options.kind}: only a policy can be written: windtunnel new policy FAMILY NAME"
+        )
     if options.family not in FAMILIES:
         raise ConfigError(_no_family(options.family))
     check_name(options.name, options.family, options.dir)
@@ -58,41 +66,44 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _no_family(name: str, own_dir: Path = CONFIG_DIR) -> str:
-    """Why there is no template, and what to do instead."""
+    """Returns the message for a family without a template, with the remedy."""
     if name in WITHOUT_TEMPLATE:
         return (
-            f"{name}: has no template; begin with a copy of {WITHOUT_TEMPLATE[name]} and of a file of "
-            f"configs/{name}; templates: {', '.join(FAMILIES)}"
+            f"{name}: has no template; start with a copy of {WITHOUT_TEMPLATE[name]} and of a file in "
+            f"configs/{name}; families with templates: {', '.join(FAMILIES)}"
         )
     if name in find_groups([own_dir]):
         return (
-            f"{name}: no policies but settings; copy a file of configs/{name} to {CONFIGS}/{name} and change "
-            f"it; policies: {', '.join(FAMILIES)}"
+            f"{name}: is a group of settings, not of policies; copy a file of configs/{name} to "
+            f"{CONFIGS}/{name} and change it; families: {', '.join(FAMILIES)}"
         )
     return f"{name}: no such family; {suggest(name, FAMILIES)}"
 
 
 def check_name(name: str, family: str, folder: Path, own_dir: Path = CONFIG_DIR) -> None:
-    """Raise ConfigError for what cannot be the name of a module and of a new choice of the family."""
+    """Raises ConfigError if the name cannot be that of a module and of a new choice of the family."""
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name.startswith("_"):
         valid = "".join(c if c.isascii() and c.isalnum() else "_" for c in name).strip("_").lower()
         better = valid if valid.isidentifier() and not keyword.iskeyword(valid) else f"my_{valid or 'policy'}"
         raise ConfigError(
-            f"name={name}: must be letters, digits and _ , and no word of Python; nearest: {better}"
+            f"name={name}: must consist of letters, digits and _, and must not be a Python keyword; "
+            f"nearest: {better}"
         )
     user_dir = folder / CONFIGS
     choices = find_groups(config_dirs(user_dir if user_dir.is_dir() else None, own_dir)).get(family, [])
     names = [choice.name for choice in choices]
     if name in names:
-        raise ConfigError(f"name={name}: {family}={name} exists; must be none of {', '.join(names)}")
+        raise ConfigError(f"name={name}: {family}={name} already exists; must be none of {', '.join(names)}")
     if not (folder / f"{name}.py").exists() and importlib.util.find_spec(name) is not None:
         close = nearest(name, names)
         hint = f"; {family}={close} exists" if close else ""
-        raise ConfigError(f"name={name}: Python has a module of that name; nearest: my_{name}{hint}")
+        raise ConfigError(
+            f"name={name}: there is already a Python module of that name; nearest: my_{name}{hint}"
+        )
 
 
 def contents(family: str, name: str) -> dict[Path, str]:
-    """The files, by their path in the folder."""
+    """Returns the text of each file by its path in the folder."""
     templates = {
         Path(f"{name}.py"): TEMPLATES / f"{family}.py",
         Path(CONFIGS) / family / f"{name}.yaml": TEMPLATES / "configs" / f"{family}.yaml",
@@ -102,11 +113,11 @@ def contents(family: str, name: str) -> dict[Path, str]:
 
 
 def write(folder: Path, files: dict[Path, str]) -> None:
-    """Write them all, or none: ConfigError if one of them exists, or the folder cannot be written to."""
+    """Writes all files. Raises ConfigError if one of them exists or the folder cannot be written to."""
     for path in files:
         if (folder / path).exists():
             raise ConfigError(
-                f"{folder / path}: exists and is not overwritten; choose another name, or --dir"
+                f"{folder / path}: already exists and is not overwritten; choose another name or --dir"
             )
     try:
         for path, text in files.items():
@@ -118,13 +129,13 @@ def write(folder: Path, files: dict[Path, str]) -> None:
 
 
 def class_name(name: str) -> str:
-    """my_policy: MyPolicy."""
+    """Returns the class name of a module name: my_policy -> MyPolicy."""
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
 def _renamed(text: str, family: str, name: str) -> str:
     own_import = f"from experiments.conformance.new_policy.templates.{family} import MyPolicy\n"
-    if own_import in text:  # a test: what is ours is a package of others there, and the policy is its own
+    if own_import in text:  # a test: windtunnel is third-party code there, and the policy is first-party
         others, rest = text.replace(own_import, "").split("\n\n\n", 1)
         others = others.replace("import pytest\n\nfrom", "import pytest\nfrom")
         text = f"{others}\n\nfrom {name} import MyPolicy\n\n\n{rest}"
@@ -138,7 +149,7 @@ def _next_steps(family: str, name: str, folder: Path, files: dict[Path, str]) ->
     where = [] if folder == Path() else [f"  cd {folder}"]
     return [
         *written,
-        "next",
+        "next steps:",
         *where,
         f"  windtunnel simulate --config-dir {CONFIGS} {choice}",
         f"  pytest test_{name}.py",

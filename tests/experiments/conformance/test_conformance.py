@@ -14,8 +14,11 @@ import pytest
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from experiments.conformance.claims import BrokenPromise, claims_by_name, claims_of
+from experiments.conformance import admission_promises, promises
+from experiments.conformance.claims import PROMISES, BrokenPromise, claims_by_name, claims_of
+from experiments.conformance.days import Day
 from experiments.conformance.families import FAMILIES, family_of
+from experiments.conformance.renamed import NEW_CLAIMS
 from experiments.conformance.words import in_words
 from experiments.conformance.worlds import Ask, World
 from policies.adapters.fixed_slots import FixedSlots
@@ -292,26 +295,26 @@ class Hoarding(TokenBucket):
 
 
 BROKEN = [
-    (Mumbling(), "answers_none_or_refusal"),
-    (Spying(), "answers_none_or_refusal"),
-    (Whimsical(), "answers_the_same_again"),
-    (Jamming(), "lets_in_when_idle"),
-    (Rash(), "never_means_never"),
-    (Promising(), "keeps_its_word"),
-    (Hoarding(), "forgets_who_has_ended"),
-    (Cheating(), "blind_to_the_truth"),
-    (Dicing(), "same_again"),
-    (Looking(), "same_again"),
+    (Mumbling(), "returns_none_or_refusal"),
+    (Spying(), "returns_none_or_refusal"),
+    (Whimsical(), "admission_is_reproducible"),
+    (Jamming(), "admits_when_idle"),
+    (Rash(), "permanent_refusals_stay"),
+    (Promising(), "retry_after_holds"),
+    (Hoarding(), "forgets_ended_requests"),
+    (Cheating(), "independent_of_true_lengths"),
+    (Dicing(), "run_is_reproducible"),
+    (Looking(), "run_is_reproducible"),
     (Forgetful(), "leap_equals_step"),
-    (Overconfident(), "unasked_equals_asked"),
+    (Overconfident(), "unasked_decodes_equal_fill"),
     (Greedy(), "budget_respected"),
-    (Starving(), "everybody_ends"),
+    (Starving(), "every_request_ends"),
     (Leaking(), "no_leaked_blocks"),
-    (LastComeFirst(), "overtaken_at_most"),
+    (LastComeFirst(), "starvation_bound_holds"),
     (BeyondTheLast(), "chooses_a_replica"),
-    (Fortunate(), "same_again"),
+    (Fortunate(), "run_is_reproducible"),
     (Overshooting(), "predicts_within_limits"),
-    (Peeking(), "honest_about_the_truth"),
+    (Peeking(), "needs_truth_is_declared"),
     (Sharing(), "copies_share_nothing"),
 ]
 
@@ -322,7 +325,7 @@ BROKEN = [
 def test_a_broken_promise_is_caught(policy, name, monkeypatch):
     monkeypatch.setattr("experiments.conformance.claims.MAX_SHRINKING_S", 0.0)
     (claim,) = (claim for claim in claims_of(policy) if claim.name == name)
-    with pytest.raises(BrokenPromise, match=rf"^{name}: [^\n]*\nNot so in this world:\n\n\d+ engine"):
+    with pytest.raises(BrokenPromise, match=rf"^{name}: [^\n]*\nBroken in this world:\n\n\d+ engine"):
         claim.check(num_worlds=60)
 
 
@@ -374,10 +377,10 @@ def test_a_world_in_words():
     )
     assert text[1].startswith("batching Chunked(max_num_batched_tokens=7")
     assert text[-3:] == [
-        "clients give up 3 s after their arrival",
-        "request comes at 0 s: prompt of 4 tokens, answer of 30",
-        "request comes 0.25 s after an end: prompt of 1 token, answer of 2, max_tokens 9, priority 1, "
-        "tenant a",
+        "clients give up 3 s after the arrival of their request",
+        "request arrives at 0 s: 4 prompt tokens, 30 output tokens",
+        "request arrives 0.25 s after the end of another: 1 prompt token, 2 output tokens, max_tokens 9, "
+        "priority 1, tenant a",
     ]
 
 
@@ -402,8 +405,8 @@ class Everything(Ranking):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (object(), "object: must have the methods of one family, has those of none"),
-        (Everything(), "has those of batching and scheduling"),
+        (object(), "object: must have the methods of one family, but has those of none"),
+        (Everything(), "but has those of batching and scheduling"),
         (
             Ranking(),
             "Ranking: a policy of the family scheduling must inherit from policies.scheduling.Scheduling",
@@ -417,7 +420,7 @@ def test_rejects_what_is_a_policy_of_no_family(policy, message):
 
 def test_a_worker_that_does_not_serve_alone_need_not_end_requests():
     names = {claim.name for claim in claims_of(PrefillOnly())}
-    assert "everybody_ends" not in names
+    assert "every_request_ends" not in names
     assert {"leap_equals_step", "no_leaked_blocks"} <= names
 
 
@@ -435,7 +438,7 @@ def test_settings_that_are_given_are_not_varied():
     for fixed in (["max_num_batched_tokens"], []):
         seen.clear()
         claim = next(
-            c for c in claims_of(Noting(max_num_batched_tokens=33), fixed) if c.name == "everybody_ends"
+            c for c in claims_of(Noting(max_num_batched_tokens=33), fixed) if c.name == "every_request_ends"
         )
         claim.check(num_worlds=5)
         assert (seen == {33}) == bool(fixed)
@@ -484,12 +487,35 @@ def test_pytest_checks_a_policy_in_a_plain_file(run_pytest):
     assert (code, "6 passed" in printed) == (0, True), printed
 
 
+def test_an_old_name_of_a_claim_selects_it_with_a_note(run_pytest, capfd):
+    code, printed = run_pytest("--policy", "whole.Whole", "--policy-worlds", "1", "-k", "everybody_ends")
+    assert (code, "1 passed" in printed) == (0, True), printed
+    assert "the claim everybody_ends is now called every_request_ends" in printed + capfd.readouterr().err
+
+
+def test_every_old_name_of_a_claim_stands_for_a_promise():
+    names = {promise.__name__ for family in PROMISES.values() for promise in family}
+    bounded = {"starvation_bound_holds", "starvation_bound_s_holds"}
+    assert set(NEW_CLAIMS.values()) <= names | bounded
+    for old, new in NEW_CLAIMS.items():
+        module = admission_promises if hasattr(admission_promises, new) else promises
+        with pytest.warns(DeprecationWarning, match=f"{old} is now called {new}"):
+            assert getattr(module, old) is getattr(module, new)
+    assert not hasattr(promises, "no_such_promise")
+
+
+def test_the_old_name_of_a_days_simulation_works():
+    day = Day(scaling=Scales(), rates_per_s=(1.0,), num_intervals=2)
+    with pytest.warns(DeprecationWarning, match=r"use Day\.simulate"):
+        assert day.live() == day.simulate()
+
+
 def test_pytest_tells_the_smallest_world_of_a_policy_that_exceeds_its_budget(run_pytest, monkeypatch):
     monkeypatch.setattr("experiments.conformance.claims.MAX_SHRINKING_S", 0.5)
     arguments = ["--policy-settings", "slack=1", "--policy-worlds", "20", "-k", "budget"]
     code, printed = run_pytest("--policy", "whole.Whole", *arguments)
     assert (code, "1 failed" in printed) == (1, True), printed
-    assert "Not so in this world:" in printed
+    assert "Broken in this world:" in printed
     assert "max_num_batched_tokens is" in printed
 
 
@@ -561,9 +587,9 @@ class ScalesInTurns(Scales):
     ("policy", "broken", "message_part"),
     [
         (Scales(), [], ""),
-        (ScalesBeyond(), ["asks_within_bounds"], "must be a whole number from 1 to 4"),
-        (ScalesAShare(), ["asks_within_bounds"], "target() gave 0.0"),
-        (ScalesInTurns(), ["asks_the_same_again"], "in another pool at 10 s"),
+        (ScalesBeyond(), ["target_within_bounds"], "must be a whole number from 1 to 4"),
+        (ScalesAShare(), ["target_within_bounds"], "target() returned 0.0"),
+        (ScalesInTurns(), ["target_is_reproducible"], "in another pool at 10 s"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Scales) else "",
 )
@@ -577,4 +603,4 @@ def test_broken_promises_of_autoscalers_are_caught_and_reported(policy, broken, 
     assert list(found) == broken
     for message in found.values():
         assert message_part in message
-        assert "a pool that begins with" in message
+        assert "a pool of initially" in message

@@ -90,7 +90,7 @@ def test_says_what_to_run_next(here, capsys):
         "wrote kit/my_own.py",
         "wrote kit/my_policies/batching/my_own.yaml",
         "wrote kit/test_my_own.py",
-        "next",
+        "next steps:",
         "  cd kit",
         "  windtunnel simulate --config-dir my_policies batching=my_own",
         "  pytest test_my_own.py",
@@ -117,30 +117,30 @@ def test_overwrites_nothing_and_then_writes_nothing(existing, here, capsys):
     [
         (
             ["policy", "batching", "my-own"],
-            "name=my-own: must be letters, digits and _ , .*; nearest: my_own$",
+            "name=my-own: must consist of letters, digits and _, .*; nearest: my_own$",
         ),
         (["policy", "batching", "2fast"], "name=2fast: .*nearest: my_2fast$"),
         (["policy", "batching", "class"], "name=class: .*nearest: my_class$"),
         (
             ["policy", "batching", "chunked"],
-            "name=chunked: batching=chunked exists; must be none of chunked, ",
+            "name=chunked: batching=chunked already exists; must be none of chunked, ",
         ),
         (
             ["policy", "routing", "queue"],
-            "name=queue: Python has a module of that name; nearest: my_queue$",
+            "name=queue: there is already a Python module of that name; nearest: my_queue$",
         ),
-        (["policy", "scheduling", "sim"], "name=sim: Python has a module of that name"),
+        (["policy", "scheduling", "sim"], "name=sim: there is already a Python module of that name"),
         (["policy", "batchin", "x"], "batchin: no such family; nearest: batching; allowed: batching, "),
         (
             ["policy", "roles", "x"],
-            "roles: has no template; begin with a copy of policies/roles/balance.py and of a file of configs/"
-            "roles; templates: batching, ",
+            "roles: has no template; start with a copy of policies/roles/balance.py and of a file in configs/"
+            "roles; families with templates: batching, ",
         ),
         (
             ["policy", "retries", "x"],
-            "retries: no policies but settings; copy a file of configs/retries to my_policies/retries and ",
+            "retries: is a group of settings, not of policies; copy a file of configs/retries to my_",
         ),
-        (["polcy", "batching", "x"], "new polcy: no such kind of thing; nearest: policy"),
+        (["polcy", "batching", "x"], "new polcy: only a policy can be written"),
     ],
 )
 def test_rejects_what_cannot_be(arguments, message, here, capsys):

@@ -32,7 +32,7 @@ def test_targets_stay_within_bounds(name, rates_per_s, bounds, num_replicas):
     low, high = bounds[0], sum(bounds)
     scaling = replace(shipped(name), min_replicas=low, max_replicas=high, **entries)
     day = Day(scaling=scaling, rates_per_s=tuple(rates_per_s), num_intervals=60, num_replicas=num_replicas)
-    assert all(low <= asked.target <= high for asked in day.live())
+    assert all(low <= asked.target <= high for asked in day.simulate())
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "scheduled"])
@@ -54,7 +54,7 @@ def test_shipped_settings_come_to_rest_under_constant_load(name, rate_per_s, num
         service_s=100.0,
         cold_start_s=cold_start_s,
     )
-    last = [asked for asked in day.live() if asked.now > 6 * 3600]
+    last = [asked for asked in day.simulate() if asked.now > 6 * 3600]
     assert len({asked.target for asked in last}) == 1
     if rate_per_s <= 5:
         assert last[-1].num_waiting == 0
@@ -67,7 +67,7 @@ def test_a_fluid_day_by_hand():
     """
     scaling = Scheduled(interval_s=10, day_s=1000, entries=({"at": "00:00", "replicas": 2},))
     day = Day(scaling=scaling, rates_per_s=(2, 1, 1, 1), num_intervals=4, cold_start_s=20)
-    seen = [(a.num_replicas, a.num_starting, a.num_waiting) for a in day.live()]
+    seen = [(a.num_replicas, a.num_starting, a.num_waiting) for a in day.simulate()]
     assert seen == [(1, 0, 10), (1, 1, 10), (2, 0, 10), (2, 0, 0)]
 
 
@@ -77,7 +77,7 @@ def test_a_rise_is_followed_out_and_back(name):
     num = int(3 * 3600 / scaling.interval_s)
     rates = (0.5,) * num + (4.0,) * num + (0.5,) * num
     day = Day(scaling=scaling, rates_per_s=rates, num_intervals=3 * num, service_s=100.0)
-    asked = day.live()
+    asked = day.simulate()
     assert asked[num - 1].target <= 2
     assert asked[2 * num - 1].target >= 4
     assert asked[2 * num - 1].num_waiting == 0

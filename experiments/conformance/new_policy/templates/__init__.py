@@ -1,1 +1,1 @@
-"""The policies that `windtunnel new` copies; their names stand for the user's: my_policy, MyPolicy."""
+"""Policies that `windtunnel new` copies; my_policy and MyPolicy are replaced by the user's names."""

@@ -1,14 +1,15 @@
-"""An adapters policy: which LoRA adapters an engine has on its GPU. Say what it does, and after which paper.
+"""Adapters policy: decides which LoRA adapters an engine holds on its GPU. Describe it here; name the paper.
 
-It sees: who waits for which adapter and who uses it, what is resident, on its way and in host memory, sizes
-and ranks (policies.adapters.residents.Residents, which keeps the books).
-It never sees how long an answer will be, nor who is to come.
-It may: say what takes how much room (`_fits`, `_enter`, `_leave`, `_blocks_of`), who makes room (`_victim`)
-and who may start (`may_start`); load, evict and bound a step in `before_step`.
-It must promise: an adapter in use stays, everybody's turn comes, and the same decision when asked the same
-again: no random numbers, no clock but `now`.
+It sees: which requests wait for each adapter and which use it; which adapters are on the GPU, being loaded,
+and in host memory; sizes and ranks (policies.adapters.residents.Residents keeps these records).
+It never sees output lengths or future requests.
+It may: define the memory that an adapter takes (`_fits`, `_enter`, `_leave`, `_blocks_of`), choose the
+adapter to evict (`_victim`) and the requests that may start (`may_start`), and load, evict and bound a step
+in `before_step`.
+It must promise: an adapter in use is not evicted, no request starves, and equal states give equal decisions:
+no random numbers, no clock other than `now`.
 
-Memory pressure: slots are no KV memory. Horizon: event; 1 while adapters come or go.
+Memory pressure: slots are not KV memory. Horizon: event; 1 while adapters are loaded or evicted.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from policies.caching.pool import BlockPool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MyPolicy(FixedSlots):
-    """Slots as in vLLM; the smallest unused adapter is evicted first, as it is reloaded the soonest."""
+    """Slots as in vLLM; the smallest unused adapter is evicted first, because it reloads fastest."""
 
-    # Settings are the fields, with their defaults; those of slots are FixedSlots'. What a policy remembers is
-    # kept by its residents: each engine has its own.
+    # Settings are the fields, with their defaults; FixedSlots has the settings of slots. The state of the
+    # policy is kept by its residents, of which each engine has its own.
     num_spared: int = 1
-    """Adapters used last that are spared, as long as others can make room."""
+    """Most recently used adapters that are evicted only if no other adapter can be."""
 
     def __post_init__(self) -> None:
         FixedSlots.__post_init__(self)
@@ -36,7 +37,7 @@ class MyPolicy(FixedSlots):
             raise ValueError(f"num_spared={self.num_spared}: must be >= 0 adapters")
 
     def residents(self, registry: Registry, pool: BlockPool) -> MyPolicyResidents:
-        """An engine's slots."""
+        """Returns the slots of an engine."""
         self.check(registry)
         return MyPolicyResidents(
             registry,
@@ -50,7 +51,7 @@ class MyPolicy(FixedSlots):
 
 
 class MyPolicyResidents(SlotResidents):
-    """Adapters in slots, one engine's."""
+    """Adapters of one engine, in slots."""
 
     def __init__(self, registry: Registry, *, num_spared: int, num_slots: int, **slots: Any) -> None:
         self._num_spared = num_spared

@@ -1,15 +1,16 @@
-"""An admission policy: whether a request is let in at all. Say here what it does, and after which paper.
+"""Admission policy: decides whether a request is admitted. Describe it here; name the paper.
 
-It sees: the request (arrival, prompt, max_tokens, priority, tenant, deadline), before a replica is chosen;
-and of each replica that takes requests what ReplicaView has: what was sent there and has not ended; with
-reads_signals: ClassVar[bool] = True, what the engine says of itself; with reads_caches, what is cached there.
-It never sees how long an answer will be.
-It may: refuse, with a reason and the time after which to come again (None: unknown, inf: never); remember
-what it let in; have on_first_token, on_end (policies.admission.Admission).
-It must promise: to let in whoever comes to an idle service, or to tell it never to come again; to mean what
-it says; to forget who has ended; no random numbers but those drawn from (seed, request id), no clock but now.
+It sees: the request (arrival, prompt, max_tokens, priority, tenant, deadline), before a replica is chosen,
+and a ReplicaView of each replica: the requests that were sent there and have not ended; with
+reads_signals: ClassVar[bool] = True, the engine's own signals; with reads_caches, the cached prefixes.
+It never sees output lengths.
+It may: refuse a request, with a reason and the time after which to retry (None: unknown, inf: never);
+remember the requests that it admitted; define on_first_token and on_end (policies.admission.Admission).
+It must promise: a request to an idle service is admitted or refused permanently; a retry after the time given
+is admitted if the service is idle by then; ended requests are forgotten; no random numbers other than those
+drawn from (seed, request id), no clock other than `now`.
 
-Memory pressure: not its business. Horizon: it decides once for each attempt of a request.
+Memory pressure: none. Horizon: it decides once per attempt of a request.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from policies.routing import ReplicaView
 
 @dataclass(kw_only=True, slots=True)
 class MyPolicy:
-    """While much is outstanding, only requests of priority 0 are let in."""
+    """Admits only requests of priority 0 while many requests are outstanding."""
 
-    # Settings are the fields, with their defaults. What a policy remembers is a field, too, with init=False.
+    # Settings are the fields, with their defaults. State of the policy is a field with init=False.
     max_outstanding: int = 64
-    """Requests that have not ended from which on others are refused."""
+    """Number of outstanding requests from which on requests of other priorities are refused."""
     _num_outstanding: int = field(init=False, default=0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -36,12 +37,12 @@ class MyPolicy:
             raise ValueError(f"max_outstanding={self.max_outstanding}: must be >= 1 request")
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """None: it is let in."""
+        """Returns None if the request is admitted, otherwise the refusal."""
         if request.priority > 0 and self._num_outstanding >= self.max_outstanding:
-            return Refusal("room for priority 0 only")
+            return Refusal("only priority 0 is admitted now")
         self._num_outstanding += 1
         return None
 
     def on_end(self, request: Request, now: float) -> None:
-        """One that was let in is gone."""
+        """Notes that an admitted request has ended."""
         self._num_outstanding -= 1

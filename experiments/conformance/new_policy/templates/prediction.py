@@ -1,13 +1,13 @@
-"""A length predictor: how many tokens will the answer have? Say here what it does, and after which paper.
+"""Prediction policy: predicts the number of output tokens of a request. Describe it here; name the paper.
 
-It sees: the request at its intake (prompt, tenant, priority, max_tokens), and each answer's length when it
-has ended. A stand-in for a trained model, with needs_truth = True, is given the true length, and works in
-the simulator only.
-It may: remember what it has observed.
-It must promise: a whole number >= 1 and <= max_tokens; predictions that depend on the request and the
-observations only; and that deep copies share nothing, since each replica has its own.
+It sees: the request when it enters an engine (prompt, tenant, priority, max_tokens), and the length of each
+output when it has ended. A stand-in for a trained model sets needs_truth = True and is given the true length;
+it works in the simulator only.
+It may: remember its observations.
+It must promise: a whole number >= 1 and <= max_tokens; predictions that depend only on the request and the
+observations; and independent deep copies, because each replica has its own.
 
-Memory pressure: not its business. Horizon: a prediction is made once and stands.
+Memory pressure: none. Horizon: a prediction is made once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from policies.prediction import within_limits
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MyPolicy:
-    """An average of the tenant's answers that forgets old ones slowly."""
+    """Exponentially weighted average of the output lengths of the tenant."""
 
     needs_truth: ClassVar[bool] = False
 
-    # Settings are the fields, with their defaults; what it remembers is a field with init=False.
+    # Settings are the fields, with their defaults. State of the policy is a field with init=False.
     weight: float = 0.1
-    """Of the newest answer in the average."""
+    """Weight of the newest output in the average."""
     initial_tokens: int = 256
-    """Predicted before any answer of the tenant has ended."""
+    """Prediction before any output of the tenant has ended, in tokens."""
     _average: dict[str, float] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -39,10 +39,10 @@ class MyPolicy:
             raise ValueError(f"initial_tokens={self.initial_tokens}: must be >= 1")
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """Predicted output tokens; true_num_tokens is not looked at."""
+        """Returns the predicted number of output tokens; true_num_tokens is not used."""
         return within_limits(request, round(self._average.get(request.tenant, self.initial_tokens)))
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """A request has ended, not by an abort."""
+        """Adds the output of a request to the average; aborted requests are not reported."""
         average = self._average.get(request.tenant, float(num_output_tokens))
         self._average[request.tenant] = average + self.weight * (num_output_tokens - average)

@@ -1,15 +1,15 @@
-"""A routing policy: which replica gets a request. Say here what it does, and after which paper.
+"""Routing policy: decides which replica serves a request. Describe it here; name the paper.
 
-It sees: the request (arrival, prompt, priority, tenant, session) and of each replica what ReplicaView has:
-what was sent there and has not ended, at this instant; with reads_signals: ClassVar[bool] = True, what the
-engine says of itself (running, waiting, free KV), as old as `signal_age_s`; with reads_caches, how much of a
-prompt is cached there.
-It never sees how long an answer will be.
-It may: choose, and remember what it chose; have check, on_first_token, on_end (policies.routing.Routing).
-It must promise: the index of a replica, for every request, and the same one when asked the same again: no
-random numbers but those drawn from (seed, request id), no clock but `now`.
+It sees: the request (arrival, prompt, priority, tenant, session) and a ReplicaView of each replica: the
+requests that were sent there and have not ended, at this instant; with reads_signals: ClassVar[bool] = True,
+the engine's own signals (running, waiting, free KV), up to `signal_age_s` old; with reads_caches, the cached
+tokens of the prompt.
+It never sees output lengths.
+It may: remember its choices; define check, on_first_token and on_end (policies.routing.Routing).
+It must promise: the index of a replica for every request, and equal states give equal decisions: no random
+numbers other than those drawn from (seed, request id), no clock other than `now`.
 
-Memory pressure: not its business. Horizon: it decides once a request.
+Memory pressure: none. Horizon: it decides once per request.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MyPolicy:
-    """A session stays on its replica, where its KV may be, unless that has too much to do."""
+    """A session stays on its replica, where its KV may be cached, unless that replica is overloaded."""
 
-    # Settings are the fields, with their defaults. What a policy remembers is a field, too:
+    # Settings are the fields, with their defaults. State of the policy is a field, too:
     # field(init=False, default_factory=dict, repr=False, compare=False).
     max_lead: int = 8
-    """Requests by which a session's replica may be ahead of the least loaded one."""
+    """Requests that a session's replica may have more than the least loaded one."""
 
     def __post_init__(self) -> None:
         if self.max_lead < 0:
             raise ValueError(f"max_lead={self.max_lead}: must be >= 0 requests")
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """Index of the replica that gets the request."""
+        """Returns the index of the replica that serves the request."""
         counts = [replica.num_outstanding for replica in replicas]
         if request.session_id is not None:
             home = request.session_id % len(replicas)

@@ -1,14 +1,14 @@
-"""A scaling policy: how many replicas a pool has. Say here what it does, and after which paper.
+"""Scaling policy: decides the number of replicas of a pool. Describe it here; name the paper.
 
-It sees: what PoolView has, of this very instant: replicas up, starting and draining, requests running,
-waiting and outstanding, shares of KV memory and of busy time, and counts since the run began (arrivals, ends,
-SLOs met): whoever wants rates remembers what they were.
-It never sees what is to come, nor how long a replica takes to start.
-It may: say how many replicas there should be, and remember.
-It must promise: a whole number from min_replicas to max_replicas, and the same one for the same pool: no
-clock but `now`, no random numbers. A replica that has crashed and will be back is wanted still.
+It sees: a PoolView at this instant: replicas running, starting and draining; requests running, waiting and
+outstanding; KV usage and busy time as shares; and counts since the beginning of the run (arrivals, ends, SLOs
+met), from which it can compute rates.
+It never sees future requests or the start-up time of a replica.
+It may: return the wanted number of replicas, and remember.
+It must promise: a whole number from min_replicas to max_replicas, and equal states give equal decisions: no
+clock other than `now`, no random numbers. A replica that has crashed and will return still counts.
 
-Memory pressure: not its business. Horizon: it is asked every interval_s.
+Memory pressure: none. Horizon: it is asked every interval_s.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from policies.scaling.pace import Paced
 
 @dataclass(kw_only=True, slots=True)
 class MyPolicy(Paced):
-    """So many outstanding requests a replica, with the pace that `Paced` has settings for."""
+    """Keeps the outstanding requests per replica near a target; `Paced` limits how fast replicas change."""
 
-    # Settings are the fields, with their defaults. What a policy remembers is a field, too:
+    # Settings are the fields, with their defaults. State of the policy is a field, too:
     # field(init=False, default_factory=dict, repr=False, compare=False).
     stabilisation_s: float = 120.0
     max_outstanding: float = 32.0
-    """Requests that a replica is meant for."""
+    """Target number of outstanding requests per replica."""
 
     def __post_init__(self) -> None:
         Paced.__post_init__(self)
@@ -36,5 +36,5 @@ class MyPolicy(Paced):
             raise ValueError(f"max_outstanding={self.max_outstanding}: must be a finite number > 0 requests")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """Replicas wanted; paced() keeps to the bounds."""
+        """Returns the wanted number of replicas, within the bounds of paced()."""
         return self.paced(ceil(pool.num_outstanding / self.max_outstanding), pool, now)

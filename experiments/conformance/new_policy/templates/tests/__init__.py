@@ -1,1 +1,1 @@
-"""The tests that `windtunnel new` copies beside the policies."""
+"""Tests that `windtunnel new` copies beside the policies."""

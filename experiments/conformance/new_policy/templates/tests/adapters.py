@@ -1,4 +1,4 @@
-"""my_policy keeps its promises, and decides what one has worked out by hand."""
+"""Tests that my_policy keeps its promises, and a decision that was worked out by hand."""
 
 from functools import partial
 
@@ -17,10 +17,11 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
 
 
 def test_the_smaller_adapter_makes_room() -> None:
-    """Two slots: large, small, then third, which arrives when neither is in use; large again at the end.
+    """Two slots; requests use the adapters large, small, third, when neither is in use, and large again.
 
-    Who went was small, though large was used longer ago: three loads, and large waits for nothing. Where the
-    adapter used last is spared, large goes: a fourth load, of 8 bytes at 64 bytes/s.
+    The smaller adapter is evicted, although large was used less recently: the last request waits for no load.
+    If the adapter used last is spared, large is evicted, and the last request waits for a load of 8 bytes at
+    64 bytes/s.
     """
     ranks = {"large": 8, "small": 4, "third": 2}
     asks = [(0.0, "large"), (1.0, "small"), (2.0, "third"), (3.0, "large")]

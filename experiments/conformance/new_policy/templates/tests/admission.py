@@ -1,4 +1,4 @@
-"""my_policy keeps its promises, and decides what one has worked out by hand."""
+"""Tests that my_policy keeps its promises, and a decision that was worked out by hand."""
 
 import pytest
 
@@ -13,10 +13,10 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_while_two_are_outstanding_only_priority_0_is_let_in() -> None:
-    """Requests 0 and 1 take two ticks of 0.125 s each, one for the prompt and one for the answer.
+def test_while_two_requests_are_outstanding_only_priority_0_is_admitted() -> None:
+    """Requests 0 and 1 take two ticks of 0.125 s each, one for the prompt and one for the output.
 
-    At 0 s there is no room for request 2, but for request 3; at 1 s all have ended.
+    At 0 s request 2 is refused and request 3, of priority 0, admitted; at 1 s all have ended.
     """
     asks = (Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 0), Ask(1.0, 4, 1, 1))
     gateway = play(World(asks=asks, admission=MyPolicy(max_outstanding=2)))

@@ -1,4 +1,4 @@
-"""my_policy keeps its promises, and decides what one has worked out by hand."""
+"""Tests that my_policy keeps its promises, and a schedule that was worked out by hand."""
 
 import pytest
 
@@ -12,11 +12,12 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_prompts_fill_what_decodes_leave_of_the_budget() -> None:
-    """Budget 8. Request 0: 4 prompt tokens, 3 answer tokens; request 1: 10 prompt tokens, 1 answer token.
+def test_prompts_fill_the_budget_that_decodes_leave() -> None:
+    """Budget 8. Request 0: 4 prompt tokens, 3 output tokens; request 1: 10 prompt tokens, 1 output token.
 
-    The first iteration computes all of prompt 0 and 4 tokens of prompt 1; then request 0 decodes, 1 token,
-    beside the 6 that are left of prompt 1, whose only answer token that yields; then request 0 decodes alone.
+    The first iteration computes all of prompt 0 and 4 tokens of prompt 1. In the second, request 0 decodes
+    one token beside the last 6 tokens of prompt 1, which yield its only output token. In the third, request 0
+    decodes alone.
     """
     world = World(
         asks=(Ask(0.0, num_prompt_tokens=4, num_output_tokens=3), Ask(0.0, 10, 1)),

@@ -1,4 +1,4 @@
-"""my_policy keeps its promises, and decides what one has worked out by hand."""
+"""Tests that my_policy keeps its promises, and an admission that was worked out by hand."""
 
 import pytest
 
@@ -12,11 +12,11 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_the_second_is_admitted_when_there_is_room_for_it_to_grow() -> None:
-    """Five blocks of 4 tokens. Request 0: 8 prompt tokens, 3 answer tokens, so 2 blocks at first.
+def test_a_request_is_admitted_when_there_is_room_for_its_growth() -> None:
+    """Five blocks of 4 tokens. Request 0: 8 prompt tokens, 3 output tokens, so 2 blocks at first.
 
-    Request 1 has 4 prompt tokens and is to find room for 8 more, 3 blocks. In the first step 3 are left: it
-    is admitted at once. With room for 12 more, 4 blocks, it waits until request 0 has ended, after 3 steps.
+    Request 1 has 4 prompt tokens and needs room for 8 more, 3 blocks in all. In the first step 3 are free, so
+    it is admitted at once. With room for 12 more, 4 blocks, it waits until request 0 ends, after 3 steps.
     """
 
     def admitted(spare_tokens: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""my_policy keeps its promises, and decides what one has worked out by hand."""
+"""Tests that my_policy keeps its promises, and a prediction that was worked out by hand."""
 
 import pytest
 
@@ -12,8 +12,8 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_the_average_moves_by_its_weight_towards_each_answer() -> None:
-    """100 at first; then 100 + 0.5 (200 - 100) = 150. Another tenant knows nothing of it."""
+def test_the_average_moves_by_its_weight_towards_each_output() -> None:
+    """The average is 100 first, then 100 + 0.5 (200 - 100) = 150. Another tenant has its own average."""
     predictor = MyPolicy(weight=0.5, initial_tokens=10)
     mine, other = (Request(i, 0.0, Prompt(4), tenant=tenant) for i, tenant in enumerate("ab"))
     predictor.observe(mine, 100)

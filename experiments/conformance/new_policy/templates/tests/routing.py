@@ -1,4 +1,4 @@
-"""my_policy keeps its promises, and decides what one has worked out by hand."""
+"""Tests that my_policy keeps its promises, and choices that were worked out by hand."""
 
 import pytest
 
@@ -12,11 +12,11 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_requests_without_a_session_go_where_the_fewest_are() -> None:
-    """Three come at once, to replicas 0, 1 and 0.
+def test_requests_without_a_session_go_to_the_least_loaded_replica() -> None:
+    """Three requests arrive at once and go to replicas 0, 1 and 0.
 
-    At 0.5 s, after 4 iterations of 0.125 s, request 1 has ended: replica 1 has nothing to do, replica 0
-    still has two requests, and request 3 goes to replica 1.
+    At 0.5 s, after 4 iterations of 0.125 s, request 1 has ended. Replica 1 is idle and replica 0 still has
+    two requests, so request 3 goes to replica 1.
     """
     world = World(
         asks=(Ask(0.0, 4, 9), Ask(0.0, 4, 2), Ask(0.0, 4, 9), Ask(0.5, 4, 1)),

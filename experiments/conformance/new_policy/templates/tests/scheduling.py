@@ -1,4 +1,4 @@
-"""my_policy keeps its promises, and decides what one has worked out by hand."""
+"""Tests that my_policy keeps its promises, and an order that was worked out by hand."""
 
 import pytest
 
@@ -13,11 +13,12 @@ def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_a_shorter_class_goes_first_and_within_a_class_who_came_first() -> None:
-    """Classes of 10 tokens, one request at a time, one tick of 0.125 s an iteration.
+def test_a_shorter_class_goes_first_and_within_a_class_the_earlier_arrival() -> None:
+    """Classes of 10 tokens, one request at a time, one tick of 0.125 s per iteration.
 
-    Request 0 finds the engine empty. While it runs, 1 (12 tokens: second class), 2 (9: first) and 3 (4:
-    first) come, in this order: 2 and 3 go before 1, and 2 before 3 although its prompt is longer.
+    Request 0 finds the engine empty. While it runs, requests 1 (12 tokens: second class), 2 (9: first class)
+    and 3 (4: first class) arrive in this order. Requests 2 and 3 go before 1, and 2 before 3, although its
+    prompt is longer.
     """
     world = World(
         asks=(Ask(0.0, 5, 8), Ask(0.1, 12, 1), Ask(0.2, 9, 1), Ask(0.3, 4, 1)),
