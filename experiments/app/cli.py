@@ -10,10 +10,13 @@ import gc
 import importlib
 import importlib.util
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import NamedTuple
 
 from experiments.app.job import CannotWriteError, UnsuccessfulError
@@ -146,9 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # short run.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
+    terminated = threading.Event()
     try:
-        _run(given)
-        sys.stdout.flush()
+        with _terminated_like_ctrl_c(terminated):
+            _run(given)
+            sys.stdout.flush()
     except ConfigError as error:
         print(f"windtunnel: {error}", file=sys.stderr)
         return 2
@@ -160,12 +165,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"windtunnel: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
-        print("windtunnel: interrupted", file=sys.stderr)
-        return 130
+        print(f"windtunnel: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
+        return 143 if terminated.is_set() else 130
     except BrokenPipeError:  # as in `windtunnel list | head`; the interpreter must not flush again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
+
+
+@contextmanager
+def _terminated_like_ctrl_c(terminated: threading.Event) -> Iterator[None]:
+    """Handles SIGTERM as Ctrl-C, so that partial results are kept and worker processes end.
+
+    terminated: set on SIGTERM, for the exit code.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        terminated.set()
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # a shell starts background commands with SIGINT ignored
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: list[str]) -> None:

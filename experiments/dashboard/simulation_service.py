@@ -30,6 +30,7 @@ from sim.setup.scenario import Scenario
 
 LOADS = (1.5, 0.5, 2.0, 0.75, 1.25, 3.0, 0.25)
 """Rates of the curve as multiples of the present one, in the order in which they are run."""
+PARENT_CHECK_S = 1.0
 MAX_CLIENTS = 16
 """Number of open pages whose last answer is kept."""
 MAX_ANSWERS = 8
@@ -226,7 +227,7 @@ class SimulationService:
             1,
             mp_context=self._context,
             initializer=_initialise_worker,
-            initargs=(self._closing,),
+            initargs=(self._closing, os.getpid()),
         )
         self._pool.submit(rate_point, {}, 0.0)  # imports the modules while the page is being opened
 
@@ -235,12 +236,20 @@ _is_closing: Callable[[], bool] = bool
 """Returns true, in the process of the curves, once the dashboard is closing and needs no more results."""
 
 
-def _initialise_worker(closing: Event) -> None:
+def _initialise_worker(closing: Event, parent: int) -> None:
     """Initialises the process of the curves: it ignores Ctrl-C and runs at a lower priority than answers."""
     global _is_closing
     _is_closing = closing.is_set
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(10)
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process once the dashboard is gone, even if that was killed."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
 
 
 def rate_point(config: Mapping[str, Any], load: float) -> RatePoint:

@@ -169,9 +169,12 @@ def _predictions(settings: ScoreSettings, table: pd.DataFrame, console: Console)
     if jobs == 1:
         yield from track(map(one, rows), total=len(rows), console=console, description=settings.kind)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    pool = ProcessPoolExecutor(jobs)
+    try:
         results = pool.map(one, rows, chunksize=8)
         yield from track(results, total=len(rows), console=console, description=settings.kind)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C the rows that wait are not predicted
 
 
 def predict_row(kind: str, latency: LatencyLevel, row: dict[str, Any]) -> dict[str, Any]:

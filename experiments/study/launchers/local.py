@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from multiprocessing.connection import Connection, wait
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
 from sim.engine.interrupt import Interrupt
 
+GRACE_S = 1.5
+"""How long running tasks may go on after Ctrl-C, in seconds, before their processes are killed."""
 PATIENCE_S = 0.5
 """Longest time in seconds until Ctrl-C, or the parent's end, is noticed."""
 
@@ -78,8 +81,9 @@ def _in_processes(
     """
     workers: list[_Worker] = []
     indices = count()
+    grace = _Grace(interrupt)
     try:
-        while True:
+        while not grace.is_over:
             for i in range(jobs):
                 if interrupt.noted:
                     break
@@ -104,6 +108,23 @@ def _in_processes(
     finally:
         for worker in workers:
             worker.end()
+
+
+class _Grace:
+    """The time that running tasks have after Ctrl-C."""
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self._interrupt = interrupt
+        self._ends_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Ctrl-C was noticed at least GRACE_S before; the first call after it begins the time."""
+        if not self._interrupt.noted:
+            return False
+        if self._ends_s is None:
+            self._ends_s = time.monotonic() + GRACE_S
+        return time.monotonic() >= self._ends_s
 
 
 def _hand(task: T, index: int, work: Callable[[T], R], workers: list[_Worker], i: int) -> None:

@@ -1,0 +1,134 @@
+"""SIGTERM is handled as Ctrl-C: partial answers are kept, processes end, and soon."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments.study.launchers.local import Local
+from sim.engine.interrupt import Interrupt
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+MODEL = ("model=smollm2_135m", "hardware=l4")
+LONG = ("simulate", *MODEL, "workload.num_requests=3000000", "hydra.run.dir=out")
+pytestmark = pytest.mark.slow
+ENDS_WITHIN_S = 10
+"""A stop takes 2 to 3 s on a quiet machine; tests share theirs."""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def started(*words, **more):
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.app.cli", *words],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **more,
+    )
+
+
+def group_of(process):
+    """Returns the processes of the session that a command has started, itself included."""
+    listed = subprocess.run(["ps", "-o", "pid=", "-s", str(process.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def wait_for(condition, timeout_s=120):
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.05)
+
+
+def ended(process, how):
+    """Sends a signal; returns (exit code, seconds until the end, output, errors)."""
+    begun = time.monotonic()
+    os.kill(process.pid, how)
+    printed, error = process.communicate(timeout=60)
+    return process.returncode, time.monotonic() - begun, printed, error
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_simulation_keeps_its_partial_result(how, code, word):
+    process = started(
+        "simulate", "model=smollm2_135m", "hardware=l4", "workload.num_requests=3000000", "hydra.run.dir=out"
+    )
+    wait_for(lambda: Path("out").is_dir())
+    time.sleep(1.0)
+    found, seconds, printed, error = ended(process, how)
+    assert (found, error) == (code, f"windtunnel: {word}\n")
+    assert seconds < ENDS_WITHIN_S + 20  # what was simulated is measured and written
+    assert "TTFT" in printed
+    assert json.loads(Path("out/summary.json").read_text())["interrupted"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["goodput", "goodput.jobs=2", "goodput.requests=100000"],
+        ["sweep", "seed=range(0,8)", "launcher.jobs=2", "workload.num_requests=1000000", "hydra.run.dir=out"],
+    ],
+    ids=["goodput", "sweep"],
+)
+def test_studies_end_soon_and_leave_no_process(words):
+    process = started(*words, *MODEL)
+    wait_for(lambda: len(group_of(process)) >= 2)
+    time.sleep(2.0)
+    code, seconds, _, error = ended(process, signal.SIGTERM)
+    assert (code, error.splitlines()[-1]) == (143, "windtunnel: terminated")
+    assert seconds < ENDS_WITHIN_S
+    wait_for(lambda: not group_of(process), 10)
+
+
+def test_sigterm_ends_a_command_whose_shell_ignores_ctrl_c():
+    process = started(
+        *(
+            "simulate",
+            "model=smollm2_135m",
+            "hardware=l4",
+            "workload.num_requests=3000000",
+            "hydra.run.dir=out",
+        ),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    wait_for(lambda: Path("out").is_dir())
+    time.sleep(1.0)
+    assert ended(process, signal.SIGTERM)[0] == 143
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_the_dashboard_takes_its_workers_along(how):
+    pytest.importorskip("dash", reason="dash is not installed: pip install 'windtunnel[dashboard]'")
+    process = started("dashboard", "--port", "8431", "model=smollm2_135m", "hardware=l4")
+    assert process.stdout.readline().startswith("http://127.0.0.1:8431")
+    wait_for(lambda: len(group_of(process)) >= 2)
+    _, seconds, *_ = ended(process, how)
+    assert seconds < ENDS_WITHIN_S
+    wait_for(lambda: not group_of(process), 15)
+
+
+def sleep(seconds):
+    time.sleep(seconds)
+
+
+def test_running_tasks_are_given_a_moment_and_then_killed():
+    interrupt = Interrupt()
+    outcomes = Local(jobs=2).outcomes(sleep, [0.01, 60.0, 60.0, 60.0], interrupt)
+    assert next(outcomes).index == 0
+    interrupt.noted = True
+    begun = time.monotonic()
+    assert list(outcomes) == []
+    assert time.monotonic() - begun < ENDS_WITHIN_S
