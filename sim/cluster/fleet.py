@@ -63,9 +63,14 @@ class Member:
 class ServingModel(dict[str | None, list[Replica]]):
     """Replicas that accept requests, by the name of the model that they serve; None: all of them."""
 
+    def __init__(self, serving: list[Replica], loads: Loads) -> None:
+        super().__init__({None: serving})
+        self._loads = loads
+
     def __missing__(self, model: str | None) -> list[Replica]:
-        replicas = self[model] = [replica for replica in self[None] if replica.pool.serves == model]
-        return replicas
+        replicas = [replica for replica in self[None] if replica.pool.serves == model]
+        self[model] = listed = self._loads.listed(replicas)
+        return listed
 
 
 class Fleet:
@@ -100,10 +105,10 @@ class Fleet:
         self.decoding: list[Replica] = []
         self.decoding_all: list[Replica] = []
         self._present: list[list[Member]] = [[] for _ in pools]  # by pool, without those that have gone
-        self.serving_model = ServingModel()
+        self._loads = Loads()
+        self.serving_model = ServingModel(self.serving, self._loads)
         """The replicas of `serving` by the name of their model."""
         self.on_gone: Callable[[Member], None] | None = None
-        self._loads = Loads()
         self._context = context
         self._attach = attach
         self._interconnect = interconnect
@@ -300,7 +305,7 @@ class Fleet:
         replicas = [m.replica for m in self.members if m.state is State.serving and m.is_reached]
         listed = self._loads.listed
         self.serving = listed([replica for replica in replicas if replica.pool.role != "decode"])
-        self.serving_model = ServingModel({None: self.serving})
+        self.serving_model = ServingModel(self.serving, self._loads)
         prefilling = listed([replica for replica in replicas if replica.pool.role == "prefill"])
         self.prefilling = prefilling or self.serving
         self.decoding = listed([replica for replica in replicas if replica.pool.role == "decode"])

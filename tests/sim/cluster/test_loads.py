@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from policies.routing import COUNTS
 from policies.routing.loads import counts_of
+from sim import simulate
 from sim.cluster import loads
 from tests.worlds.clusters import draw_clusters
 
@@ -38,3 +39,13 @@ def clusters():
 def test_counts_side_by_side_are_those_of_the_replicas_whatever_becomes_of_these(data, clusters):
     with patch.object(loads, "FEW", 0):
         replace(data.draw(clusters), routing=CheckedLeast()).simulate()
+
+
+def test_the_replicas_of_each_model_have_their_counts_side_by_side():
+    fleet = ["pools=two_models", "workload=callers", "workload.of.num_requests=100"]
+    models = ["++workload.models={llama-3.1-8b: 3, llama-3.1-70b: 1}", "++workload.tenants={a: 1}"]
+    one_by_one = simulate(*fleet, *models, "routing=least_outstanding").requests
+    with patch.object(loads, "FEW", 0):
+        side_by_side = simulate(*fleet, *models, routing=CheckedLeast()).requests
+    assert side_by_side.replica.tolist() == one_by_one.replica.tolist()
+    assert one_by_one.replica.nunique() == 3
