@@ -7,12 +7,11 @@ from bisect import bisect_left
 from policies.core.request import Request
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock
-from sim.engine.readings import NoCacheView
 from sim.engine.replica import Replica
 
 
-class CacheView(Attachment, NoCacheView):
-    """Shows the cache as of the last iteration that has begun, also in the middle of a leap."""
+class CacheView(Attachment):
+    """A `CacheReader`: the cache as of the last iteration that has begun, also in the middle of a leap."""
 
     def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica = replica

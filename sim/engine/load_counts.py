@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from sim.engine.readings import NO_CACHE_VIEW, NO_SIGNALS, NoCacheView, NoSignals
+from sim.engine.readings import NO_CACHE_VIEW, NO_SIGNALS, CacheReader, LoadSignals
 
 
 class LoadCounts:
     """The counts of `policies.routing.ReplicaView`: some are current, the others come from load signals."""
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
-        self.signals: NoSignals = NO_SIGNALS
+        self.signals: LoadSignals = NO_SIGNALS
         """Load signals of the engine; attached if a policy reads them."""
-        self.cache_view: NoCacheView = NO_CACHE_VIEW
+        self.cache_view: CacheReader = NO_CACHE_VIEW
         """The content of its prefix cache; attached if a policy reads it."""
         self.num_outstanding = 0
         self.num_outstanding_tokens = 0

@@ -22,7 +22,6 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock
-from sim.engine.readings import NoSignals
 from sim.engine.replica import Replica
 from sim.engine.running_step import RunningStep
 
@@ -45,8 +44,8 @@ def check_age(age_s: float) -> None:
         raise ValueError(f"signal_age_s={age_s}: must be 0 or a finite number >= {MIN_AGE_S:g} s")
 
 
-class Signals(Attachment, NoSignals):
-    """The load signals of one replica. The times of reads must not decrease."""
+class Signals(Attachment):
+    """The `LoadSignals` of one replica. The times of reads must not decrease."""
 
     def __init__(self, replica: Replica, clock: Clock, age_s: float) -> None:
         check_age(age_s)
