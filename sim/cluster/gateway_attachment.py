@@ -11,6 +11,7 @@ from collections.abc import Callable
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 from sim.cluster.request_attempt import RequestAttempt
+from sim.engine.attachment import add_handlers
 from sim.engine.replica import Replica
 
 
@@ -77,6 +78,4 @@ class GatewayListeners:
 
     def add(self, attachment: GatewayAttachment) -> None:
         """Adds the handlers that an attachment overrides, to be called after those added before."""
-        for event, called in list(vars(self).items()):
-            if getattr(type(attachment), event) is not getattr(GatewayAttachment, event):
-                setattr(self, event, (*called, getattr(attachment, event)))
+        add_handlers(self, attachment, GatewayAttachment)

@@ -72,6 +72,11 @@ class Listeners:
 
     def add(self, attachment: Attachment) -> None:
         """Adds the handlers that an attachment overrides, to be called after those added before."""
-        for event, called in list(vars(self).items()):
-            if getattr(type(attachment), event) is not getattr(Attachment, event):
-                setattr(self, event, (*called, getattr(attachment, event)))
+        add_handlers(self, attachment, Attachment)
+
+
+def add_handlers(listeners: object, attachment: object, interface: type) -> None:
+    """Appends the methods of `interface` that an attachment overrides to the tuples of their names."""
+    for event, called in list(vars(listeners).items()):
+        if getattr(type(attachment), event) is not getattr(interface, event):
+            setattr(listeners, event, (*called, getattr(attachment, event)))
