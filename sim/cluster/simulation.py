@@ -134,50 +134,39 @@ class Simulation:
 
         Signals and caches are attached only if a policy reads them.
         """
+        clock, resends = self._clock, self._assembly.resends
+        kv_replication, kv_transfers = resends.kv_replication, resends.kv_transfers
         readers: list[object] = [cluster.admission, cluster.routing]
         scales = any(pool.scaling is not None for pool in pools)
         reads_signals = scales
-        if self._assembly.resends.kv_transfers is not None:
+        if kv_transfers is not None:
             readers.append(cluster.decode_routing)
             has_mixed = any(pool.role == "mixed" for pool in pools)
             reads_signals = reads_signals or has_mixed or cluster.roles.interval_s is not None
         reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
-        return partial(
-            self._attach,
-            signal_age_s=cluster.signal_age_s if reads_signals else None,
-            reads_caches=any(getattr(p, "reads_caches", False) for p in readers),
-            scales=scales,
-            on_plan=on_plan,
-        )
+        reads_caches = any(getattr(p, "reads_caches", False) for p in readers)
 
-    def _attach(
-        self,
-        replica: Replica,
-        *,
-        signal_age_s: float | None,
-        reads_caches: bool,
-        scales: bool,
-        on_plan: Callable[[StepPlan], None] | None,
-    ) -> None:
-        """Attaches the listeners that this run needs to a new replica."""
-        if replica.core.residents is not None:
-            replica.attach(AdapterLoads(replica, self._clock))
-        if self._assembly.resends.kv_replication is not None:
-            replica.attach(KvReplicator(replica, self._assembly.resends.kv_replication, self._clock))
-        if self._assembly.resends.kv_transfers is not None:
-            self._assembly.resends.kv_transfers.attach(replica)
-        if on_plan is not None:
-            replica.attach(PlanListener(on_plan))
-        if scales:
-            self._busy_times[replica.index] = BusyTime()
-            replica.attach(self._busy_times[replica.index])
-        if signal_age_s is not None:
-            replica.signals = signals = Signals(replica, self._clock, signal_age_s)
-            replica.attach(signals)
-        if reads_caches:
-            replica.cache_view = view = CacheView(replica, self._clock)
-            replica.attach(view)
-        self._assembly.first_tokens.attach_to(replica)
+        def attach_to(replica: Replica) -> None:
+            if replica.core.residents is not None:
+                replica.attach(AdapterLoads(replica, clock))
+            if kv_replication is not None:
+                replica.attach(KvReplicator(replica, kv_replication, clock))
+            if kv_transfers is not None:
+                kv_transfers.attach(replica)
+            if on_plan is not None:
+                replica.attach(PlanListener(on_plan))
+            if scales:
+                self._busy_times[replica.index] = busy_time = BusyTime()
+                replica.attach(busy_time)
+            if reads_signals:
+                replica.signals = signals = Signals(replica, clock, cluster.signal_age_s)
+                replica.attach(signals)
+            if reads_caches:
+                replica.cache_view = view = CacheView(replica, clock)
+                replica.attach(view)
+            self._assembly.first_tokens.attach_to(replica)
+
+        return attach_to
 
     def _make_overload_stop(self) -> OverloadStop:
         """Returns the stop of a run in which the backlog grows without bound."""
