@@ -33,20 +33,19 @@ ROOT = Path(__file__).resolve().parent
 COPY = ROOT / "build" / "compiled"
 
 ATTRIBUTES = "@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)\n"
-EXTENDED = ("Intake", "EngineCore", "EngineState", "BlockPool", "PrefixPool")
+EXTENDED = ("EngineBase", "EngineCore", "EngineState", "BlockPool", "PrefixPool")
 """Classes that interpreted ones extend. Their methods are looked up at every call: a tenth of a run if all
 classes are made so. mypyc skips the `__init__` of a class that is serializable alone."""
 
-A_CLASS = re.compile(
-    r"(?<=\n\n)class (?!.*\b(?:NamedTuple|Enum|IntEnum|Protocol|ValueError)\b)(\w+).*:$", re.MULTILINE
-)
 FUTURE = "from __future__ import annotations\n"
 
 
 def annotated(source: str) -> str:
     """The source of a module, with the attributes that mypyc asks for at the classes that need them."""
-    source = A_CLASS.sub(lambda found: (ATTRIBUTES if found[1] in EXTENDED else "") + found[0], source)
-    return source.replace(FUTURE, f"{FUTURE}\nfrom mypy_extensions import mypyc_attr\n", 1)
+    marked = re.sub(rf"^class (?:{'|'.join(EXTENDED)})\b", rf"{ATTRIBUTES}\g<0>", source, flags=re.MULTILINE)
+    if marked == source:
+        return source
+    return marked.replace(FUTURE, f"{FUTURE}\nfrom mypy_extensions import mypyc_attr\n", 1)
 
 
 def main() -> None:
