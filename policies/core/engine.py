@@ -20,8 +20,8 @@ from collections.abc import Sequence as SequenceOf
 from math import inf
 from typing import NoReturn
 
+from policies.core.engine_base import EngineBase
 from policies.core.horizon import blocks_of_repeats, cut_horizon
-from policies.core.intake import Intake
 from policies.core.plan import (
     AdapterLoad,
     Chunk,
@@ -33,7 +33,7 @@ from policies.core.plan import (
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
 
 
-class EngineCore(Intake):
+class EngineCore(EngineBase):
     """Queues, slots and KV blocks of one engine, and the policies that act on them.
 
     batching, scheduling, predictor: the engine uses its own copies, so that the state of a policy is never

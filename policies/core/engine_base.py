@@ -32,7 +32,7 @@ from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling, overrides
 
 
-class Intake:
+class EngineBase:
     """The part of an engine outside its loop: its components, adding and removing requests, and its state.
 
     The arguments are those of `EngineCore`, which adds the loop.
