@@ -11,6 +11,7 @@ from typing import Any
 
 from policies.core.request import Segment
 from sim.workload.checks import MAX_TOKENS, require_positive
+from sim.workload.table import rows_of
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow
 
@@ -53,8 +54,7 @@ class MooncakeJsonl(Trace):
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         full, rest = divmod(num_tokens, self.tokens_per_hash)
-        pieces = zip(content_ids[:full], repeat(self.tokens_per_hash))
-        whole = tuple(map(tuple.__new__, repeat(Segment), pieces))
+        whole = tuple(rows_of(Segment, content_ids[:full], repeat(self.tokens_per_hash)))
         return whole + tuple(Segment(content_id, rest) for content_id in content_ids[full : full + 1] if rest)
 
     def _checked(self, line: int, text: str, row: Any) -> TraceRow:

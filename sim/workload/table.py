@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import chain, count, repeat
 from typing import Any, Literal, TypeVar
 
@@ -116,4 +115,4 @@ def rows_of(kind: type[Row], *columns: Iterable[Any]) -> Iterator[Row]:
 
     They are created without a call of Python code for each, for speed.
     """
-    return map(partial(tuple.__new__, kind), zip(*columns, strict=False))
+    return map(tuple.__new__, repeat(kind), zip(*columns, strict=False))
