@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf._utils import get_yaml_loader
+from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from sim.settings.errors import ConfigError
 
@@ -35,24 +36,34 @@ class TooLargeError(yaml.YAMLError):  # type: ignore[misc]
     """Raised for YAML that is larger, deeper or has more values than any config."""
 
 
+class NotTextError(yaml.YAMLError):  # type: ignore[misc]
+    """Raised for a character that YAML does not allow, such as NUL."""
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """Parses YAML to plain values. where: the file, for messages.
 
-    Raises TooLargeError beyond the limits, and other YAMLErrors for what is not YAML.
+    Raises TooLargeError beyond the limits, NotTextError, and other YAMLErrors for what is not YAML.
     """
     if len(text) > MAX_CHARACTERS:
         raise TooLargeError(f"{where}: must have at most {MAX_CHARACTERS:,} characters, has {len(text):,}")
-    if not _is_small(text):
-        _check_size(text, where)
-    # The loader derives from SafeLoader.
-    return yaml.load(text, Loader=_LOADER)  # nosec B506
+    try:
+        if not _is_small(text):
+            _check_size(text, where)
+        # The loader derives from SafeLoader.
+        return yaml.load(text, Loader=_LOADER)  # nosec B506
+    except ReaderError as error:
+        line = text[: text.find(chr(error.character))].count("\n") + 1
+        raise NotTextError(
+            f"{where}:{line}: not valid YAML: must be text without the character U+{error.character:04X}"
+        ) from None
 
 
 def read_yaml(file: Path) -> Any:
     """Reads a YAML file that is data, such as the config of a run. Raises ConfigError."""
     try:
         return parse_yaml(file.read_text(encoding="utf-8"), str(file))
-    except TooLargeError as error:
+    except (TooLargeError, NotTextError) as error:
         raise ConfigError(str(error)) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: must be UTF-8 text: {error}") from None

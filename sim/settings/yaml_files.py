@@ -15,7 +15,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
-from sim.settings.bounded_yaml import TooLargeError, parse_yaml
+from sim.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
 
 KEPT = 2_000
 """Size of the cache of files, in files; the least recently used one is dropped."""
@@ -84,7 +84,7 @@ class YamlFolder(FileConfigSource):
             content = parse_yaml(text, str(file))
         except UnicodeDecodeError as error:
             raise yaml.YAMLError(f"{file}: must be UTF-8 text: {error}") from None
-        except TooLargeError:
+        except (TooLargeError, NotTextError):
             raise
         except (OSError, yaml.YAMLError):
             content = None

@@ -5,8 +5,10 @@ from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
+from sim.settings.bounded_yaml import read_yaml
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
+from sim.settings.errors import ConfigError
 from sim.settings.yaml_files import YamlFolder
 
 
@@ -54,6 +56,16 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "one.yaml").write_bytes(b"a: \xff\n")
     with pytest.raises(YAMLError, match=r"one\.yaml: must be UTF-8 text"):
         YamlFolder("test", f"file://{tmp_path}").load_config("one")
+
+
+@pytest.mark.parametrize("character", ["\0", "\x01", "\x7f"])
+def test_a_file_with_a_control_character_is_named_with_its_line(tmp_path, character):
+    (tmp_path / "one.yaml").write_text(f"# é\na: 1\nb: x{character}\n", encoding="utf-8")
+    message = rf"one\.yaml:3: not valid YAML: must be text without the character U\+{ord(character):04X}$"
+    with pytest.raises(YAMLError, match=message):
+        YamlFolder("test", f"file://{tmp_path}").load_config("one")
+    with pytest.raises(ConfigError, match=message):
+        read_yaml(tmp_path / "one.yaml")
 
 
 def test_a_process_that_composes_again_sees_what_a_file_says_now(tmp_path):
