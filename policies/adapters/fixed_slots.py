@@ -95,9 +95,9 @@ class SlotResidents(Residents):
         num_slots: int,
         slot_rank: int,
         pinned: tuple[str, ...] = (),
-        **books: Any,
+        **common: Any,
     ) -> None:
-        super().__init__(registry, **books)
+        super().__init__(registry, **common)
         self._slot_rank = slot_rank
         self._pinned = frozenset(pinned)
         self._free_slots = list(range(num_slots))

@@ -58,8 +58,8 @@ class MergedResidents(Residents):
 
     merges: ClassVar[bool] = True
 
-    def __init__(self, registry: Registry, *, max_serve_s: float, **books: Any) -> None:
-        super().__init__(registry, **books)
+    def __init__(self, registry: Registry, *, max_serve_s: float, **common: Any) -> None:
+        super().__init__(registry, **common)
         self._max_serve_s = max_serve_s
         self._current = PLAIN
         self._until_s = inf  # end of its time in seconds
@@ -97,7 +97,7 @@ class MergedResidents(Residents):
             if self._until_s < inf:
                 step.hold(until_s=self._until_s)
                 step.wait_until(self._until_s)
-        elif not self._users and not self._coming:
+        elif not self._users and not self._loading:
             self._load(others)
             self._current, self._is_closing, self._until_s = others, False, inf
 

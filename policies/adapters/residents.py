@@ -74,7 +74,7 @@ class Residents:
         self._users: Counter[str] = Counter()  # sequences with a slot, by adapter
         self._idle: dict[str, None] = {}  # resident and not in use, the least recently used first
         self._resident: set[str] = set()
-        self._coming: dict[str, list[Sequence]] = {}  # being loaded, with the sequences that wait for it
+        self._loading: dict[str, list[Sequence]] = {}  # being loaded, with the sequences that wait for it
         self._host: dict[str, None] = {}  # in host memory, the least recently loaded first
         self._waiting: dict[str, int] = {}  # sequences in the queue; adapters in the order of the first
         self._uses: Counter[str] = Counter()
@@ -84,11 +84,11 @@ class Residents:
     @property
     def is_loading(self) -> bool:
         """Whether an adapter is being loaded."""
-        return bool(self._coming)
+        return bool(self._loading)
 
     def is_resident(self, name: str) -> bool:
         """Whether an adapter is on the GPU, or being loaded."""
-        return name in self._resident or name in self._coming
+        return name in self._resident or name in self._loading
 
     @property
     def resident(self) -> frozenset[str]:
@@ -163,16 +163,16 @@ class Residents:
             self.counts.num_hits += 1
             self._idle.pop(name, None)
             return
-        if name not in self._coming:
+        if name not in self._loading:
             self._load(name)
-        self._coming[name].append(seq)
+        self._loading[name].append(seq)
 
     def stop(self, seq: Sequence) -> None:
         """Counts a sequence that has lost its slot."""
         name = self._key(seq)
         if name is None:
             return
-        waiters = self._coming.get(name)
+        waiters = self._loading.get(name)
         if waiters is not None and seq in waiters:
             waiters.remove(seq)
         self._users[name] -= 1
@@ -183,17 +183,17 @@ class Residents:
 
     def waiters(self, name: str) -> SequenceOf[Sequence]:
         """Sequences with a slot that wait for an adapter being loaded."""
-        return self._coming.get(name, ())
+        return self._loading.get(name, ())
 
     def loaded(self, name: str) -> list[Sequence]:
         """Marks an adapter as loaded; returns the sequences that waited for it."""
-        waiters = self._coming.pop(name)
+        waiters = self._loading.pop(name)
         self._resident.add(name)
         if not self._users[name] and not self._stays(name):
             self._idle[name] = None
         return waiters
 
-    def give_way(self, is_enough: Callable[[], bool], keep: str | None = None) -> bool:
+    def evict_until(self, is_enough: Callable[[], bool], keep: str | None = None) -> bool:
         """Evicts unused adapters from KV memory, one after the other, until there is enough room.
 
         Returns whether there is.
@@ -239,10 +239,10 @@ class Residents:
         users = Counter(name for name in map(self._key, running) if name is not None)
         assert users == self._users, "an adapter's users are counted wrong"
         assert all(self.is_resident(name) for name in users), "an adapter was evicted while it was in use"
-        assert not self._resident & self._coming.keys()
+        assert not self._resident & self._loading.keys()
         idle = {name for name in self._resident if not users[name] and not self._stays(name)}
         assert idle == set(self._idle), "an adapter that nobody uses cannot make room"
-        held = sum(self._blocks_of(name) for name in (*self._resident, *self._coming))
+        held = sum(self._blocks_of(name) for name in (*self._resident, *self._loading))
         assert held == self.num_blocks, "blocks of an adapter are lost"
 
     # Decisions of policies.
@@ -316,7 +316,7 @@ class Residents:
         num_bytes = self._num_bytes(name)
         self._loads.append(AdapterLoad(name, source, num_bytes, slot, self.merges))
         self._puts.append((name, slot))
-        self._coming[name] = []
+        self._loading[name] = []
         self.counts.num_loads += 1
         self.counts.loaded_bytes += num_bytes
         self.has_changed = True
@@ -338,7 +338,7 @@ class Residents:
     def _prefetch(self, view: StepView) -> None:
         """Loads adapters of waiting requests in order of arrival, into room that no other adapter needs."""
         wanted = islice((name for name in self._waiting if name not in self._resident), self._num_prefetched)
-        for name in [name for name in wanted if name not in self._coming]:
+        for name in [name for name in wanted if name not in self._loading]:
             while not self._fits_beside(name, view):
                 victim = self._victim()
                 if victim is None or victim in self._waiting:

@@ -66,7 +66,7 @@ class AdapterState(EngineState):
         """Whether num_blocks are free, after unused adapters were evicted."""
         if self.block_pool.num_free >= num_blocks:
             return True
-        return self._residents.give_way(lambda: self.block_pool.num_free >= num_blocks)
+        return self._residents.evict_until(lambda: self.block_pool.num_free >= num_blocks)
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
         """Adds the adapter computation to a plan; if adapters changed, the plan holds for one iteration."""
@@ -94,7 +94,7 @@ class AdapterState(EngineState):
         """Moves a waiting sequence to running; loads its adapter if necessary, evicting others."""
         residents = self._residents
         fits = partial(self.block_pool.can_admit, seq, num_cached, not self.running)
-        residents.give_way(fits, keep=seq.request.adapter)
+        residents.evict_until(fits, keep=seq.request.adapter)
         lacks_adapter = residents.must_wait(seq)
         super().start(seq, num_cached, lacks_adapter)
         residents.start(seq)

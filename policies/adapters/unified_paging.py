@@ -48,8 +48,8 @@ class UnifiedPaging(AdapterServing):
 class PagedResidents(Residents):
     """Adapters in KV blocks."""
 
-    def __init__(self, registry: Registry, *, pool: BlockPool, **books: Any) -> None:
-        super().__init__(registry, **books)
+    def __init__(self, registry: Registry, *, pool: BlockPool, **common: Any) -> None:
+        super().__init__(registry, **common)
         self._pool = pool
         block_bytes = registry.memory.block_bytes
         self._num_blocks_of = {

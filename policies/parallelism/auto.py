@@ -81,9 +81,9 @@ class Auto:
             list[Candidate](),
             dict[Sizes, str](),
         )
-        for sizes in self._sane(facts):
+        for sizes in self._feasible_sizes(facts):
             try:
-                found.append(self._judged(sizes, estimate(sizes, load), facts))
+                found.append(self._candidate(sizes, estimate(sizes, load), facts))
             except ValueError as error:
                 refused[sizes] = str(error)
         if not found:
@@ -98,7 +98,7 @@ class Auto:
             raise ValueError(self._none_meets(facts, found))
         return LayoutChoice(found[0].sizes, tuple(self._notes(facts, found, refused)))
 
-    def _sane(self, facts: Facts) -> Iterator[Sizes]:
+    def _feasible_sizes(self, facts: Facts) -> Iterator[Sizes]:
         uses_fewer = self.objective in (Objective.cost, Objective.slo)
         for total in range(1, self.devices + 1) if uses_fewer else [self.devices]:
             for tensor in divisors(total):
@@ -124,7 +124,7 @@ class Auto:
         if facts.num_experts and stage > 1:
             yield sizes._replace(expert_parallel_size=stage)
 
-    def _judged(self, sizes: Sizes, figures: Figures, facts: Facts) -> Candidate:
+    def _candidate(self, sizes: Sizes, figures: Figures, facts: Facts) -> Candidate:
         if figures.max_num_seqs < self.num_seqs:
             raise ValueError(
                 f"layout.num_seqs={self.num_seqs}: memory and slots hold {figures.max_num_seqs} sequences of "
@@ -177,7 +177,7 @@ class Auto:
                 high = middle - 1
         return low
 
-    def _said(self, found: Candidate) -> str:
+    def _described(self, found: Candidate) -> str:
         figures, num_seqs = found.figures, found.num_seqs
         match self.objective:
             case Objective.latency:
@@ -198,20 +198,20 @@ class Auto:
         asked = f"{self.prompt_tokens:,} tokens in and {self.output_tokens:,} out"
         yield (
             f"layout=auto: {best.sizes} is the best of {len(found)} layouts for {self.objective.name} "
-            f"({self.objective.value}; {asked}): {self._said(best)}."
+            f"({self.objective.value}; {asked}): {self._described(best)}."
         )
         shares = [f"{name} {share:.0%}" for name, share in best.figures.bounds(best.num_seqs).items()]
         yield f"layout=auto: a decode iteration of {best.num_seqs} is bound by {', '.join(shares[:3])}."
         twin = best.sizes._replace(sequence_parallel=not best.sizes.sequence_parallel)
         cuts = [other for other in others if other.sizes != twin]
         if cuts:
-            yield f"layout=auto: the runner-up is {cuts[0].sizes}: {self._said(cuts[0])}."
+            yield f"layout=auto: the runner-up is {cuts[0].sizes}: {self._described(cuts[0])}."
         for other in others:
             if other.sizes == twin:
                 is_split = twin.sequence_parallel
                 yield (
                     f"layout=auto: {'with' if is_split else 'without'} sequence parallelism "
-                    f"{self._said(other)}: a reduce-scatter and an all-gather in place of each all-reduce, "
+                    f"{self._described(other)}: a reduce-scatter and an all-gather replace each all-reduce, "
                     f"norms cut over tokens, {'do not gain anything' if is_split else 'gain the difference'}."
                 )
         if refused:
@@ -223,7 +223,7 @@ class Auto:
         nearest = min(found, key=lambda c: self._tpot_s(c.figures, self.num_seqs) + c.figures.prefill_s)
         return (
             f"layout.objective=slo: no layout of up to {self.devices} {facts.gpu} meets {limits} with "
-            f"{self.num_seqs} sequences at once; nearest: {nearest.sizes}, {self._said(nearest)}"
+            f"{self.num_seqs} sequences at once; nearest: {nearest.sizes}, {self._described(nearest)}"
         )
 
 

@@ -42,7 +42,7 @@ class _Window:
 
 @dataclass(slots=True)
 class _Seen:
-    everybody: _Window = field(default_factory=_Window)
+    all_tenants: _Window = field(default_factory=_Window)
     by_tenant: dict[str, _Window] = field(default_factory=dict)
 
 
@@ -81,12 +81,12 @@ class RunningHistogram:
         """
         window = self._seen.by_tenant.get(request.tenant)
         if window is None or len(window.recent) < self.min_observations:
-            window = self._seen.everybody
+            window = self._seen.all_tenants
         num_tokens = window.quantile(self.quantile) if window.recent else self.initial_tokens
         return within_limits(request, num_tokens)
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
         """Adds a length, and forgets the oldest where a window is full."""
         seen = self._seen
-        seen.everybody.add(num_output_tokens, self.window)
+        seen.all_tenants.add(num_output_tokens, self.window)
         seen.by_tenant.setdefault(request.tenant, _Window()).add(num_output_tokens, self.window)

@@ -60,20 +60,20 @@ class PrefixAffinity:
             self._places = {replica.index: place for place, replica in enumerate(replicas)}
             self._tree.keep_only(self._places)
             self._replicas = replicas
-        runs = prompt_segments(request)
-        place = self._chosen(self._tree, runs, request.prompt.num_tokens, replicas)
-        self._tree.insert(runs, replicas[place].index)
+        segments = prompt_segments(request)
+        place = self._chosen(self._tree, segments, request.prompt.num_tokens, replicas)
+        self._tree.insert(segments, replicas[place].index)
         return place
 
     def _chosen(
-        self, tree: PrefixTree, runs: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
+        self, tree: PrefixTree, segments: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
     ) -> int:
         counts = counts_of(replicas, "num_outstanding")
         least = int(counts.argmin())
         most, fewest = int(counts[counts.argmax()]), int(counts[least])
         if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
             return least
-        match = tree.match(runs)
+        match = tree.match(segments)
         if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
             return self._places[match.replica]  # `insert` marks it
         tree.use(match)

@@ -124,21 +124,21 @@ class PrefixTree:
                 return replica
             heapreplace(sizes, (num_now, place, replica))
 
-    def match(self, runs: Sequence[Segment]) -> Match:
+    def match(self, segments: Sequence[Segment]) -> Match:
         """Returns the longest prefix and the replica of the longest run at its end.
 
         `use` marks it as used.
         """
         node, before, num_tokens, nodes = self._root, 0, 0, self._nodes
-        for content_id, num_run in runs:
+        for content_id, num_in_segment in segments:
             child = nodes.get((node, before, content_id))
             if child is None:
                 break
-            node, before = child, num_run
-            if child.num_longest < num_run:
+            node, before = child, num_in_segment
+            if child.num_longest < num_in_segment:
                 num_tokens += child.num_longest
                 break
-            num_tokens += num_run
+            num_tokens += num_in_segment
         return Match(num_tokens, node.longest, node)
 
     def use(self, match: Match) -> None:
@@ -146,19 +146,19 @@ class PrefixTree:
         if match.replica is not None:
             self._touch(match.replica, match.node)
 
-    def insert(self, runs: Sequence[Segment], replica: int) -> None:
+    def insert(self, segments: Sequence[Segment], replica: int) -> None:
         """Records that a prompt was sent to a replica, and marks it as used."""
         node, before, nodes = self._root, 0, self._nodes
-        for content_id, num_run in runs:
+        for content_id, num_in_segment in segments:
             key = (node, before, content_id)
             child = nodes.get(key)
             if child is None:
                 child = nodes[key] = PrefixNode(key)
             num_before = child.num_longest if child.longest == replica else child.tokens_of(replica)
-            if num_run > num_before:
-                child.lengthen(replica, num_run)
-                self.num_tokens[replica] += num_run - num_before
-            node, before = child, num_run
+            if num_in_segment > num_before:
+                child.lengthen(replica, num_in_segment)
+                self.num_tokens[replica] += num_in_segment - num_before
+            node, before = child, num_in_segment
         self._touch(replica, node)
         if self.num_tokens[replica] > self._max_tokens:
             while self.num_tokens[replica] > self._max_tokens:

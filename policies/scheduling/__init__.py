@@ -1,4 +1,4 @@
-"""Scheduling policies: which sequence goes first, which is preempted, and how. One policy per file."""
+"""The interface of scheduling policies, which order admissions and preemptions. One policy per file."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PREEMPTION_MODES = ("recompute", "swap")
 class Scheduling:
     """An order of sequences: the smallest rank is admitted first, the largest rank is preempted first.
 
-    A policy defines `rank`; the other methods are for policies whose order depends on what has been served.
-    Such a policy keeps its memory in fields with init=False, by request id or tenant, and deletes it in
+    A policy defines `rank`; the other methods are for policies with an order that depends on the service so
+    far. Such a policy keeps its state in fields with init=False, by request id or tenant, and deletes it in
     `on_end`.
     """
 
     needs_predictor: ClassVar[bool] = False
     """Whether the policy reads `Sequence.num_predicted_tokens`."""
     starvation_bound: ClassVar[int | None] = None
-    """Number of later requests that may be admitted before a waiting one; None: nothing is promised."""
+    """Number of later requests that may be admitted before a waiting one; None: no limit."""
 
     preemption_mode: str = "recompute"
-    """What happens to a victim's KV: recompute frees it, swap moves it to host memory while there is room."""
+    """Handling of a preempted sequence's KV: recompute frees it, swap moves it to host memory if possible."""
 
     def __post_init__(self) -> None:
         if self.preemption_mode not in PREEMPTION_MODES:
@@ -37,23 +37,23 @@ class Scheduling:
 
     @property
     def starvation_bound_s(self) -> float | None:
-        """A waiting request is overtaken only by requests that arrive within this time; None: no promise.
+        """Time in seconds within which later requests may be admitted before a waiting one; None: no limit.
 
-        Like starvation_bound, counted to the first admission, with a batching policy that keeps the order.
+        Like starvation_bound it applies to the first admission and to batching policies that keep the order.
         """
         return None
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key of a sequence; called when it is added, after a preemption, and by `StepBuilder.rerank`.
+        """Returns the sort key of a sequence; ties are broken by request id.
 
-        Ties are broken by request id.
+        Is called when the sequence is added, after a preemption, and by `StepBuilder.rerank`.
         """
         raise NotImplementedError
 
     def chunk_rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key of a prefill under way in `StepView.prefilling`; without it, they come by admission.
+        """Returns the sort key of a sequence in `StepView.prefilling`; without this method: by admission.
 
-        It must order them the same way after each has got its next chunk, or `before_step` must call hold(1).
+        The order must not change when each sequence gets its next chunk, or `before_step` must call hold(1).
         """
         raise NotImplementedError
 
@@ -62,15 +62,15 @@ class Scheduling:
         return WaitingQueue()
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Acts before the batching policy does: preempts, pauses, resumes, reranks, or bounds the horizon."""
+        """Acts before the batching policy: preempts, pauses, resumes, reranks, or limits the horizon."""
 
     def on_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
-        """Called when a plan was run num_iterations times; its sequences have not advanced yet."""
+        """Is called when a plan was run num_iterations times, before its sequences advance."""
 
     def on_end(self, seq: SequenceView) -> None:
-        """Called when a sequence has ended or was aborted."""
+        """Is called when a sequence has ended or was aborted."""
 
 
 def overrides(scheduling: Scheduling, name: str) -> bool:
-    """Whether a policy overrides an optional method."""
+    """Returns whether a policy overrides an optional method."""
     return getattr(type(scheduling), name) is not getattr(Scheduling, name)

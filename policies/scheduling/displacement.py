@@ -1,9 +1,9 @@
-"""Displacement of running sequences by a waiting one, for policies with preemptive order.
+"""Preempts running sequences for a waiting one, for policies with preemptive order.
 
 A step that preempts admits no sequence: the waiting one is admitted in the next step.
-Horizon: free blocks and the blocks of the victims only shrink together while a plan repeats. So the answer
-whether room could be made never turns from no to yes, but room that is there and not used yet may vanish:
-until the head of the queue is admitted, every step is decided anew.
+Horizon: while a plan is repeated, the sum of free blocks and of the victims' blocks only decreases. So a
+waiting sequence for which no room can be made remains without room, but free room may vanish: until the first
+waiting sequence is admitted, every step is decided again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policies.core.view import StepView
 
 
 def displaceable(seqs: Iterable[SequenceView]) -> list[SequenceView]:
-    """Running sequences that can be preempted, largest rank first; excludes those whose KV is being moved."""
+    """Returns the sequences that can be preempted, largest rank first; those in KV transfers cannot."""
     able = [seq for seq in seqs if seq.state in ACTIVE_STATES]
     return sorted(able, key=lambda seq: (seq.rank, seq.request_id), reverse=True)
 
@@ -26,7 +26,7 @@ def displaceable(seqs: Iterable[SequenceView]) -> list[SequenceView]:
 def displace(
     view: StepView, step: StepBuilder, head: SequenceView, victims: SequenceOf[SequenceView]
 ) -> None:
-    """Preempts victims in order until the waiting sequence `head` has room; none if all are not enough."""
+    """Preempts victims in order until the waiting sequence `head` fits; none if it would not fit at all."""
     if not victims:
         return
     if view.has_room(head):

@@ -1,4 +1,4 @@
-"""The expected length of an answer, corrected once the answer has exceeded its prediction."""
+"""Computes the expected output length of a sequence, corrected when its prediction is exceeded."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from policies.core.sequence_view import SequenceView
 
 
 def expected_output_tokens(seq: SequenceView) -> int:
-    """The predicted output tokens, doubled until they exceed those produced so far.
+    """Computes the predicted output tokens, doubled until they exceed the output tokens so far.
 
-    This is S3's correction (Jin et al., NeurIPS 2023). Predicted 10: 10 up to the 9th token, 20 from the 10th
-    on.
+    This is S3's correction (Jin et al., NeurIPS 2023). Example: a prediction of 10 counts as 10 up to the 9th
+    token and as 20 from the 10th on.
     """
     expected, num_produced = seq.num_predicted_tokens, seq.num_output_tokens
     while expected <= num_produced:
@@ -18,5 +18,5 @@ def expected_output_tokens(seq: SequenceView) -> int:
 
 
 def remaining_output_tokens(seq: SequenceView) -> int:
-    """Output tokens still expected, >= 1; the expectation does not change for that many iterations."""
+    """Computes the expected remaining output tokens, >= 1; the expectation holds for that many iterations."""
     return expected_output_tokens(seq) - seq.num_output_tokens

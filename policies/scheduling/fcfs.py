@@ -14,10 +14,10 @@ from policies.scheduling import Scheduling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fcfs(Scheduling):
-    """Order of arrival. A preempted request keeps its place: ahead of all later arrivals."""
+    """Order of arrival. A preempted request keeps its position before all later arrivals."""
 
     starvation_bound: ClassVar[int | None] = 0
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (arrival,)."""
+        """Returns the sort key: (arrival,)."""
         return (seq.request.arrival_s,)

@@ -1,14 +1,14 @@
-"""Length-aware order of prefills: by the tokens that are left to compute, short first or long first.
+"""Length-aware order of prefills: by the tokens that remain to compute, short first or long first.
 
-Prompt lengths are known, so no predictor is needed. Short first: the fewest uncomputed tokens go first, among
-the waiting sequences and among prefills under way, which a chunked batching policy serves in this order too
-(by `StepView.prefilling`). A short prompt that arrives while a long one is under way does not wait for its
-chunks, as far as the batching policy starts it at all. Long first: the reverse, so that long prompts start
-early and short ones fill what is left of the budget.
-Assumes that prefill time grows with tokens. Prompts of the other kind starve while the preferred keep coming;
-max_wait_s bounds that for waiting requests, as in shortest_job_first; with null they may starve.
-Memory pressure: the last in this order by prompt length is preempted. Horizon: with several prefills under
-way, short first does not change, as the first only gets shorter; long first is decided step by step.
+Prompt lengths are known, so no predictor is needed. Short first: the fewest uncomputed tokens are first, both
+among waiting sequences and among those in prefill, which a chunked batching policy serves in this order
+(`StepView.prefilling`). A short prompt that arrives during the prefill of a long one need not wait for its
+chunks if the batching policy starts several prompts. Long first: the reverse, so that long prompts start
+early and short ones fill the rest of the budget. Assumes that prefill time grows with tokens. Prompts of the
+other kind starve while preferred ones keep arriving; max_wait_s limits that for waiting requests, as in
+shortest_job_first. Memory pressure: the last in this order by prompt length is preempted. Horizon: with
+several sequences in prefill the order of short first does not change, as the first only gets shorter; long
+first decides every iteration.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class LengthAware(Scheduling):
     """Orders prompts by their uncomputed tokens."""
 
     long_first: bool = False
-    """Whether the most uncomputed tokens go first; else the fewest."""
+    """Whether the most uncomputed tokens are first; else the fewest."""
     max_wait_s: float | None = None
-    """Time since its arrival after which a waiting request goes before all others; null: never."""
+    """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
@@ -39,15 +39,15 @@ class LengthAware(Scheduling):
 
     @property
     def starvation_bound_s(self) -> float | None:
-        """The bound is max_wait_s."""
+        """Equal to max_wait_s."""
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (0, arrival) if it is overdue, else (1, known tokens up or down, arrival)."""
+        """Returns the sort key: (0, arrival) if overdue, else (1, known tokens or minus these, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, -seq.num_known if self.long_first else seq.num_known)
 
     def chunk_rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (uncomputed tokens up or down, arrival)."""
+        """Returns the sort key: (uncomputed tokens or minus these, arrival)."""
         num_left = seq.num_uncomputed
         return (-num_left if self.long_first else num_left, seq.request.arrival_s)
 
@@ -58,5 +58,5 @@ class LengthAware(Scheduling):
             step.hold(1)
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forgets a sequence that has ended."""
+        """Removes a sequence that has ended."""
         self._overdue.forget(seq)

@@ -1,11 +1,11 @@
-"""Longest prefix first: the request with the longest prefix hit goes first (SGLang's `lpm`).
+"""Longest prefix first: the request with the longest prefix cache hit is first (SGLang's `lpm`).
 
-Assumes a cache that finds prefixes. Requests that share a prefix run one after the other while it is still
-cached, which approximates a depth-first walk of the radix tree. A request that shares nothing may starve,
-unless max_wait_s bounds that, as in shortest_job_first (not in SGLang). With more than max_sorted waiting
-requests the order is that of arrival, as in SGLang, since looking all of them up costs too much.
+Assumes a prefix cache. Requests that share a prefix run one after the other while it is cached, which
+approximates a depth-first traversal of the radix tree. A request without a shared prefix may starve, unless
+max_wait_s limits that, as in shortest_job_first (not in SGLang). With more than max_sorted waiting requests
+the order is that of arrival, as in SGLang, because looking up all of them takes too long.
 Memory pressure: the sequence with the shortest hit at its admission is preempted. Horizon: one iteration
-while a request waits, since evictions change the hits.
+while a request waits, because evictions change the hits.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from policies.scheduling.overdue import Overdue, check_max_wait_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestPrefix(Scheduling):
-    """The longest prefix hit first, ties by arrival."""
+    """The longest prefix hit is first; ties are broken by arrival."""
 
     max_sorted: int = 128
     """Number of waiting requests above which the order is first come, first served."""
     max_wait_s: float | None = None
-    """Time since its arrival after which a waiting request goes before all others; null: never."""
+    """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _num_found: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
@@ -39,11 +39,11 @@ class LongestPrefix(Scheduling):
 
     @property
     def starvation_bound_s(self) -> float | None:
-        """The bound is max_wait_s."""
+        """Equal to max_wait_s."""
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (0, arrival) if it is overdue, else (1, -tokens found, arrival)."""
+        """Returns the sort key: (0, arrival) if overdue, else (1, -tokens of the hit, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, -self._num_found.get(seq.request_id, 0))
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
@@ -60,6 +60,6 @@ class LongestPrefix(Scheduling):
                 step.rerank(seq)
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forgets a sequence that has ended."""
+        """Removes a sequence that has ended."""
         self._num_found.pop(seq.request_id, None)
         self._overdue.forget(seq)

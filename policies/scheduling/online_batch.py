@@ -1,15 +1,13 @@
-"""Online requests and a batch API on one engine: batch requests use what online requests leave.
+"""Online requests and a batch API on one engine: batch requests use the capacity that online requests leave.
 
 A batch request has a priority of at least batch_priority, or a deadline_s (a completion window of hours).
-Online requests go first, first come, first served; batch requests follow by deadline and arrival. An online
-request that finds no slot or no memory preempts batch sequences, the latest deadline first (as ConServe, Qiao
-et al., 2024, and HyGen, Sun et al., 2025, do at the level of the engine; their latency models are not part of
-this policy). A batch request that still waits promote_before_s before its deadline counts as online from then
-on.
-Batch requests without a deadline may starve behind online requests.
-Memory pressure: batch sequences are preempted first, the latest deadline first, then the last arrivals.
-Horizon: until the next promotion, while a request waits; step by step while an online request has room but no
-budget.
+Online requests are served before batch requests, in order of arrival; batch requests by deadline and arrival.
+An online request without a slot or memory preempts batch sequences, the latest deadline first, as ConServe
+(Qiao et al., 2024) and HyGen (Sun et al., 2025) do; their latency models are not part of this policy. A batch
+request that is waiting promote_before_s before its deadline counts as online from then on. Batch requests
+without a deadline may starve behind online requests. Memory pressure: batch sequences are preempted first,
+the latest deadline first, then the last arrivals. Horizon: while a request waits, until the next promotion;
+one iteration while an online request has room but no budget.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ _ONLINE, _BATCH = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineBatch(Scheduling):
-    """Online requests before batch requests; batch sequences are preempted first."""
+    """Online requests are served before batch requests; batch sequences are preempted first."""
 
     batch_priority: int = 1
-    """Requests of this priority and beyond are batch requests; so are those with a deadline."""
+    """Smallest priority of batch requests; requests with a deadline are batch requests, too."""
     promote_before_s: float = 600.0
-    """Time before its deadline, in seconds, at which a batch request is served as an online one."""
+    """Seconds before its deadline at which a waiting batch request becomes an online one."""
     preempts: bool = True
     """Whether a waiting online request preempts batch sequences; else it waits until one ends."""
 
@@ -49,7 +47,7 @@ class OnlineBatch(Scheduling):
             raise ValueError(f"promote_before_s={self.promote_before_s}: must be >= 0 s")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (0, arrival) for online and promoted requests, (1, deadline, arrival) for batch."""
+        """Returns the sort key: (0, arrival) if online, (1, deadline, arrival) if in the batch class."""
         request = seq.request
         if not self._is_batch(request) or seq.request_id in self._promoted:
             return (_ONLINE, request.arrival_s)
@@ -61,8 +59,8 @@ class OnlineBatch(Scheduling):
         return (_BATCH, request.deadline_s, request.arrival_s)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Promotes requests whose deadline is near, and lets batch sequences give way to online requests."""
-        for seq in self._alarms.ring(now):
+        """Promotes requests close to their deadline, and preempts batch sequences for online requests."""
+        for seq in self._alarms.pop_due(now):
             self._promoted.add(seq.request_id)
             step.rerank(seq)
         head = next(iter(view.waiting), None)
@@ -73,7 +71,7 @@ class OnlineBatch(Scheduling):
             displace(view, step, head, displaceable(seq for seq in view.running if seq.rank[0] == _BATCH))
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forgets a sequence that has ended."""
+        """Removes a sequence that has ended."""
         self._promoted.discard(seq.request_id)
         self._noted.discard(seq.request_id)
 

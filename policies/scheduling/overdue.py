@@ -1,4 +1,4 @@
-"""Requests that waited too long go before all others: a bound for orders that would let them starve."""
+"""Bounds the wait of requests: those that have waited max_wait_s are served before all others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def check_max_wait_s(max_wait_s: float | None) -> None:
 
 
 class Overdue:
-    """Requests that still waited max_wait_s after their arrival; a request stays overdue until it ends.
+    """Requests that were waiting max_wait_s after their arrival; a request stays overdue until it ends.
 
     A policy calls `rank` for its ranks, `bring_forward` in `before_step`, and `forget` in `on_end`.
-    No later request goes before an overdue one that waits, so it is overtaken only by requests that arrived
-    within max_wait_s of it.
+    A later request is not admitted before a waiting overdue one, so a request is overtaken only by requests
+    that arrive within max_wait_s after it.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Overdue:
         self._watched: set[int] = set()  # ids with a pending alarm
 
     def rank(self, seq: SequenceView, max_wait_s: float | None, *key: float) -> tuple[float, ...]:
-        """Sort key (0, arrival) if overdue, else (1, *key, arrival); others are watched while they wait."""
+        """Returns the sort key, (0, arrival) if overdue, else (1, *key, arrival), and sets a timer."""
         arrival_s, request_id = seq.request.arrival_s, seq.request_id
         if request_id in self._ids:
             return (0, arrival_s)
@@ -39,19 +39,16 @@ class Overdue:
         return (1, *key, arrival_s)
 
     def bring_forward(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Moves requests that are overdue by now to the front.
-
-        The step holds until the next may be overdue.
-        """
-        for seq in self._alarms.ring(now):
+        """Moves overdue requests to the front; the step holds until the next request could be overdue."""
+        for seq in self._alarms.pop_due(now):
             self._watched.discard(seq.request_id)
-            if seq.state is SequenceState.waiting:  # else it is ranked again when it waits again
+            if seq.state is SequenceState.waiting:  # else it is ranked when it waits again
                 self._ids.add(seq.request_id)
                 step.rerank(seq)
         if view.num_waiting:
             step.hold(until_s=self._alarms.next_s)
 
     def forget(self, seq: SequenceView) -> None:
-        """Forgets a sequence that has ended."""
+        """Removes a sequence that has ended."""
         self._ids.discard(seq.request_id)
         self._watched.discard(seq.request_id)

@@ -1,17 +1,15 @@
 """S3: packs the batch by predicted lengths (Jin et al., NeurIPS 2023).
 
 A classifier puts each request into a bucket of output lengths (`prediction=buckets`). Every request is
-allotted memory for its prompt and its bucket's upper bound, and the batch is filled like a bin: of the
-waiting sequences, the largest need that fits into the memory not allotted yet goes first, then the next
-(decreasing first fit). The allotment of an answer that outgrows it is doubled.
-The cache decides what an exceeded allotment means. A cache that reserves it preempts a sequence that outgrows
-it, as in the paper; a paged cache grows on, and the doubled allotment counts when the next sequences are
-packed.
-Assumes predictions that are mostly right: then no sequence is preempted although memory is full. Small
-requests may starve while large ones keep coming: only the `window` oldest are packed, which bounds the work,
-not the wait.
-Memory pressure: the last arrival is preempted. Horizon: allotments change when an answer outgrows its own, so
-until then, while a request waits; one iteration after an admission.
+allotted memory for its prompt and the upper bound of its bucket, and the batch is filled like a bin: of the
+waiting sequences, the largest one that fits into the unallotted memory is admitted first, then the next
+(decreasing first fit). The expected length of an output that exceeds it is doubled. The cache decides what
+happens then. A cache that reserves memory (caching=contiguous) preempts the sequence if its region cannot
+grow, as in the paper; a paged cache continues, and the larger allotment counts when the next sequences are
+packed. Assumes predictions that are mostly right: then no sequence is preempted although memory is full.
+Small requests may starve while large ones keep arriving: only the `window` oldest are packed, which limits
+the work, not the wait. Memory pressure: the last arrival is preempted. Horizon: while a request waits, until
+an output exceeds its expected length; one iteration after an admission.
 """
 
 from __future__ import annotations
@@ -42,25 +40,25 @@ class _Memory:
     step: StepBuilder | None = None
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Number of blocks for num_tokens tokens, at most all blocks."""
+        """Computes the number of blocks for num_tokens tokens, at most all blocks."""
         return min(-(-num_tokens // self.block_size), self.num_blocks)
 
     def tokens_in(self, num_blocks: int) -> float:
-        """Largest number of tokens that fit into num_blocks blocks; infinite if that is all blocks."""
+        """Computes the most tokens that fit into num_blocks blocks; infinite if these are all blocks."""
         return inf if num_blocks >= self.num_blocks else num_blocks * self.block_size
 
 
 def _allotted(seq: SequenceView, num_expected: int) -> int:
-    """Tokens for which memory is allotted, if num_expected output tokens are expected."""
+    """Computes the tokens for which memory is allotted, with num_expected expected output tokens."""
     return min(seq.num_prompt_tokens + num_expected, seq.max_num_tokens)
 
 
-_Need = tuple[int, tuple[float, ...], int, SequenceView]  # tokens, negative: the largest need first; rank, id
+_Need = tuple[int, tuple[float, ...], int, SequenceView]  # minus allotted tokens: the largest first; rank, id
 _Entry = tuple[tuple[float, ...], int, _Need]  # rank, id: the oldest first
 
 
 class PackingQueue(WaitingQueue):
-    """A queue that offers those of the oldest `window` sequences that fit together, the largest need first.
+    """A queue that yields those of the oldest `window` sequences that fit together, the largest first.
 
     The allotment of a sequence does not change while it waits.
     """
@@ -70,7 +68,7 @@ class PackingQueue(WaitingQueue):
         self._memory = memory
         self._window = window
         self._oldest: list[_Entry] = []
-        self._largest: list[_Need] = []  # of the window; replaced, not changed, as an iterator may use it
+        self._largest: list[_Need] = []  # window by size; replaced, not changed, as an iterator may use it
 
     def __len__(self) -> int:
         return len(self._oldest)
@@ -97,13 +95,13 @@ class PackingQueue(WaitingQueue):
         if place < self._window:
             self._move_window(self._oldest[self._window - 1 : self._window], [entry])
         step = self._memory.step
-        if step is not None and step.is_open:  # an admission: the window moves on
+        if step is not None and step.is_open:  # an admission changes the window
             step.hold(1)
 
     def __iter__(self) -> Iterator[SequenceView]:
         memory = self._memory
         largest, room, place = self._largest, memory.num_unallotted, 0
-        while True:  # go to the next whose need fits
+        while True:  # find the next sequence that fits
             place = bisect_left(largest, (-memory.tokens_in(room),), place)
             if place == len(largest):
                 return
@@ -130,12 +128,12 @@ class PackingQueue(WaitingQueue):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class S3(Scheduling):
-    """The largest predicted need that fits is admitted first; the last arrival is preempted first."""
+    """The largest sequence that fits is admitted first; the last arrival is preempted first."""
 
     needs_predictor: ClassVar[bool] = True
 
     window: int = 256
-    """Number of waiting sequences that are considered, the oldest ones."""
+    """Number of the oldest waiting sequences that are considered."""
 
     _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
 
@@ -145,15 +143,15 @@ class S3(Scheduling):
             raise ValueError(f"window={self.window}: must be >= 1")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (arrival,): the order of the window and of preemption; the queue does the packing."""
+        """Returns the sort key: (arrival,), for the window and for preemptions; the queue packs."""
         return (seq.request.arrival_s,)
 
     def queue(self) -> WaitingQueue:
-        """Returns a queue that packs."""
+        """Returns a queue that packs the waiting sequences."""
         return PackingQueue(self._memory, self.window)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Sums up what is allotted to the running sequences."""
+        """Computes the memory that is not allotted to running sequences."""
         memory, running = self._memory, view.running
         memory.step = step
         if not view.num_waiting:

@@ -1,11 +1,11 @@
 """Shortest job first by the predicted number of output tokens, not preemptive.
 
-This order minimises mean waiting time if predictions are right (Smith, 1956); among others SSJF (Qiu et al.,
-2024) serves LLMs this way. Long answers starve while shorter ones keep coming; max_wait_s bounds that: a
-request that has waited that long goes before all that have not, in order of arrival, and keeps that place.
-Assumes that the service time depends on the answer's length: prompts are not considered.
-Memory pressure: the longest predicted answer is preempted. Horizon: the order of requests that are not
-overdue never changes; until the first waiting request is overdue.
+This order minimises the mean waiting time if predictions are right (Smith, 1956); SSJF (Qiu et al., 2024),
+for example, applies it to LLMs. Requests with long outputs starve while shorter ones keep arriving;
+max_wait_s limits that: a request that has waited that long is served before all that have not, in order of
+arrival. Assumes that the service time depends on the output length: prompts are not considered. Memory
+pressure: the longest predicted output is preempted. Horizon: until the first waiting request is overdue; the
+order of other requests never changes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from policies.scheduling.overdue import Overdue, check_max_wait_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortestJobFirst(Scheduling):
-    """The shortest predicted answer is admitted first, the longest is preempted first."""
+    """The shortest predicted output is admitted first, the longest is preempted first."""
 
     needs_predictor: ClassVar[bool] = True
 
     max_wait_s: float | None = None
-    """Time since its arrival after which a waiting request goes before all others; null: never."""
+    """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
@@ -37,11 +37,11 @@ class ShortestJobFirst(Scheduling):
 
     @property
     def starvation_bound_s(self) -> float | None:
-        """The bound is max_wait_s."""
+        """Equal to max_wait_s."""
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (0, arrival) if it is overdue, else (1, predicted output tokens, arrival)."""
+        """Returns the sort key: (0, arrival) if overdue, else (1, predicted output tokens, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, seq.num_predicted_tokens)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
@@ -49,5 +49,5 @@ class ShortestJobFirst(Scheduling):
         self._overdue.bring_forward(view, step, now)
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forgets a sequence that has ended."""
+        """Removes a sequence that has ended."""
         self._overdue.forget(seq)

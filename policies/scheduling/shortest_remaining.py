@@ -1,17 +1,16 @@
 """Shortest remaining processing time first (SRPT; Schrage, 1968) by predicted output tokens, preemptive.
 
-Remaining tokens are the predicted minus the produced ones. A prediction that is exceeded is doubled: an
-answer predicted at 10 tokens counts as one of 20 from its 10th token on, and may then have to give way (S3's
-correction; the estimate never goes down to zero, which would make a long answer unpreemptable, the known
-weakness of SRPT under wrong sizes).
-A waiting sequence that finds no slot or no memory preempts running ones that have more than min_gain_tokens
-more to go, the longest first, if that makes enough room. The cost of resuming the preempted sequences is not
-weighed; min_gain_tokens stands for it. Long answers starve while shorter ones keep coming; max_wait_s bounds
-that: a request that waits that long after its arrival goes before all others, preempts none, and is not
-preempted; nor is a sequence of that age that already runs.
-Memory pressure: the longest remaining answer is preempted. Horizon: until the first running answer exceeds
-its prediction, while a request waits; step by step while a sequence that may displace others has room but no
-budget.
+Remaining tokens are the predicted output tokens minus those so far. A prediction that is exceeded is doubled:
+an output predicted at 10 tokens counts as one of 20 from its 10th token on and may then be preempted (S3's
+correction). The estimate thus never reaches zero, which would make a long output unpreemptable, a known
+weakness of SRPT with wrong sizes. A waiting sequence without a slot or memory preempts running ones that have
+more than min_gain_tokens more remaining tokens, the longest first, if that makes enough room. The cost of
+resuming the preempted sequences is not computed; min_gain_tokens represents it. Requests with long outputs
+starve while shorter ones keep arriving; max_wait_s limits that: a request that waits that long after its
+arrival is served before all others, preempts none, and is not preempted; nor is a running sequence of that
+age. Memory pressure: the longest remaining output is preempted. Horizon: while a request waits, until the
+first running output exceeds its prediction; one iteration while a sequence that may preempt others has room
+but no budget.
 """
 
 from __future__ import annotations
@@ -30,17 +29,14 @@ from policies.scheduling.overdue import Overdue, check_max_wait_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortestRemaining(Scheduling):
-    """The fewest remaining tokens are admitted first.
-
-    The most are preempted first, also for a waiting one.
-    """
+    """Admits the fewest remaining tokens first and preempts the most, also for a waiting sequence."""
 
     needs_predictor: ClassVar[bool] = True
 
     min_gain_tokens: int = 64
-    """Minimum difference of remaining tokens above which a running sequence gives way to a waiting one."""
+    """Difference of remaining tokens above which a running sequence is preempted for a waiting one."""
     max_wait_s: float | None = None
-    """Time since its arrival after which a waiting request goes before all others; null: never."""
+    """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
@@ -52,15 +48,15 @@ class ShortestRemaining(Scheduling):
 
     @property
     def starvation_bound_s(self) -> float | None:
-        """The bound is max_wait_s."""
+        """Equal to max_wait_s."""
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (0, arrival) if it is overdue, else (1, output tokens still expected, arrival)."""
+        """Returns the sort key: (0, arrival) if overdue, else (1, expected remaining tokens, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, remaining_output_tokens(seq))
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Updates the remaining tokens of running sequences, and preempts those that have too many."""
+        """Updates the remaining tokens of running sequences and preempts those that have too many."""
         self._overdue.bring_forward(view, step, now)
         running = view.running
         for seq in running:
@@ -76,12 +72,9 @@ class ShortestRemaining(Scheduling):
         displace(view, step, head, displaceable(seq for seq in able if seq.rank[1] > limit))
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forgets a sequence that has ended."""
+        """Removes a sequence that has ended."""
         self._overdue.forget(seq)
 
     def _is_kept(self, seq: SequenceView, now: float) -> bool:
-        """Whether a running sequence would be overdue as soon as it waits.
-
-        Such a sequence is not preempted.
-        """
+        """Returns whether a running sequence would be overdue if it waited; then it is not preempted."""
         return self.max_wait_s is not None and seq.request.arrival_s + self.max_wait_s <= now

@@ -1,18 +1,16 @@
 """Fair shares per tenant by virtual token counters (VTC; Sheng et al., OSDI 2024).
 
-Every tenant has a counter of the service it got: input_weight per prompt token, counted at admission, and
-output_weight per output token, counted as it is produced; divided by the tenant's weight. Of the tenants that
-have requests waiting, the one with the smallest counter is next (its requests in order of arrival). When a
-tenant without waiting requests comes back, its counter is lifted to the smallest among the waiting tenants,
-or, if none waits, to that of the tenant whose request left the queue last: time without requests earns no
-credit.
-Two tenants that both have requests waiting all the time differ in service by at most
-2 max(input_weight L, output_weight M): L tokens in the longest prompt, M tokens in the largest running batch
-(the paper's bound, for equal weights and without preemptions). Of a fixed set of tenants none starves; one of
-many may, while new tenants keep coming: each is lifted to the smallest counter and may go first from there.
-Tokens that are computed again after a preemption are not counted again.
-Memory pressure: the last arrival is preempted, of whichever tenant. Horizon: while several tenants wait,
-until the output being produced changes their order; one iteration after an admission.
+Every tenant has a counter of its service: input_weight per prompt token, counted at admission, plus
+output_weight per output token, counted when it is produced; divided by the tenant's weight. Of the tenants
+with waiting requests, the one with the smallest counter is next (its requests in order of arrival). When a
+tenant without waiting requests gets one, its counter is lifted to the smallest one of the waiting tenants or,
+if there are none, to that of the tenant of the last admitted request: time without requests earns no credit.
+Two tenants that always have waiting requests differ in service by at most 2 max(input_weight L, output_weight
+M): L tokens in the longest prompt, M tokens in the largest running batch (the paper's bound, for equal
+weights and without preemptions). No tenant of a fixed set starves; with ever new tenants one may, because
+each new one is lifted to the smallest counter and may be served before it. Tokens that are recomputed after a
+preemption are not counted again. Memory pressure: the last arrival is preempted, whatever its tenant.
+Horizon: while several tenants wait, until output tokens change their order; one iteration after an admission.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from policies.scheduling import Scheduling
 
 @dataclass(slots=True)
 class _Account:
-    """Tokens served since the counter was last lifted: whole numbers, so that leaps add up exactly."""
+    """Tokens served since the counter was last lifted; integers, so that sums are exact."""
 
     lifted_to: float = 0.0
     num_input: int = 0
@@ -42,8 +40,8 @@ class _Account:
 @dataclass(slots=True)
 class _Ledger:
     accounts: dict[str, _Account] = field(default_factory=dict)  # by tenant
-    charged: set[int] = field(default_factory=set)  # ids of the requests whose prompt was counted
-    last_tenant: str | None = None  # the tenant whose request left the queue last
+    charged: set[int] = field(default_factory=set)  # ids of requests with a prompt that was counted
+    last_tenant: str | None = None  # the tenant of the request that left the queue last
     queue: FairQueue | None = None
     step: StepBuilder | None = None
 
@@ -60,7 +58,7 @@ class VirtualTokenCounter(Scheduling):
     output_weight: float = 2.0
     """Weight of an output token."""
     tenant_weights: dict[str, float] = field(default_factory=dict)
-    """Shares of the tenants relative to each other; 1 for tenants not named."""
+    """Relative shares of the tenants; tenants that are not named have 1."""
 
     _ledger: _Ledger = field(init=False, default_factory=_Ledger, repr=False, compare=False)
 
@@ -70,19 +68,19 @@ class VirtualTokenCounter(Scheduling):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 0")
         if not self.input_weight + self.output_weight > 0:
-            raise ValueError("output_weight=0: must be > 0 where input_weight is 0, or nothing is counted")
+            raise ValueError("input_weight=0, output_weight=0: at least one must be > 0")
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0:
                 raise ValueError(f"tenant_weights={{{tenant}: {weight}}}: must be > 0")
 
     def counter(self, tenant: str) -> float:
-        """Weighted service of a tenant, lifts included."""
+        """Computes the weighted service of a tenant, lifts included."""
         account = self._ledger.account(tenant)
         served = self.input_weight * account.num_input + self.output_weight * account.num_output
         return account.lifted_to + served / self.tenant_weights.get(tenant, 1.0)
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key (arrival,): the order among a tenant's requests, and of victims."""
+        """Returns the sort key: (arrival,), for the order of a tenant's requests and of preemptions."""
         return (seq.request.arrival_s,)
 
     def queue(self) -> WaitingQueue:
@@ -91,7 +89,7 @@ class VirtualTokenCounter(Scheduling):
         return self._ledger.queue
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Adds new requests; the order of the waiting tenants holds until one counter overtakes another."""
+        """Adds new requests; the step holds until the counter of a waiting tenant exceeds the next one."""
         ledger = self._ledger
         ledger.step = step
         assert ledger.queue is not None
@@ -109,7 +107,7 @@ class VirtualTokenCounter(Scheduling):
                 step.hold(max(1, int(min((next_value - value) / pace, 2**31))))
 
     def on_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
-        """Counts the output tokens."""
+        """Counts output tokens."""
         account = self._ledger.account
         if plan.num_decodes:
             idle = set(plan.idle)
@@ -120,7 +118,7 @@ class VirtualTokenCounter(Scheduling):
             account(chunk.seq.request.tenant).num_output += chunk.completes
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forgets the request; the tenant's counter stays."""
+        """Removes the request; the tenant's counter is kept."""
         self._ledger.charged.discard(seq.request_id)
 
     def charge(self, seq: SequenceView) -> None:
@@ -136,14 +134,14 @@ class VirtualTokenCounter(Scheduling):
             self._ledger.accounts[tenant] = _Account(value)
 
     def _pace(self, tenant: str, num_decodes: dict[str, int]) -> float:
-        """Increase of a tenant's counter per iteration of decodes."""
+        """Computes the increase of a tenant's counter per iteration of decodes."""
         return self.output_weight * num_decodes.get(tenant, 0) / self.tenant_weights.get(tenant, 1.0)
 
 
 class FairQueue(WaitingQueue):
     """The waiting sequences by tenant.
 
-    A pushed sequence takes part from the next step on, as counters may lag.
+    A pushed sequence is considered from the next step on, because counters may be out of date before.
     """
 
     def __init__(self, policy: VirtualTokenCounter) -> None:
@@ -160,7 +158,10 @@ class FairQueue(WaitingQueue):
         self._new.append(seq)
 
     def remove(self, seq: SequenceView) -> None:
-        """Removes a sequence: admitted if a step is being made, else aborted. KeyError if it is not here."""
+        """Removes a sequence: admitted if a step is being built, else aborted.
+
+        Raises KeyError if not here.
+        """
         del self._push_of[seq.request_id]
         tenant, ledger = seq.request.tenant, self._ledger
         if seq in self._new:
@@ -187,7 +188,7 @@ class FairQueue(WaitingQueue):
         self._new.clear()
 
     def tenants_in_order(self) -> list[tuple[float, str]]:
-        """(counter, tenant) of the waiting tenants, the next to be served first."""
+        """Returns (counter, tenant) of the waiting tenants; the first is served next."""
         return sorted((self._policy.counter(tenant), tenant) for tenant in self._heaps)
 
     def __iter__(self) -> Iterator[SequenceView]:
@@ -196,7 +197,7 @@ class FairQueue(WaitingQueue):
             _, tenant = min((counter(tenant), tenant) for tenant in self._heaps)
             first = self._heaps[tenant][0]
             yield first[3]
-            if self._push_of.get(first[1]) == first[2]:  # not removed: the caller looks further
+            if self._push_of.get(first[1]) == first[2]:  # it was not removed, and the caller continues
                 for _, other in self.tenants_in_order():
                     for entry in sorted(self._heaps.get(other, ())):
                         if self._push_of.get(entry[1]) == entry[2] and entry is not first:
@@ -204,7 +205,7 @@ class FairQueue(WaitingQueue):
                 return
 
     def _drop_void_of(self, tenant: str) -> None:
-        """Keeps a valid entry at the top of a tenant's heap; without one, the tenant does not wait."""
+        """Removes invalid entries from the top of a tenant's heap, and the tenant if none is left."""
         heap, push_of = self._heaps[tenant], self._push_of
         while heap and push_of.get(heap[0][1]) != heap[0][2]:
             heappop(heap)

@@ -343,7 +343,7 @@ def test_no_block_is_leaked_and_every_request_ends(asks, num_blocks, block_size,
     machine.come()
     pool = machine.core.block_pool
     assert pool.num_used == machine.residents.num_blocks
-    machine.residents.give_way(lambda: False)
+    machine.residents.evict_until(lambda: False)
     assert pool.num_used == machine.residents.num_blocks == 0
     machine.core.check_integrity()
 

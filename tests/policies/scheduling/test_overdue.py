@@ -70,8 +70,8 @@ def test_a_request_that_runs_when_its_time_comes_is_overdue_once_it_waits_again(
 def test_asking_for_a_rank_again_and_again_sets_one_alarm(make_core, make_request):
     overdue, seq = Overdue(), make_core().add(make_request(0, arrival_s=1.0))
     assert {overdue.rank(seq, 5.0, 7) for _ in range(100)} == {(1, 7, 1.0)}
-    assert overdue._alarms.ring(5.9) == []
-    assert overdue._alarms.ring(6.0) == [seq]
+    assert overdue._alarms.pop_due(5.9) == []
+    assert overdue._alarms.pop_due(6.0) == [seq]
     assert overdue._alarms.next_s == float("inf")
 
 
