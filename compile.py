@@ -41,7 +41,7 @@ FUTURE = "from __future__ import annotations\n"
 
 
 def annotated(source: str) -> str:
-    """The source of a module, with the attributes that mypyc asks for at the classes that need them."""
+    """Returns the source of a module with the attributes that mypyc needs at classes that are extended."""
     marked = re.sub(rf"^class (?:{'|'.join(EXTENDED)})\b", rf"{ATTRIBUTES}\g<0>", source, flags=re.MULTILINE)
     if marked == source:
         return source

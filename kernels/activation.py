@@ -66,14 +66,14 @@ def gated_kernel(x_ptr, out_ptr, stride_x, stride_o, n, GELU: tl.constexpr, BLOC
 
 
 def silu_mul_reference(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Reference of `silu_mul` in torch."""
+    """Computes the reference of `silu_mul` in torch."""
     gate, up = x.float().chunk(2, dim=-1)
     value = F.silu(gate).mul_(up).to(x.dtype)
     return value if out is None else out.copy_(value)
 
 
 def gelu_tanh_mul_reference(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Reference of `gelu_tanh_mul` in torch."""
+    """Computes the reference of `gelu_tanh_mul` in torch."""
     gate, up = x.float().chunk(2, dim=-1)
     value = F.gelu(gate, approximate="tanh").mul_(up).to(x.dtype)
     return value if out is None else out.copy_(value)

@@ -85,7 +85,7 @@ def choose_num_splits(num_programs: int, num_tokens: int, num_resident: int) -> 
 
 
 def sm_count(device: torch.device) -> int:
-    """Number of multiprocessors (compute units) of the device, or of the compilation target."""
+    """Returns the number of multiprocessors (compute units) of the device, or of the compilation target."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return SM_COUNTS[nearest(target(), SM_COUNTS)]
@@ -153,7 +153,7 @@ def combine_splits(
 
 
 def min_tiles_of_a_split(block_n: int) -> int:
-    """Smallest number of key tiles of a split: combining shorter parts would cost more."""
+    """Returns the smallest number of key tiles of a split; shorter parts cost more to combine."""
     return max(1, MIN_SPLIT_TOKENS // block_n) if target() != INTERPRETER else 1
 
 

@@ -183,20 +183,20 @@ def move_blocks_kernel(
 
 
 def copy_blocks_reference(caches: CacheSet, pairs: torch.Tensor) -> None:
-    """Reference of `copy_blocks` in torch."""
+    """Computes the reference of `copy_blocks` in torch."""
     source, destination = pairs.long().unbind(1)
     for x in caches.tensors:
         _bytes(x)[destination] = _bytes(x)[source]
 
 
 def gather_blocks_reference(caches: CacheSet, blocks: torch.Tensor, staging: torch.Tensor) -> None:
-    """Reference of `gather_blocks` in torch."""
+    """Computes the reference of `gather_blocks` in torch."""
     for t, x in enumerate(caches.tensors):
         _bytes(staging)[: len(blocks), t] = _bytes(x)[blocks.long()]
 
 
 def scatter_blocks_reference(staging: torch.Tensor, blocks: torch.Tensor, caches: CacheSet) -> None:
-    """Reference of `scatter_blocks` in torch."""
+    """Computes the reference of `scatter_blocks` in torch."""
     for t, x in enumerate(caches.tensors):
         _bytes(x)[blocks.long()] = _bytes(staging)[: len(blocks), t]
 

@@ -156,7 +156,7 @@ def decode_attention_reference(
     *,
     out_BHD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reference of `decode_attention` in torch: sequences of similar length together, padded."""
+    """Computes the reference of `decode_attention` in torch: sequences of similar length together, padded."""
     out = torch.zeros_like(q_BHD) if out_BHD is None else out_BHD.zero_()
     tables_BM, lens_B, window = contexts.block_tables_BM, contexts.lens_B, options.window
     seen = [length if window is None else min(length, window) for length in lens_B.tolist()]
@@ -290,7 +290,7 @@ def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
     MIN_TILES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Attention of one split; grid: sequences, KV heads times tiles of their query heads, splits."""
+    """Computes one split of attention; grid: sequences, KV heads times tiles of their query heads, splits."""
     seq = tl.program_id(0)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)

@@ -106,7 +106,7 @@ def lora_shrink(x_TK: torch.Tensor, a_LZK: torch.Tensor, segments: Segments) -> 
 
 
 def lora_shrink_reference(x_TK: torch.Tensor, a_LZK: torch.Tensor, segments: Segments) -> torch.Tensor:
-    """Reference of `lora_shrink` in torch, in one part; tokens of no segment get zeros."""
+    """Computes the reference of `lora_shrink` in torch, in one part; tokens of no segment get zeros."""
     parts_PTZ = torch.zeros(1, x_TK.shape[0], a_LZK.shape[1], dtype=torch.float32, device=x_TK.device)
     for start, end, adapter in _used(segments):
         parts_PTZ[0, start:end] = x_TK[start:end].float() @ a_LZK[adapter].float().T
@@ -176,7 +176,7 @@ def lora_expand_reference(
     *,
     slices: Sequence[int] | None = None,
 ) -> None:
-    """Reference of `lora_expand` in torch, also in place."""
+    """Computes the reference of `lora_expand` in torch, also in place."""
     _, num_out, rank = b_LNR.shape
     slices = [num_out] if slices is None else list(slices)
     shrunk_TZ = parts_PTZ.sum(0).to(b_LNR.dtype).float()

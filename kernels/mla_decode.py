@@ -137,7 +137,7 @@ def mla_decode_reference(
     latent_dim: int = 512,
     out_BHV: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reference of `mla_decode` in torch, one sequence at a time, so that none depends on its batch."""
+    """Computes the reference of `mla_decode` in torch, one sequence at a time, independent of its batch."""
     out = q_BHC.new_empty(*q_BHC.shape[:2], latent_dim) if out_BHV is None else out_BHV
     out.zero_()
     for seq, length in enumerate(contexts.lens_B.tolist()):
@@ -225,7 +225,10 @@ def mla_decode_kernel(
     MIN_TILES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Attention of one split; grid: tiles of query heads (neighbours share rows in L2), splits, sequences."""
+    """Computes one split of attention.
+
+    Grid: tiles of query heads (neighbours share rows in L2), splits, sequences.
+    """
     head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     split = tl.program_id(1)
     num_splits = tl.num_programs(1)

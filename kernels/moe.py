@@ -98,7 +98,7 @@ def moe_route(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = 
 
 
 def moe_route_reference(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = True) -> Routing:
-    """Reference of `moe_route` in torch."""
+    """Computes the reference of `moe_route` in torch."""
     shares_TE = torch.softmax(logits_TE.float(), dim=-1)
     experts_TJ = torch.sort(shares_TE, dim=-1, descending=True, stable=True).indices[:, :num_choices]
     weights_TJ = shares_TE.gather(1, experts_TJ)
@@ -158,7 +158,7 @@ def moe_align(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Al
 
 
 def moe_align_reference(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Alignment:
-    """Reference of `moe_align` in torch; rows from ends[-1] on are -1."""
+    """Computes the reference of `moe_align` in torch; rows from ends[-1] on are -1."""
     flat = experts_TJ.flatten().long()
     entries = torch.argsort(flat, stable=True)
     entries = entries[flat[entries] >= 0]
@@ -225,7 +225,7 @@ def moe_gemm(
 def moe_gemm_reference(
     x_RK: torch.Tensor, weight: ExpertWeight, alignment: Alignment, num_entries: int, *, gated: bool
 ) -> torch.Tensor:
-    """Reference of `moe_gemm` in torch for any float type; entries without a row get zeros."""
+    """Computes the reference of `moe_gemm` in torch for any float type; entries without a row get zeros."""
     weight_ENK, scales_EN = weight if isinstance(weight, Int8Weight) else (weight, None)
     out_size = weight_ENK.shape[1] // (2 if gated else 1)
     out = torch.zeros(num_entries, out_size, dtype=x_RK.dtype, device=x_RK.device)
@@ -275,7 +275,7 @@ def moe_combine(y: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def moe_combine_reference(y: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Reference of `moe_combine` in torch for any float type."""
+    """Computes the reference of `moe_combine` in torch for any float type."""
     weights_TJ, experts_TJ = routing
     y_TJH = y.view(*experts_TJ.shape, -1).float().masked_fill((experts_TJ < 0)[..., None], 0)
     return (y_TJH * weights_TJ[..., None]).sum(1).to(y.dtype)
@@ -296,7 +296,7 @@ def moe_mlp(x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Ro
 def moe_mlp_reference(
     x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Routing
 ) -> torch.Tensor:
-    """Reference of `moe_mlp` in torch for any float type."""
+    """Computes the reference of `moe_mlp` in torch for any float type."""
     num_entries = routing.experts_TJ.numel()
     alignment = moe_align_reference(routing.experts_TJ, _num_experts(w13), 1)
     hidden = moe_gemm_reference(x_TH, w13, alignment, num_entries, gated=True)
@@ -312,7 +312,7 @@ def _tile(num_entries: int, num_experts: int) -> Tile:
 
 
 def _most_blocks(num_entries: int, num_experts: int, block_rows: int) -> int:
-    """Upper bound of blocks: all experts that can have entries end in a block that is not full."""
+    """Returns an upper bound of blocks: all experts that can have entries end in a block that is not full."""
     used = min(num_experts, num_entries)
     return max((num_entries - used) // block_rows + used, 1)
 

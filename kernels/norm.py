@@ -189,7 +189,7 @@ def qk_norm_kernel(
 def rms_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Reference of `rms_norm` in torch."""
+    """Computes the reference of `rms_norm` in torch."""
     return _into(out, F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype))
 
 
@@ -202,7 +202,7 @@ def add_rms_norm_reference(
     out: torch.Tensor | None = None,
     residual_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference of `add_rms_norm` in torch."""
+    """Computes the reference of `add_rms_norm` in torch."""
     total = (x.float() + residual.float()).to(x.dtype)
     return rms_norm_reference(total, weight, eps, out=out), _into(residual_out, total)
 
@@ -210,7 +210,7 @@ def add_rms_norm_reference(
 def qk_norm_reference(
     q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference of `qk_norm` in torch, also in place."""
+    """Computes the reference of `qk_norm` in torch, also in place."""
     return rms_norm_reference(q, q_weight, eps, out=q), rms_norm_reference(k, k_weight, eps, out=k)
 
 

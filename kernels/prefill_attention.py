@@ -189,7 +189,7 @@ def prefill_attention_reference(
     tree: DraftTree | None = None,
     out_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reference of `prefill_attention` in torch: sequences one by one, those of one token together."""
+    """Computes the reference of `prefill_attention` in torch; all one-token sequences together."""
     out = torch.zeros_like(q_THD) if out_THD is None else out_THD
     starts, lengths = chunks.start_loc.tolist(), contexts.lens_B.tolist()
     counts = [end - start for start, end in itertools.pairwise(starts)]

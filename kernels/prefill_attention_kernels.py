@@ -167,7 +167,10 @@ def prefill_attention_kernel(  # noqa: PLR0912, PLR0915  a Triton kernel is one 
     MIN_TILES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Attention of one tile and split; grid: tiles of all sequences (the last first), KV heads, splits."""
+    """Computes one tile and split of attention.
+
+    Grid: tiles of all sequences (the last first), KV heads, splits.
+    """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)

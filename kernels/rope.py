@@ -240,7 +240,7 @@ def rope_and_write_kv_kernel(
 def rope_and_write_kv_reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation, kv: PagedKv, slots: torch.Tensor
 ) -> torch.Tensor:
-    """Reference of `rope_and_write_kv` in torch, also in place."""
+    """Computes the reference of `rope_and_write_kv` in torch, also in place."""
     at = rotation.cos_sin_PR.index_select(0, rotation.positions_T)
     # One call for both: with few tokens every call counts.
     both = rotated(torch.cat([q, k], dim=1), at, rotation.interleaved)

@@ -125,7 +125,7 @@ def sample_reference(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reference of `sample` in torch; sums in fp64."""
+    """Computes the reference of `sample` in torch; sums in fp64."""
     x = _without_nan(logits)
     if penalties is not None:
         x = _penalised(x, penalties)
@@ -141,7 +141,7 @@ def sample_reference(
 
 
 def greedy_reference(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Reference of `greedy` in torch."""
+    """Computes the reference of `greedy` in torch."""
     tokens = logits.argmax(dim=-1)
     if bool(logits.gather(1, tokens[:, None]).isnan().any()):  # argmax returns a NaN if there is one
         tokens = _without_nan(logits).argmax(dim=-1)

@@ -132,7 +132,7 @@ def w4a16_gemm(
 def w4a16_gemm_reference(
     x_MK: torch.Tensor, weight: Int4Weight, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Reference of `w4a16_gemm` in torch, in fp32 throughout; x may also be fp32."""
+    """Computes the reference of `w4a16_gemm` in torch, in fp32 throughout; x may also be fp32."""
     x = x_MK.float() if weight.order_K is None else x_MK[:, weight.order_K].float()
     out = x @ dense_reference(weight, torch.float32).T
     return (out if bias_N is None else out + bias_N.float()).to(x_MK.dtype)

@@ -70,7 +70,7 @@ def w8a16_gemm_reference(
     weight: Int8Weight,
     bias_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reference of `w8a16_gemm` in torch, in fp32 throughout; x may also be fp32."""
+    """Computes the reference of `w8a16_gemm` in torch, in fp32 throughout; x may also be fp32."""
     out = x_MK.float() @ weight.values_NK.float().T * weight.scales_N
     return (out if bias_N is None else out + bias_N.float()).to(x_MK.dtype)
 

@@ -72,7 +72,8 @@ def quantise_tokens(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
 
 
 def quantise_tokens_reference(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
-    """Reference of `quantise_tokens` in torch; it also quantises weights [N, K] by channel at loading."""
+    """Computes the reference of `quantise_tokens` in torch, which also quantises weights [N, K] at
+    loading."""
     x = x_MK.float()
     scales_M = x.abs().amax(dim=1).clamp(min=1e-12) / LARGEST[dtype]
     scaled = (x / scales_M[:, None]).clamp(-LARGEST[dtype], LARGEST[dtype])
@@ -116,7 +117,7 @@ def w8a8_gemm_reference(
     *,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """Reference of `w8a8_gemm` in torch, in fp32 (sums of int8 products are exact to 24 bits)."""
+    """Computes the reference of `w8a8_gemm` in torch, in fp32 (int8 products are exact to 24 bits)."""
     out = x.values_RK.float() @ weight.values_RK.float().T * x.scales_R[:, None] * weight.scales_R
     return (out if bias_N is None else out + bias_N.float()).to(out_dtype)
 

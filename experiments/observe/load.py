@@ -90,7 +90,7 @@ class Load:
         self.end_s = self.now() if self.stopped else ended_s
 
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Returns the seconds since the run began."""
         return time.perf_counter() - self._zero_s
 
     def stop(self, why: str) -> None:
