@@ -72,8 +72,7 @@ def quantise_tokens(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
 
 
 def quantise_tokens_reference(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
-    """Computes the reference of `quantise_tokens` in torch, which also quantises weights [N, K] at
-    loading."""
+    """Computes the reference of `quantise_tokens` in torch, which also quantises weights [N, K] on load."""
     x = x_MK.float()
     scales_M = x.abs().amax(dim=1).clamp(min=1e-12) / LARGEST[dtype]
     scaled = (x / scales_M[:, None]).clamp(-LARGEST[dtype], LARGEST[dtype])
