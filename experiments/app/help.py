@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 from sim.report.config_text import yaml_text
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import Choice, find_groups, key_comments
+from sim.settings.convert import shown
 
 WIDTH = 110
 
@@ -23,25 +25,39 @@ FLAGS = """\
 def print_help(
     command: str, summary: str, source: ConfigSource, overrides: Sequence[str], flags: str = FLAGS
 ) -> None:
-    """Prints the help for the config with these overrides: each choice of a group has its own settings."""
-    groups = find_groups(source.dirs)
+    """Prints the help for the config with these overrides: each choice of a group has its own settings.
+
+    Only groups that the config uses are listed. The settings of the root config come before those of groups.
+    """
     cfg = source.compose(overrides, with_hydra=True)
     chosen = {key: name for key, name in cfg.hydra.runtime.choices.items() if "@" not in key}
-    comments = _comments(source, groups, chosen)
+    groups = {group: choices for group, choices in find_groups(source.dirs).items() if group in chosen}
+    root = _root_comments(source.dirs[0] / f"{source.config_name}.yaml")
+    comments = root | _group_comments(groups, chosen)
     print(f"usage: windtunnel {command} [group=choice ...] [key=value ...] [flags]\n\n{summary}\n\n{flags}\n")
     print("groups (* marks the current choice; `windtunnel list GROUP` describes the choices)")
     for group, choices in groups.items():
         print(_wrapped(group, [_marked(choice.name, chosen.get(group)) for choice in choices]))
     print("\nsettings")
     plain: Any = OmegaConf.to_container(cfg)
-    for key, value in _settings(plain):
+    for key, value in sorted(_settings(plain), key=lambda setting: setting[0] not in root):
         print(_line(f"{key}={value}", comments.get(key, "")))
 
 
-def _comments(
-    source: ConfigSource, groups: Mapping[str, Sequence[Choice]], chosen: Mapping[str, str | None]
+def _root_comments(file: Path) -> dict[str, str]:
+    """Returns dotted key -> comment of a root config and of the root configs that it extends."""
+    loaded: Any = OmegaConf.to_container(OmegaConf.load(file))
+    comments: dict[str, str] = {}
+    for entry in loaded.get("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            comments |= _root_comments(file.with_name(f"{entry}.yaml"))
+    return comments | key_comments(file)
+
+
+def _group_comments(
+    groups: Mapping[str, Sequence[Choice]], chosen: Mapping[str, str | None]
 ) -> dict[str, str]:
-    comments = key_comments(source.dirs[0] / f"{source.config_name}.yaml")
+    comments: dict[str, str] = {}
     for group, choices in groups.items():
         for choice in choices:
             if choice.name == chosen.get(group):
@@ -57,7 +73,7 @@ def _settings(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
         if isinstance(value, dict):
             yield from _settings(value, f"{prefix}{name}.")
         else:
-            text = yaml_text([value]).strip().removeprefix("- ")
+            text = shown(value) if isinstance(value, list) else yaml_text([value]).strip().removeprefix("- ")
             yield f"{prefix}{name}", textwrap.shorten(text.replace("\n", " "), width=48, placeholder="...")
 
 

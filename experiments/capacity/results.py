@@ -212,7 +212,7 @@ def reason_of(state: State, status: Status, search: Search) -> str:
         term = min(ceiling.term_shares, key=lambda name: ceiling.term_shares[name])
         return (
             f"SLO attainment at most {100 * ceiling.share:.3g} % even on an idle replica (target {target}): "
-            f"to cover {target}, {LATENCIES[term]} would need a limit of at least "
+            f"for {target} of the requests, the limit of {LATENCIES[term]} would have to be at least "
             f"{1e3 * ceiling.term_limits_s[term]:.4g} ms, not {1e3 * slo.limits_s[term]:g} ms"
         )
     resource = max(ceiling.replicas, key=lambda name: ceiling.replicas[name])

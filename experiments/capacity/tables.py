@@ -228,7 +228,7 @@ def _line(row: Ranked) -> dict[str, str]:
         "MFU, %": _cell(figures["mfu"], 100),
         "MBU, %": _cell(figures["mbu"], 100),
         "peak KV use, %": _cell(figures["kv_peak"], 100),
-        "fails with one fewer": MISSING if row.limit is None else str(row.limit),
+        "fails with one replica fewer": MISSING if row.limit is None else str(row.limit),
     }
 
 

@@ -369,7 +369,7 @@ class Steps:
         (["capacity.months=[0,6]"], r"^capacity.months=\[0, 6\]: are all the same without growth"),
         (["capacity.months=[6,0]", "capacity.growth_per_month=1"], r"^capacity.months=\[6, 0\]: must be"),
         (["capacity.window_s=0"], "^capacity.window_s=0: must be >= 1 s"),
-        (["capacity.seeds=[]"], r"^capacity.seeds=\[\]: must name a seed"),
+        (["capacity.seeds=[]"], r"^capacity.seeds=\[\]: must contain at least one seed"),
         (["capacity.top=0"], "^capacity.top=0: must be >= 1"),
         (["capacity.study=a.log"], "^capacity.study=a.log: needs search=optuna"),
         (["workload=closed_loop", "~workload.num_requests"], "^workload: .*open loop"),

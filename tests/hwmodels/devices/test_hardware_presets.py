@@ -37,7 +37,7 @@ DENSE_BF16 = {
 KNOWN_DIFFERENCES = {
     ("rtx_pro_6000_server", "mem_bw_tb_s"): "1.792 is the Workstation Edition",
     ("l4", "mem_gib"): "24 is without ECC",
-    ("b200_sxm", "inter_node_gb_s"): "100 needs ConnectX-8; DGX B200 has 400 Gb/s a GPU",
+    ("b200_sxm", "inter_node_gb_s"): "100 needs ConnectX-8; DGX B200 has 400 Gb/s per GPU",
     ("b60", "fp8_tflops"): "no fp8 units; the source repeats its fp16 figure",
     ("b60", "intra_node_gb_s"): "28.4 is measured, ours is the data sheet's",
 }
