@@ -1,4 +1,4 @@
-"""Routing policies: which replica gets a request. One policy per file."""
+"""Routing policies: they choose the replica for each request. One policy per file."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from policies.core.request import Request
 class ReplicaView(Protocol):
     """The state of a replica that a router may read.
 
-    `index` identifies a replica for the whole run and is never used again: what a policy remembers of a
-    replica is keyed by it. price_usd_per_hour is the price of the replica.
+    `index` identifies a replica for the whole run and is never reused, so policies store data about replicas
+    by it. price_usd_per_hour is the price of the replica.
 
-    A router counts by itself what it has sent and what came back, so these counts are current:
+    The router itself counts the requests that it has sent and those that ended, so these counts are current:
 
         num_outstanding, num_outstanding_tokens, num_queued_tokens
 
-    A policy that looks at the first or the second of all replicas calls `policies.routing.loads.counts_of`,
-    which need not ask hundreds of them one by one.
+    A policy that compares the first or the second of all replicas calls `policies.routing.loads.counts_of`,
+    which reads hundreds of replicas at once.
 
-    The other values are reported by the engine once per iteration, and are as old as the service's signals
-    (`signal_age_s`). Requests that were sent but are not included yet are known, too:
+    The other values are reported by the engine once per iteration and are as old as the service's signals
+    (`signal_age_s`). The router also knows how many requests it has sent that these values do not include:
 
         num_running, num_waiting, num_free_kv_tokens;  num_unseen, num_unseen_tokens
 
-    A policy that reads any of these declares reads_signals: ClassVar[bool] = True: they cost time to
+    A policy that reads any of these declares reads_signals: ClassVar[bool] = True, because they cost time to
     maintain.
 
-    Engines report changes of their caches as these happen (KV events), so `num_cached` is as of the last
-    iteration that has begun. A policy that reads it declares reads_caches: ClassVar[bool] = True.
-    `has_adapter` is as recent, and costs nothing.
+    Engines report changes of their caches as they happen (KV events), so `num_cached` includes everything up
+    to the last iteration that has begun. A policy that reads it declares reads_caches: ClassVar[bool] = True.
+    `has_adapter` is as recent, and needs no declaration.
     """
 
     index: int
@@ -40,7 +40,7 @@ class ReplicaView(Protocol):
 
     @property
     def num_outstanding(self) -> int:
-        """Number of requests sent there that have not ended."""
+        """Number of requests sent to the replica that have not ended."""
         ...
 
     @property
@@ -65,46 +65,47 @@ class ReplicaView(Protocol):
 
     @property
     def num_free_kv_tokens(self) -> int:
-        """Number of tokens for which KV memory is free; cached contents without a user count as free."""
+        """Number of tokens for which KV memory is free; cached blocks that no request uses count as free."""
         ...
 
     @property
     def num_kv_tokens(self) -> int:
-        """Total number of tokens for which it has KV memory."""
+        """Number of tokens that the replica's KV memory holds in total."""
         ...
 
     @property
     def num_unseen(self) -> int:
-        """Number of requests sent there that the signals do not include yet."""
+        """Number of requests sent to the replica that its signals do not include yet."""
         ...
 
     @property
     def num_unseen_tokens(self) -> int:
-        """Number of prompt tokens of the requests that the signals do not include yet."""
+        """Number of prompt tokens of the requests that its signals do not include yet."""
         ...
 
     def has_adapter(self, name: str) -> bool:
-        """Whether a LoRA adapter is on its GPU, or being loaded there."""
+        """Returns whether a LoRA adapter is on the replica's GPU, or being loaded to it."""
         ...
 
     def num_cached(self, request: Request) -> int:
-        """Number of prompt tokens whose KV it holds: the prefix hit if the request were admitted now."""
+        """Returns the number of prompt tokens that would be a prefix-cache hit if admitted there now."""
         ...
 
 
 class Routing(Protocol):
     """Chooses a replica for each request as it arrives.
 
-    Replicas come and go. The policy gets the replicas that take requests now, by rising index, in the same
-    list object until one comes or goes. With prefill/decode disaggregation, one router chooses the replica
-    for the prompt, another the one that continues with the decode. Optional methods, called if a policy has
-    them:
+    Replicas are added and removed during a run. The policy gets the replicas that accept requests now, in
+    order of their index; the list object stays the same until a replica is added or removed. With
+    prefill/decode disaggregation, one router chooses the replica for the prefill, another the one for the
+    decode. Optional methods, called if a policy has them:
 
         check(num_replicas)                 before the run: ValueError for settings that do not fit the fleet
-        on_predicted(request, num_tokens)   the predicted length of its answer; before `choose`, for a
+        on_predicted(request, num_tokens)   the predicted output length; called before `choose`, for a
                                             policy with needs_predictor: ClassVar[bool] = True
-        on_first_token(request, now)        a request sent has produced its first token
-        on_end(request, now)                it has ended, was given up, was refused by its replica, or left it
+        on_first_token(request, now)        a request has produced its first token
+        on_end(request, now)                a request has ended, was aborted, was refused by its replica, or
+                                            has moved to another replica
     """
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
@@ -119,21 +120,21 @@ class UnknownReplicaError(ValueError):
     """A routing policy has chosen a replica that does not exist."""
 
 
-def chosen(routing: Routing, place: int, replicas: Sequence[Member], key: str = "routing") -> Member:
-    """Returns the replica at the position that a policy has chosen. key: name of the policy, for messages.
+def chosen(routing: Routing, position: int, replicas: Sequence[Member], key: str = "routing") -> Member:
+    """Returns the replica at the position that a policy has chosen. key: the policy's option, for messages.
 
     Raises UnknownReplicaError for a position outside `replicas`.
     """
-    if not 0 <= place < len(replicas):
+    if not 0 <= position < len(replicas):
         raise UnknownReplicaError(
-            f"{key}={type(routing).__name__}: choose returned {place}; must be a place in `replicas`, 0 to "
-            f"{len(replicas) - 1} (not `index`, of which replicas that are gone have some)"
+            f"{key}={type(routing).__name__}: choose returned {position}; must be a position in `replicas`, "
+            f"0 to {len(replicas) - 1} (not a replica's `index`, which also counts removed replicas)"
         )
-    return replicas[place]
+    return replicas[position]
 
 
 COUNTS = {"requests": "num_outstanding", "tokens": "num_outstanding_tokens"}
-"""Values of `count` for policies that compare loads, and the attribute of `ReplicaView` that each reads."""
+"""Allowed values of `count` in policies that compare loads; each with the attribute of `ReplicaView`."""
 
 
 def check_count(count: str) -> None:
@@ -146,8 +147,8 @@ def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> N
     """Raises ValueError unless there is one value per replica, or none at all."""
     if values and len(values) != num_replicas:
         raise ValueError(
-            f"{name}={list(values)}: must be one for each of the {num_replicas} replicas, "
-            f"found {len(values)}; [] makes all alike"
+            f"{name}={list(values)}: must have {num_replicas} values, one per replica, found {len(values)}; "
+            "[] gives all replicas equal values"
         )
 
 

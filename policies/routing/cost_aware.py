@@ -1,8 +1,8 @@
-"""Cost-aware: the cheapest replica whose estimated TTFT meets the target.
+"""Cost-aware routing: the cheapest replica with an estimated TTFT within the target.
 
-For fleets in which replicas have different prices, by hardware or by contract: cheap ones fill up to the
-target first, expensive ones take the rest. If none meets the target, the replica of least estimated TTFT is
-chosen, whatever its price. Estimates as in `ttft_estimates`.
+It is meant for fleets of replicas with different prices, by hardware or by contract: the cheap ones are
+filled up to the target first, the expensive ones get the remaining requests. If no replica meets the target,
+the one of least estimated TTFT is chosen, whatever its price. The estimates are those of `ttft_estimates`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from policies.routing.ttft_estimates import TtftEstimates, check_target
 
 @dataclass(kw_only=True, slots=True)
 class CostAware:
-    """Cheapest replica in time. Equal prices: the least estimate, then the smallest index.
+    """Cheapest replica within the TTFT target. Ties: least estimate, then smallest index.
 
     Reads all queues.
     """
@@ -33,21 +33,21 @@ class CostAware:
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The cheapest replica that meets the target, or the fastest."""
-        times_s = self._estimates.of_each(request, replicas)
+        """Returns the cheapest replica that meets the target, or the one of least estimated TTFT."""
+        times_s = self._estimates.all_s(request, replicas)
         in_time = [
-            (replica.price_usd_per_hour, time_s, place)
-            for place, (replica, time_s) in enumerate(zip(replicas, times_s, strict=True))
+            (replica.price_usd_per_hour, time_s, position)
+            for position, (replica, time_s) in enumerate(zip(replicas, times_s, strict=True))
             if time_s <= self.ttft_s
         ]
-        place = min(in_time)[2] if in_time else times_s.index(min(times_s))
-        self._estimates.sent_to(request, replicas[place], now)
-        return place
+        position = min(in_time)[2] if in_time else times_s.index(min(times_s))
+        self._estimates.sent_to(request, replicas[position], now)
+        return position
 
     def on_first_token(self, request: Request, now: float) -> None:
-        """Updates the measured rate of its replica."""
+        """Updates the measured prefill rate of the request's replica."""
         self._estimates.first_token(request, now)
 
     def on_end(self, request: Request, now: float) -> None:
-        """Forgets a request that has ended."""
+        """Removes a request that has ended."""
         self._estimates.ended(request)

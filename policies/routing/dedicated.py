@@ -1,9 +1,9 @@
-"""Each LoRA adapter has its own replica: one model per adapter, as before adapters could share one.
+"""Dedicated replicas: each LoRA adapter has a replica of its own, as without multi-LoRA serving.
 
 The adapters are assigned in the order of their first requests, one replica after the other; requests without
-an adapter are assigned like one more adapter. With as many replicas as adapters, and weights that adapters
-are merged into (`adapters=merged`), no replica ever switches; with fewer, some do. An adapter whose replica
-has gone is assigned again.
+an adapter are assigned like those of one more adapter. With merged weights (`adapters=merged`) and as many
+replicas as adapters, no replica ever switches its adapter; with fewer replicas, some do. If the replica of an
+adapter is removed, the adapter is assigned to another one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Dedicated:
     """Index of the replica of each adapter."""
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica of the request's adapter."""
+        """Returns the replica of the request's adapter, and assigns one at the adapter's first request."""
         owner = self._owner.get(request.adapter)
         if owner is not None:
-            place = bisect_left(replicas, owner, key=lambda replica: replica.index)
-            if place < len(replicas) and replicas[place].index == owner:
-                return place
+            position = bisect_left(replicas, owner, key=lambda replica: replica.index)
+            if position < len(replicas) and replicas[position].index == owner:
+                return position
         counts = Counter(self._owner.values())
-        place = min(range(len(replicas)), key=lambda place: counts[replicas[place].index])
-        self._owner[request.adapter] = replicas[place].index
-        return place
+        position = min(range(len(replicas)), key=lambda position: counts[replicas[position].index])
+        self._owner[request.adapter] = replicas[position].index
+        return position

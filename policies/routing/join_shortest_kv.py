@@ -1,7 +1,7 @@
 """Join the shortest KV: the replica with the most free KV memory.
 
-Memory, not the number of requests, limits the batch of a replica. What an engine reports is as old as the
-service's signals are; prompts that were sent since then are subtracted, as if none of their KV were cached.
+Memory, not the number of requests, limits the batch of a replica. The free memory that an engine reports is
+as old as the service's signals; prompts sent since then are subtracted, as if none of their KV were cached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class JoinShortestKv:
     reads_signals: ClassVar[bool] = True
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica with the most tokens of KV memory free."""
+        """Returns the replica with the most free KV memory."""
         keys = [
             (replica.num_unseen_tokens - replica.num_free_kv_tokens, replica.num_outstanding)
             for replica in replicas

@@ -1,7 +1,7 @@
 """Least outstanding requests (join the shortest queue), or prompt tokens.
 
 NGINX's least_conn counts requests. Tokens distinguish a long prompt from a short one. A request counts from
-when it was sent until it has ended: the router's own count, which has no delay.
+the time it is sent until it ends, by the router's own count, which has no delay.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class LeastOutstanding:
     """Fewest outstanding requests or tokens. Ties go to the smallest index. Reads all replicas."""
 
     count: str = "requests"
-    """The load that is compared: requests, or the tokens of their prompts."""
+    """The load that is compared: requests, or tokens (of their prompts)."""
 
     def __post_init__(self) -> None:
         check_count(self.count)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica with the fewest outstanding requests or tokens at this instant."""
+        """Returns the replica with the fewest outstanding requests or tokens."""
         return int(counts_of(replicas, COUNTS[self.count]).argmin())

@@ -1,4 +1,4 @@
-"""Outstanding loads of all replicas at once, for routers that look for the least loaded of hundreds."""
+"""Outstanding requests or tokens of all replicas as an array, for routers that compare hundreds of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from policies.routing import COUNTS, ReplicaView
 
 
 class Counted(Protocol):
-    """Replicas whose counts are kept in arrays, so that they need not be asked one by one."""
+    """A sequence of replicas that keeps their counts in arrays."""
 
     def counts(self, name: str) -> NDArray[np.int64]:
-        """The result of `counts_of`: read-only, and valid only at this instant."""
+        """Returns the result of `counts_of`: a read-only array, valid until a count changes."""
         ...
 
 
 def counts_of(replicas: Sequence[ReplicaView], name: str) -> NDArray[np.int64]:
-    """num_outstanding or num_outstanding_tokens, as `name` says, of all replicas [num_replicas].
+    """Returns num_outstanding or num_outstanding_tokens, by `name`, of all replicas [num_replicas].
 
-    The array is read-only and holds at this instant only. Raises ValueError for another name.
+    The array is read-only and valid until a count changes. Raises ValueError for another name.
     """
     if name not in COUNTS.values():
         raise ValueError(f"counts_of: name={name}: must be one of {', '.join(COUNTS.values())}")

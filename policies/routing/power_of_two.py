@@ -1,7 +1,7 @@
-"""Power of two choices: of a few replicas drawn at random, the one with the least load.
+"""Power of two choices: the least loaded of a few replicas drawn at random.
 
 Mitzenmacher (IEEE TPDS 2001), Vvedenskaya et al. (1996): two choices shorten the longest queue exponentially
-compared with one; more add little. Envoy's least request and SGLang's router offer it.
+compared with one; more choices add little. Envoy's least request and SGLang's router offer it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from policies.routing import COUNTS, ReplicaView, check_count
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerOfTwo:
-    """Least loaded of num_choices replicas, which it reads. Ties go to the replica drawn first."""
+    """Least loaded of num_choices random replicas. Ties go to the replica drawn first. Reads only these."""
 
     num_choices: int = 2
-    """Number of distinct replicas that are compared; all, while fewer take requests."""
+    """Number of distinct replicas that are compared; if fewer accept requests, all of them are."""
     count: str = "requests"
-    """The load that is compared: outstanding requests, or the tokens of their prompts."""
+    """The load that is compared: outstanding requests, or tokens (of their prompts)."""
     seed: int = 0
     """Seed of the draws."""
 
@@ -38,7 +38,7 @@ class PowerOfTwo:
             )
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The least loaded of the drawn replicas."""
+        """Returns the least loaded of the drawn replicas."""
         name = COUNTS[self.count]
         return min(self._drawn(request, len(replicas)), key=lambda index: getattr(replicas[index], name))
 

@@ -1,15 +1,15 @@
-"""Prefix affinity as in SGLang's router: a prompt goes where the longest part of it was sent before.
+"""Prefix affinity as in SGLang's router: a prompt goes to the replica that was sent its longest prefix.
 
-The router asks no replica: it keeps a tree of what it has sent to each, which only approximates what these
-still have in their caches. While the load is balanced, a prompt of which more than cache_threshold matches
-goes to the replica that matches, any other to the replica with the smallest tree. If the load is out of
-balance, the replica with the fewest outstanding requests gets it:
+The router does not query the replicas: it keeps a tree of the prompts that it has sent to each, which only
+approximates the contents of their caches. While the load is balanced, a prompt goes to the replica with the
+longest matching prefix if that exceeds the share cache_threshold of the prompt, else to the replica with the
+smallest tree. If the load is not balanced, it goes to the replica with the fewest outstanding requests:
 
     most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
 
-Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: it counts
-characters, this policy tokens; it trims its tree every two minutes, this policy at once; of replicas with
-equal matches it takes any, this policy the one with the longest run of the last piece.
+Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: SGLang counts
+characters, this policy tokens; SGLang trims its tree every two minutes, this policy at once; among replicas
+with equal matches SGLang takes any, this policy the one that was sent the most tokens of the last segment.
 """
 
 from __future__ import annotations
@@ -33,14 +33,11 @@ class PrefixAffinity:
     balance_abs_threshold: int = 64
     """Outstanding requests by which the most loaded replica may exceed the least loaded."""
     balance_rel_threshold: float = 1.5
-    """Ratio by which the most loaded replica may exceed the least loaded.
-
-    Both thresholds must be exceeded.
-    """
+    """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
     max_tree_tokens: int = 2**24
-    """Maximum number of tokens remembered per replica; SGLang's 2^26 characters are about as many."""
+    """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
-    _places: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _positions: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     _tree: PrefixTree = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -55,15 +52,15 @@ class PrefixAffinity:
         self._tree = PrefixTree(self.max_tree_tokens)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica with a matching prefix, the one with the smallest tree, or the least loaded one."""
+        """Returns the replica with the matching prefix, with the smallest tree, or with the least load."""
         if replicas is not self._replicas:
-            self._places = {replica.index: place for place, replica in enumerate(replicas)}
-            self._tree.keep_only(self._places)
+            self._positions = {replica.index: position for position, replica in enumerate(replicas)}
+            self._tree.keep_only(self._positions)
             self._replicas = replicas
         segments = prompt_segments(request)
-        place = self._chosen(self._tree, segments, request.prompt.num_tokens, replicas)
-        self._tree.insert(segments, replicas[place].index)
-        return place
+        position = self._chosen(self._tree, segments, request.prompt.num_tokens, replicas)
+        self._tree.insert(segments, replicas[position].index)
+        return position
 
     def _chosen(
         self, tree: PrefixTree, segments: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
@@ -75,6 +72,6 @@ class PrefixAffinity:
             return least
         match = tree.match(segments)
         if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
-            return self._places[match.replica]  # `insert` marks it
+            return self._positions[match.replica]  # `insert` marks it
         tree.use(match)
-        return self._places[tree.smallest]
+        return self._positions[tree.smallest]

@@ -1,11 +1,12 @@
 """Prefix index: the replica of least cost, computed from the actual contents of the replicas' caches.
 
-After NVIDIA Dynamo's KV router, to which the engines report every block they store and evict:
+As in NVIDIA Dynamo's KV router, to which the engines report every block that they store and evict:
 
-    cost = overlap_weight * (tokens to be computed there before its first token) + tokens outstanding there
+    cost = overlap_weight * (tokens to compute before the request's first token) + outstanding tokens
 
-Tokens to be computed are the prompt, less what is cached, and the prompts sent there that have no output
-token yet. The smallest cost gets the request. overlap_weight=0 is least outstanding tokens.
+The tokens to compute are the uncached part of the prompt, and the prompts sent to the replica that have no
+output token yet. The replica of least cost gets the request. With overlap_weight=0 the policy is
+least_outstanding by tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class PrefixIndex:
             raise ValueError(f"overlap_weight={self.overlap_weight}: must be a finite number >= 0")
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica of least cost."""
+        """Returns the replica of least cost."""
         costs = [
             self.overlap_weight * (replica.num_queued_tokens - replica.num_cached(request))
             + replica.num_outstanding_tokens

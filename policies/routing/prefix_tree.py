@@ -1,15 +1,16 @@
-"""Prompts sent to each replica: one tree for all replicas.
+"""A radix tree of the prompts sent to the replicas: one tree for all replicas.
 
-A node is a piece of content behind a given past: (parent node, tokens taken of the parent, content). A node
-stores for each replica the longest run of its tokens that the replica was sent. So pieces that branch off
-behind 5 and behind 9 tokens of a piece are children of the same node, and no node is ever split:
+A node stands for a segment of prompt content that follows a given prefix. Its key is (parent node, number of
+the parent's tokens before it, content id). It stores for each replica the largest number of the segment's
+tokens that the replica was sent. Segments that branch off after 5 and after 8 tokens of a segment are thus
+children of the same node, and no node is ever split. Example with content ids 7, 9 and 3:
 
-    sent to 0    7 7 7 7 7 9 9         7: {0: 5, 1: 8} --5--> 9: {0: 2}
-    sent to 1    7 7 7 7 7 7 7 7 3                     --8--> 3: {1: 1}
+    sent to replica 0    7 7 7 7 7 9 9         7: {0: 5, 1: 8} --5--> 9: {0: 2}
+    sent to replica 1    7 7 7 7 7 7 7 7 3                     --8--> 3: {1: 1}
 
-The tokens of a replica are those of its distinct prefixes. Above a limit the pieces sent longest ago are
-forgotten, the end of a prompt before its beginning. Costs grow with the number of pieces of a prompt, not
-with the number of replicas.
+The number of tokens of a replica is that of its distinct prefixes. Above a limit the least recently sent
+segments are removed, the end of a prompt before its beginning. The cost grows with the number of segments of
+a prompt, not with the number of replicas.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from policies.core.request import Segment
 
 
 class PrefixNode:
-    """A piece of content at one place.
+    """A segment of content that follows a given prefix; without a dictionary if only one replica has it.
 
-    There are millions, so a node of only one replica has no dictionary.
+    A tree can have millions of nodes.
     """
 
     __slots__ = ("key", "longest", "num_longest", "tokens")
 
     def __init__(self, key: tuple[PrefixNode, int, int] | None) -> None:
-        self.key = key  # parent, tokens taken of it, content id; None: the root
-        self.longest: int | None = None  # the replica of the longest run, the first of equals
-        self.num_longest = 0  # tokens of that run
-        self.tokens: dict[int, int] | None = None  # longest run per replica; None: at most one replica
+        self.key = key  # parent, number of its tokens before this node, content id; None: the root
+        self.longest: int | None = None  # the replica that was sent the most tokens, the first of equals
+        self.num_longest = 0  # number of tokens sent to that replica
+        self.tokens: dict[int, int] | None = None  # tokens sent per replica; None: at most one replica
 
     def tokens_of(self, replica: int) -> int:
-        """Number of tokens of the longest run that a replica was sent; 0: none."""
+        """Returns the largest number of the segment's tokens that a replica was sent; 0: none."""
         if self.tokens is not None:
             return self.tokens.get(replica, 0)
         return self.num_longest if self.longest == replica else 0
 
     def lengthen(self, replica: int, num_tokens: int) -> None:
-        """Records that a replica was sent a longer run than before."""
+        """Records that a replica was sent more tokens of the segment than before."""
         if self.tokens is not None:
             self.tokens[replica] = num_tokens
         elif self.longest is not None and self.longest != replica:
@@ -67,7 +68,7 @@ class PrefixNode:
 
 
 class Match(NamedTuple):
-    """The longest prefix of a prompt that a replica was sent, that replica, and the node where it ends."""
+    """The longest prefix of a prompt that was sent before: its tokens, the replica, and the last node."""
 
     num_tokens: int
     replica: int | None
@@ -75,59 +76,52 @@ class Match(NamedTuple):
 
 
 class PrefixTree:
-    """The prompts sent to each replica that the last `keep_only` named.
-
-    num_tokens of each is at most max_tokens after every `insert`.
-    """
+    """The prompts sent to each replica of the last `keep_only`, at most max_tokens tokens per replica."""
 
     def __init__(self, max_tokens: int) -> None:
         self.num_tokens: dict[int, int] = {}
         self._max_tokens = max_tokens
-        self._places: dict[int, int] = {}  # position of each replica in the last `keep_only`
+        self._positions: dict[int, int] = {}  # position of each replica in the last `keep_only`
         self._sizes: list[tuple[int, int, int]] = []
-        """A heap of (tokens, place, replica).
-
-        The least entry of a replica is its current size, or an older size
-        if it has grown since.
-        """
+        """A heap of (tokens, position, replica). A replica's least entry is its size, or an earlier one."""
         self._root = PrefixNode(None)
         self._nodes: dict[tuple[PrefixNode, int, int], PrefixNode] = {}  # one dict for all nodes saves memory
         self._used: dict[int, OrderedDict[PrefixNode, None]] = {}
-        """Nodes of each replica, the least recently used first; a node comes behind all nodes below it."""
+        """Nodes of each replica, the least recently used first; children come before their parents."""
 
     def keep_only(self, replicas: Iterable[int]) -> None:
-        """Sets the replicas that exist from now on; what was sent to others is forgotten."""
+        """Sets the replicas that exist from now on, and removes the prompts sent to others."""
         kept = dict.fromkeys(replicas)
         for replica in [*self._used.keys() - kept.keys()]:
-            for node in [*self._used[replica]]:  # leaves
+            for node in [*self._used[replica]]:  # from the leaves up
                 self._forget(replica, node)
             del self._used[replica], self.num_tokens[replica]
         self._used = {replica: self._used.get(replica, OrderedDict()) for replica in kept}
         self.num_tokens = {replica: self.num_tokens.get(replica, 0) for replica in kept}
-        self._places = {replica: place for place, replica in enumerate(kept)}
+        self._positions = {replica: position for position, replica in enumerate(kept)}
         self._list_sizes()
 
     def _list_sizes(self) -> None:
         self._sizes = [
-            (tokens, self._places[replica], replica) for replica, tokens in self.num_tokens.items()
+            (tokens, self._positions[replica], replica) for replica, tokens in self.num_tokens.items()
         ]
         heapify(self._sizes)
 
     @property
     def smallest(self) -> int:
-        """The replica with the fewest tokens; of equals the one that `keep_only` named first."""
+        """The replica with the fewest tokens; of equals the first one of the last `keep_only`."""
         sizes = self._sizes
         while True:
-            num_tokens, place, replica = sizes[0]
+            num_tokens, position, replica = sizes[0]
             num_now = self.num_tokens[replica]
             if num_now == num_tokens:
                 return replica
-            heapreplace(sizes, (num_now, place, replica))
+            heapreplace(sizes, (num_now, position, replica))
 
     def match(self, segments: Sequence[Segment]) -> Match:
-        """Returns the longest prefix and the replica of the longest run at its end.
+        """Returns the longest prefix sent before, and the replica that was sent the most of its last node.
 
-        `use` marks it as used.
+        The match does not count as a use; `use` marks it.
         """
         node, before, num_tokens, nodes = self._root, 0, 0, self._nodes
         for content_id, num_in_segment in segments:
@@ -142,7 +136,7 @@ class PrefixTree:
         return Match(num_tokens, node.longest, node)
 
     def use(self, match: Match) -> None:
-        """Marks the path of a match as used; the match must be the last that was made."""
+        """Marks the path of a match as used; it must be the result of the last call of `match`."""
         if match.replica is not None:
             self._touch(match.replica, match.node)
 
@@ -167,12 +161,12 @@ class PrefixTree:
 
     def _note_smaller(self, replica: int) -> None:
         """Records that a replica has fewer tokens than before."""
-        heappush(self._sizes, (self.num_tokens[replica], self._places[replica], replica))
-        if len(self._sizes) > 4 * len(self._places):
+        heappush(self._sizes, (self.num_tokens[replica], self._positions[replica], replica))
+        if len(self._sizes) > 4 * len(self._positions):
             self._list_sizes()
 
     def _touch(self, replica: int, node: PrefixNode) -> None:
-        """Marks the path to a node as used: the end first, so that it is forgotten first."""
+        """Marks the path to a node as used, the end first, so that the end is removed first."""
         used = self._used[replica]
         while node.key is not None:
             used[node] = None

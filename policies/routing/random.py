@@ -1,4 +1,4 @@
-"""Random: every replica is as likely as any other, whatever its load."""
+"""Random routing: every replica is equally likely, whatever its load."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class Random:
     """Seed of the draws."""
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """A replica drawn for this request."""
+        """Returns a random replica."""
         return int(uniform(self.seed, "routing.random", request.request_id) * len(replicas))

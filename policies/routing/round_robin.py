@@ -16,6 +16,6 @@ class RoundRobin:
     _turn: int = field(default=-1, init=False)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica after the last one chosen."""
+        """Returns the replica after the last one chosen."""
         self._turn = (self._turn + 1) % len(replicas)
         return self._turn

@@ -1,13 +1,13 @@
 """Session affinity: consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018).
 
-Replicas stand on a ring of hashes, at num_points places each. A session belongs to the first replica behind
-its own hash, and passes on to the next while that replica has its share of all outstanding requests:
+Each replica has num_points points on a ring of hashes. A request goes to the first replica after the hash of
+its session, or to the next one on the ring if that replica's outstanding requests have reached the bound:
 
     bound = ceil(max_load * (all outstanding + 1) / replicas)
 
-So a session finds its KV again, a popular session does not overload a replica, and adding or removing a
-replica moves few sessions. HAProxy's hash-balance-factor does the same; 125 there is max_load=1.25 here. Each
-request without a session counts as a session of its own.
+So a session's requests find their KV in the cache, a popular session does not overload a replica, and adding
+or removing a replica moves few sessions. HAProxy's hash-balance-factor is the same; its 125 is max_load=1.25
+here. Each request without a session counts as a session of its own.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class SessionAffinity:
     """Consistent hashing of sessions. Reads outstanding requests of all replicas; none with max_load=inf."""
 
     max_load: float = 1.25
-    """Maximum outstanding requests of a replica divided by the mean; inf: no bound."""
+    """Maximum outstanding requests of a replica, divided by the mean of all; inf: no bound."""
     num_points: int = 100
-    """Number of places of each replica on the ring: more places make the shares more even."""
+    """Number of points of each replica on the ring; more points make the shares more even."""
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _ring: list[tuple[int, int]] = field(init=False, default_factory=list, repr=False, compare=False)
     """Sorted hashes, each with the position of its replica."""
 
     def __post_init__(self) -> None:
         if not self.max_load > 1:
-            raise ValueError(f"max_load={self.max_load}: must be > 1, the mean; inf for no bound")
+            raise ValueError(f"max_load={self.max_load}: must be > 1 (times the mean); inf for no bound")
         if self.num_points < 1:
             raise ValueError(f"num_points={self.num_points}: must be >= 1")
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The session's replica, or the next on the ring that is not full."""
+        """Returns the session's replica, or the next on the ring that is below the bound."""
         num_replicas = len(replicas)
         if replicas is not self._replicas:
             self._ring = sorted(
-                (_hash(f"replica/{replica.index}/{point}"), place)
-                for place, replica in enumerate(replicas)
+                (_hash(f"replica/{replica.index}/{point}"), position)
+                for position, replica in enumerate(replicas)
                 for point in range(self.num_points)
             )
             self._replicas = replicas
@@ -54,9 +54,9 @@ class SessionAffinity:
         if not isinf(self.max_load):
             total = sum([replica.num_outstanding for replica in replicas])
             bound = ceil(self.max_load * (total + 1) / num_replicas)
-        place = bisect_right(self._ring, (_hash(_session(request)), num_replicas))
+        position = bisect_right(self._ring, (_hash(_session(request)), num_replicas))
         for step in range(len(self._ring)):
-            index = self._ring[(place + step) % len(self._ring)][1]
+            index = self._ring[(position + step) % len(self._ring)][1]
             if bound == inf or replicas[index].num_outstanding < bound:
                 return index
         raise AssertionError("every replica is above the mean")

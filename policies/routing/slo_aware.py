@@ -1,9 +1,10 @@
-"""SLO-aware: a replica whose estimated TTFT meets the target.
+"""SLO-aware routing: a replica with an estimated TTFT within the target.
 
-After the Gateway API Inference Extension's latency-aware scorer. By default it takes, of the replicas with
-headroom, the one with the least, which keeps the others free for long prompts; or the one with the most,
-which has the least estimate. If none has headroom, the least estimate wins. The extension predicts latency by
-a trained model; here the estimate is tokens in front over a measured rate (`ttft_estimates`).
+As in the Gateway API Inference Extension's latency-aware scorer. A replica's headroom is the target less its
+estimated TTFT. By default the replica with the least headroom that meets the target is chosen, which keeps
+the others free for long prompts; with headroom=most the one with the least estimate. If no replica meets the
+target, the least estimate is chosen. The extension predicts latency by a trained model; here the estimate is
+the queued tokens divided by a measured rate (`ttft_estimates`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from policies.routing.ttft_estimates import TtftEstimates, check_target
 
 @dataclass(kw_only=True, slots=True)
 class SloAware:
-    """Replica that meets a TTFT target. Ties go to the smallest index. Reads the queues of all replicas."""
+    """A replica that meets a TTFT target. Ties go to the smallest index. Reads the queues of all replicas."""
 
     ttft_s: float = 1.0
     """TTFT target in seconds."""
@@ -35,18 +36,18 @@ class SloAware:
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """A replica that will answer in time, or the one that will answer first."""
-        times_s = self._estimates.of_each(request, replicas)
+        """Returns a replica that meets the target, or the one of least estimated TTFT."""
+        times_s = self._estimates.all_s(request, replicas)
         in_time_s = [time_s for time_s in times_s if time_s <= self.ttft_s]
         chosen_s = max(in_time_s) if in_time_s and self.headroom == "least" else min(times_s)
-        place = times_s.index(chosen_s)
-        self._estimates.sent_to(request, replicas[place], now)
-        return place
+        position = times_s.index(chosen_s)
+        self._estimates.sent_to(request, replicas[position], now)
+        return position
 
     def on_first_token(self, request: Request, now: float) -> None:
-        """Updates the measured rate of its replica."""
+        """Updates the measured prefill rate of the request's replica."""
         self._estimates.first_token(request, now)
 
     def on_end(self, request: Request, now: float) -> None:
-        """Forgets a request that has ended."""
+        """Removes a request that has ended."""
         self._estimates.ended(request)

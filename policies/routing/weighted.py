@@ -1,7 +1,8 @@
 """Weighted round robin: each replica gets a share of the requests in proportion to a fixed weight.
 
-As in earliest-deadline-first queues (Envoy's weighted round robin): a replica of weight w is due every 1/w of
-a virtual time, and the replica that is due first gets the request. Weights 2, 1 give 0, 0, 1, 0, 0, 1 ...
+It works like an earliest-deadline-first queue (Envoy's weighted round robin): a replica of weight w is due
+every 1/w units of virtual time, and the replica that is due first gets the request. The weights 2 and 1 give
+the order 0, 0, 1, 0, 0, 1 ...
 """
 
 from __future__ import annotations
@@ -16,13 +17,10 @@ from policies.routing import ReplicaView, check_by_replica, check_positive
 
 @dataclass(kw_only=True, slots=True)
 class Weighted:
-    """Fixed shares by weight. Reads no replica; costs the logarithm of their number."""
+    """Fixed shares by weight. Reads no replica; a choice costs the logarithm of their number."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each replica, by its index; empty: all equal.
-
-    A replica that is added later has the weight 1.
-    """
+    """Weight of each replica, by its index; empty: all equal. Replicas that are added later have weight 1."""
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _due: list[tuple[float, int]] = field(init=False, default_factory=list, repr=False, compare=False)
     """Heap of (virtual time at which a replica is due, its position)."""
@@ -35,23 +33,20 @@ class Weighted:
         check_by_replica("weights", self.weights, num_replicas)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica that is due first; of equals the one of smallest index."""
+        """Returns the replica that is due first; of equals the one of smallest index."""
         if replicas is not self._replicas:
-            self._line_up(replicas)
-        due, place = self._due[0]
-        heapreplace(self._due, (due + 1 / self._weight(replicas[place]), place))
-        return place
+            self._rebuild(replicas)
+        due, position = self._due[0]
+        heapreplace(self._due, (due + 1 / self._weight(replicas[position]), position))
+        return position
 
-    def _line_up(self, replicas: Sequence[ReplicaView]) -> None:
-        """Rebuilds the heap.
-
-        Known replicas keep their turn, new ones are due as if they had just been served.
-        """
-        known = {self._replicas[place].index: due for due, place in self._due}
+    def _rebuild(self, replicas: Sequence[ReplicaView]) -> None:
+        """Rebuilds the heap; known replicas keep their turns, new ones count as served just now."""
+        known = {self._replicas[position].index: due for due, position in self._due}
         served = self._due[0][0] if self._due else 0.0
         self._due = [
-            (known.get(replica.index, served + 1 / self._weight(replica)), place)
-            for place, replica in enumerate(replicas)
+            (known.get(replica.index, served + 1 / self._weight(replica)), position)
+            for position, replica in enumerate(replicas)
         ]
         heapify(self._due)
         self._replicas = replicas

@@ -1,15 +1,15 @@
-"""A weighted sum of scores, cache against load, as production gateways compute it.
+"""Weighted score: the replica with the highest weighted sum of cache hit, queue length and free KV memory.
 
-As in the endpoint pickers of the Gateway API Inference Extension and of llm-d: each replica gets scores from
-0 to 1, and the highest sum of weight times score wins.
+As in the endpoint pickers of the Gateway API Inference Extension and of llm-d, each replica gets three scores
+from 0 to 1, and the highest sum of weight times score is chosen:
 
-    prefix   share of the prompt that is cached there
+    prefix   share of the prompt that the replica has cached
     queue    (longest queue - its queue) / (longest - shortest), 1 where all are equal
-    kv       share of its KV memory that is free
+    kv       share of the replica's KV memory that is free
 
-Weights are 3, 2, 2 as in the extension's default configuration. Queue and KV memory are as old as the
-service's signals are, plus what was sent since; the cache is looked up exactly, as by llm-d's precise prefix
-scorer.
+Weights are 3, 2, 2 as in the extension's default configuration. Queue lengths and free memory are as old as
+the service's signals, corrected for the requests sent since then; the cache is looked up exactly, as by
+llm-d's precise prefix scorer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WeightedScore:
                 raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0")
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica with the highest score."""
+        """Returns the replica with the highest score."""
         queues = [replica.num_waiting + replica.num_unseen for replica in replicas]
         longest, spread = max(queues), max(queues) - min(queues)
         keys = []

@@ -27,7 +27,7 @@ def build(*overrides):
         (["signal_age_s=-1"], "^signal_age_s=-1: must be 0 or a finite number >= 1e-06 s$"),
         (
             ["replicas=3", "routing=weighted", "routing.weights=[1,2]"],
-            r"^routing.weights=\[1.0, 2.0\]: must be one for each of the 3 replicas, found 2; \[\] makes",
+            r"^routing.weights=\[1.0, 2.0\]: must have 3 values, one per replica, found 2; \[\] gives",
         ),
         (
             ["routing=weighted", "routing.weights=[1,-2]"],
