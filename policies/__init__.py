@@ -1,1 +1,1 @@
-"""Policies: the decisions of a serving engine, such as scheduling and batching, without clock or tensors."""
+"""Policies: the decisions of a serving engine, such as scheduling and batching, without clocks or tensors."""

@@ -1,4 +1,4 @@
-"""Layout policies: how a replica's model is split over devices. One policy per file."""
+"""Layout policies: they choose the parallel sizes with which a model is split over GPUs. One per file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SHORT_NAMES = ("tensor", "pipeline", "context", "attention data")
 
 
 class Sizes(NamedTuple):
-    """Parallel sizes of one replica. The number of devices is the product of the first four."""
+    """Parallel sizes of one replica. The number of GPUs is the product of the first four."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
     attention_data_parallel_size: int = 1
     expert_parallel_size: int = 1
-    """Number of groups of a stage's devices that hold whole experts."""
+    """Number of groups of a pipeline stage's GPUs over which whole experts are distributed."""
     sequence_parallel: bool = False
 
     @property
@@ -26,20 +26,20 @@ class Sizes(NamedTuple):
         return prod(self[:4])
 
     def __str__(self) -> str:
-        """Readable form such as "tensor 4 x pipeline 2"; "no cut" for one device."""
-        cuts = [f"{name} {size}" for name, size in zip(SHORT_NAMES, self[:4], strict=True) if size > 1]
+        """Returns a readable form such as "tensor 4 x pipeline 2"; "one GPU" without parallelism."""
+        parts = [f"{name} {size}" for name, size in zip(SHORT_NAMES, self[:4], strict=True) if size > 1]
         experts = f", expert {self.expert_parallel_size}" if self.expert_parallel_size > 1 else ""
         sequence = ", sequence parallel" if self.sequence_parallel else ""
-        return " x ".join(cuts) + experts + sequence if cuts else "no cut"
+        return " x ".join(parts) + experts + sequence if parts else "one GPU"
 
 
 ALONE = Sizes()
-"""Sizes of a single device."""
+"""Sizes of a model on a single GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """The model, the machine and the run, as far as a policy knows them."""
+    """The properties of the model, the machine and the run that a policy may read."""
 
     model: str
     gpu: str
@@ -49,21 +49,18 @@ class Facts:
     num_experts: int = 0
     """Number of routed experts; 0: the model has none."""
     shares_kv: bool = False
-    """Whether one latent vector per token serves all heads (MLA).
-
-    Tensor parallel ranks keep copies of the KV.
-    """
+    """Whether all heads share a latent vector per token (MLA), of which tensor parallel ranks have copies."""
     weight_bytes: float
     gpu_memory_bytes: float
     gpus_per_node: int
     given: Sizes = ALONE
     """Sizes given by the run's own settings."""
     limits_s: Mapping[str, float] = field(default_factory=dict)
-    """SLO limits of the run in seconds: ttft, tpot, e2e, as far as set."""
+    """SLO limits of the run in seconds, by term: ttft, tpot and e2e, as far as they are set."""
 
 
 class Load(NamedTuple):
-    """Lengths of the requests by which a layout is judged; all are alike."""
+    """Lengths of the requests for which a layout is evaluated; all are equal."""
 
     prompt_tokens: int
     output_tokens: int
@@ -74,23 +71,20 @@ class Figures:
     """Estimated performance and cost of a layout."""
 
     max_num_seqs: int
-    """Number of sequences of that load that memory and slots hold at once."""
+    """Number of concurrent sequences of that load for which KV memory and slots suffice."""
     prefill_s: float
-    """Time of one prompt alone, in seconds."""
+    """Prefill time of a single prompt, in seconds."""
     prompt_s: float
-    """Time that a prompt adds where iterations are full of prompts, in seconds."""
+    """Prefill time of one more prompt in iterations full of prompts, in seconds."""
     decode_s: Callable[[int], float]
-    """Time of a decode iteration of n sequences half-way through their answers, in seconds."""
+    """Time of a decode iteration of n sequences half-way through their outputs, in seconds."""
     bounds: Callable[[int], Mapping[str, float]]
-    """Share of that iteration's time by bound (such as memory bandwidth), the largest first."""
+    """Shares of that iteration's time by bound (such as memory bandwidth), the largest first."""
     usd_per_hour: float
 
 
 Estimate = Callable[[Sizes, Load], Figures]
-"""Estimates a layout.
-
-Raises ValueError with key, value and rule for sizes that the model, the memory or the links do not allow.
-"""
+"""Estimates a layout; raises ValueError for sizes that the model, the memory or the links do not allow."""
 
 
 class LayoutChoice(NamedTuple):
@@ -101,8 +95,8 @@ class LayoutChoice(NamedTuple):
 
 
 class LayoutPolicy(Protocol):
-    """Chooses how a replica's model is split."""
+    """Chooses the parallel sizes of a replica's model."""
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
-        """Returns the layout. Raises ValueError with the numbers if no layout fits."""
+        """Returns the layout. Raises ValueError with the reasons if no layout is possible."""
         ...

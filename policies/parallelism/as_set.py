@@ -1,4 +1,4 @@
-"""The sizes as given: tensor_parallel_size=2 and the like, as engines have them."""
+"""The given sizes: tensor_parallel_size=2 and the like, as in the engines' own options."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from policies.parallelism import Estimate, Facts, LayoutChoice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsSet:
-    """Takes the sizes that the run sets."""
+    """Uses the sizes of the run's settings."""
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
-        """The sizes of the run's own settings."""
+        """Returns the sizes of the run's settings."""
         return LayoutChoice(facts.given)

@@ -1,16 +1,17 @@
-"""Automatic layout: estimates all sane layouts on the given GPUs, and takes the best for an objective.
+"""Automatic layout: estimates all sensible layouts on the given GPUs, and chooses the best for an objective.
 
-The search of AlpaServe (OSDI 2023), DistServe (OSDI 2024) and Vidur-Search (MLSys 2024), over closed forms
-in place of simulated runs: all requests alike, n of them at once.
+The search is that of AlpaServe (OSDI 2023), DistServe (OSDI 2024) and Vidur-Search (MLSys 2024), with closed
+forms instead of simulated runs. All requests are equal, and n of them are served concurrently:
 
-    TPOT                decode_s(n) + (n - 1) prompt_s / output      the prompts of the others come between
+    TPOT                decode_s(n) + (n - 1) prompt_s / output      with the prefills of the other requests
     requests per second n / (n prompt_s + output decode_s(n))
 
-Sane means: tensor parallel inside a node; attention data parallel for mixtures of experts and for latent
-attention, whose KV all tensor parallel ranks keep; context parallel where each device gets MIN_RING_TOKENS of
-a prompt; experts split like the other matrices or held whole, beside data parallel attention always whole;
-every tensor parallel layout with and without sequence parallelism, whose two messages and smaller norms
-replace an all-reduce (Korthikanti et al., MLSys 2023).
+These layouts are estimated: tensor parallelism inside a node; attention data parallelism for mixtures of
+experts and for MLA, where tensor parallel ranks would have copies of the KV; context parallelism if each GPU
+gets at least MIN_RING_TOKENS of a prompt; experts split like the other matrices or distributed as a whole,
+with attention data parallelism always as a whole; every tensor parallel layout with and without sequence
+parallelism, in which a reduce-scatter and an all-gather replace an all-reduce (Korthikanti et al., MLSys
+2023).
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from typing import NamedTuple
 from policies.parallelism import ALONE, Estimate, Facts, Figures, LayoutChoice, Load, Sizes
 
 MIN_RING_TOKENS = 2048
-"""Minimum prompt tokens on each device of a ring; shorter pieces wait for each other's messages."""
+"""Minimum prompt tokens per GPU with context parallelism; with fewer, GPUs wait for the ring's messages."""
 
 
 class Objective(Enum):
-    """The quantity that the best layout maximises or minimises."""
+    """Quantity that the layout maximises (throughput) or minimises, with its unit for messages."""
 
-    latency = "seconds of one request alone"
+    latency = "seconds per request"
     throughput = "output tokens/s"
     cost = "$ per million output tokens"
-    slo = "GPUs, within the SLO"
+    slo = "GPUs within the SLO"
 
 
 class Candidate(NamedTuple):
-    """A layout that can be served."""
+    """A layout that fits into memory."""
 
     score: float
-    """Score; less is better."""
+    """Value of the objective; the smallest is the best."""
     sizes: Sizes
     figures: Figures
     num_seqs: int
@@ -52,11 +53,12 @@ class Auto:
     """Best layout by objective; of equals the fewest GPUs, then the least pipeline parallelism."""
 
     devices: int = 8
-    """GPUs of one replica: all are used for latency and throughput, at most so many for cost and slo."""
+    """GPUs of one replica: all of them for latency and throughput, at most this number for cost and slo."""
     objective: Objective = Objective.latency
     prompt_tokens: int = 1024
-    """Prompt tokens of the request by which layouts are judged."""
+    """Prompt tokens of the requests for which layouts are evaluated."""
     output_tokens: int = 256
+    """Output tokens of these requests."""
     num_seqs: int = 1
     """Minimum number of concurrent sequences."""
 
@@ -66,7 +68,7 @@ class Auto:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
-        """Estimates every candidate. Raises ValueError where none fits, or none meets the SLO."""
+        """Returns the best layout. Raises ValueError if none fits into memory, or none meets the SLO."""
         if facts.given != ALONE:
             alone = ALONE._asdict()
             wrong = next(name for name, size in facts.given._asdict().items() if size != alone[name])
@@ -75,7 +77,9 @@ class Auto:
                 f"{alone[wrong]}, or set layout=as_set"
             )
         if self.objective is Objective.slo and not facts.limits_s:
-            raise ValueError("layout.objective=slo: the run has no SLO; set slo=chat, or another objective")
+            raise ValueError(
+                "layout.objective=slo: the run has no SLO; set one such as slo=chat, or another objective"
+            )
         load, found, refused = (
             Load(self.prompt_tokens, self.output_tokens),
             list[Candidate](),
@@ -127,8 +131,8 @@ class Auto:
     def _candidate(self, sizes: Sizes, figures: Figures, facts: Facts) -> Candidate:
         if figures.max_num_seqs < self.num_seqs:
             raise ValueError(
-                f"layout.num_seqs={self.num_seqs}: memory and slots hold {figures.max_num_seqs} sequences of "
-                f"{self.prompt_tokens + self.output_tokens} tokens"
+                f"layout.num_seqs={self.num_seqs}: memory and slots suffice for {figures.max_num_seqs} "
+                f"concurrent sequences of {self.prompt_tokens + self.output_tokens} tokens"
             )
         most = figures.max_num_seqs
         match self.objective:
@@ -167,7 +171,7 @@ class Auto:
         return all(values[term] <= limit_s for term, limit_s in facts.limits_s.items())
 
     def _most_within(self, figures: Figures, facts: Facts) -> int:
-        """The largest batch within the SLO, by bisection; 0: not even a single sequence."""
+        """Returns the largest number of concurrent sequences within the SLO, by bisection; 0: none."""
         low, high = 0, figures.max_num_seqs
         while low < high:
             middle = (low + high + 1) // 2
@@ -183,48 +187,54 @@ class Auto:
             case Objective.latency:
                 return f"{found.score:.3g} s"
             case Objective.throughput:
-                return f"{self._tokens_per_s(figures, num_seqs):,.0f} tokens/s of {num_seqs} at once"
+                return f"{self._tokens_per_s(figures, num_seqs):,.0f} tokens/s with {_sequences(num_seqs)}"
             case Objective.cost:
-                return f"${found.score:.3g} per million tokens of {num_seqs} at once"
+                return f"${found.score:.3g} per million output tokens with {_sequences(num_seqs)}"
             case Objective.slo:
+                num_gpus = found.sizes.num_devices
                 return (
-                    f"{found.sizes.num_devices} GPUs, {num_seqs} at once: TTFT "
+                    f"{num_gpus} GPU{'s' * (num_gpus != 1)} with {_sequences(num_seqs)}: TTFT "
                     f"{figures.prefill_s * 1e3:,.0f} ms, "
                     f"TPOT {self._tpot_s(figures, num_seqs) * 1e3:,.1f} ms"
                 )
 
     def _notes(self, facts: Facts, found: list[Candidate], refused: dict[Sizes, str]) -> Iterator[str]:
         best, *others = found
-        asked = f"{self.prompt_tokens:,} tokens in and {self.output_tokens:,} out"
+        lengths = f"{self.prompt_tokens:,} prompt and {self.output_tokens:,} output tokens"
         yield (
             f"layout=auto: {best.sizes} is the best of {len(found)} layouts for {self.objective.name} "
-            f"({self.objective.value}; {asked}): {self._described(best)}."
+            f"({self.objective.value}; {lengths}): {self._described(best)}."
         )
         shares = [f"{name} {share:.0%}" for name, share in best.figures.bounds(best.num_seqs).items()]
-        yield f"layout=auto: a decode iteration of {best.num_seqs} is bound by {', '.join(shares[:3])}."
+        sequences = f"{best.num_seqs} sequence{'s' * (best.num_seqs != 1)}"
+        yield f"layout=auto: a decode iteration of {sequences} is bound by {', '.join(shares[:3])}."
         twin = best.sizes._replace(sequence_parallel=not best.sizes.sequence_parallel)
-        cuts = [other for other in others if other.sizes != twin]
-        if cuts:
-            yield f"layout=auto: the runner-up is {cuts[0].sizes}: {self._described(cuts[0])}."
+        different = [other for other in others if other.sizes != twin]
+        if different:
+            yield f"layout=auto: the runner-up is {different[0].sizes}: {self._described(different[0])}."
         for other in others:
             if other.sizes == twin:
-                is_split = twin.sequence_parallel
+                with_or_without = "with" if twin.sequence_parallel else "without"
                 yield (
-                    f"layout=auto: {'with' if is_split else 'without'} sequence parallelism "
-                    f"{self._described(other)}: a reduce-scatter and an all-gather replace each all-reduce, "
-                    f"norms cut over tokens, {'do not gain anything' if is_split else 'gain the difference'}."
+                    f"layout=auto: the same layout {with_or_without} sequence parallelism (a reduce-scatter "
+                    f"and an all-gather replace each all-reduce, norms are split over tokens) is not better: "
+                    f"{self._described(other)}."
                 )
         if refused:
             sizes, why = next(iter(refused.items()))
-            yield f"layout=auto: {len(refused)} left out, such as {sizes}: {why}."
+            yield f"layout=auto: {len(refused)} layouts were not possible, such as {sizes}: {why}."
 
     def _none_meets(self, facts: Facts, found: list[Candidate]) -> str:
         limits = ", ".join(f"{term} {limit_s * 1e3:g} ms" for term, limit_s in facts.limits_s.items())
         nearest = min(found, key=lambda c: self._tpot_s(c.figures, self.num_seqs) + c.figures.prefill_s)
         return (
             f"layout.objective=slo: no layout of up to {self.devices} {facts.gpu} meets {limits} with "
-            f"{self.num_seqs} sequences at once; nearest: {nearest.sizes}, {self._described(nearest)}"
+            f"{_sequences(self.num_seqs)}; the nearest is {nearest.sizes}: {self._described(nearest)}"
         )
+
+
+def _sequences(number: int) -> str:
+    return f"{number} concurrent sequence{'s' * (number != 1)}"
 
 
 def divisors(number: int) -> list[int]:

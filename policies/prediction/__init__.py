@@ -1,4 +1,4 @@
-"""Length predictors: how long the answer to a request will be. One predictor per file."""
+"""Length predictors: they predict the number of output tokens of a request. One predictor per file."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from policies.core.request import Request
 
 
 class LengthPredictor(Protocol):
-    """Predicts a number of output tokens. Deep copies share nothing: each replica has its own."""
+    """Predicts the number of output tokens. Each replica has a deep copy of its own, which share nothing."""
 
     needs_truth: ClassVar[bool]
-    """Whether it stands in for a model: it must be given the true length, and so needs a simulator."""
+    """Whether the predictor must be given the true length, which only a simulator knows."""
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """Predicted output tokens, >= 1 and <= request.max_tokens; called once, when the request is added.
+        """Returns the predicted output tokens, >= 1 and <= request.max_tokens.
 
-        true_num_tokens: None if unknown; then ValueError if the predictor needs it.
+        It is called once, when the request is added. true_num_tokens: None if unknown; raises ValueError in
+        this case if the predictor needs it.
         """
         ...
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """Learns from a request that has ended, not by an abort; called in the order of the ends."""
+        """Learns from a finished (not an aborted) request; called in the order in which requests finish."""
         ...
 
 
@@ -33,7 +34,7 @@ def within_limits(request: Request, num_tokens: int) -> int:
 
 
 def require_truth(predictor: LengthPredictor, true_num_tokens: int | None) -> int:
-    """Returns the true length; ValueError if it is unknown, as in an engine that serves clients."""
+    """Returns the true length. Raises ValueError if it is unknown, as in an engine that serves clients."""
     if true_num_tokens is None:
         raise ValueError(
             f"{type(predictor).__name__} needs the true output length of every request, which only a "

@@ -1,13 +1,13 @@
-"""A classifier of answers into length buckets, given by its confusion matrix. For the simulator only.
+"""A classifier of requests into output length buckets, given by its confusion matrix. For the simulator only.
 
-S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to predict the bucket, ten of equal width up to the
-longest answer, from the prompt, and gives a request the KV memory of the bucket's upper bound: so the upper
-bound is what is predicted here. A true bucket i is classified as j with probability confusion[i][j].
+S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to predict from the prompt one of ten buckets of equal
+width, and reserves the KV memory for the bucket's upper bound. The prediction here is therefore the upper
+bound. The true bucket i is classified as j with probability confusion[i][j].
 
-    upper_bounds  100, 200, 400:  bucket 0 holds 1..100 tokens, 1 holds 101..200, 2 all that is longer
+    upper_bounds  100, 200, 400:  bucket 0 has 1..100 tokens, bucket 1 101..200, bucket 2 more than 200
 
-An answer longer than the last bound is in the last bucket, and exceeds its prediction.
-Assumes that whether a request is misclassified depends on its bucket only.
+An output longer than the last bound is in the last bucket, and exceeds its prediction.
+Assumes that the probability of a misclassification depends on the true bucket only.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from policies.prediction import require_truth, within_limits
 from policies.prediction.draws import uniform
 
 S3_ACCURACY = 0.7713
-"""S3's accuracy on Google's Natural Questions; on the Pile, no questions and answers, it is 0.656."""
+"""S3's accuracy on Google's Natural Questions; on the Pile, which has no questions, it is 0.656."""
 
-_MAX_SUM_ERROR = 1e-6  # of a row: allows rounding, not a forgotten column
+_MAX_SUM_ERROR = 1e-6  # of a row of the matrix: rounding errors are allowed, a missing column is not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketClassifier:
-    """Predicts the upper bound of the bucket into which it classifies the answer."""
+    """Predicts the upper bound of the bucket into which it classifies the output."""
 
     upper_bounds: tuple[int, ...] = (205, 410, 614, 819, 1024, 1229, 1434, 1638, 1843, 2048)
-    """Longest answer of each bucket, in tokens, ascending."""
+    """Longest output of each bucket, in tokens, ascending."""
     accuracy: float | None = None
-    """Share of each bucket classified correctly, the rest as its neighbours. None.
+    """Share of each bucket that is classified correctly; the rest is classified as the neighbouring buckets.
 
-    0.7713 (S3) or confusion's.
+    None: confusion is used, or 0.7713 (S3) if that is not given either.
     """
     confusion: tuple[tuple[float, ...], ...] | None = None
-    """Shares of a true bucket (row) classified as each bucket (column), in place of an accuracy."""
+    """Shares of a true bucket (row) classified as each bucket (column), instead of an accuracy."""
     seed: int = 0
-    """Seed of the mistakes."""
+    """Seed of the misclassifications."""
     _cumulative: tuple[tuple[float, ...], ...] = field(init=False, repr=False, compare=False)
 
     needs_truth: ClassVar[bool] = True
@@ -59,12 +59,12 @@ class BucketClassifier:
             confusion = self.confusion
         else:
             raise ValueError(
-                f"accuracy={self.accuracy}: must be null where confusion is given, which says it already"
+                f"accuracy={self.accuracy}: must be null if confusion is given, which contains the accuracy"
             )
         object.__setattr__(self, "_cumulative", tuple(map(_cumulated, confusion)))
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """The upper bound of the bucket drawn for the true one."""
+        """Returns the upper bound of a bucket drawn from the true bucket's row of the confusion matrix."""
         truth = within_limits(request, require_truth(self, true_num_tokens))
         true_bucket = min(bisect_left(self.upper_bounds, truth), len(self.upper_bounds) - 1)
         draw = uniform(self.seed, "prediction.buckets", request.request_id)
@@ -75,20 +75,20 @@ class BucketClassifier:
 
 
 def _mistaken_for_neighbours(num_buckets: int, accuracy: float) -> tuple[tuple[float, ...], ...]:
-    """The matrix with `accuracy` on the diagonal and the rest beside it, in equal parts on both sides."""
+    """Returns the matrix with `accuracy` on the diagonal and the rest in equal parts on its two sides."""
     rows = []
     for true in range(num_buckets):
-        beside = [bucket for bucket in (true - 1, true + 1) if 0 <= bucket < num_buckets]
+        neighbours = [bucket for bucket in (true - 1, true + 1) if 0 <= bucket < num_buckets]
         row = [0.0] * num_buckets
         row[true] = accuracy
-        for bucket in beside:
-            row[bucket] = (1 - accuracy) / len(beside)
+        for bucket in neighbours:
+            row[bucket] = (1 - accuracy) / len(neighbours)
         rows.append(tuple(row))
     return tuple(rows)
 
 
 def _cumulated(row: tuple[float, ...]) -> tuple[float, ...]:
-    """Running sums, the last exactly 1, so that every draw < 1 falls into a bucket with a share."""
+    """Returns the running sums, the last exactly 1, so that every draw < 1 falls into a bucket."""
     sums = list(accumulate(row))
     return tuple(value / sums[-1] for value in sums)
 
@@ -96,7 +96,7 @@ def _cumulated(row: tuple[float, ...]) -> tuple[float, ...]:
 def _check_bounds(bounds: tuple[int, ...]) -> None:
     shown = f"upper_bounds={list(bounds)}"
     if len(bounds) < 2:
-        raise ValueError(f"{shown}: must be at least two; in one bucket there is nothing to tell apart")
+        raise ValueError(f"{shown}: must be at least two buckets")
     if bounds[0] < 1:
         raise ValueError(f"{shown}: must be >= 1 token, found {bounds[0]}")
     for lower, upper in pairwise(bounds):
@@ -107,13 +107,13 @@ def _check_bounds(bounds: tuple[int, ...]) -> None:
 def _check_confusion(confusion: tuple[tuple[float, ...], ...], num_buckets: int) -> None:
     if len(confusion) != num_buckets:
         raise ValueError(
-            f"confusion: must have a row for each of the {num_buckets} upper_bounds, found {len(confusion)}"
+            f"confusion: must have one row per bucket of upper_bounds ({num_buckets}), found {len(confusion)}"
         )
     for true, row in enumerate(confusion):
         shown = f"confusion[{true}]={list(row)}"
         if len(row) != num_buckets:
             raise ValueError(
-                f"{shown}: must have a column for each of the {num_buckets} upper_bounds, found {len(row)}"
+                f"{shown}: must have one column per bucket of upper_bounds ({num_buckets}), found {len(row)}"
             )
         for share in row:
             if not 0 <= share < float("inf"):

@@ -1,12 +1,13 @@
-"""Prediction from the tenant's last answers: a quantile of their lengths.
+"""Prediction by a quantile of the tenant's last output lengths.
 
-After the Past-Future scheduler of LightLLM (Gong et al., ASPLOS 2025), which takes the lengths of recently
-ended requests as the distribution of those to come; kept here for each tenant, as tenants run different
-applications. A quantile of 0.5 is for ordering, a high one for reserving memory.
-Assumes that a tenant's answers are alike and drift slowly. Two biases: at the start of a run short answers
-end first, so early predictions are short; an answer cut by max_tokens counts with the length it was cut to.
-A prediction reads one integer; an observation finds its place by bisection and moves up to `window` integers
-in memory.
+As in the Past-Future scheduler of LightLLM (Gong et al., ASPLOS 2025), the lengths of recently finished
+requests are taken as the distribution of future ones; here one distribution per tenant, because tenants run
+different applications. A quantile of 0.5 is for ordering, a high one for reserving memory.
+Assumes that a tenant's outputs are alike and change slowly. There are two biases: at the start of a run short
+outputs finish first, so early predictions are short; an output truncated by max_tokens counts with its
+truncated length.
+A prediction reads one integer; an observation is inserted by bisection and moves up to `window` integers in
+memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from policies.prediction import within_limits
 
 @dataclass(slots=True)
 class _Window:
-    """The last lengths, in order of arrival and in order of size."""
+    """The last output lengths in tokens, in the order of arrival and sorted."""
 
     recent: deque[int] = field(default_factory=deque)
     by_size: list[int] = field(default_factory=list)
@@ -35,8 +36,8 @@ class _Window:
         insort(self.by_size, num_tokens)
 
     def quantile(self, share: float) -> int:
-        """The smallest length seen that at least this share of the answers did not exceed."""
-        num_at_most = ceil(share * len(self.by_size) - 1e-9)  # 0.07 * 100 is a hair above 7
+        """Returns the smallest observed length that at least this share of the outputs did not exceed."""
+        num_at_most = ceil(share * len(self.by_size) - 1e-9)  # as a float, 0.07 * 100 is slightly above 7
         return self.by_size[max(num_at_most, 1) - 1]
 
 
@@ -48,16 +49,16 @@ class _Seen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningHistogram:
-    """A tenant's quantile over a sliding window; that of all tenants while the tenant is new."""
+    """Quantile over a sliding window of the tenant's outputs; of all tenants' while the tenant is new."""
 
     quantile: float = 0.5
-    """Share of the answers in the window that the prediction covers."""
+    """Share of the outputs in the window that are not longer than the prediction."""
     window: int = 1000
-    """Number of answers remembered per tenant, and of all tenants together."""
+    """Number of outputs in the window of each tenant, and in that of all tenants together."""
     min_observations: int = 10
-    """Number of answers of a tenant before its own are used; until then those of all tenants are."""
+    """Number of outputs of a tenant from which its own window is used, instead of that of all tenants."""
     initial_tokens: int = 256
-    """Prediction in tokens before any answer has ended."""
+    """Prediction in tokens before the first request has finished."""
     _seen: _Seen = field(default_factory=_Seen, init=False, repr=False)
 
     needs_truth: ClassVar[bool] = False
@@ -71,14 +72,11 @@ class RunningHistogram:
         if self.min_observations > self.window:
             raise ValueError(
                 f"min_observations={self.min_observations}: must be <= window={self.window}, "
-                "or no tenant would ever be believed"
+                "or the windows of single tenants would never be used"
             )
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """The quantile of the tenant, of all tenants, or initial_tokens.
-
-        The first of these that is available.
-        """
+        """Returns the quantile of the tenant, else of all tenants, else initial_tokens."""
         window = self._seen.by_tenant.get(request.tenant)
         if window is None or len(window.recent) < self.min_observations:
             window = self._seen.all_tenants
@@ -86,7 +84,7 @@ class RunningHistogram:
         return within_limits(request, num_tokens)
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """Adds a length, and forgets the oldest where a window is full."""
+        """Adds a length, and removes the oldest one from a window that is full."""
         seen = self._seen
         seen.all_tenants.add(num_output_tokens, self.window)
         seen.by_tenant.setdefault(request.tenant, _Window()).add(num_output_tokens, self.window)

@@ -1,13 +1,13 @@
-"""The true length times a lognormal error: how good must a predictor be? For the simulator only.
+"""Prediction by the true length times a lognormal error. For the simulator only.
 
-This is a usual model of wrong sizes in size-based scheduling (Dell'Amico, "Scheduling With Inexact Job
-Sizes", 2019).
+With it one can find how accurate a predictor must be. It is a common model of inexact sizes in size-based
+scheduling (Dell'Amico, "Scheduling With Inexact Job Sizes", 2019).
 
     predicted = true * exp(error * z),    z standard normal
 
-True 100, error 0.5: half of the predictions lie above 100, 68 % between 61 and 165. The median is right, the
-mean is too large by exp(error^2 / 2), here by 13 %.
-Assumes that errors are independent of everything, of the length too; a real model's are not.
+For a true length of 100 and error=0.5, half of the predictions are above 100, and 68 % are between 61 and
+165. The median is exact, the mean is too large by the factor exp(error^2 / 2), here by 13 %.
+Assumes that errors are independent of everything, also of the length; those of a real model are not.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OracleWithNoise:
-    """Knows the true length, and is wrong by a known distribution."""
+    """Predicts the true length with an error from a known distribution."""
 
     error: float = 0.5
-    """Standard deviation of log(predicted / true); 0: always right."""
+    """Standard deviation of log(predicted / true); 0: always exact."""
     seed: int = 0
     """Seed of the errors."""
 
@@ -38,12 +38,12 @@ class OracleWithNoise:
     def __post_init__(self) -> None:
         if not 0 <= self.error <= 3:
             raise ValueError(
-                f"error={self.error}: must be >= 0 and <= 3; at 3, one prediction in three is wrong "
+                f"error={self.error}: must be >= 0 and <= 3; with 3, every third prediction is wrong "
                 "by more than a factor of 20"
             )
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """The true length times the error."""
+        """Returns the true length times the error."""
         truth = require_truth(self, true_num_tokens)
         if not self.error:
             return within_limits(request, truth)
@@ -51,4 +51,4 @@ class OracleWithNoise:
         return within_limits(request, round(truth * exp(self.error * z)))
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """Does nothing: there is nothing to learn."""
+        """Does nothing: the distribution of the errors is given."""

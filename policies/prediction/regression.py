@@ -1,15 +1,16 @@
-"""Answer length from prompt length: a straight line through their logarithms, fitted as answers end.
+"""Prediction of the output length from the prompt length by linear regression of their logarithms.
 
-Least squares of log(output) on log(prompt), as the cost of a translation is estimated from the length of its
-source (C-NMT, Chen et al., 2022). Logarithms, because lengths spread over decades.
+The line is a least squares fit of log(output) on log(prompt), updated as requests finish, as the cost of a
+translation is estimated from the length of its source (C-NMT, Chen et al., 2022). Logarithms are used because
+lengths vary over orders of magnitude.
 
     log(predicted) = mean_y + slope * (log(prompt) - mean_x),    slope = S_xy / S_xx
 
-Prompts 100 and 400 answered with 50 and 100 tokens: slope log 2 / log 4 = 0.5, prompt 200 -> 71 tokens.
-The prediction is the typical answer (geometric mean), shorter than the mean one where lengths scatter. It is
-clamped to the lengths seen so far, as the line need not go on beyond them.
-Assumes that one line holds for all tenants and all the time. Its biases are those of every predictor that
-learns: short answers end first, and those cut by max_tokens count with the length they were cut to.
+If prompts of 100 and 400 tokens had outputs of 50 and 100 tokens, the slope is log 2 / log 4 = 0.5, and the
+prediction for a prompt of 200 tokens is 71 tokens. The prediction is a geometric mean, which is shorter than
+the arithmetic mean of scattered lengths. It is clamped to the range of output lengths observed so far.
+Assumes that one line holds for all tenants at all times. The biases are those of every predictor that learns:
+short outputs finish first, and those truncated by max_tokens count with their truncated length.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from policies.prediction import within_limits
 
 @dataclass(slots=True)
 class _Line:
-    """Running means and centred sums of squares (Welford's): plain sums of squares would lose digits."""
+    """Running means and centred sums of squares (Welford's method, as plain sums would lose precision)."""
 
     num_points: int = 0
     mean_x: float = 0.0
@@ -45,17 +46,17 @@ class _Line:
         self.max_y = max(self.max_y, y)
 
     def at(self, x: float) -> float:
-        """y of the line at x, clamped to the y seen; the mean while all x were the same."""
+        """Returns the line's y at x, clamped to the observed y; the mean if all x were equal."""
         slope = self.s_xy / self.s_xx if self.s_xx > 0 else 0.0
         return min(max(self.mean_y + slope * (x - self.mean_x), self.min_y), self.max_y)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLengthRegression:
-    """One line for all requests, better with every answer."""
+    """Regression line of all requests, updated by every finished one."""
 
     min_observations: int = 30
-    """Number of answers before the line is used."""
+    """Number of finished requests from which the line is used."""
     initial_tokens: int = 256
     """Prediction in tokens until then."""
     _line: _Line = field(default_factory=_Line, init=False, repr=False)
@@ -71,7 +72,7 @@ class PromptLengthRegression:
             raise ValueError(f"initial_tokens={self.initial_tokens}: must be >= 1")
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """The value of the line at the prompt's length."""
+        """Returns the line's value at the prompt's length, or initial_tokens while it has too few points."""
         if self._line.num_points < self.min_observations:
             return within_limits(request, self.initial_tokens)
         return within_limits(request, round(exp(self._line.at(_log(request.prompt.num_tokens)))))

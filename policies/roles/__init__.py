@@ -1,4 +1,4 @@
-"""Role policies: which replicas prefill and which decode, if disaggregated. One policy per file."""
+"""Role policies: they decide which replicas prefill and which decode, if disaggregated. One per file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class ReplicaLoad(NamedTuple):
     """Load of a replica: the service's own counts are current, the others as old as its signals."""
 
     name: int  # number of the replica
-    role: str  # current role, or the next one while it drains: one of ROLES
-    is_changing: bool  # whether it still drains
-    num_outstanding: int  # requests sent there that have not left
-    num_queued_tokens: int  # prompt tokens of those without a first token
-    kv_use_share: float  # share of its KV memory in use
+    role: str  # current role, or the new one while the replica drains: one of ROLES
+    is_changing: bool  # whether the replica drains in order to change its role
+    num_outstanding: int  # requests sent to the replica that have not left it
+    num_queued_tokens: int  # prompt tokens of the outstanding requests without a first token
+    kv_use_share: float  # share of the replica's KV memory in use
 
 
 class Switch(NamedTuple):
@@ -27,7 +27,7 @@ class Switch(NamedTuple):
 
 
 class Roles(Protocol):
-    """Decides on role changes every interval_s."""
+    """Decides every interval_s whether a replica changes its role."""
 
     @property
     def interval_s(self) -> float | None:
@@ -35,5 +35,5 @@ class Roles(Protocol):
         ...
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
-        """The replica to change now; None: none. At least one replica of each role has to be left."""
+        """Returns the replica to change now, or None. At least one replica of each role must remain."""
         ...

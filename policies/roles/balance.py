@@ -1,11 +1,11 @@
-"""Replicas change from the pool with little load to the pool with much.
+"""Balancing of prefill and decode pools: a replica changes its role when one of the pools is overloaded.
 
-After Arrow (2025) and DOPD (2025), which watch what limits each phase: the queue of prompts, which TTFT waits
-for, and the KV memory of decodes, which admission waits for. Prefill is behind when a prefill replica has
-more than max_backlog_tokens in its queue on average; decode is behind when decode replicas use more than
-max_kv_share of their memory. A pool that is behind gets a replica of the other, if that is not behind itself
-and would not be with one fewer. The replica with the fewest outstanding requests changes. Then nothing
-changes for rest_s, so that the change can take effect.
+As in Arrow (2025) and DOPD (2025), the signals are what limits each phase: the queued prompt tokens, which
+determine TTFT, and the KV memory of the decode replicas, which limits admission. The prefill pool is
+overloaded when its replicas have more than max_backlog_tokens in their queues on average; the decode pool
+when its replicas use more than max_kv_share of their KV memory. An overloaded pool gets a replica of the
+other one if that would not be overloaded with one replica fewer. The replica with the fewest outstanding
+requests changes. No other replica changes for rest_s after that, so that the change can take effect.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from policies.roles import ReplicaLoad, Switch
 
 @dataclass(kw_only=True, slots=True)
 class Balance:
-    """Balances the two pools. Ties go to the smallest name."""
+    """Balances the two pools. Ties go to the replica of the smallest number."""
 
     interval_s: float = 1.0
     """Seconds between two decisions."""
     max_backlog_tokens: int = 16_384
-    """Prompt tokens in the queue of a prefill replica, on average, above which prefill is behind."""
+    """Queued prompt tokens per prefill replica, on average, above which the prefill pool is overloaded."""
     max_kv_share: float = 0.8
-    """KV use of the decode replicas, on average, above which decode is behind."""
+    """Average share of KV memory in use above which the decode pool is overloaded."""
     rest_s: float = 10.0
-    """Seconds after a change in which there is no other."""
+    """Seconds after a change during which no other is made."""
     _rests_until_s: float = field(init=False, default=-inf, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -42,22 +42,22 @@ class Balance:
             raise ValueError(f"rest_s={self.rest_s}: must be a finite number >= 0 s")
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
-        """The replica that changes to the pool that is behind."""
+        """Returns the replica that changes to the overloaded pool, or None."""
         if now < self._rests_until_s or any(load.is_changing for load in loads):
             return None
         prefill = [load for load in loads if load.role == "prefill"]
         decode = [load for load in loads if load.role == "decode"]
         backlog = sum(load.num_queued_tokens for load in prefill)
         kv_use = sum(load.kv_use_share for load in decode)
-        is_prefill_behind = backlog > self.max_backlog_tokens * len(prefill)
-        is_decode_behind = kv_use > self.max_kv_share * len(decode)
-        if is_prefill_behind and kv_use <= self.max_kv_share * (len(decode) - 1):
-            givers, role = decode, "prefill"
-        elif is_decode_behind and backlog <= self.max_backlog_tokens * (len(prefill) - 1):
-            givers, role = prefill, "decode"
+        is_prefill_overloaded = backlog > self.max_backlog_tokens * len(prefill)
+        is_decode_overloaded = kv_use > self.max_kv_share * len(decode)
+        if is_prefill_overloaded and kv_use <= self.max_kv_share * (len(decode) - 1):
+            candidates, role = decode, "prefill"
+        elif is_decode_overloaded and backlog <= self.max_backlog_tokens * (len(prefill) - 1):
+            candidates, role = prefill, "decode"
         else:
             return None
-        if len(givers) < 2:
+        if len(candidates) < 2:
             return None
         self._rests_until_s = now + self.rest_s
-        return Switch(min(givers, key=lambda load: (load.num_outstanding, load.name)).name, role)
+        return Switch(min(candidates, key=lambda load: (load.num_outstanding, load.name)).name, role)

@@ -1,4 +1,4 @@
-"""Every replica keeps the role of its pool, as in DistServe (OSDI 2024)."""
+"""Fixed roles: every replica keeps the role of its pool, as in DistServe (OSDI 2024)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from policies.roles import ReplicaLoad, Switch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed:
-    """The policy that never changes a role."""
+    """Never changes a role."""
 
     @property
     def interval_s(self) -> float | None:
-        """None: never called."""
+        """Seconds between two calls; None, as `switch` is never called."""
         return None
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:

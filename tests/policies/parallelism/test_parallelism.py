@@ -65,7 +65,7 @@ def test_as_set_keeps_what_is_given():
 
 
 def test_sizes_are_described_in_words():
-    assert str(Sizes()) == "no cut"
+    assert str(Sizes()) == "one GPU"
     assert str(Sizes(4, 2)) == "tensor 4 x pipeline 2"
     assert str(Sizes(1, 1, 1, 8, 8)) == "attention data 8, expert 8"
     assert str(Sizes(4, sequence_parallel=True)) == "tensor 4, sequence parallel"
@@ -106,9 +106,9 @@ def test_a_dense_model_on_8_gpus_has_4_cuts_of_which_3_may_split_the_sequence():
 @pytest.mark.parametrize(
     ("split_s", "is_taken", "note"),
     [
-        (0.009, True, r"without sequence parallelism 2.66 s: .* gain the difference"),
-        (0.010, False, r"with sequence parallelism 2.66 s: .* do not gain anything"),
-        (0.011, False, r"with sequence parallelism 2.92 s: .* do not gain anything"),
+        (0.009, True, r"without sequence parallelism .* is not better: 2.66 s"),
+        (0.010, False, r"with sequence parallelism .* is not better: 2.66 s"),
+        (0.011, False, r"with sequence parallelism .* is not better: 2.92 s"),
     ],
 )
 def test_the_sequence_is_split_where_that_is_faster_and_the_notes_say_by_how_much(split_s, is_taken, note):
@@ -169,7 +169,7 @@ def test_the_smallest_that_meets_the_slo_is_taken():
     policy = Auto(devices=8, objective=Objective.slo)
     found = policy.choose(facts(limits_s={"tpot": 0.021}), Asked(by_devices))
     assert found.sizes == Sizes(4)
-    assert "4 GPUs, 2 at once" in found.notes[0]
+    assert "4 GPUs with 2 concurrent sequences" in found.notes[0]
 
 
 def test_of_as_many_gpus_the_one_that_serves_the_most_within_the_slo_is_taken():
@@ -183,8 +183,8 @@ def test_of_as_many_gpus_the_one_that_serves_the_most_within_the_slo_is_taken():
 
     found = Auto(devices=2, objective=Objective.slo).choose(facts(limits_s={"tpot": 0.020}), Asked(price))
     assert found.sizes == Sizes(1, 2)
-    assert "20 at once" in found.notes[0]
-    assert "10 at once" in found.notes[2]
+    assert "20 concurrent sequences" in found.notes[0]
+    assert "10 concurrent sequences" in found.notes[2]
 
 
 def test_ties_go_to_the_shallower_pipeline():
@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_left_out_and_reported():
     assert found.sizes == Sizes(2, 4)
     assert found.notes[1].endswith("is bound by memory 70%, communication 30%.")
     assert "runner-up is pipeline 8" in found.notes[2]
-    assert "4 left out, such as tensor 4 x pipeline 2" in found.notes[4]
+    assert "4 layouts were not possible, such as tensor 4 x pipeline 2" in found.notes[4]
 
 
 # Bad input
@@ -213,7 +213,7 @@ def test_rejects_when_nothing_fits_with_the_numbers():
 def test_rejects_an_slo_that_nothing_meets_with_the_nearest():
     policy = Auto(devices=8, objective=Objective.slo)
     with pytest.raises(
-        ValueError, match=r"up to 8 chip meets tpot 5 ms .* nearest: tensor 8, .* TPOT 10.0 ms"
+        ValueError, match=r"up to 8 chip meets tpot 5 ms .* the nearest is tensor 8: .* TPOT 10.0 ms"
     ):
         policy.choose(facts(limits_s={"tpot": 0.005}), Asked(by_devices))
 
@@ -241,7 +241,8 @@ def test_rejects_less_than_one(name):
 
 def test_more_sequences_than_fit_are_no_candidate():
     with pytest.raises(
-        ValueError, match=r"layout.num_seqs=65: memory and slots hold 64 sequences of 1280 tokens"
+        ValueError,
+        match=r"layout.num_seqs=65: memory and slots suffice for 64 concurrent sequences of 1280 tokens",
     ):
         Auto(num_seqs=65).choose(facts(), Asked())
 

@@ -245,11 +245,11 @@ def test_a_row_that_rounding_left_below_1_still_names_a_bucket_for_every_draw(mo
         ({"upper_bounds": (5, 9, 9)}, "upper_bounds=[5, 9, 9]: must ascend, but 9 follows 9"),
         ({"accuracy": 1.5}, "accuracy=1.5: must be a share, >= 0 and <= 1"),
         ({"accuracy": float("nan")}, "accuracy=nan: must be a share"),
-        ({"accuracy": 0.9, "confusion": CONFUSION}, "accuracy=0.9: must be null where confusion is given"),
-        ({"confusion": CONFUSION[:2]}, "a row for each of the 3 upper_bounds, found 2"),
+        ({"accuracy": 0.9, "confusion": CONFUSION}, "accuracy=0.9: must be null if confusion is given"),
+        ({"confusion": CONFUSION[:2]}, "one row per bucket of upper_bounds (3), found 2"),
         (
             {"confusion": (*CONFUSION[:2], (0.5, 0.5))},
-            "confusion[2]=[0.5, 0.5]: must have a column for each of the 3 upper_bounds, found 2",
+            "confusion[2]=[0.5, 0.5]: must have one column per bucket of upper_bounds (3), found 2",
         ),
         (
             {"confusion": ((1, 0, 0), (8, 90, 2), (0, 0, 1))},
