@@ -17,6 +17,7 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool
 from policies.caching.settings import KvMemory
+from policies.core.engine import EngineCore
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
@@ -143,6 +144,8 @@ class World:
     frontend_s: float = 0.0
     plans_ahead: bool = False
     signal_age_s: float = 0.05
+    engine: type[EngineCore] = RecordingCore
+    """EngineCore itself records no decisions."""
 
     def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
         """Simulates the world to its end."""
@@ -189,7 +192,7 @@ class World:
 
     def _core(
         self, cores: list[RecordingCore], *, num_blocks: int | None = None, **settings: Any
-    ) -> RecordingCore:
+    ) -> EngineCore:
         num_blocks = self.num_blocks if num_blocks is None else num_blocks
         kv_pool = self.caching.pool(KvMemory(num_blocks, 1.0, max_model_len=self.max_model_len))
         usual = {
@@ -200,8 +203,9 @@ class World:
             "predictor": self.prediction,
             "num_swap_blocks": self.num_swap_blocks,
         }
-        core = RecordingCore(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
-        cores.append(core)
+        core = self.engine(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
+        if isinstance(core, RecordingCore):
+            cores.append(core)
         return core
 
     def _residents(self, kv_pool: BlockPool) -> Residents | None:

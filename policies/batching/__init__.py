@@ -46,15 +46,36 @@ def max_unasked_of(batching: Batching) -> int:
     return limit
 
 
-def declares_itself(batching: DecodesUnasked) -> bool:
-    """Whether a policy declares its unasked decodes for its own methods, not for methods that it replaces."""
+@runtime_checkable
+class FillsInOrder(Protocol):
+    """A batching policy of few words, which an engine can ask without showing itself whole."""
+
+    @property
+    def fills_in_order(self) -> bool:
+        """Whether `fill` only calls, in this order: budget, decode_all, prefill, admit and repeat.
+
+        It reads the view's `prefilling` and `waiting` only, of sequences their num_uncomputed, and admits the
+        waiting in their order up to the first that is refused.
+        """
+        ...
+
+
+def fills_in_order(batching: Batching) -> bool:
+    """Whether a policy declares that, for its own methods."""
+    if not isinstance(batching, FillsInOrder) or not declares_itself(batching, "fills_in_order"):
+        return False
+    return batching.fills_in_order is True
+
+
+def declares_itself(batching: object, name: str = "max_unasked_decodes") -> bool:
+    """Whether a policy declares something for its own methods, not for methods that it replaces."""
     for each in type(batching).__mro__:
-        if "max_unasked_decodes" in vars(each):
+        if name in vars(each):
             return True
         own = vars(each)
         if "fill" in own or any(callable(own[name]) for name in own if not name.startswith("__")):
             return False
-    return "max_unasked_decodes" in getattr(batching, "__dict__", {})
+    return name in getattr(batching, "__dict__", {})
 
 
 def supports_mixed_role(policy: object) -> bool:

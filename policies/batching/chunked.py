@@ -62,6 +62,11 @@ class Chunked:
         """Number of decodes that the budget allows."""
         return self.max_num_batched_tokens
 
+    @property
+    def fills_in_order(self) -> bool:
+        """Whether prompts are limited by the budget only."""
+        return not self.long_prefill_token_threshold
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Spends the budget on running sequences, then on new ones."""
         step.budget(self.max_num_batched_tokens)

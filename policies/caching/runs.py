@@ -25,6 +25,8 @@ from itertools import pairwise
 
 from policies.caching.content import PRIVATE_PLACES, PathPart
 
+NAMELESS = 1 << 62  # a place whose contents no request can name
+
 
 class Run:
     """The blocks first to first + num_blocks - 1 of one place.
@@ -219,6 +221,10 @@ class Runs:
                 offered.insert(index, run)
             index += 1
             first = upto
+
+    def keep_nameless(self, num_blocks: int) -> None:
+        """Enters free blocks whose contents no request can name; they are evicted before all others."""
+        self._free[NAMELESS] = num_blocks
 
     def make_private_run(self, held: Holding, owner: int) -> None:
         """Creates a run of the private blocks of an owner."""

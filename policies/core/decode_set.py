@@ -41,9 +41,9 @@ class DecodeSet:
         self.blocks_due_by_phase = array("I", [0] * block_size)
         self.at_limit: dict[int, Sequence] = {}
         self._running = running
-        self._ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
+        self.ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
         self._limits: list[tuple[int, int, int, Sequence]] = []  # KV limit clock, request id, join, member
-        self._num_joins = 0
+        self.num_joins = 0
         self._num_steady = 0  # members whose context does not grow
         self._num_reserved = 0  # members that have all their blocks
         self._max_num_seqs = max_num_seqs
@@ -71,7 +71,7 @@ class DecodeSet:
         """Adds a sequence that holds a slot and has computed all its known tokens except the newest."""
         num_computed, clock = seq.stored_computed, self.clock
         seq.origin = origin = num_computed - clock
-        seq.join_number = number = self._num_joins = self._num_joins + 1
+        seq.join_number = number = self.num_joins = self.num_joins + 1
         seq.state = DECODING
         seq.growth = growth
         num_held = num_computed - seq.num_dropped
@@ -81,7 +81,7 @@ class DecodeSet:
             self.blocks_due_by_phase[(clock - num_held) % self.block_size] += 1
         else:
             self._begin_growth(seq, growth)
-        heappush(self._ends, (seq._end_known - 1 - origin, seq.request_id, number, seq))
+        heappush(self.ends, (seq._end_known - 1 - origin, seq.request_id, number, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Removes a member; its token counts are written back to it, and its state becomes `state`."""
@@ -139,7 +139,7 @@ class DecodeSet:
             self.join(seq, seq.growth)
         if self._limits:
             self._reach_limits()
-        ends, ended = self._ends, []
+        ends, ended = self.ends, []
         while ends and ends[0][0] <= clock:
             _, _, number, seq = heappop(ends)
             if seq.state is DECODING and seq.join_number == number:
@@ -157,7 +157,7 @@ class DecodeSet:
 
         The set must have a member.
         """
-        ends = self._ends
+        ends = self.ends
         first, _, join, seq = ends[0]
         while seq.state is not DECODING or seq.join_number != join:
             heappop(ends)

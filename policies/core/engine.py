@@ -24,6 +24,7 @@ from policies.core.engine_base import EngineBase
 from policies.core.horizon import blocks_of_repeats, cut_horizon
 from policies.core.plan import (
     AdapterLoad,
+    Cause,
     Chunk,
     Progress,
     StepOutcome,
@@ -114,6 +115,23 @@ class EngineCore(EngineBase):
         plan.until_s = pool.expires_s
         if num_decodes * (horizon // pool.block_size + 1) > pool.num_free_without_copy:
             plan.horizon = cut_horizon(plan, decodes, pool)
+        return plan
+
+    def resume(
+        self,
+        num_decodes: int,
+        num_context_tokens: int,
+        chunks: SequenceOf[Chunk],
+        waits_for: Cause | None,
+        horizon: int,
+    ) -> StepPlan:
+        """Puts in flight the plan that sequences were in the middle of which the engine has taken over."""
+        decoding = self.decodes if num_decodes else ()
+        plan = StepPlan(
+            self.num_iterations, num_decodes, num_context_tokens, num_decodes, decoding, horizon, inf, chunks,
+            waits_for=waits_for,
+        )  # fmt: skip
+        self._in_flight = plan
         return plan
 
     def _add_earlier_changes(self, plan: StepPlan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import deepcopy
 from functools import partial
@@ -13,7 +13,7 @@ from policies.adapters.serving import AdapterState
 from policies.batching import Batching, max_unasked_of
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
-from policies.core.limits import Bounds, RejectedError, StopAfter
+from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.core.plan import (
     Cause,
     Migrant,
@@ -153,6 +153,11 @@ class EngineBase:
         return self._state.branched
 
     @property
+    def limits(self) -> Limits:
+        """What is too long for the engine."""
+        return self._state.limits
+
+    @property
     def free_slots(self) -> SequenceOf[int]:
         """Slots that no sequence holds."""
         return self._state.free_slots
@@ -248,6 +253,25 @@ class EngineBase:
         self._sequences[request_id] = seq
         state.enqueue(seq)
         return seq
+
+    def take_over(
+        self,
+        sequences: Mapping[int, Sequence],
+        running: SequenceOf[Sequence],
+        num_admissions: int,
+        num_iterations: int,
+    ) -> None:
+        """Lets an empty engine go on with the sequences of another; see `policies.core.lane`.
+
+        running: those that do not wait, in the order of admission. Of the pool only the number of iterations
+        is set.
+        """
+        self.num_iterations = self.block_pool.num_iterations = num_iterations
+        self._state.running_set.take_over(running, num_admissions)
+        self._sequences.update(sequences)
+        for seq in sequences.values():
+            if seq.state is WAITING:
+                self._state.enqueue(seq)
 
     def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
         """Returns the number of known tokens at which a request would end here, and the reason.

@@ -15,6 +15,7 @@ from math import inf
 
 from policies.core.request import Request
 from sim.cluster.loads import Loads
+from sim.engine.lane_replica import LaneReplica
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
@@ -273,7 +274,7 @@ class Fleet:
 
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]
-        replica = Replica(len(self.members), pool, self._context)
+        replica = LaneReplica(len(self.members), pool, self._context)
         self._attach(replica)
         self._loads.add(replica)
         interconnect = self._interconnect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from heapq import heappop, heappush
-from typing import Final
+from typing import Any, Final
 
 from simpy import Environment
 
@@ -59,6 +59,11 @@ class Clock(Environment):
     def is_quiet(self) -> bool:
         """Returns whether no other event is due at the current time."""
         return not self._queue or self._queue[0][0] > self.now
+
+    @property
+    def queue(self) -> list[tuple[float, int, int, Any]]:
+        """What is to happen, as a heap of (time, priority, number, callback): one list for the whole run."""
+        return self._queue  # type: ignore[return-value]
 
     is_stopped = False
 

@@ -35,7 +35,7 @@ class Recorder:
         self.lost_engines: list[EngineRecord] = []
         """Records of the engines that this replica has lost in crashes, in order."""
         self._frontend_s = frontend_s
-        self._tokens = LastTokens(core, requests, seed)
+        self.tokens = LastTokens(core, requests, seed)
         self._follow(core)
 
     def _follow(self, core: EngineCore) -> None:
@@ -54,7 +54,7 @@ class Recorder:
             return  # nothing has changed since the last plan
         events.planned(core, plan, transfers, now)
         for seq in core.lost if plan is None else plan.preempted:
-            self._tokens.preempted(seq)
+            self.tokens.preempted(seq)
         if plan is not None:
             for seq in plan.admitted:
                 self._scheduled(seq, now)
@@ -65,11 +65,11 @@ class Recorder:
         if isnan(requests.scheduled_s[request_id]) or requests.lost_kv:
             requests.schedule(seq, now)
         if seq.state is DECODING and seq.request.branching is None:  # swapped in
-            self._tokens.emit(seq, requests.last_token_s[request_id])
+            self.tokens.emit(seq, requests.last_token_s[request_id])
 
     def ran(self, step: RunningStep) -> StepOutcome:
         """Records iterations that have run; returns the outcome for the core, which commits them next."""
-        core, plan, tokens, iterations = self._core, step.plan, self._tokens, self.iterations
+        core, plan, tokens, iterations = self._core, step.plan, self.tokens, self.iterations
         outcome = _OUTCOMES.get(step.num_iterations) or StepOutcome(step.num_iterations)
         num_separate_gaps = 0
         if tokens.apart or plan.idle or self._paused:
@@ -96,11 +96,11 @@ class Recorder:
             for _ in range(num_new):
                 self.iterations.add_gap(request_id, requests.last_token_s[request_id], now)
             self.events.prefilled(seq, now)
-        self._tokens.emit(seq, now)
+        self.tokens.emit(seq, now)
 
     def finished(self, seq: Sequence, now: float) -> None:
         """Records that the output of a request is complete."""
-        self._tokens.forget(seq)
+        self.tokens.forget(seq)
         self.requests.end(seq, FINISHED, now, now)
 
     def aborts(self, seq: Sequence, now: float, *, is_lost: bool) -> float:
@@ -109,20 +109,20 @@ class Recorder:
         is_lost: because its KV cannot be transferred from another replica, not because of its client. Returns
         the time of its latest token, s; NaN if it has none.
         """
-        last_token_s = self._tokens.last_s(seq)
+        last_token_s = self.tokens.last_s(seq)
         self.events.leave(seq, now, is_lost=is_lost)
-        self._tokens.forget(seq)
+        self.tokens.forget(seq)
         return last_token_s
 
     def migrated(self, seq: Sequence) -> None:
         """Records that a sequence continues in another replica."""
-        self._tokens.forget(seq)
+        self.tokens.forget(seq)
 
     def stopped(self, pending: list[Pending], now: float) -> None:
         """Records the progress of the requests that are unfinished when the run ends."""
         for seq in self._core.unfinished:
             if self.requests.replica[seq.request_id] == self.replica:  # else it continues in another replica
-                self.requests.record_progress(seq, self._tokens.last_s(seq))
+                self.requests.record_progress(seq, self.tokens.last_s(seq))
             self.events.leave(seq, now)
         for entry in pending:
             self.events.left_unseen(entry.request, now, sent_s=entry.sent_s)
@@ -130,7 +130,7 @@ class Recorder:
     def crashed(self, lost: list[Sequence], pending: list[Pending], core: EngineCore, now: float) -> None:
         """Records a crash that loses sequences and pending requests; `core` replaces the engine."""
         for seq in lost:
-            self.requests.record_progress(seq, self._tokens.last_s(seq))
+            self.requests.record_progress(seq, self.tokens.last_s(seq))
             if seq.state is not LOADING:
                 self.requests.lose_kv(seq.request_id, seq.num_computed)
             self.events.leave(seq, now, is_lost=True)
@@ -139,7 +139,7 @@ class Recorder:
         self.lost_engines.append(EngineRecord.of(self._core, now))
         self.events = EventLog(self._frontend_s, after=self.events)
         self._follow(core)
-        self._tokens.reset(core)
+        self.tokens.reset(core)
 
     def take_iterations(self) -> IterationLog:
         """Returns the log of the iterations and leaves an empty one, so that its memory can be freed."""

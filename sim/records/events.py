@@ -50,6 +50,14 @@ class EventLog:
         if sent_s is not None:
             self._adopted_s[seq.request_id] = sent_s
 
+    def admit(self, now: float) -> None:
+        """A plan has admitted all who came since the last one; nobody waits, or has waited."""
+        frontend_s = self._frontend_s
+        for seq in self.new:
+            iteration_s = now - (seq.request.arrival_s + frontend_s)
+            self.rows.admit(now, seq.request_id, 0, seq.stored_known, frontend_s, iteration_s)
+        self.new.clear()
+
     def hand_over(self, seq: Sequence, now: float) -> None:
         """Logs that the transfer of a sequence to another replica begins."""
         self.rows.add(Event.hand_over, now, seq.request_id, seq.num_computed, seq.num_known)

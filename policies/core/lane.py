@@ -1,0 +1,267 @@
+"""The engine of the common run in a few numbers: all that an `EngineCore` knows where nothing surprises it.
+
+    enter -> waiting --seat--> prefilling --complete--> decodes --advance, end-->
+
+Its requests name no contents, so none finds anything in a cache, and blocks are only counted. A sequence has
+neither a slot nor a place in a set, and the queue is a deque. The batching policy is asked as ever, through a
+view and a builder with the few names that it has declared to use (policies/core/lane_step.py). Nothing here
+preempts: before blocks could run out, and for all else that a lane does not know, an `EngineCore` takes over
+and goes on as if it had been there from the beginning (`give_to`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from heapq import heappop, heappush
+from typing import Final
+
+from policies.batching import fills_in_order, max_unasked_of
+from policies.caching.pool import BlockPool
+from policies.caching.prefix_pool import PrefixPool
+from policies.core.engine import EngineCore
+from policies.core.limits import StopAfter
+from policies.core.plan import Cause, Chunk
+from policies.core.request import Request
+from policies.core.sequence import DECODING, ENDED, PREFILLING, WAITING, Sequence
+from policies.scheduling import overrides
+
+_SLOT: Final = Cause.slot
+_MEMORY: Final = Cause.memory
+_HOOKS = ("before_step", "chunk_rank", "queue", "on_commit", "on_end")
+
+
+def suits(core: EngineCore) -> bool:
+    """Whether an engine's parts let it be a lane, until something comes that a lane does not know."""
+    pool = core.block_pool
+    return (
+        type(core) is EngineCore
+        and type(pool) in (BlockPool, PrefixPool)
+        and not pool.presume_cached
+        and core.residents is None
+        and core.predictor is None
+        and fills_in_order(core.batching)
+        and not any(overrides(core.scheduling, hook) for hook in _HOOKS)
+    )
+
+
+def is_common(request: Request) -> bool:
+    """Whether a request has nothing that a lane does not know: shared contents, branches, an adapter."""
+    _, segments, num_pinned = request.prompt
+    if segments or num_pinned:
+        return False
+    return request.answer_id is None and request.branching is None and request.adapter is None
+
+
+class Lane:
+    """The sequences of an engine, and its KV blocks: `num_kept` of the free ones have contents.
+
+    decodes: the engine's own. Blocks with contents are taken last.
+    """
+
+    __slots__ = (
+        "_bounds_of",
+        "_keeps",
+        "_max_decodes",
+        "_max_num_seqs",
+        "_num_admissions",
+        "_num_watermark_blocks",
+        "_rank",
+        "block_size",
+        "decodes",
+        "num_blocks",
+        "num_evicted",
+        "num_free",
+        "num_kept",
+        "num_running",
+        "prefilling",
+        "sequences",
+        "waiting",
+    )
+
+    def __init__(self, core: EngineCore) -> None:
+        pool = core.block_pool
+        self.decodes = core.decodes
+        self.sequences: dict[int, Sequence] = {}
+        """All by request id, in the order in which they entered."""
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: list[Sequence] = []
+        self.num_running = 0
+        self.num_free = pool.num_free
+        self.num_kept = 0
+        self.num_evicted = 0
+        self.num_blocks = pool.num_blocks
+        self.block_size = pool.block_size
+        self._keeps = isinstance(pool, PrefixPool)
+        self._num_watermark_blocks = pool.num_watermark_blocks
+        self._num_admissions = 0
+        self._max_num_seqs = core.max_num_seqs
+        self._max_decodes = max_unasked_of(core.batching)
+        self._bounds_of = core.limits.of
+        self._rank = core.scheduling.rank
+
+    # Sequences come and go.
+
+    def sequence_of(self, request: Request, stop_after: StopAfter) -> Sequence:
+        """As `EngineCore.sequence_of`, for a request for which `is_common`."""
+        end_known, end_reason, max_known = self._bounds_of(request, stop_after)
+        return Sequence(request, self.decodes, end_known, end_reason, max_known)
+
+    def enter(self, seq: Sequence) -> None:
+        """Takes in a sequence that waits, in the order of ranks."""
+        seq.rank = rank = self._rank(seq)
+        self.sequences[seq.request_id] = seq
+        waiting = self.waiting
+        if waiting and rank <= waiting[-1].rank:
+            insort(waiting, seq, key=_place)
+        else:
+            waiting.append(seq)
+
+    def complete(self, seq: Sequence) -> bool:
+        """Adds the first token of a sequence whose prefill is complete; returns whether it ends with it."""
+        self.prefilling.remove(seq)
+        seq.stored_known += 1
+        if seq.stored_known == seq._end_known:
+            return True
+        decodes, num_computed = self.decodes, seq.stored_computed
+        clock = decodes.clock
+        seq.origin = origin = num_computed - clock
+        seq.state = DECODING
+        seq.join_number = number = decodes.num_joins = decodes.num_joins + 1
+        decodes.size += 1
+        decodes.num_context_tokens += num_computed
+        decodes.blocks_due_by_phase[-origin % self.block_size] += 1
+        heappush(decodes.ends, (seq._end_known - 1 - origin, seq.request_id, number, seq))
+        return False
+
+    def advance(self, num_iterations: int) -> list[Sequence]:
+        """Decodes so many tokens of all who decode; returns those that end."""
+        decodes, block_size = self.decodes, self.block_size
+        clock, due = decodes.clock, decodes.blocks_due_by_phase
+        if num_iterations > 1:  # the first one has its blocks
+            begin = (clock + 1) % block_size
+            end = begin + num_iterations - 1
+            if end <= block_size:
+                num_blocks = sum(due[begin:end])
+            else:
+                num_blocks = decodes.blocks_due_after(1, num_iterations - 1)
+            self.num_free = num_free = self.num_free - num_blocks
+            if num_free < self.num_kept:
+                self.num_evicted += self.num_kept - num_free
+                self.num_kept = num_free
+        decodes.clock = clock = clock + num_iterations
+        decodes.num_context_tokens += num_iterations * decodes.size
+        ends = decodes.ends
+        ended: list[Sequence] = []
+        while ends and ends[0][0] <= clock:
+            seq = heappop(ends)[3]
+            ended.append(seq)
+            origin = seq.origin
+            seq.stored_computed = num_computed = origin + clock
+            seq.stored_known = num_computed + 1
+            decodes.size -= 1
+            decodes.num_context_tokens -= num_computed
+            due[-origin % block_size] -= 1
+        return ended
+
+    def end(self, ended: list[Sequence]) -> None:
+        """Lets sequences go that do not decode any more, and sorts them by admission."""
+        if len(ended) > 1:
+            ended.sort(key=_admission)
+        block_size = self.block_size
+        for seq in ended:
+            num_computed = seq.stored_computed
+            self.num_free += -(-num_computed // block_size)
+            if self._keeps:
+                self.num_kept += num_computed // block_size
+            seq.state = ENDED
+            seq.finish_reason = seq._end_reason
+            del self.sequences[seq.request_id]
+        self.num_running -= len(ended)
+
+    def take(self, num_blocks: int) -> None:
+        """Takes blocks for new contents: first those without any."""
+        self.num_free = num_free = self.num_free - num_blocks
+        if num_free < self.num_kept:
+            self.num_evicted += self.num_kept - num_free
+            self.num_kept = num_free
+
+    def seat(self, seq: Sequence, num_tokens: int) -> Cause | None:
+        """Gives the first of the waiting a slot, and blocks for its first tokens.
+
+        Returns why it has to wait; None: it does not.
+        """
+        if self.num_running >= self._max_num_seqs:
+            return _SLOT
+        block_size, num_free = self.block_size, self.num_free
+        room = num_free - self._num_watermark_blocks if self.num_running else num_free
+        if -(-seq.stored_known // block_size) > room:
+            return _MEMORY
+        self.waiting.popleft()
+        seq.admission = self._num_admissions = self._num_admissions + 1
+        seq.state = PREFILLING
+        self.num_running += 1
+        self.prefilling.append(seq)
+        self.num_free = num_free = num_free - -(-num_tokens // block_size)
+        if num_free < self.num_kept:
+            self.num_evicted += self.num_kept - num_free
+            self.num_kept = num_free
+        return None
+
+    def begin_decodes(self) -> int:
+        """Takes the blocks of an iteration in which all decode.
+
+        Returns for how many iterations that holds; 0, and nothing is done, if a policy has to be asked.
+        """
+        decodes, block_size = self.decodes, self.block_size
+        size, clock = decodes.size, decodes.clock
+        num_free = self.num_free - decodes.blocks_due_by_phase[clock % block_size]
+        if num_free < 0 or size > self._max_decodes:
+            return 0
+        self.num_free = num_free
+        if num_free < self.num_kept:
+            self.num_evicted += self.num_kept - num_free
+            self.num_kept = num_free
+        horizon = decodes.ends[0][0] - clock
+        if size * (horizon // block_size + 1) > num_free:
+            return self.horizon()
+        return horizon
+
+    def horizon(self) -> int:
+        """Iterations for which all decode as in the one whose blocks were just taken."""
+        decodes = self.decodes
+        repeats = range(decodes.ends[0][0] - decodes.clock)
+        return bisect_right(repeats, self.num_free, key=lambda num: decodes.blocks_due_after(1, num))
+
+    def is_safe(self) -> bool:
+        """Whether the next step finds all blocks that running sequences need, whatever the policy does."""
+        decodes, block_size = self.decodes, self.block_size
+        num_needed = decodes.blocks_due_by_phase[decodes.clock % block_size]
+        for seq in self.prefilling:
+            num_needed += -(-seq.stored_known // block_size) + -seq.stored_computed // block_size
+        return num_needed <= self.num_free and decodes.size <= self._max_decodes
+
+    # The end of the lane.
+
+    def give_to(self, core: EngineCore, num_iterations: int, chunks: SequenceOf[Chunk]) -> None:
+        """Lets an empty engine go on with all sequences.
+
+        num_iterations: that have run. chunks: those under way.
+        """
+        planned = {chunk.seq: chunk.num_tokens for chunk in chunks}
+        running = [seq for seq in self.sequences.values() if seq.state is not WAITING]
+        running.sort(key=_admission)
+        core.take_over(self.sequences, running, self._num_admissions, num_iterations)
+        pool = core.block_pool
+        pool.num_free = self.num_free
+        if isinstance(pool, PrefixPool):
+            pool.take_over(running, planned, self.num_kept, self.num_evicted)
+
+
+def _admission(seq: Sequence) -> int:
+    return seq.admission
+
+
+def _place(seq: Sequence) -> tuple[tuple[float, ...], int]:
+    return seq.rank, seq.request_id
