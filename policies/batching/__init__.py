@@ -48,20 +48,21 @@ def max_unasked_of(batching: Batching) -> int:
 
 @runtime_checkable
 class FillsInOrder(Protocol):
-    """A batching policy of few words, which an engine can ask without showing itself whole."""
+    """A batching policy that serves sequences in order, with few calls."""
 
     @property
     def fills_in_order(self) -> bool:
-        """Whether `fill` only calls, in this order: budget, decode_all, prefill, admit and repeat.
+        """Whether `fill` calls only budget, decode_all, prefill, admit and repeat, in this order.
 
-        It reads the view's `prefilling` and `waiting` only, of sequences their num_uncomputed, and admits the
-        waiting in their order up to the first that is refused.
+        It prefills in the order of the view's `prefilling`, and admits in that of `waiting` until a sequence
+        is refused; of a sequence it reads num_uncomputed only. The simulator then needs no whole engine
+        (policies/core/lane.py). A subclass with methods of its own has to declare it again.
         """
         ...
 
 
 def fills_in_order(batching: Batching) -> bool:
-    """Whether a policy declares that, for its own methods."""
+    """Returns whether a policy declares `fills_in_order` for its own methods."""
     if not isinstance(batching, FillsInOrder) or not declares_itself(batching, "fills_in_order"):
         return False
     return batching.fills_in_order is True

@@ -35,6 +35,9 @@ ENDLESS = 1 << 40
 PRIVATE_PLACES = 1 << 48
 """The smallest private place: its content can be found by one request only."""
 
+NAMELESS_PLACE = 1 << 62
+"""A place of content that no request can find."""
+
 MIN_PIECES_TO_FORGET = 8192
 """Number of new segments in the tree after which unused places are dropped: about 2 MB of memory."""
 

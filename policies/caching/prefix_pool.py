@@ -167,9 +167,10 @@ class PrefixPool(BlockPool):
     def take_over(
         self, running: Iterable[Sequence], planned: Mapping[Sequence, int], num_kept: int, num_evicted: int
     ) -> None:
-        """Lets an empty pool go on where blocks were only counted, of requests that share no contents.
+        """Continues in an empty pool what a lane has only counted (policies/core/lane.py).
 
-        planned: tokens under way, by sequence. num_kept: free blocks with contents, which nobody can name.
+        planned: tokens of the running step, by sequence. num_kept: free blocks with content, which no request
+        can find.
         """
         self._num_kept = num_kept
         self.num_evicted = num_evicted

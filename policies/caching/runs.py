@@ -23,9 +23,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
 
-from policies.caching.content import PRIVATE_PLACES, PathPart
-
-NAMELESS = 1 << 62  # a place whose contents no request can name
+from policies.caching.content import NAMELESS_PLACE, PRIVATE_PLACES, PathPart
 
 
 class Run:
@@ -223,8 +221,8 @@ class Runs:
             first = upto
 
     def keep_nameless(self, num_blocks: int) -> None:
-        """Enters free blocks whose contents no request can name; they are evicted before all others."""
-        self._free[NAMELESS] = num_blocks
+        """Adds free blocks with content that no request can find; they are evicted before all others."""
+        self._free[NAMELESS_PLACE] = num_blocks
 
     def make_private_run(self, held: Holding, owner: int) -> None:
         """Creates a run of the private blocks of an owner."""
