@@ -198,7 +198,10 @@ class Lane:
         room = num_free - self._num_watermark_blocks if self.num_running else num_free
         if -(-seq.stored_known // block_size) > room:
             return _MEMORY
-        self.waiting.popleft()
+        if self.waiting.popleft() is not seq:
+            raise ValueError(
+                f"fills_in_order: the policy admits {seq!r} before others that wait in front of it"
+            )
         seq.admission = self._num_admissions = self._num_admissions + 1
         seq.state = PREFILLING
         self.num_running += 1
