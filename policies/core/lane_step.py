@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from operator import index
 from typing import Final
 
 from policies.core.lane import Lane
@@ -60,7 +61,7 @@ class LaneStep:
 
     def budget(self, max_num_tokens: int) -> None:
         """Limits this step to max_num_tokens tokens."""
-        self.tokens_left = max_num_tokens
+        self.tokens_left = index(max_num_tokens)
 
     def decode_all(self) -> bool:
         """Decodes every decoding sequence."""
@@ -74,7 +75,7 @@ class LaneStep:
     def prefill(self, seq: Sequence, max_num_tokens: int) -> bool:
         """Computes up to max_num_tokens more tokens of a sequence whose prefill has begun."""
         num_computed = seq.stored_computed
-        num_tokens = min(max_num_tokens, seq.stored_known - num_computed, self.tokens_left)
+        num_tokens = min(index(max_num_tokens), seq.stored_known - num_computed, self.tokens_left)
         if num_tokens < 1:
             return False
         num_then, block_size = num_computed + num_tokens, self._lane.block_size
@@ -86,7 +87,7 @@ class LaneStep:
     def admit(self, seq: Sequence, max_num_tokens: int, *, may_cut: bool = True) -> bool:
         """Gives the first waiting sequence a slot and up to max_num_tokens tokens of prefill."""
         num_known, tokens_left = seq.stored_known, self.tokens_left
-        num_wanted = num_known if num_known < max_num_tokens else max_num_tokens
+        num_wanted = num_known if num_known < max_num_tokens else index(max_num_tokens)
         num_tokens = num_wanted if num_wanted <= tokens_left else tokens_left
         if num_tokens < 1 or (num_tokens < num_wanted and not may_cut):
             refusal: Cause | None = _BUDGET
