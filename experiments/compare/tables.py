@@ -63,7 +63,7 @@ def metric_rows(found: Results, metric: Metric) -> list[list[str]]:
 
 
 def _headings(found: Results) -> list[str]:
-    return ["mean", "±", f"over {found.experiment.baseline}", LEVEL, "seeds", ""]
+    return ["mean", "±", f"over {found.experiment.baseline}", LEVEL, "seeds", "verdict"]
 
 
 def _short_table(found: Results) -> Table:

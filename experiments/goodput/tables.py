@@ -47,7 +47,7 @@ def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
     found.append(f"The highest rate of each seed is found to within {100 * settings.precision:g} %.")
     if short:
         found.append(
-            f"The traffic of {', '.join(short)} lasts less than {ANSWERS} times the mean E2E latency, so the "
+            f"The traffic of {', '.join(short)} lasts less than {ANSWERS} times its p90 E2E latency, so the "
             "highest rate is overestimated; use a workload with more requests."
         )
     return found
@@ -80,7 +80,7 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
         against = "with some seeds it misses the SLO at all tried rates"
         if ratio is not None:
             same = other.best.outcome("higher") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
-            against = f"{ratio.mean:.2f} times the best{_bounds(ratio, 2)}"
+            against = f"{number(ratio.mean)} times the best{_bounds(ratio)}"
             against += ", no difference beyond noise" * same
         lines.append(f"{other.arm.name}: {number(other.rate.mean)} requests/s, {against}; {_why(other)}")
     return lines
@@ -148,11 +148,7 @@ def _missed_at_any_rate(one: Highest) -> str:
     )
 
 
-def _bounds(interval: Interval, decimals: int | None = None) -> str:
+def _bounds(interval: Interval) -> str:
     if math.isnan(interval.low):
         return ""
-    low, high = interval.low, interval.high
-    shown = (
-        (number(low), number(high)) if decimals is None else (f"{low:.{decimals}f}", f"{high:.{decimals}f}")
-    )
-    return f" ({LEVEL} {shown[0]} to {shown[1]})"
+    return f" ({LEVEL} {number(interval.low)} to {number(interval.high)})"

@@ -76,9 +76,9 @@ def limiting(answers: Answers, arm: str) -> str:
 
 
 def limit_text(answers: Answers, arm: str) -> str:
-    """Returns the limiting resource with its share of the requests' time: memory bandwidth 71 %."""
+    """Returns the limiting resource with its share of the requests' time: memory bandwidth, 71 %."""
     name = limiting(answers, arm)
-    return name if name == MISSING else f"{name} {100 * answers.limits[arm][name].mean:.0f} %"
+    return name if name == MISSING else f"{name}, {100 * answers.limits[arm][name].mean:.0f} %"
 
 
 def value_text(comparison: Comparison) -> str:
@@ -121,8 +121,7 @@ def _verdict(answers: Answers, arm: str) -> str:
     parts = [part for part in (_slo(answers, arm), *_directions(answers, arm)) if part]
     now, before = (limiting(answers, name) for name in (arm, BASELINE))
     if MISSING not in (now, before):
-        same = now == before
-        comparison = "as before" if same else f"before: {limit_text(answers, BASELINE)}"
+        comparison = "as before" if now == before else f"before: {limit_text(answers, BASELINE)}"
         parts.append(f"limited by {limit_text(answers, arm)} of the requests' time ({comparison})")
     return "; ".join(parts)
 
@@ -170,7 +169,7 @@ def _size(comparison: Comparison) -> str:
 def introduction(seeds: Sequence[int]) -> str:
     """Returns the sentences above the table: the comparison, the seeds and the intervals."""
     return (
-        f"Each change is compared alone with the baseline over {len(seeds)} "
-        f"{'seed' if len(seeds) == 1 else 'seeds'}, on the same requests. "
+        f"Each change alone is compared with the baseline on the same requests, with {len(seeds)} "
+        f"{'seed' if len(seeds) == 1 else 'seeds'}. "
         f"±: half the width of the {LEVEL}, paired by seed."
     )

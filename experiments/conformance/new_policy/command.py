@@ -93,7 +93,7 @@ def check_name(name: str, family: str, folder: Path, own_dir: Path = CONFIG_DIR)
     choices = find_groups(config_dirs(user_dir if user_dir.is_dir() else None, own_dir)).get(family, [])
     names = [choice.name for choice in choices]
     if name in names:
-        raise ConfigError(f"name={name}: {family}={name} already exists; must be none of {', '.join(names)}")
+        raise ConfigError(f"name={name}: {family}={name} already exists; choose another name")
     if not (folder / f"{name}.py").exists() and importlib.util.find_spec(name) is not None:
         close = nearest(name, names)
         hint = f"; {family}={close} exists" if close else ""

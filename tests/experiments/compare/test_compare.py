@@ -576,7 +576,7 @@ def test_latencies_are_shown_in_milliseconds_and_shares_in_percent():
     table = table_of(experiment, a=[0.1] * 3, b=[0.2] * 3).assign(**{"kv.peak_use_share": 0.5})
     found = evaluate(experiment, table, interrupted=False)
     heading, *rows = metric_rows(found, metrics[0])
-    assert heading == ["arm", "mean", "±", "over a", "95 % interval", "seeds", ""]
+    assert heading == ["arm", "mean", "±", "over a", "95 % interval", "seeds", "verdict"]
     assert rows == [
         ["a", "100", "0", "", "", "3", ""],
         ["b", "200", "0", "×2.00", "2.00 to 2.00", "3", "worse"],

@@ -107,7 +107,7 @@ def compared(values, baseline, metric=TTFT):
 def test_a_verdict_says_what_became_of_the_slo_the_figures_and_the_limit():
     assert verdicts(answers_of(TWICE)) == [
         "twice: misses the SLO (attainment 78 %, target 90 %, before 98 %); worse: TTFT p99 ×3.00; "
-        "limited by compute 60 % of the requests' time (before: memory bandwidth 80 %)"
+        "limited by compute, 60 % of the requests' time (before: memory bandwidth, 80 %)"
     ]
 
 

@@ -123,7 +123,7 @@ def test_overwrites_nothing_and_then_writes_nothing(existing, here, capsys):
         (["policy", "batching", "class"], "name=class: .*nearest: my_class$"),
         (
             ["policy", "batching", "chunked"],
-            "name=chunked: batching=chunked already exists; must be none of chunked, ",
+            "name=chunked: batching=chunked already exists; choose another name",
         ),
         (
             ["policy", "routing", "queue"],

@@ -113,7 +113,7 @@ def test_arms_are_ranked_by_what_they_keep_with_what_they_miss():
         "fast: 12.0 requests/s (95 % interval 7.03 to 17.0) with 90 % of requests within TTFT 500 ms"
     )
     assert lines[0].endswith("at higher rates the backlog grows without bound")
-    assert "0.50 times the best" in lines[1]
+    assert "0.500 times the best" in lines[1]
     assert lines[1].endswith("at higher rates TTFT fails first")
     assert lines[2] == (
         "never: misses the SLO at all tried rates; TPOT fails first (SLO attainment 0 % at the lowest rate)"
@@ -285,7 +285,7 @@ def test_traffic_too_short_for_its_answers_is_said_to_be(tmp_path, monkeypatch, 
         )
         == 0
     )
-    assert "The traffic of as set lasts less than 10 times the mean E2E latency" in " ".join(
+    assert "The traffic of as set lasts less than 10 times its p90 E2E latency" in " ".join(
         capsys.readouterr().out.split()
     )
 
