@@ -1,7 +1,7 @@
-"""Compile the modules in which a simulation spends its time, with mypyc: `make compiled`.
+"""Compiles the modules in which a simulation spends its time with mypyc: `make compiled`.
 
-The compiled modules lie beside their sources and are imported in place of them; results are the same to the
-last bit. The sources stay plain Python: the attributes that mypyc needs are written into a copy.
+The compiled modules lie beside their sources and are imported instead of them; results are bit-identical. The
+sources stay plain Python: the attributes that mypyc needs are written into a copy.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from mypyc.build import mypycify
 from setuptools import setup
 
-# The path of a request: its engine, its cache, its prices, and what is written down of it. Policies stay
-# interpreted, as those of a user are, and so do settings, whose class variables subclasses set anew. All else
-# takes little of the time.
+# The path of a request: its engine, cache, iteration times and records. Policies stay interpreted, because
+# users subclass them, and so do settings, whose class variables subclasses change. Everything else takes
+# little time.
 MODULES = (
     "policies/core/*.py",
     *(f"policies/caching/{name}.py" for name in ("pool", "prefix_pool", "runs", "content", "pins")),
@@ -28,15 +28,16 @@ MODULES = (
     *(f"sim/records/{name}.py" for name in ("events", "event_rows", "iterations", "requests")),
 )
 LEFT_OUT = ("__init__.py", "sequence_view.py", "waiting.py")
-"""What policies see of a sequence is only declared. The queue asks whether a tuple is the same object, and
-compiled code makes tuples anew."""
+"""Not compiled: policies' views of a sequence are only declarations, and the queue compares tuples by
+identity, while compiled code creates tuples anew.
+"""
 ROOT = Path(__file__).resolve().parent
 COPY = ROOT / "build" / "compiled"
 
 ATTRIBUTES = "@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)\n"
 EXTENDED = ("EngineBase", "EngineCore", "EngineState", "BlockPool", "PrefixPool")
-"""Classes that interpreted ones extend. Their methods are looked up at every call: a tenth of a run if all
-classes are made so. mypyc skips the `__init__` of a class that is serializable alone."""
+"""Classes that interpreted classes extend. Their methods are looked up at every call, which would cost a
+tenth of a run for all classes. mypyc skips the `__init__` of a class that is only serializable."""
 
 FUTURE = "from __future__ import annotations\n"
 
@@ -59,7 +60,7 @@ def main() -> None:
     files = [str(path) for path in paths if path.name not in LEFT_OUT]
     for name in files:
         Path(name).write_text(annotated(Path(name).read_text()))
-    # A multiplication and an addition in one instruction would round once, not twice as the interpreter does.
+    # A fused multiply-add would round once, while the interpreter rounds twice.
     os.environ["CFLAGS"] = "-ffp-contract=off"
     options = ["--follow-imports=silent", "--ignore-missing-imports"]
     setup(

@@ -44,7 +44,7 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
         try:
             ranks.send(work)
             return executor.run(work)
-        except RuntimeError as error:  # the other ranks may be a step ahead, or wait for ever
+        except RuntimeError as error:  # the other ranks may be a step ahead, or wait forever
             ranks.kill()
             raise DeviceLostError(f"a tensor parallel rank has failed: {error}") from error
 
@@ -59,7 +59,7 @@ def assemble(
     execute: Callable[[Work], Drawn | None] | None = None,
     clock: Clock | None = None,
 ) -> Engine:
-    """Builds a new engine with empty caches around an executor that no other engine uses any more.
+    """Builds a new engine with empty caches around an executor that no other engine uses.
 
     execute: runs work on all ranks; None: there is one rank.
     """
@@ -105,7 +105,7 @@ def assemble(
 def _residents(
     model: Model, settings: EngineSettings, bank: AdapterBank | None, pool: BlockPool
 ) -> Residents | None:
-    """The policy that decides which adapters are in the slots; None if no adapters are served."""
+    """Returns the policy that decides which adapters are resident; None if no adapters are served."""
     if bank is None:
         return None
     served = [registry.Adapter(name=name, rank=rank) for name, rank in bank.ranks.items()]

@@ -1,4 +1,4 @@
-"""The clocks of an engine."""
+"""Clocks of an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Clock(Protocol):
     """A clock in seconds from an arbitrary start, which never goes backwards."""
 
     def now(self) -> float:
-        """Current time in seconds."""
+        """Returns the current time in seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:

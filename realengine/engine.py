@@ -3,9 +3,9 @@
 Nothing here chooses what runs: queues, batches, preemptions and cache hits are decided by EngineCore and its
 policies.
 
-overlap: a step is launched before the tokens of the previous one are read, so that the device need not wait
-for Python. Ends of answers are then known one step late: an ended sequence takes part in one more step, whose
-token is discarded.
+overlap: a step is launched before the tokens of the previous one are read, so the device need not wait for
+Python. The end of a sequence is then known one step late: an ended sequence takes part in one more step,
+whose token is discarded.
 
     plan 1 | launch 1 | commit 1 | plan 2 | launch 2 | read 1 | commit 2 | plan 3 | launch 3 | read 2 ...
     device:   ---- step 1 ------------------- step 2 --------------------- step 3 -----
@@ -35,9 +35,9 @@ from realengine.serving.tokenizer import Tokenizer
 class Engine:
     """Takes requests and produces tokens, one step at a time.
 
-    eos_token_ids: end an answer, unless its request ignores them. vocab_size: upper bound of token ids.
-    overlap: see the module. max_iterations: maximum iterations of one plan in one launch, if the plan holds
-    for so many; tokens then arrive in groups of as many, and new requests wait for that long.
+    eos_token_ids: end an output, unless its request ignores them. vocab_size: upper bound of token ids.
+    overlap: see the module. max_iterations: maximum number of iterations of one plan in one launch, if the
+    plan allows; tokens then arrive in groups of as many, and new requests wait as long.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Engine:
         self._names = ContentNames(core.block_pool.block_size)
         self._next_id = 0
         self.pause_s = 0.0
-        """Time in seconds after a step in which there is nothing to do, unless an outside event comes."""
+        """Seconds after a step in which there is nothing to do unless a request arrives."""
         self._pending: Launch | None = None  # launched; its tokens are not read yet
         self._broken: RuntimeError | None = None
         self._ended: list[Sequence] = []  # ended by tokens that were read; not yet committed to the core
@@ -94,10 +94,10 @@ class Engine:
         arrival_s: float | None = None,
         deadline_s: float | None = None,
     ) -> Answer:
-        """Adds a request. One that cannot be served is returned ended, with the reason as its error.
+        """Adds a request; a request that cannot be served is returned as ended, with the reason as its error.
 
-        lora: name of the adapter that answers it. arrival_s: on the engine's clock; None: now. deadline_s:
-        when the answer is due, on the same clock; for policies that read it.
+        lora: name of its adapter. arrival_s: time on the engine's clock; None: now. deadline_s: deadline of
+        the output on the same clock; for policies that use it.
         """
         outputs = [Output(index) for index in range(params.n)]
         answer = Answer(self._next_id, list(prompt_tokens), params, outputs, lora)
@@ -111,12 +111,12 @@ class Engine:
         self._next_id += 1
         try:
             if self._broken is not None:
-                raise ValueError(f"the engine has failed: {self._broken}; make another one")
+                raise ValueError(f"the engine has failed: {self._broken}; create a new engine")
             self._watch(answer)
             self._check_tokens(answer.prompt_tokens)
             self._check_logprobs(params)
             if params.n > 1 and not self.core.block_pool.shares_branches:
-                raise ValueError(f"n={params.n}: caching.shares_branches=false is for simulation only")
+                raise ValueError(f"n={params.n}: caching.shares_branches=false works in simulations only")
             answer.segments = self._names.name(answer.prompt_tokens, lora)
             answer.answer_id = self._names.new_id()
             request = Request(
@@ -149,7 +149,7 @@ class Engine:
             self._end_all(seq, "aborted")
 
     def step(self) -> list[Answer]:
-        """Makes one launch. Returns the answers that got tokens or ended; empty if there is nothing to do."""
+        """Runs one launch; returns the answers with new tokens or ends, none if there is nothing to do."""
         self.pause_s = 0.0
         if self._broken is not None:
             return []
@@ -158,7 +158,7 @@ class Engine:
         try:
             self._move(self.core.take_transfers())
             self._load(self.core.take_adapter_loads())
-        except RuntimeError as error:  # the contents of host memory are unknown now
+        except RuntimeError as error:  # the content of host memory is unknown now
             return self._break(error)
         if plan is None:
             if self.observer is not None:
@@ -173,7 +173,7 @@ class Engine:
             launch = self.runner.launch(plan, num_iterations)
         except DeviceLostError as error:
             return self._break(error)
-        except RuntimeError as error:  # out of memory, say
+        except RuntimeError as error:  # such as out of memory
             return self._fail(plan, error)
         previous, self._pending = self._pending, None
         changed: list[Answer] = []
@@ -184,7 +184,7 @@ class Engine:
                 self._pending = launch
             else:
                 changed += self._read(launch)
-        except RuntimeError as error:  # a kernel's: the device computes nothing more
+        except RuntimeError as error:  # from a kernel, after which the device computes nothing
             return changed + self._break(error)
         self._commit(plan, num_iterations)
         return changed
@@ -204,13 +204,13 @@ class Engine:
                 changed = self._read(pending)
             except RuntimeError as error:
                 return self._break(error)
-            self._tell_late_ends()
+            self._commit_late_ends()
         elif not self.core.arrived:
             self.pause_s = max(0.0, self.core.wake_s - self.clock.now())
         return changed
 
     def _move(self, transfers: list[Transfer]) -> None:
-        """Copies KV between the tiers, in the device's order, so that it is there for the next launch."""
+        """Copies KV between the tiers in the device's order, complete before the next launch."""
         if not transfers:
             return
         self.runner.move(transfers)
@@ -219,14 +219,14 @@ class Engine:
                 self.core.loaded(transfer.seq.request_id)
 
     def _load(self, loads: list[AdapterLoad]) -> None:
-        """Loads adapters into their slots with the next launch, behind all steps that used the old ones."""
+        """Loads adapters into their slots with the next launch, after all steps with previous ones."""
         for load in loads:
             assert load.slot is not None
-            self.runner.put(load.name, load.slot)
+            self.runner.load_adapter(load.name, load.slot)
             self.core.adapter_loaded(load.name)
 
     def _num_iterations(self, plan: StepPlan) -> int:
-        """Number of iterations of a plan to run before the next plan is made."""
+        """Returns the number of iterations to run before the next plan."""
         if self._max_iterations == 1 or plan.chunks or plan.branched or not self.runner.may_repeat(plan):
             return 1
         num_iterations = min(plan.horizon, self._max_iterations)
@@ -235,14 +235,14 @@ class Engine:
         return num_iterations
 
     def _enter(self, seq: Sequence) -> None:
-        """Enters the tokens of a sequence that has got slots, for the first time or again."""
+        """Fills the slots of a sequence that has just got them, for the first time or again."""
         answer = self._answer_of[seq]
         for branch, output in enumerate(answer.alive):
             tokens = answer.prompt_tokens + output.tokens
-            self.runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
+            self.runner.fill_slot(seq, branch, output.index, tokens, answer.params, answer.lora)
 
     def _read(self, launch: Launch) -> list[Answer]:
-        """Reads a launch's tokens, once they are there, and returns the answers that changed."""
+        """Waits for a launch's tokens, appends them, and returns the answers that changed."""
         columns = launch.tokens()
         logprobs = launch.logprobs()
         changed: list[Answer] = []
@@ -250,7 +250,7 @@ class Engine:
         for place, ((seq, branch), tokens) in enumerate(zip(launch.rows, columns, strict=True)):
             answer = self._answer_of.get(seq)
             if answer is None:
-                continue  # aborted, or its end was not known at this launch
+                continue  # aborted, or it had ended before this launch
             if not branch:
                 changed.append(answer)
             output = answer.alive[branch]
@@ -264,9 +264,11 @@ class Engine:
             if logprobs is not None and output.logprobs is not None:
                 output.logprobs.append(logprobs[place].top_of(answer.params.logprobs or 0))
         for seq, answer in stopped.items():
-            going = tuple(branch for branch, output in enumerate(answer.alive) if not output.finish_reason)
-            if going:
-                self._parents[seq.request_id] = going
+            remaining = tuple(
+                branch for branch, output in enumerate(answer.alive) if not output.finish_reason
+            )
+            if remaining:
+                self._parents[seq.request_id] = remaining
             else:
                 self._ended.append(seq)
                 self._finish(seq, "stop")
@@ -280,43 +282,43 @@ class Engine:
         return changed
 
     def _commit(self, plan: StepPlan, num_iterations: int) -> None:
-        """Commits a plan to the core, with the ends that are known so far."""
+        """Commits a plan to the core, with the ends known so far."""
         running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
         outcome = StepOutcome(num_iterations, running, self._parents)
         now = self.clock.now()
         progress = _, finished = self.core.commit(plan, outcome, now)
         if self.observer is not None:
             self.observer.committed(outcome, progress, now)
-        self._tell_late_ends()
+        self._commit_late_ends()
         parents, self._parents = self._parents, {}
         if self._pending is not None:
             self._pending.finished = finished
             return
         for seq in finished:
             self._finish(seq, "length")
-        for request_id, going in parents.items():
+        for request_id, remaining in parents.items():
             branched = self.core.find(request_id)
-            if branched is not None:  # else the other branches have ended, too, at their limit
-                self._prune(branched, going)
+            if branched is not None:  # otherwise the other branches have ended as well, at their limit
+                self._prune(branched, remaining)
 
-    def _tell_late_ends(self) -> None:
-        """Ends sequences in the core whose ends became known after they had been preempted."""
+    def _commit_late_ends(self) -> None:
+        """Ends sequences in the core that were preempted before their ends became known."""
         for seq in self._ended:
             self._take_out(seq.request_id, FinishReason.stop)
         self._ended.clear()
 
-    def _prune(self, seq: Sequence, going: tuple[int, ...]) -> None:
-        """Moves the remaining branches of a sequence up to its first slots, as some branches have ended."""
+    def _prune(self, seq: Sequence, remaining: tuple[int, ...]) -> None:
+        """Moves the remaining branches of a sequence to its first slots after some branches have ended."""
         answer = self._answer_of[seq]
-        answer.alive = [answer.alive[branch] for branch in going]
-        for branch, before in enumerate(going):
+        answer.alive = [answer.alive[branch] for branch in remaining]
+        for branch, before in enumerate(remaining):
             if branch != before:
                 output = answer.alive[branch]
                 tokens = answer.prompt_tokens + output.tokens
-                self.runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
+                self.runner.fill_slot(seq, branch, output.index, tokens, answer.params, answer.lora)
 
     def _finish(self, seq: Sequence, reason: str) -> None:
-        """Finishes a request whose last outputs have ended; nothing happens if that is done already."""
+        """Finishes a request whose last outputs have ended; does nothing if it has finished."""
         answer = self._answer_of.get(seq)
         if answer is None:
             return
@@ -327,7 +329,7 @@ class Engine:
         self._end_all(seq, reason)
 
     def _fail(self, plan: StepPlan, error: RuntimeError) -> list[Answer]:
-        """Ends the sequences of a failed launch with the error; the others go on."""
+        """Ends the sequences of a failed launch with the error; the others continue."""
         changed = []
         if self._pending is not None:  # the tokens of the previous launch are valid
             pending, self._pending = self._pending, None
@@ -340,14 +342,11 @@ class Engine:
                 changed.append(self._answer_of[seq])
                 changed[-1].error = str(error)
                 self._end_all(seq, "error")
-        self._tell_late_ends()
+        self._commit_late_ends()
         return changed
 
     def _break(self, error: RuntimeError) -> list[Answer]:
-        """Ends all unfinished requests, and all later ones, with the error.
-
-        Nothing can be served any more.
-        """
+        """Ends all unfinished requests, and rejects later ones, with the error: the engine cannot recover."""
         self._broken = error
         lost = list(self._answer_of.values())
         self._answer_of.clear()
@@ -368,10 +367,12 @@ class Engine:
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         if params.logprobs is not None and params.logprobs > self._vocab_size:
-            raise ValueError(f"logprobs={params.logprobs}: the vocabulary has {self._vocab_size} tokens")
+            raise ValueError(
+                f"logprobs={params.logprobs}: must be <= {self._vocab_size}, the size of the vocabulary"
+            )
 
     def _watch(self, answer: Answer) -> None:
-        """Looks for stop strings in the answer, if the request has any."""
+        """Watches for the request's stop strings in its outputs, if it has any."""
         if not answer.params.stop:
             return
         if self._tokenizer is None:
@@ -382,11 +383,9 @@ class Engine:
     def _check_tokens(self, tokens: list[int]) -> None:
         for place, token in enumerate(tokens):
             if not isinstance(token, int | np.integer) or not 0 <= token < self._vocab_size:
-                raise ValueError(
-                    f"token {token} at place {place} of the prompt: must be >= 0 and < {self._vocab_size}"
-                )
+                raise ValueError(f"prompt token {place} is {token}: must be >= 0 and < {self._vocab_size}")
 
 
 def _has_branches(plan: StepPlan) -> bool:
-    """Whether the parents of branches must be known before the plan is committed."""
+    """Returns whether parents of branches must be known before the plan is committed."""
     return bool(plan.branched) or any(chunk.completes and chunk.seq.width > 1 for chunk in plan.chunks)

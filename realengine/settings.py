@@ -1,4 +1,4 @@
-"""Settings of an engine beside its model: device, dtypes, memory, policies."""
+"""Settings of an engine besides its model: device, dtypes, memory, policies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from realengine.model.lora_adapter import Adapter
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
-SIMULATED_CUTS = (
+SIMULATED_PARALLELISM = (
     "pipeline_parallel_size",
     "context_parallel_size",
     "attention_data_parallel_size",
@@ -99,12 +99,18 @@ class EngineSettings:
             )
         if self.caching.changes_outputs:
             name = type(self.caching).__name__
-            raise ValueError(f"caching={name}: it drops KV that attention reads: simulation only")
+            raise ValueError(
+                f"caching={name}: it drops KV that attention reads, so it works in simulations only"
+            )
         if self.caching.needs_future:
             name = type(self.caching).__name__
-            raise ValueError(f"caching={name}: it must know the requests to come: simulation only")
+            raise ValueError(
+                f"caching={name}: it needs to know future requests, so it works in simulations only"
+            )
         if getattr(self.caching, "presume_cached", False):
-            raise ValueError("caching.presume_cached: the KV would not be there: simulation only")
+            raise ValueError(
+                "caching.presume_cached: the KV would be missing, so it works in simulations only"
+            )
         if self.caching.tiers_gib[1]:
             raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")
 
@@ -113,17 +119,17 @@ class EngineSettings:
 
         Raises ValueError for sizes that only the simulator has.
         """
-        for name in SIMULATED_CUTS:
+        for name in SIMULATED_PARALLELISM:
             size, alone = getattr(layout, name), getattr(ParallelLayout(), name)
             if size != alone:
                 raise ValueError(
-                    f"{name}={size}: simulation only, the engine cuts a model by tensor_parallel_size alone; "
-                    f"set it to {alone}"
+                    f"{name}={size}: works in simulations only, because the engine has "
+                    f"only tensor parallelism; set it to {alone}"
                 )
         return replace(self, tensor_parallel_size=layout.tensor_parallel_size)
 
     @property
     def max_num_batched_tokens(self) -> int | None:
-        """Number of tokens of the largest step; None if the batching policy does not bound them."""
+        """Number of tokens of the largest step; None if the batching policy has no limit."""
         limit: int | None = getattr(self.batching, "max_num_batched_tokens", None)
         return limit

@@ -118,9 +118,8 @@ def _token_notes(tokens: dict[str, Any]) -> list[str]:
         )
     if tokens["off_prompts"]:
         found.append(
-            f"{plural(tokens['off_prompts'], 'prompt')} had a different length on the server than in the "
-            "workload "
-            f"(mean {100 * tokens['mean_off_share']:+.1f} %)."
+            f"{plural(tokens['off_prompts'], 'prompt')} had a different length on the server than "
+            f"in the workload (mean {100 * tokens['mean_off_share']:+.1f} %)."
         )
     if tokens["off_outputs"]:
         found.append(f"{plural(tokens['off_outputs'], 'output')} had a different length than requested.")

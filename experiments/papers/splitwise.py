@@ -326,8 +326,8 @@ def main() -> None:
                 Trial(path, given.duration_s, prices.timed, [*BLOOM, *prices.overrides], given.batching)
             )
         print(
-            f"{'design':>26} {'USD/h':>6} {'power':>6} {'requests/s':>12}  {'by seed':<20} terms that fail "
-            "above"
+            f"{'design':>26} {'USD/h':>6} {'power':>6} {'requests/s':>12}  {'by seed':<20} terms "
+            "that fail above"
         )
         for design in BUDGETS[given.budget]:
             if given.designs and design.name not in given.designs:

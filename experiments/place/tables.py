@@ -39,8 +39,8 @@ def print_plan(placed: Placed, console: Console) -> None:
     for found, _ in plan.units if problem.time_shared else ():
         if len(found.models) > 1:
             console.print(
-                f"{', '.join(found.models)} on one {found.pool}: while all models are busy, an iteration "
-                "takes "
+                f"{', '.join(found.models)} on one {found.pool}: while all models are busy, "
+                "an iteration takes "
                 f"{found.slowdown:.2f} times as long as alone ({1 - found.time_share:.1%} of the time is "
                 "spent on switches)",
                 style="dim",

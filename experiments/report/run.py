@@ -77,7 +77,6 @@ def _check(folder: Path) -> None:
     if "summary.json" in missing and inner:
         raise ConfigError(f"run={folder}: contains several runs; choose one, such as run={inner[0].parent}")
     raise ConfigError(
-        f"run={folder}: contains no {', '.join(missing)}; simulate it again with output.tables=true (in a "
-        "sweep: "
-        "sweep.tables=true)"
+        f"run={folder}: contains no {', '.join(missing)}; simulate it again with output.tables=true "
+        "(in a sweep: sweep.tables=true)"
     )

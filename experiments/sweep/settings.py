@@ -55,8 +55,8 @@ class ReportSettings:
             raise ValueError(f"format=[]: must contain at least one of {', '.join(FORMATS)}")
         if self.metrics is not None and not self.metrics:
             raise ValueError(
-                "metrics=[]: must contain at least one metric, such as ttft.p99_s, or be null for the "
-                "usual ones"
+                "metrics=[]: must contain at least one metric, such as ttft.p99_s, or be null "
+                "for the usual ones"
             )
         placed = [axis for axis in (self.x, self.colour, *(self.facet or ())) if axis is not None]
         twice = next((axis for axis in placed if placed.count(axis) > 1), None)

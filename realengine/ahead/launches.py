@@ -2,12 +2,12 @@
 
     python -m realengine.ahead [--target sm_90] [--model llama-3.1-8b] [--case decode] [--freeze]
 
-The engine's own executor runs on the CPU with the Triton backend, at the real dimensions of the models that
-it is for: steps of decodes at every size of a graph and with every way to draw, steps with chunks of prompts,
-copies and swaps of blocks; in each quantisation, KV type, dtype, with adapters, and as one of two ranks. Its
-launches are compiled, not run, library products are left out, weights are zeros, and so are layers beyond the
-second, which make the same launches. Rows, limits and exit status: see `kernels.ahead`; registers are
-compared with `realengine/ahead/limits.json`.
+The engine's own executor runs on the CPU with the Triton backend, at the real dimensions of its models:
+decode steps at every graph size and with every way to draw, steps with prompt chunks, copies and swaps of
+blocks; in each quantization, KV dtype and dtype, with adapters, and as one of two ranks. Launches are
+compiled but not run, matrix products of libraries are skipped, and only two layers with zero weights are
+used, because the others make the same launches. Rows, limits and exit status: see `kernels.ahead`; registers
+are compared with `realengine/ahead/limits.json`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,12 @@ class Step(NamedTuple):
 def main(argv: list[str] | None = None) -> int:
     """Compiles, prints the rows, and returns the exit status."""
     parser = argument_parser("realengine.ahead", __doc__)
-    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
-    parser.add_argument("--case", default="", help="only steps whose setup and name hold this")
+    parser.add_argument(
+        "--model", action="append", choices=list(MODELS), help="compile only these models; default: all"
+    )
+    parser.add_argument(
+        "--case", default="", help="compile only steps whose setup and name contain this text"
+    )
     asked = parser.parse_args(argv)
     setups = [setup for setup in SETUPS if asked.model is None or setup.model in asked.model]
     limits = {} if asked.freeze else read_limits(LIMITS)
@@ -84,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compiled(setup: Setup, compiler: Compiler, part_of_name: str = "") -> Iterator[Row]:
-    """Rows of new launches of a setup's steps, or one that says that the chip does not support it."""
+    """Compiles a setup's steps; yields rows of new launches, or one row for an unsupported setup."""
     architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
     kv_dtype = KV_DTYPES.get(setup.kv_cache_dtype, dtype)
     first = len(compiler.rows)
@@ -111,7 +115,7 @@ def compiled(setup: Setup, compiler: Compiler, part_of_name: str = "") -> Iterat
 
 
 def steps(setup: Setup) -> Iterator[Step]:
-    """The operations of the engine in a setup, with sizes at and around those where launches differ."""
+    """Yields the engine's operations in a setup, with sizes at and around those at which launches differ."""
     architecture = MODELS[setup.model]
     bank = None
     if setup.max_rank:
@@ -132,7 +136,7 @@ def steps(setup: Setup) -> Iterator[Step]:
     for num_rows in default_sizes(MAX_NUM_SEQS):  # as captured, for the longest context
         yield step(f"graph of {num_rows}", decode_work(num_rows, longest, Draw.greedy, bank))
         yield step(f"graph of {num_rows}, sampled", decode_work(num_rows, longest, Draw.sample, bank))
-    for num_rows in (1, 3, 8, 64, 255):  # without a graph, for the step's own contexts
+    for num_rows in (1, 3, 8, 64, 255):  # without a graph, for the step's own context lengths
         for context_len in (100, 1000, longest):
             for draw in Draw:
                 name = f"decode of {num_rows}, context {context_len}, {draw.name}"
@@ -158,7 +162,7 @@ def steps(setup: Setup) -> Iterator[Step]:
 
 
 def decode_work(num_rows: int, context_len: int, draw: Draw, bank: AdapterBank | None) -> Work:
-    """A step in which each row brings and draws one token at one context length; all blocks are block 0."""
+    """Returns a step in which each row decodes one token at one context length; all blocks are block 0."""
     segments = _segments(bank, [1] * num_rows, only_decodes=True)
     shape = Shape(
         num_rows,
@@ -179,7 +183,7 @@ def decode_work(num_rows: int, context_len: int, draw: Draw, bank: AdapterBank |
 def mixed_work(
     num_decodes: int, chunks: Sequence[int], num_cached: int, bank: AdapterBank | None, *, drawn: bool = True
 ) -> Work:
-    """A step with prompt chunks, each behind num_cached tokens; decodes have as long a context."""
+    """Returns a step with prompt chunks, each after num_cached tokens; decodes have as long a context."""
     counts = np.array([1] * num_decodes + list(chunks))
     ends = np.cumsum(counts)
     num_tokens, num_rows = int(ends[-1]), len(counts)
@@ -216,7 +220,7 @@ def _sampling(num_rows: int) -> np.ndarray:
 
 
 def _segments(bank: AdapterBank | None, num_tokens_B: Sequence[int], *, only_decodes: bool) -> np.ndarray:
-    """Segments of rows that use all slots of the bank, as the runner makes them."""
+    """Returns segments of rows that use all slots of the bank, built as the runner builds them."""
     if bank is None:
         return np.empty(0, np.int32)
     num_rows = len(num_tokens_B)
@@ -227,7 +231,7 @@ def _segments(bank: AdapterBank | None, num_tokens_B: Sequence[int], *, only_dec
 
 
 def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
-    """The engine's executor, with the KV of all layers, as blocks are copied, and two layers of weights."""
+    """Builds the engine's executor with two layers, but the KV cache of all layers for block copies."""
     architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
     group = _FirstOf(0, setup.world_size)
     longest = architecture.max_position_embeddings
@@ -249,7 +253,7 @@ def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
 def zero_weights(
     architecture: Architecture, dtype: torch.dtype, quantization: str | None, world_size: int
 ) -> Weights:
-    """Weights of the shapes and types that `load_weights` gives rank 0, in memory that is never touched."""
+    """Returns zero weights with the shapes and dtypes of `load_weights` for rank 0."""
     weights: Weights = {}
     for weight in shard(expected(architecture), 0, world_size):
         shape = torch.empty(weight.shape, dtype=dtype, device="meta")
@@ -272,7 +276,7 @@ def _cut(architecture: Architecture) -> Architecture:
 
 
 class _FirstOf(Group):
-    """The first of several ranks, without the others."""
+    """The first of several ranks, without the other processes."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -282,9 +286,9 @@ class _FirstOf(Group):
 
 
 class WithoutProducts(TorchFunctionMode):
-    """Skips the matrix products of libraries; integers that kernels would write are zeros.
+    """Skips matrix products of libraries, and makes integer tensors zero.
 
-    They must be zeros, as a drawn token is an index of what comes next.
+    Drawn tokens must be zero, because they are indices of the next step.
     """
 
     def __torch_function__(

@@ -2,7 +2,7 @@
 
 Llama 2 and 3.x and SmolLM2 (all `llama`), Mistral, Qwen2 and 2.5, Qwen3, Qwen3-MoE. All of them: pre-norm
 with RMSNorm, rotary positions in the neox layout (pairs i, i + head_dim / 2), grouped-query attention,
-SwiGLU. A switch of these models that is not computed here is refused, never ignored.
+SwiGLU. A model with another variant is rejected, never computed wrongly.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ NEEDED = {
     "qwen3": (*REQUIRED, *QWEN3),
     "qwen3_moe": (*REQUIRED, *QWEN3, "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
 }
-DEFAULT_ROPE_THETA = 10000.0  # where the file has none, as published Llama 2 files
-DEFAULT_WINDOW = 4096  # transformers' default of Mistral and Qwen, where the file leaves the window out
+DEFAULT_ROPE_THETA = 10000.0  # for files without it, such as the published Llama 2 files
+DEFAULT_WINDOW = 4096  # transformers' default for Mistral and Qwen files without a window
 # Llama 3.1 and 3.2 in GGUF: the scaling is stored as factors by frequency, made with these numbers.
 LLAMA3_SCALING = {
     "low_freq_factor": 1.0,
@@ -53,7 +53,7 @@ LLAMA3_SCALING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """Sizes and switches of one model. Raises ValueError in the form field=value: rule."""
+    """Sizes and variants of one model. Raises ValueError in the form field=value: rule."""
 
     model_type: str
     """One of MODEL_TYPES."""
@@ -110,7 +110,7 @@ class Architecture:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim}: must be even, rotary positions turn pairs")
+            raise ValueError(f"head_dim={self.head_dim}: must be even, because RoPE rotates pairs")
         if self.sliding_window is not None:
             check_whole("sliding_window", self.sliding_window)
         if self.num_experts:
@@ -156,7 +156,7 @@ class Architecture:
         )
 
     def window(self, layer: int) -> int | None:
-        """Number of tokens that a query of this layer attends to, its own included; None: all."""
+        """Returns the number of tokens that a query of this layer attends to, itself included; None: all."""
         return None if layer in self.full_attention_layers else self.sliding_window
 
 
@@ -174,7 +174,7 @@ def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     if missing := [name for name in NEEDED[model_type] if config.get(name) is None]:
         raise ValueError(f"{', '.join(missing)}: missing; {model_type} needs them")
     fields = Fields(config)
-    _refuse_what_is_not_computed(fields)
+    _check_variants(fields)
     rope_theta, rope_scaling = _rope(fields)
     num_layers, num_heads = fields.whole("num_hidden_layers"), fields.whole("num_attention_heads")
     sliding_window, full_attention_layers = _windows(fields, model_type, num_layers)
@@ -204,7 +204,7 @@ def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse_what_is_not_computed(fields: Fields) -> None:
+def _check_variants(fields: Fields) -> None:
     if fields.value("hidden_act") not in (None, "silu"):
         raise wrong("hidden_act", fields.value("hidden_act"), "only silu is computed")
     for name in ("attention_bias", "mlp_bias"):
@@ -228,7 +228,7 @@ def _number(fields: Fields, name: str) -> float:
 
 
 def _rope(fields: Fields) -> tuple[float, dict[str, Any] | None]:
-    """(theta, scaling): old files have rope_theta and rope_scaling, new ones both in rope_parameters."""
+    """Returns theta and scaling: old files have rope_theta and rope_scaling, new ones rope_parameters."""
     name = "rope_parameters" if fields.value("rope_parameters") else "rope_scaling"
     given = fields.value(name) or {}
     if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
@@ -255,7 +255,7 @@ def _rope(fields: Fields) -> tuple[float, dict[str, Any] | None]:
 
 
 def _windows(fields: Fields, model_type: str, num_layers: int) -> tuple[int | None, tuple[int, ...]]:
-    """(sliding window, layers without it)."""
+    """Returns the sliding window and the layers without it."""
     if model_type == "llama":
         return None, ()
     if model_type == "mistral":
@@ -288,7 +288,7 @@ def _experts(fields: Fields) -> dict[str, Any]:
 
 
 def _dtype(fields: Fields) -> torch.dtype:
-    """The dtype of a config; recent versions of transformers write `dtype`, older ones `torch_dtype`."""
+    """Returns the dtype of a config, in `dtype` or, from older transformers versions, `torch_dtype`."""
     for name in ("dtype", "torch_dtype"):
         value = fields.value(name)
         if value is not None:
@@ -360,7 +360,7 @@ def _from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """Rounds to 7 digits: GGUF stores fp32, in which 1e-5 is 9.9999997e-6, and 1e-5 is returned."""
+    """Rounds to 7 digits, because GGUF stores fp32, in which 1e-5 is 9.9999997e-6."""
     return float(f"{value:.7g}")
 
 
@@ -382,7 +382,7 @@ def _gguf_rope_scaling(file: GgufFile, prefix: str, theta: float, head_dim: int)
 
 
 def _llama3_scaling(factors: torch.Tensor, theta: float, head_dim: int) -> dict[str, Any]:
-    """The rope scaling whose frequency divisors rope_freqs.weight [head_dim / 2] holds."""
+    """Returns the rope scaling whose frequency divisors rope_freqs.weight [head_dim / 2] holds."""
     if factors.numel() != head_dim // 2:
         raise ValueError(f"rope_freqs.weight has {factors.numel()} factors, must have {head_dim // 2}")
     low, high = LLAMA3_SCALING["low_freq_factor"], LLAMA3_SCALING["high_freq_factor"]

@@ -23,7 +23,7 @@ from kernels import (
 )
 from kernels.launch import target
 from realengine.model.architecture import Architecture
-from realengine.model.quantization import OF_EXPERTS, check_int4_inputs, check_quantization
+from realengine.model.quantization import EXPERT_QUANTIZATIONS, check_int4_inputs, check_quantization
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -100,7 +100,10 @@ BACKENDS = {backend.name: backend for backend in (TRITON, TORCH)}
 
 
 def choose_backend(name: str | None, device: torch.device) -> Backend:
-    """The backend with this name; None: Triton on a GPU, torch on a CPU. ValueError on other names."""
+    """Returns the backend of this name; None: Triton on a GPU, torch on a CPU.
+
+    Raises ValueError otherwise.
+    """
     if name is None:
         return TRITON if device.type == "cuda" else TORCH
     if name not in BACKENDS:
@@ -109,14 +112,14 @@ def choose_backend(name: str | None, device: torch.device) -> Backend:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device with this name; None: a GPU. Raises RuntimeError with advice if it does not exist."""
+    """Returns the device of this name; None: a GPU. Raises RuntimeError with advice if it does not exist."""
     if name is None:
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
-        raise RuntimeError("no GPU was found; device='cpu' runs on the processor, slowly")
+        raise RuntimeError("no GPU was found; device='cpu' runs on the CPU, slowly")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(f"device={name}: no GPU was found; device='cpu' runs on the processor, slowly")
+        raise RuntimeError(f"device={name}: no GPU was found; device='cpu' runs on the CPU, slowly")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -131,22 +134,22 @@ def check_supported(
     quantization: str | None = None,
     world_size: int = 1,
 ) -> None:
-    """Raises ValueError with alternatives if the backend cannot compute this model in this way.
+    """Raises ValueError with alternatives if the backend cannot compute this model with these settings.
 
-    Called before weights are loaded: a step never meets a shape or type that its kernels refuse.
+    Call it before loading weights, so that no step meets a shape or dtype that its kernels do not support.
     """
     check_quantization(quantization)
     packed = architecture.packed
     if packed is not None and quantization not in (None, "w4a16"):
         raise ValueError(
-            f"quantization={quantization}: the checkpoint is packed by {packed.quant_method}, that is w4a16: "
-            "leave it out"
+            f"quantization={quantization}: the checkpoint is packed by {packed.quant_method}, "
+            "which is w4a16; remove the setting"
         )
     quantization = "w4a16" if packed is not None else quantization
-    if architecture.num_experts and quantization not in (None, *OF_EXPERTS):
+    if architecture.num_experts and quantization not in (None, *EXPERT_QUANTIZATIONS):
         raise ValueError(
-            f"quantization={quantization}: experts are not rounded by it; with num_experts="
-            f"{architecture.num_experts} use {', '.join(OF_EXPERTS)} or None"
+            f"quantization={quantization}: experts cannot be quantised in this way; with num_experts="
+            f"{architecture.num_experts} use {', '.join(EXPERT_QUANTIZATIONS)} or None"
         )
     if quantization == "w4a16":
         for name, num_inputs in _inputs_of_a_rank(architecture, world_size).items():
@@ -169,11 +172,12 @@ def _check_triton(
     head_dim, most = architecture.head_dim, attention.MAX_HEAD_DIM
     if head_dim % 16 or head_dim > most:
         raise ValueError(
-            f"head_dim={head_dim}: the Triton kernels take multiples of 16 up to {most}; backend='torch' any"
+            f"head_dim={head_dim}: the Triton kernels support multiples of 16 up to {most}; backend='torch' "
+            "supports any"
         )
     if architecture.hidden_size > norm.MAX_HIDDEN:
         raise ValueError(
-            f"hidden_size={architecture.hidden_size}: the Triton kernels take up to {norm.MAX_HIDDEN}"
+            f"hidden_size={architecture.hidden_size}: the Triton kernels support up to {norm.MAX_HIDDEN}"
         )
     prefill_attention.tile_of(head_dim, architecture.num_heads // architecture.num_kv_heads, 1)
     if dtype not in HALVES and (architecture.num_experts or quantization in ("w4a16", "w8a16")):
@@ -182,7 +186,7 @@ def _check_triton(
     if architecture.num_experts > moe.MAX_EXPERTS or architecture.num_experts_per_tok > moe.MAX_CHOICES:
         raise ValueError(
             f"num_experts_per_tok={architecture.num_experts_per_tok} of num_experts="
-            f"{architecture.num_experts}: the Triton kernels take up to {moe.MAX_CHOICES} of "
+            f"{architecture.num_experts}: the Triton kernels support up to {moe.MAX_CHOICES} of "
             f"{moe.MAX_EXPERTS}"
         )
     if quantization == "fp8":

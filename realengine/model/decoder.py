@@ -1,8 +1,8 @@
 """A decoder-only transformer over a paged KV cache: Llama, Mistral, Qwen 2 and 3, Qwen3-MoE, SmolLM2.
 
-The T tokens of all sequences of a step are concatenated. There is no prefill phase and no decode phase here
-either: a sequence brings as many tokens as its plan says. A step of decodes alone reads nothing back to the
-host and allocates nothing there: it can be captured in a CUDA graph.
+The T tokens of all sequences of a step are concatenated. There is no prefill phase and no decode phase: a
+sequence brings as many tokens as its plan says. A step of decodes only neither reads back to the host nor
+allocates there, so it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Mlp:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Layer:
-    """The weights of a block, or a tensor parallel rank's share of them."""
+    """Weights of a block, or a tensor-parallel rank's share of them."""
 
     attention_norm: torch.Tensor
     qkv: Linear
@@ -52,10 +52,10 @@ class Layer:
 
 
 class Decoder:
-    """The model's weights, and the forward pass of a step.
+    """A model's weights, and the forward pass of a step.
 
-    weights: this rank's, from `realengine.weights.load`. group: the tensor parallel ranks, which all run the
-    same batches; by default there is one. adapters: the bank of the adapters that batches name.
+    weights: this rank's, from `realengine.weights.load`. group: the tensor-parallel ranks, which all run the
+    same batches; by default there is one. adapters: the bank of the adapters that batches refer to.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
-        """Logits [S, V] of the sampled rows, on every rank; writes the KV of all tokens."""
+        """Computes logits [S, V] of the sampled rows, on every rank; writes the KV of all tokens."""
         kernels, eps = self._backend, self.architecture.rms_norm_eps
         residual = F.embedding(batch.tokens_T, self._embedding)
         hidden = kernels.rms_norm(residual, self._layers[0].attention_norm, eps)

@@ -12,7 +12,7 @@ from realengine.model.architecture import Architecture
 
 
 class KvCache:
-    """num_blocks KV blocks and the unused block 0; a tensor parallel rank has its own KV heads.
+    """num_blocks KV blocks and the unused block 0; a tensor-parallel rank has its own KV heads.
 
     dtype: the model's, torch.int8 or torch.float8_e4m3fn.
     """
@@ -41,7 +41,7 @@ class KvCache:
     def bytes_per_block(
         architecture: Architecture, block_size: int, dtype: torch.dtype, world_size: int = 1
     ) -> int:
-        """Number of bytes of a block on each rank, scales included."""
+        """Returns the bytes of a block on each rank, scales included."""
         vector_bytes = architecture.head_dim * dtype.itemsize + (4 if dtype in QUANTISED else 0)
         num_vectors = 2 * architecture.num_layers * (architecture.num_kv_heads // world_size) * block_size
         return num_vectors * vector_bytes

@@ -19,14 +19,14 @@ from realengine.model.quantization import QuantisedWeight
 
 
 class Linear(Protocol):
-    """x_TK -> [T, N]."""
+    """A linear layer: x_TK -> [T, N]."""
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """A dense layer by the library, as no own kernel is faster."""
+    """A dense layer, computed by torch, because no kernel of ours is faster."""
 
     weight_NK: torch.Tensor
     bias_N: torch.Tensor | None

@@ -1,8 +1,8 @@
 """Resident LoRA adapters, and how a batch applies several of them (S-LoRA, MLSys 2024; Punica).
 
-Of the adapters in host memory, up to `max_loras` are resident: each in a slot of one device buffer, with
-ranks padded to `max_rank`. Loading one is a single copy from pinned memory, and an evicted one is overwritten
-by the next. `policies.adapters` decides which are resident, and `put` carries that out.
+Of the adapters in host memory, up to `max_loras` are resident, each in a slot of one device buffer, with
+ranks padded to `max_rank`. Loading an adapter is a single copy from pinned memory, which overwrites an
+evicted one. `policies.adapters` decides which are resident, and `put` loads them.
 
     slot:  | layer 0: qkv A | qkv B | o A | o B | gate_up A | gate_up B | down A | down B | layer 1: ... |
     qkv A  [3 R, K]: the ranks of queries, keys, values        qkv B  [N, R]: their outputs, as in the weight
@@ -36,8 +36,8 @@ from realengine.model.lora_adapter import Adapter, adapted_weights, layer_name
 from realengine.weights.table import Weight
 
 NO_ADAPTER = -1
-RANK_TILE = 16  # the kernels' least; ranks below it are padded, so that their loads stay wide
-ALIGNMENT = 128  # numbers; each matrix of a slot begins at a multiple
+RANK_TILE = 16  # minimum of the kernels; lower ranks are padded, so that loads stay wide
+ALIGNMENT = 128  # numbers; each matrix of a slot begins at a multiple of it
 DECODE_TOKENS, CHUNK_TOKENS = 16, 64  # tokens of a segment for one program of the kernels
 KERNELS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "triton": (lora_shrink, lora_expand),
@@ -58,13 +58,13 @@ def make_segments(
     max_segment_tokens: int,
     num_segments: int | None = None,
 ) -> SegmentArrays:
-    """Makes runs of neighbouring rows with one slot (NO_ADAPTER: none), of at most max_segment_tokens.
+    """Builds runs of neighbouring rows with one slot (NO_ADAPTER: none), of at most max_segment_tokens.
 
-    Tokens stay where they are. There are fewest segments if rows are sorted by slot: a stable argsort of the
-    decodes' slots, then the chunks. num_segments: the exact number, with empty ones at the end, as a captured
+    Tokens stay in place. There are fewest segments if rows are sorted by slot: a stable argsort of the
+    decodes' slots, then the chunks. num_segments: exact number, with empty ones at the end, as a captured
     graph needs. Raises ValueError if it is too small.
 
-    slots 1 1 0 -1, tokens 1 1 1 5, most 2:   starts | 0 | 2 | 3 | 5 | 7 | 8     slots | 1 | 0 | -1 | -1 | -1
+    slots 1 1 0 -1, tokens 1 1 1 5, max 2:    starts | 0 | 2 | 3 | 5 | 7 | 8     slots | 1 | 0 | -1 | -1 | -1
     """
     check_whole("max_segment_tokens", max_segment_tokens)
     starts: list[int] = []
@@ -82,14 +82,14 @@ def make_segments(
             end, room, num_tokens = end + taken, room - taken, num_tokens - taken
     num_empty = 0 if num_segments is None else num_segments - len(slots)
     if num_empty < 0:
-        raise ValueError(f"num_segments={num_segments}: these rows need {len(slots)}; order them by slot")
+        raise ValueError(f"num_segments={num_segments}: these rows need {len(slots)}; sort them by slot")
     starts += [end] * (num_empty + 1)
     slots += [NO_ADAPTER] * num_empty
     return SegmentArrays(np.array(starts, np.int32), np.array(slots, np.int32))
 
 
 def num_decode_segments(num_rows: int, max_loras: int) -> int:
-    """Number of segments of up to DECODE_TOKENS that hold any num_rows decodes sorted by slot."""
+    """Returns the number of segments of up to DECODE_TOKENS that hold any num_rows decodes sorted by slot."""
     return min(num_rows, max_loras + 1 + num_rows // DECODE_TOKENS)
 
 
@@ -97,7 +97,7 @@ class _Place(NamedTuple):
     """Position of a fused weight's matrices in a slot."""
 
     weight: Weight
-    slices: tuple[int, ...]  # outputs
+    slices: tuple[int, ...]  # numbers of outputs
     num_inputs: int
     first_a: int
     first_b: int
@@ -113,7 +113,7 @@ class _Loaded:
 
 
 class AdapterBank:
-    """Adapters by name, those resident in slots, and their part of the linear layers' outputs.
+    """Adapters by name, their slots on the device, and their part of the linear layers' outputs.
 
     rank, world_size: of tensor parallelism; x and out are this rank's, and what is added to the outputs of
     `o` and `down` is this rank's part of the sum. The caller chooses the names. Not thread-safe.
@@ -131,14 +131,14 @@ class AdapterBank:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """dtype: of the activations. max_loras: number of slots. max_rank.
+        """Creates a bank without adapters.
 
-        Maximum rank, up to the kernels' 64.
+        dtype: of the activations. max_loras: number of slots. max_rank: maximum rank, up to the kernels' 64.
         """
         check_whole("max_loras", max_loras)
         check_whole("max_rank", max_rank)
         if max_rank > MAX_RANK:
-            raise ValueError(f"max_rank={max_rank}: the kernels take up to {MAX_RANK}")
+            raise ValueError(f"max_rank={max_rank}: must be <= {MAX_RANK}, the kernels' limit")
         self.max_loras = max_loras
         self.max_rank = max_rank
         self._architecture = architecture
@@ -154,9 +154,9 @@ class AdapterBank:
         self._resident: dict[str, int] = {}
 
     def max_segment_tokens(self, only_decodes: bool) -> int:
-        """The `max_segment_tokens` of `make_segments` for a step; it is small for steps of decodes alone."""
+        """Returns the `max_segment_tokens` of `make_segments` for a step, smaller for decodes only."""
         if self._shrink is lora_shrink_reference:
-            return 1 << 30  # no limit: the reference takes segments one after the other
+            return 1 << 30  # no limit, because the reference computes one segment after the other
         return DECODE_TOKENS if only_decodes else CHUNK_TOKENS
 
     @property
@@ -175,17 +175,19 @@ class AdapterBank:
         return MappingProxyType(self._resident)
 
     def load(self, name: str, adapter: Adapter) -> None:
-        """Keeps an adapter in host memory, pinned where the device is a GPU.
+        """Keeps an adapter in host memory, pinned if the device is a GPU.
 
         Raises ValueError if the name is taken, the rank is above max_rank, the adapter is for another model,
-        or has numbers that the bank's dtype cannot hold.
+        or it has numbers that the bank's dtype cannot hold.
         """
         if name in self._loaded:
             raise ValueError(f"adapter {name}: loaded already; unload it first, or choose another name")
         try:
             adapter.check_fits(self._architecture)
             if adapter.rank > self.max_rank:
-                raise ValueError(f"rank {adapter.rank}: max_rank={self.max_rank}; raise it, up to {MAX_RANK}")
+                raise ValueError(
+                    f"rank {adapter.rank} exceeds max_rank={self.max_rank}; raise max_rank, up to {MAX_RANK}"
+                )
             image_E = self._image(adapter)
         except ValueError as error:
             raise ValueError(f"adapter {name}: {error}") from None
@@ -239,7 +241,7 @@ class AdapterBank:
     def _matrices(
         self, place: _Place, memory_LE: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """A [L, Z, K], B [L, N, R] and the outputs of each slice: views of slots."""
+        """Returns A [L, Z, K], B [L, N, R] and the outputs of each slice: views of slots."""
         rank, num_out = self._padded_rank, sum(place.slices)
         num_ranks = len(place.slices) * rank
         a_LE = memory_LE[:, place.first_a : place.first_a + num_ranks * place.num_inputs]
@@ -248,7 +250,7 @@ class AdapterBank:
         return a_LZK, b_LE.view(-1, num_out, rank), place.slices
 
     def _image(self, adapter: Adapter) -> torch.Tensor:
-        """Numbers of a slot [E]: this rank's share of the adapter, zeros elsewhere."""
+        """Returns the numbers of a slot [E]: this rank's share of the adapter, zeros elsewhere."""
         device = self._slots_LE.device
         image_E = torch.zeros(
             self._slots_LE.shape[1], dtype=self._slots_LE.dtype, pin_memory=device.type == "cuda"
@@ -264,20 +266,20 @@ class AdapterBank:
                 a_LZK[0, first : first + num_ranks].copy_(pair.a_RK[:, columns])
                 b_LNR[0, part.into[0], :num_ranks].copy_(pair.b_NR[rows])
         if not image_E.isfinite().all():
-            raise ValueError(f"has numbers that are infinite or not a number in {image_E.dtype}")
+            raise ValueError(f"contains infinite numbers or NaN in {image_E.dtype}")
         return image_E
 
     def _find(self, name: str) -> _Loaded:
         if name not in self._loaded:
             there = ", ".join(self._loaded) or "none"
-            raise ValueError(f"adapter {name}: not loaded; loaded are: {there}")
+            raise ValueError(f"adapter {name}: not loaded; the loaded adapters are {there}")
         return self._loaded[name]
 
 
 def _layout(
     weights: Mapping[tuple[int, str], Weight], padded_rank: int
 ) -> tuple[dict[tuple[int, str], _Place], int]:
-    """The position of each fused weight's matrices in a slot, and the number of values in a slot."""
+    """Returns the position of each fused weight's matrices in a slot, and the number of values in a slot."""
     places: dict[tuple[int, str], _Place] = {}
     end = 0
 

@@ -44,7 +44,7 @@ class Adapter:
         parts = linear_layers(architecture)
         for name, (a_RK, b_NR) in self.layers.items():
             if name not in parts:
-                raise ValueError(stranger(name, architecture))
+                raise ValueError(unsupported_layer_message(name, architecture))
             rank = a_RK.shape[0]
             check_shapes(name, a_RK.shape, b_NR.shape, rank, parts[name])
 
@@ -52,7 +52,7 @@ class Adapter:
 def adapted_weights(
     architecture: Architecture, rank: int = 0, world_size: int = 1
 ) -> dict[tuple[int, str], Weight]:
-    """This tensor parallel rank's share of each adapted linear layer, by (layer, projection)."""
+    """Returns this tensor-parallel rank's share of each adapted linear layer, by (layer, projection)."""
     named = re.compile(rf"layers\.(\d+)\.({'|'.join(PROJECTIONS)})\.weight")
     found = {}
     for weight in shard(expected(architecture), rank, world_size):
@@ -62,13 +62,13 @@ def adapted_weights(
 
 
 def linear_layers(architecture: Architecture) -> dict[str, Part]:
-    """The checkpoint's linear layers that adapters change, by name without `.weight`."""
+    """Returns the checkpoint's linear layers that adapters change, by name without `.weight`."""
     weights = adapted_weights(architecture).values()
     return {layer_name(part): part for weight in weights for part in weight.parts}
 
 
 def layer_name(part: Part) -> str:
-    """The linear layer whose weight a checkpoint tensor is."""
+    """Returns the name of the linear layer whose weight a checkpoint tensor is."""
     return part.name.removesuffix(".weight")
 
 
@@ -80,25 +80,26 @@ def check_shapes(name: str, a_shape: Sequence[int], b_shape: Sequence[int], rank
     ):
         if tuple(found) != shape:
             raise ValueError(
-                f"{key} is {list(found)}, must be {list(shape)} by rank {rank} and this model's layer; an "
-                "adapter for another base model?"
+                f"{key} has shape {list(found)}, must have {list(shape)} for rank {rank} and this model; "
+                "check that the adapter was made for this base model"
             )
 
 
 def keys_of(name: str) -> tuple[str, str]:
-    """Names of a layer's two tensors in the file."""
+    """Returns the names of a layer's two tensors in the file."""
     return f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight"
 
 
-def stranger(name: str, architecture: Architecture) -> str:
-    """Message that says why a pair has no place in the model."""
+def unsupported_layer_message(name: str, architecture: Architecture) -> str:
+    """Returns a message on why a pair has no layer in the model."""
     layer = layer_of(name)
     if layer is not None and layer >= architecture.num_layers:
-        return f"{name}: the model has {architecture.num_layers} layers; an adapter for another base model"
+        return (
+            f"{name}: the model has only {architecture.num_layers} layers; the adapter is "
+            "for another base model"
+        )
     supported = kinds(linear_layers(architecture))
-    return (
-        f"{name}: not adapted here; supported: {supported} of this model's {architecture.num_layers} layers"
-    )
+    return f"{name}: not supported; supported: {supported} of this model's {architecture.num_layers} layers"
 
 
 def layer_of(name: str) -> int | None:
@@ -108,5 +109,5 @@ def layer_of(name: str) -> int | None:
 
 
 def kinds(names: Collection[str]) -> str:
-    """Kinds of linear layers as text: q_proj, k_proj, ..."""
+    """Returns the kinds of linear layers as text: q_proj, k_proj, ..."""
     return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))

@@ -1,14 +1,14 @@
-"""Weights of the blocks' linear layers in 4 or 8 bits, rounded when they are loaded.
+"""Quantises the weights of the blocks' linear layers to 4 or 8 bits when they are loaded.
 
-| quantization | weights | activations | of experts |
+| quantization | weights | activations | experts |
 | --- | --- | --- | --- |
-| w4a16 | 4 bits in groups of up to 128 inputs, asymmetric (as AWQ and GPTQ store them) | as they are | no |
-| w8a16 | int8, a scale a channel | as they are | yes |
-| int8 | int8, a scale a channel | int8, a scale a token (W8A8) | no |
-| fp8 | float8_e4m3fn, a scale a channel | float8_e4m3fn, a scale a token (W8A8) | no |
+| w4a16 | 4 bits in groups of up to 128 inputs, asymmetric (as in AWQ and GPTQ) | unchanged | no |
+| w8a16 | int8, one scale per channel | unchanged | yes |
+| int8 | int8, one scale per channel | int8, one scale per token (W8A8) | no |
+| fp8 | float8_e4m3fn, one scale per channel | float8_e4m3fn, one scale per token (W8A8) | no |
 
-Embedding, output head, norms, biases and router stay in the model's dtype. Rounding is to the nearest; rows
-(outputs) are rounded a slice at a time, so that a layer needs little memory beside itself.
+Embedding, output head, norms, biases and router stay in the model's dtype. Numbers are rounded to the
+nearest; rows (outputs) are rounded a slice at a time, so that a layer needs little additional memory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kernels.w8a8 import FP8, ScaledTensor, quantise_tokens_reference
 from kernels.w8a16 import Int8Weight, quantise_int8
 
 QUANTIZATIONS = ("w4a16", "w8a16", "int8", "fp8")
-OF_EXPERTS = ("w8a16",)
+EXPERT_QUANTIZATIONS = ("w8a16",)
 LINEARS = ("qkv", "o", "gate_up", "down")
 EXPERTS = ("experts_gate_up", "experts_down")
-ELEMENTS_AT_ONCE = 1 << 26  # rounded at once in fp32: 256 MiB, and a few times that
+ELEMENTS_AT_ONCE = 1 << 26  # rounded at once in fp32: 256 MiB, and a few times that for temporaries
 
 QuantisedWeight: TypeAlias = Int4Weight | Int8Weight | ScaledTensor
 Weights: TypeAlias = dict[str, torch.Tensor | QuantisedWeight]
@@ -40,19 +40,19 @@ def check_quantization(quantization: str | None) -> None:
 
 
 def is_linear(name: str) -> bool:
-    """Whether a weight's own name is that of a linear layer of a block."""
+    """Returns whether a weight's name is that of a linear layer of a block."""
     return _kind(name) in LINEARS
 
 
 def quantised(name: str, weight: torch.Tensor, quantization: str | None) -> torch.Tensor | QuantisedWeight:
-    """A weight in the given format, or unchanged if the format does not apply to it.
+    """Returns a weight in the given format, or unchanged if the format does not apply to it.
 
-    name: its own name (`realengine.weights.table`); weight: [N, K], of experts [E, N, K]. Raises ValueError,
-    naming the layer, where the kernels do not take its shape.
+    name: its own name (`realengine.weights.table`); weight: [N, K], of experts [E, N, K]. Raises ValueError
+    with the layer if the kernels do not support its shape.
     """
     if quantization is None or not name.endswith(".weight"):
         return weight
-    if _kind(name) in EXPERTS and quantization in OF_EXPERTS:
+    if _kind(name) in EXPERTS and quantization in EXPERT_QUANTIZATIONS:
         experts = [quantise_int8(expert) for expert in weight]
         return Int8Weight(*(torch.stack(tensors) for tensors in zip(*experts, strict=True)))
     if not is_linear(name):
@@ -62,18 +62,19 @@ def quantised(name: str, weight: torch.Tensor, quantization: str | None) -> torc
         check_int4_inputs(name, num_inputs)
     rows = max(1, ELEMENTS_AT_ONCE // num_inputs)
     rounding = _rounding(quantization, num_inputs)
-    return joined([rounding(part) for part in torch.split(weight, rows)])
+    return concatenated([rounding(part) for part in torch.split(weight, rows)])
 
 
 def check_int4_inputs(name: str, num_inputs: int) -> None:
     """Raises ValueError unless the 4-bit kernel supports a layer with num_inputs inputs."""
     if num_inputs % RUN:
         raise ValueError(
-            f"{name}: {num_inputs} inputs; quantization=w4a16 takes multiples of {RUN}, w8a16 any number"
+            f"{name}: has {num_inputs} inputs; quantization=w4a16 supports multiples of {RUN}, "
+            "w8a16 any number"
         )
 
 
-def joined(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
+def concatenated(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
     """Concatenates weights of the same inputs along the outputs. The order of inputs must be the same."""
     first = parts[0]
     if len(parts) == 1:

@@ -1,6 +1,6 @@
-"""Executes a step's work on one device: the model, its KV cache, and arrays by slot that mirror the host's.
+"""Executes a step's work on one device: the model, its KV cache, and per-slot arrays that mirror the host's.
 
-Every tensor parallel rank has an executor, gets the same work, and draws the same tokens.
+Every tensor-parallel rank has an executor, gets the same work and draws the same tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from realengine.runner.work import (
     SAMPLING,
     DecodeWords,
     Draw,
-    Mark,
     MixedWords,
     Padding,
+    PenaltyInit,
     RowSettings,
     Shape,
     Work,
@@ -36,18 +36,18 @@ from realengine.runner.work import (
 )
 
 WARM_UP_TOKENS = (1, 16, 100)  # one of each tile size of prefill attention
-WARM_UP_CACHED = 4096  # long enough that its context is split
+WARM_UP_CACHED = 4096  # long enough that the kernels split its context
 
 
 class DeviceLostError(RuntimeError):
-    """Nothing can be computed any more: the contents of the device, or of other ranks, are unknown."""
+    """The content of the device or of other ranks is unknown, so nothing can be computed."""
 
 
 class Executor:
     """Executes work on one device.
 
-    num_slots: sequences that hold KV at once; one more row is for padding. graph_sizes: rows of the decode
-    steps that are captured as CUDA graphs; none: every step runs eagerly.
+    num_slots: maximum number of sequences with KV at once; one more row is for padding. graph_sizes: numbers
+    of rows of the decode steps that are captured as CUDA graphs; none: every step runs eagerly.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Executor:
         self._tables_SM = torch.zeros(num_slots + 1, max_blocks, dtype=torch.int32, device=self.device)
         self._newest_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.device)
         self._no_chunks = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._counts_SV: torch.Tensor | None = None  # for penalties; allocated on first use
+        self._counts_SV: torch.Tensor | None = None  # token counts for penalties; allocated on first use
         self._upload = Upload(self.device)
         self.graphs: DecodeGraphs | None = None
         if graph_sizes:
@@ -86,9 +86,9 @@ class Executor:
 
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:
-        """Does all work in order, asynchronously where the device is; returns None if no token is drawn."""
+        """Does all work in order, asynchronously on a GPU; returns None if no token is drawn."""
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # each thread has its own
+            torch.cuda.set_device(self.device)  # each thread has its own current device
         self._prepare(work)
         shape = work.shape
         if shape is None:
@@ -112,7 +112,7 @@ class Executor:
                     self.run(self._chunk(num_tokens, num_cached))
 
     def _chunk(self, num_tokens: int, num_cached: int) -> Work:
-        """A chunk of a prompt in the padding row."""
+        """Returns a chunk of a prompt in the padding row."""
         slot = np.full(1, self._num_slots)
         end = num_cached + num_tokens
         shape = Shape(num_tokens, 1, 1, 0, num_tokens, end, Draw.sample)
@@ -143,11 +143,11 @@ class Executor:
         if work.table_updates is not None:
             updates = self._upload.copied(work.table_updates)
             self._tables_SM.view(-1).index_copy_(0, updates[:, 0].long(), updates[:, 1])
-        for mark in work.marks:
-            self._mark(mark)
+        for init in work.penalty_inits:
+            self._init_penalties(init)
 
     def _decode(self, words: torch.Tensor, shape: Shape) -> Drawn:
-        """Runs one decode iteration, which leaves in its words the input of the next one."""
+        """Runs one decode iteration, and writes the input of the next one into its words."""
         views = DecodeWords.of(words, shape)
         self._tables_SM.view(-1).index_copy_(0, views.places_B.long(), views.ids_B)
         slots_B, positions_B = views.slots_B.long(), (views.contexts_B - 1).long()
@@ -205,8 +205,8 @@ class Executor:
         if not shape.num_segments:
             return None
         assert self.adapters is not None
-        most = self.adapters.max_segment_tokens(shape.is_decode)
-        return Segments(views.segment_starts, views.segment_slots, most)
+        max_tokens = self.adapters.max_segment_tokens(shape.is_decode)
+        return Segments(views.segment_starts, views.segment_slots, max_tokens)
 
     def _draw(
         self,
@@ -233,13 +233,13 @@ class Executor:
             logprobs = _logprobs(logits_SV, tokens_S, shape.num_logprobs)
         return Drawn(tokens_S[None], logprobs)
 
-    def _mark(self, mark: Mark) -> None:
-        """Initialises the token counts of a sequence with penalties that begins in a slot."""
+    def _init_penalties(self, init: PenaltyInit) -> None:
+        """Initialises the token counts of a sequence with penalties in its slot."""
         counts_SV = self._counts()
-        tokens = self._upload.copied(mark.tokens).long()
-        mark_prompt(counts_SV, mark.slot, tokens[: mark.num_prompt])
-        drawn = tokens[mark.num_prompt :]
-        count_tokens(counts_SV, torch.full_like(drawn, mark.slot), drawn)
+        tokens = self._upload.copied(init.tokens).long()
+        mark_prompt(counts_SV, init.slot, tokens[: init.num_prompt])
+        drawn = tokens[init.num_prompt :]
+        count_tokens(counts_SV, torch.full_like(drawn, init.slot), drawn)
 
     def _counts(self) -> torch.Tensor:
         if self._counts_SV is None:
@@ -249,7 +249,7 @@ class Executor:
 
 
 def _logprobs(logits_SV: torch.Tensor, tokens_S: torch.Tensor, num_top: int) -> Logprobs:
-    """Log-probabilities of the model's own distribution: before temperature and penalties."""
+    """Computes log-probabilities of the model's own distribution, before temperature and penalties."""
     logprobs_SV = logits_SV.float().log_softmax(-1)
     top = logprobs_SV.topk(num_top, dim=-1)
     return Logprobs(logprobs_SV.gather(1, tokens_S[:, None])[:, 0], top.values, top.indices)

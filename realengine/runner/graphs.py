@@ -1,8 +1,8 @@
 """Decode steps captured as CUDA graphs: one launch in place of hundreds.
 
-A graph is captured for a number of rows and a way to draw; a step runs in the smallest that fits, and its
-other rows are padded. Its input words and its tokens stay at fixed addresses. Graphs share one memory pool,
-so the largest is captured first.
+A graph is captured for a number of rows and a way to draw. A step runs in the smallest graph that fits, and
+padding fills the other rows. Input words and tokens stay at fixed addresses. Graphs share one memory pool, so
+the largest is captured first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
 class DecodeGraphs:
     """Captures and replays decode steps.
 
-    sizes: numbers of rows to capture. decode: runs one iteration, and advances its own words.
+    sizes: numbers of rows to capture. decode: runs one iteration, and writes the next input into its words.
     """
 
     def __init__(
@@ -56,15 +56,17 @@ class DecodeGraphs:
         self._words = torch.zeros(largest, dtype=torch.int32, device=device)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # one for all; libraries keep a workspace per stream
+        self._stream = torch.cuda.Stream(
+            device
+        )  # one stream for all, because libraries keep a workspace per stream
 
     def size_for(self, num_rows: int) -> int | None:
-        """Number of rows of the graph in which a step of num_rows rows runs; None: it is larger than all."""
+        """Returns the number of rows of the graph for a step of num_rows rows; None if too large."""
         place = bisect_left(self.sizes, num_rows)
         return self.sizes[place] if place < len(self.sizes) else None
 
     def fit(self, shape: Shape) -> bool:
-        """Whether there is a graph for a step. Penalties and logprobs are computed eagerly."""
+        """Returns whether there is a graph for a step. Penalties and logprobs are computed eagerly."""
         return (
             shape.is_decode
             and shape.draw is not Draw.penalised
@@ -92,7 +94,7 @@ class DecodeGraphs:
         return Drawn(drawn_IB)
 
     def _shape(self, num_rows: int, draw: Draw, has_adapters: bool) -> Shape:
-        """The shape that is captured: for any contexts and adapters."""
+        """Returns the captured shape: for any context lengths and adapters."""
         num_segments = num_decode_segments(num_rows, self._max_loras) if has_adapters else 0
         return Shape(
             num_rows,
@@ -115,13 +117,13 @@ class DecodeGraphs:
         words = self._words[: sum(DecodeWords.sizes(shape))]
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles kernels, which a capture must not
+        with torch.cuda.stream(stream):  # compiles kernels before the capture, which cannot
             self._pad(words, shape)
             self._decode(words, shape)
             self._pad(words, shape)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # thread_local: NCCL's watchdog asks for events meanwhile.
+        # thread_local, because NCCL's watchdog thread queries events during the capture.
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             drawn = self._decode(words, shape)
         return graph, drawn.tokens_IS[0]
@@ -136,7 +138,7 @@ class DecodeGraphs:
 
 
 def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Captured sizes: 1, 2, 4, every 8th up to 64, then every 16th up to 512."""
+    """Returns the captured sizes: 1, 2, 4, every 8th up to 64, then every 16th up to 512."""
     sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 513, 16)]
     within = [size for size in sizes if size < max_num_seqs]
     return (*within, min(max_num_seqs, 512))

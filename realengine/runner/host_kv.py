@@ -1,6 +1,6 @@
 """KV in host memory: swapped-out sequences, and the cache tier below the GPU's memory.
 
-`HostKv` is the memory, on every tensor parallel rank; `HostPlaces`, on the first, knows its contents.
+`HostKv` is the memory, on every tensor-parallel rank; `HostPlaces`, on rank 0, tracks its contents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pairs = NDArray[np.int32]
 
 
 class HostKv:
-    """Memory for blocks of all layers, in chunks allocated when first used, pinned where there is a GPU."""
+    """Host memory for blocks of all layers, in chunks allocated on first use, pinned if there is a GPU."""
 
     def __init__(self, cache: KvCache, backend: Backend) -> None:
         self._cache = cache
@@ -33,7 +33,7 @@ class HostKv:
 
     @cached_property
     def _sets(self) -> list[tuple[CacheSet, list[torch.Tensor], torch.Tensor]]:
-        """Each set of cache tensors, its chunks here, and a staging buffer on the device."""
+        """Each set of cache tensors with its chunks in host memory and a staging buffer on the device."""
         return [(caches, [], caches.staging(STAGED_BLOCKS)) for caches in self._cache.cache_sets]
 
     def store(self, pairs: Pairs) -> None:
@@ -58,7 +58,7 @@ class HostKv:
 
 
 def _places(caches: CacheSet, chunks: list[torch.Tensor], place: int, length: int) -> torch.Tensor:
-    """The memory of neighbouring places of one chunk."""
+    """Returns the memory of neighbouring places of one chunk."""
     number, first = divmod(place, CHUNK_BLOCKS)
     like = caches.tensors[0]
     size = (CHUNK_BLOCKS, len(caches.tensors), *like.shape[1:])
@@ -87,12 +87,12 @@ class HostPlaces:
     """Places of contents in host memory, by name. The core makes sure that there are never too many."""
 
     def __init__(self) -> None:
-        self._free: list[int] = []  # a heap: the lowest first, so that places are neighbours
+        self._free: list[int] = []  # a heap: the lowest place first, so that used places are neighbours
         self._num_places = 0
         self._place_of: dict[Content, int] = {}
 
     def moves(self, transfers: Iterable[Transfer]) -> Iterator[tuple[bool, Pairs]]:
-        """Yields copies, in order: (whether into host memory, (block, place) pairs)."""
+        """Yields copies in order: (whether into host memory, (block, place) pairs)."""
         for transfer in transfers:
             if transfer.target == "host":
                 yield True, _pairs(transfer.blocks, [self._take(name) for name in transfer.contents])

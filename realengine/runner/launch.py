@@ -9,17 +9,17 @@ from realengine.runner.graphs import Drawn
 from realengine.serving.answer import TokenLogprobs
 
 Row = tuple[Sequence, int]
-"""A sequence that draws a token in a step, and the number of its branch."""
+"""A sequence that draws a token in a step, and the index of its branch."""
 
 
 class Launch:
-    """A launched step: its drawing sequences, and the tokens when they are there."""
+    """A launched step: its drawing sequences, and its tokens once they have arrived."""
 
     def __init__(self, rows: list[Row], drawn: Drawn | None, num_iterations: int) -> None:
         self.rows = rows
         self.num_iterations = num_iterations
         self.finished: list[Sequence] = []
-        """Sequences that end with this launch because there is no room for more tokens."""
+        """Sequences that end with this launch because they have reached their length limit."""
         self._tokens: torch.Tensor | None = None
         self._logprobs: tuple[torch.Tensor, ...] = ()
         self._event: torch.cuda.Event | None = None
@@ -33,7 +33,7 @@ class Launch:
             self._event.record()
 
     def tokens(self) -> list[list[int]]:
-        """Waits for and returns the tokens of each row, one per iteration."""
+        """Waits for the tokens of each row, and returns them, one per iteration."""
         if self._tokens is None:
             return []
         if self._event is not None:
@@ -42,7 +42,7 @@ class Launch:
         return columns[: len(self.rows)]
 
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Log-probabilities of each row's token, if any were requested; valid once the tokens are there."""
+        """Returns the log-probabilities of each row's token, if requested; valid after `tokens`."""
         if not self._logprobs:
             return None
         drawn_S, top_SK, tokens_SK = (part.tolist() for part in self._logprobs)

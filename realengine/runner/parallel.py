@@ -1,14 +1,13 @@
-"""Tensor parallelism over torch.distributed: collectives of the model, and rank 0's steps to the others.
+"""Tensor parallelism over torch.distributed: the model's collectives, and the channel of rank 0's steps.
 
 Every rank holds its share of the heads, the MLPs and the output head's rows (`realengine.weights.table`) and
 of the KV cache, and runs every step. The ranks' outputs are summed twice per block (Shoeybi et al. 2019),
-after `o` and after `down`; logits are gathered. Rank 0 alone runs EngineCore. The others wait for its steps
-in `follow`; as all of them have all logits, they draw the same tokens with the same seeds: nothing is sent
-back.
+after `o` and after `down`; logits are gathered. Only rank 0 runs EngineCore. The others wait for its steps in
+`follow`. All ranks have all logits and draw the same tokens with the same seeds, so nothing is sent back.
 
-There are two groups: NCCL for tensors on GPUs (gloo on CPUs), and gloo between the hosts. For NCCL in CUDA
-graphs (documented by its makers, not tried here): run each captured shape once before, and capture with
-capture_error_mode="thread_local", as torch's watchdog thread asks for events while the capture runs.
+There are two groups: NCCL for tensors on GPUs (gloo on CPUs), and gloo between the hosts. NCCL in CUDA graphs
+(as documented by NVIDIA, not tested here): run each captured shape once before, and capture with
+capture_error_mode="thread_local", because torch's watchdog thread queries events during the capture.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CONNECT_TIMEOUT = timedelta(minutes=10)
 IDLE_TIMEOUT = timedelta(days=30)
 STEP_WORDS = 4096
 STOP = -1
-# Its name from torch 2.13 on, which warns of the old one.
+# The name since torch 2.13, which warns about the old one.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -35,7 +34,7 @@ class Group:
     def __init__(
         self, rank: int = 0, world_size: int = 1, tensors: Any | None = None, hosts: Any | None = None
     ) -> None:
-        """tensors, hosts: process groups; None with one rank. Created by `connect`."""
+        """Creates a group. tensors, hosts: process groups of `connect`; None with one rank."""
         self.rank = rank
         self.world_size = world_size
         self._tensors = tensors
@@ -63,7 +62,7 @@ class Group:
         return words
 
     def smallest(self, number: int) -> int:
-        """Minimum of the ranks' numbers, such as the KV blocks that fit on all of them."""
+        """Returns the minimum of the ranks' numbers, such as the KV blocks that fit on all of them."""
         if self.world_size == 1:
             return number
         least = torch.tensor([number], dtype=torch.int64)
@@ -72,11 +71,11 @@ class Group:
 
 
 def connect(rank: int, world_size: int, device: torch.device, address: str) -> Group:
-    """Joins the ranks of one model, each in its own process; returns when all are there.
+    """Joins the ranks of one model, each in its own process; returns when all have joined.
 
-    device: this rank's (cuda:rank, or cpu). address: the rendezvous, "tcp://host:port" or "file:///path" of
-    a file that does not exist yet. Raises ValueError on a rank outside the world, RuntimeError after 10
-    minutes without all of them.
+    device: this rank's (cuda:rank, or cpu). address: the rendezvous, "tcp://host:port" or "file:///path" of a
+    file that does not exist yet. Raises ValueError for a rank outside the world, RuntimeError if a rank is
+    missing after 10 minutes.
     """
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}: must be in 0 .. world_size - 1, world_size={world_size}")
@@ -98,13 +97,13 @@ def connect(rank: int, world_size: int, device: torch.device, address: str) -> G
 
 
 def disconnect() -> None:
-    """Leaves the ranks; every rank calls it when its last collective is done."""
+    """Leaves the group; every rank calls it after its last collective."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class StepChannel:
-    """Sends rank 0's steps, each a run of int32 words on the host, to all other ranks.
+    """Sends rank 0's steps, int32 words on the host, to all other ranks.
 
     One broadcast for a step of up to `first_words` - 1 words, two for a longer one:
     | number of words | the first words of the step ... |   | the rest |
@@ -131,7 +130,7 @@ class StepChannel:
         self._group.broadcast(self._first)
 
     def receive(self) -> torch.Tensor | None:
-        """Waits for the next step on another rank; None: there are no more."""
+        """Waits for the next step on another rank; returns None if there are no more."""
         self._group.broadcast(self._first)
         size, room = int(self._first[0]), len(self._first) - 1
         if size == STOP:
@@ -145,6 +144,6 @@ class StepChannel:
 
 
 def follow(channel: StepChannel, run: Callable[[torch.Tensor], object]) -> None:
-    """Runs each step of rank 0 as it comes, on ranks above 0, until rank 0 stops."""
+    """Runs each step of rank 0 as it arrives, on ranks above 0, until rank 0 stops."""
     while (step_words := channel.receive()) is not None:
         run(step_words)

@@ -33,13 +33,13 @@ class Memory(NamedTuple):
 
     num_blocks: int
     num_swap_blocks: int
-    block_bytes: int  # bytes of a block on all ranks together
+    block_bytes: int  # bytes of a block, summed over all ranks
 
 
 def build_executor(
     model: Model, settings: EngineSettings, device: torch.device, group: Group
 ) -> tuple[Executor, Memory]:
-    """Builds one rank's share of the model and of its KV."""
+    """Builds one rank's model, KV cache and executor. Raises ValueError if the GPU has too little memory."""
     backend = choose_backend(settings.backend, device)
     name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     dtype = DTYPES[name]
@@ -60,7 +60,7 @@ def build_executor(
         )
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"the GPU has no room for the weights: {error}; choose a quantization, a larger "
+            f"the weights do not fit into the GPU's memory: {error}; choose a quantization, a larger "
             "tensor_parallel_size, or a smaller model"
         ) from error
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
@@ -97,28 +97,30 @@ def build_executor(
 
 def _no_room(num_blocks: int, block_bytes: int, num_fitting: int) -> ValueError:
     return ValueError(
-        f"num_kv_blocks={num_blocks}: the GPU has no room for {num_blocks * block_bytes / GIB:.2f} GiB "
-        f"of KV beside the weights; {num_fitting} blocks would fit, or leave it out"
+        f"num_kv_blocks={num_blocks}: the GPU has no memory for {num_blocks * block_bytes / GIB:.2f} GiB "
+        f"of KV beside the weights; {num_fitting} blocks would fit, as with num_kv_blocks=None"
     )
 
 
 def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:
-    """Number of tokens of the longest sequence; ValueError if the model has fewer."""
+    """Returns the maximum number of tokens of a sequence. Raises ValueError if the model has fewer."""
     context = architecture.max_position_embeddings
     if settings.max_model_len is None:
         return context
     if settings.max_model_len > context:
-        raise ValueError(f"max_model_len={settings.max_model_len}: the model's context has {context} tokens")
+        raise ValueError(
+            f"max_model_len={settings.max_model_len}: must be <= {context}, the model's context length"
+        )
     return settings.max_model_len
 
 
 def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
-    """Resolves an open choice: True on a GPU."""
+    """Resolves an open choice: true on a GPU."""
     return device.type == "cuda" if choice is None else choice
 
 
 def turns_of_adapters(settings: EngineSettings, max_rank: int) -> FixedSlots:
-    """The policy of the adapter slots: the one that is set, or least recently used."""
+    """Returns the policy of the adapter slots: the configured one, or least recently used."""
     if settings.adapters is not None:
         return settings.adapters
     return FixedSlots(
@@ -135,7 +137,7 @@ def _adapters(
     device: torch.device,
     group: Group,
 ) -> AdapterBank | None:
-    """The LoRA adapters in host memory, and the slots for those on the device."""
+    """Loads the LoRA adapters into host memory; returns their bank, or None if there are none."""
     if not settings.lora_adapters:
         return None
     adapters = {
@@ -165,7 +167,10 @@ def _num_blocks_that_fit(
     device: torch.device,
     block_bytes: int,
 ) -> int:
-    """Number of blocks with room beside the weights and the largest step; ValueError if there is none."""
+    """Returns the number of blocks that fit beside weights and the largest step.
+
+    Raises ValueError if none does.
+    """
     free_bytes = float(CPU_KV_BYTES)
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -179,15 +184,15 @@ def _num_blocks_that_fit(
     if num_blocks < 1:
         share = settings.gpu_memory_utilization
         raise ValueError(
-            f"gpu_memory_utilization={share}: {max(free_bytes, 0) / GIB:.2f} GiB are left for KV, a block of "
-            f"{settings.caching.block_size} tokens takes {block_bytes / GIB:.4f}; "
+            f"gpu_memory_utilization={share}: only {max(free_bytes, 0) / GIB:.2f} GiB are left for "
+            f"KV; a block of {settings.caching.block_size} tokens needs {block_bytes / GIB:.4f} GiB; "
             "raise it, or serve a smaller model"
         )
     return num_blocks
 
 
 def _step_bytes(architecture: Architecture, settings: EngineSettings, dtype: torch.dtype) -> float:
-    """Upper bound of the bytes of the largest step's activations and logits, also in fp32."""
+    """Returns an upper bound of the bytes of the largest step's activations and logits, also in fp32."""
     spec = architecture
     heads = spec.num_heads + 2 * spec.num_kv_heads
     width = 4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size

@@ -1,4 +1,4 @@
-"""The other tensor parallel ranks: one process each, which runs rank 0's steps on its share of the model."""
+"""The other tensor-parallel ranks: one process each, which runs rank 0's steps on its share of the model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ class Ranks:
     """Ranks 1 to world_size - 1 of a model. group: rank 0's group."""
 
     def __init__(self, model: Model, settings: EngineSettings, device: torch.device) -> None:
-        """device: rank 0's. Returns when all ranks are connected; weights are loaded afterwards."""
+        """Starts the processes, and returns when all are connected. device: rank 0's.
+
+        Weights are loaded later.
+        """
         world_size = settings.tensor_parallel_size
         if device.type == "cuda" and world_size > torch.cuda.device_count():
             raise ValueError(
-                f"tensor_parallel_size={world_size}: {torch.cuda.device_count()} GPUs are here; it must be "
-                "no more"
+                f"tensor_parallel_size={world_size}: must be <= {torch.cuda.device_count()}, the "
+                "number of GPUs"
             )
         address = f"tcp://127.0.0.1:{_free_port()}"
         context = multiprocessing.get_context("spawn")
@@ -46,7 +49,7 @@ class Ranks:
         self.group = connect(0, world_size, device, address)
         self._channel = StepChannel(self.group)
         self.close = weakref.finalize(self, _close, self._channel, processes)
-        """Ends the processes; also called when this object is collected, or Python ends."""
+        """Ends the processes; also runs when this object is collected, or Python ends."""
 
     def kill(self) -> None:
         """Terminates the processes whatever they do."""
@@ -64,7 +67,7 @@ class Ranks:
 
 
 def rank_device(device: torch.device, rank: int) -> torch.device:
-    """The device of a rank, if rank 0 has the given one."""
+    """Returns the device of a rank, given rank 0's."""
     if device.type != "cuda":
         return device
     return torch.device("cuda", (device.index or 0) + rank)
@@ -88,7 +91,7 @@ def _serve(rank: int, address: str, model: Model, settings: EngineSettings) -> N
 
 
 def _close(channel: StepChannel, processes: Sequence[BaseProcess]) -> None:
-    with suppress(RuntimeError):  # a failed rank cannot receive it
+    with suppress(RuntimeError):  # a failed rank cannot receive the stop
         channel.stop()
     for process in processes:
         process.join(STOP_TIMEOUT_S)

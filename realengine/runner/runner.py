@@ -1,8 +1,11 @@
-"""Packs a step plan into arrays, has them executed, and brings the drawn tokens back.
+"""Packs step plans into arrays, has them executed, and returns launches with the drawn tokens.
 
-The host keeps the data of a sequence by slot: its tokens, its block table, its sampling settings. The newest
-token of a sequence that decodes stays on the device, so the next step may be packed before the host has seen
-it.
+Like the InputBatch of vLLM's GPU model runner, the runner keeps persistent arrays on the host: each sequence
+has a slot, a row with its tokens, its block table and its sampling settings. The executor mirrors the block
+tables on the device; only changed entries are sent. The newest token of a decoding sequence stays on the
+device, so the next step can be packed before the host has read it.
+
+Letters of array names: S slots (one more than max_num_seqs, for padding), L tokens, M blocks, B rows.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from realengine.runner.work import (
     SAMPLING,
     SAMPLING_WORDS,
     Draw,
-    Mark,
     Padding,
+    PenaltyInit,
     Shape,
     Work,
     pack,
@@ -36,10 +39,10 @@ from realengine.runner.work import (
 from realengine.serving.sampling_params import SamplingParams
 
 
-class Run(NamedTuple):
-    """Tokens of a sequence that are computed together, from position `first` on, with a slot's table.
+class PrefillRow(NamedTuple):
+    """A row of the batch with several tokens: positions `first` to `first + num_tokens - 1` of a sequence.
 
-    drawing: branches that draw a token behind the last one.
+    slot: its block table and tokens. drawing: branches that draw a token after the last position.
     """
 
     seq: Sequence
@@ -52,7 +55,7 @@ class Run(NamedTuple):
 class Runner:
     """Packs plans and launches them.
 
-    execute: runs work on the device, or on all ranks. graphs: of the device, if it has any.
+    execute: runs work on the device, or on all ranks. graphs: the device's CUDA graphs, if any.
     """
 
     def __init__(
@@ -74,19 +77,19 @@ class Runner:
         self._padding = Padding(core.max_num_seqs, max_blocks)
         num_rows = core.max_num_seqs + 1
         self._tokens_SL = np.zeros((num_rows, core.max_model_len + 1), np.int32)
-        self._num_on_host_S = np.zeros(num_rows, np.int64)  # number of valid tokens in the row above
+        self._num_on_host_S = np.zeros(num_rows, np.int64)  # number of valid tokens in each row of _tokens_SL
         self._tables_SM = np.zeros((num_rows, max_blocks), np.int32)
-        self._num_ids_S = np.zeros(num_rows, np.int64)
+        self._num_ids_S = np.zeros(num_rows, np.int64)  # number of valid block ids in each row of _tables_SM
         self._sampling_S = np.zeros(num_rows, SAMPLING)
         self._draw_S = np.zeros(num_rows, np.int8)
-        self._num_logprobs_S = np.full(num_rows, -1, np.int8)
+        self._num_logprobs_S = np.full(num_rows, -1, np.int8)  # -1: no logprobs
         self._host = HostPlaces()
-        self._lora_S = np.full(num_rows, NO_ADAPTER, np.int64)  # slots of the adapters
-        self._puts: list[tuple[str, int]] = []
-        self._marks: list[Mark] = []
+        self._lora_S = np.full(num_rows, NO_ADAPTER, np.int64)  # adapter slot of each sequence
+        self._adapter_loads: list[tuple[str, int]] = []  # for the next launch, as the following lists
+        self._penalty_inits: list[PenaltyInit] = []
         self._updates: list[tuple[int, int]] = []  # (index in the flattened tables, block id)
 
-    def enter(
+    def fill_slot(
         self,
         seq: Sequence,
         branch: int,
@@ -95,10 +98,10 @@ class Runner:
         params: SamplingParams,
         lora: str | None = None,
     ) -> None:
-        """Enters a sequence, or a branch of it, that has got its slot.
+        """Writes the tokens and settings of a sequence, or of one of its branches, into its slot.
 
-        index: number of the answer within its request. tokens: its prompt and its output so far. lora: its
-        adapter, which is resident.
+        index: number of the output within its request. tokens: its prompt and output so far. lora: name of
+        its adapter, which must be resident.
         """
         slot = seq.slots[branch]
         self._tokens_SL[slot, : len(tokens)] = tokens
@@ -106,7 +109,7 @@ class Runner:
         self._num_ids_S[slot] = 0
         own_seed = params.seed is not None
         self._sampling_S[slot] = (
-            _folded(self._seed if params.seed is None else params.seed),
+            _as_int64(self._seed if params.seed is None else params.seed),
             index if own_seed else seq.request_id + (index << 32),
             params.temperature,
             params.top_p,
@@ -127,67 +130,70 @@ class Runner:
             self._lora_S[slot] = adapter_slot
         if params.has_penalties:
             self._draw_S[slot] = Draw.penalised
-            self._marks.append(Mark(slot, seq.num_prompt_tokens, np.array(tokens, np.int32)))
+            self._penalty_inits.append(PenaltyInit(slot, seq.num_prompt_tokens, np.array(tokens, np.int32)))
 
-    def put(self, name: str, slot: int) -> None:
-        """Loads an adapter into a slot, before the next launch."""
-        self._puts.append((name, slot))
+    def load_adapter(self, name: str, slot: int) -> None:
+        """Loads an adapter into an adapter slot with the next launch."""
+        self._adapter_loads.append((name, slot))
 
     def move(self, transfers: list[Transfer]) -> None:
-        """Copies KV between the GPU and host memory, before the next launch."""
+        """Copies KV between the GPU and host memory, in order before the next launch."""
         moves = tuple(self._host.moves(transfers))
         if moves:
             self.execute(Work(moves=moves))
 
     def may_repeat(self, plan: StepPlan) -> bool:
-        """Whether several iterations of a decode plan may run in one launch: no request wants logprobs."""
+        """Returns whether several decode iterations may run in one launch: no request wants logprobs."""
         return all(self._num_logprobs_S[seq.slot] < 0 for seq in plan.decoding)
 
     def launch(self, plan: StepPlan, num_iterations: int = 1) -> Launch:
-        """Runs a plan, num_iterations iterations at once if all decode; returns before it is done."""
-        rows, slots, contexts = self._decodes(plan)
+        """Launches num_iterations iterations of a plan, more than one only if all rows decode.
+
+        Returns without waiting for the device. On a RuntimeError all block tables are sent again.
+        """
+        rows, slots, contexts = self._decode_rows(plan)
         self._update_tables(plan, slots, contexts, num_iterations)
         copies = None
         if plan.branched:
-            branch_rows, branch_slots, branch_contexts = self._branches(plan)
+            branch_rows, branch_slots, branch_contexts = self._branch_rows(plan)
             rows += branch_rows
             slots, contexts = np.append(slots, branch_slots), np.append(contexts, branch_contexts)
             copies = np.array(self._core.branched.copies(plan), np.int32).reshape(-1, 2)
-        if (self._lora_S[slots] != NO_ADAPTER).any():  # rows of one adapter become neighbours
+        if (self._lora_S[slots] != NO_ADAPTER).any():  # rows sorted by adapter need the fewest segments
             order = np.argsort(self._lora_S[slots], kind="stable")
             rows, slots, contexts = [rows[row] for row in order], slots[order], contexts[order]
         if plan.chunks:
-            rows, shape, words = self._mixed(plan, rows, slots, contexts)
+            rows, shape, words = self._pack_mixed(plan, rows, slots, contexts)
         else:
-            shape, words = self._decode(slots, contexts, num_iterations)
+            shape, words = self._pack_decode(slots, contexts, num_iterations)
         work = Work(
             shape=shape,
             words=words,
-            adapters=tuple(self._puts),
+            adapters=tuple(self._adapter_loads),
             copies=copies if copies is not None and len(copies) else None,
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
-            marks=tuple(self._marks),
+            penalty_inits=tuple(self._penalty_inits),
         )
         self._updates.clear()
         try:
             launch = Launch(rows, self.execute(work), num_iterations)
         except RuntimeError:
-            self._tables_SM.fill(-1)  # it is unknown which of the updates were made
+            self._tables_SM.fill(-1)  # it is unknown which updates the device has made
             self._num_ids_S.fill(0)
             raise
-        self._puts.clear()
-        self._marks.clear()
+        self._adapter_loads.clear()
+        self._penalty_inits.clear()
         return launch
 
-    def _decodes(self, plan: StepPlan) -> tuple[list[Row], NDArray[np.int64], NDArray[np.int64]]:
-        """Rows, slots and contexts (with the token to be computed) of the decoding sequences."""
+    def _decode_rows(self, plan: StepPlan) -> tuple[list[Row], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns rows, slots and context lengths (including the new token) of the decoding sequences."""
         idle = set(plan.idle)
         members = [seq for seq in plan.decoding if seq not in idle] if idle else list(plan.decoding)
         slots = np.array([seq.slot for seq in members], np.int64)
         return list(zip(members, repeat(0))), slots, self._core.decodes.num_computed_S[slots] + 1
 
-    def _branches(self, plan: StepPlan) -> tuple[list[Row], list[int], list[int]]:
-        """Rows, slots and contexts of sequences that decode with branches: one row per branch."""
+    def _branch_rows(self, plan: StepPlan) -> tuple[list[Row], list[int], list[int]]:
+        """Returns rows, slots and context lengths of decoding sequences with branches: one row per branch."""
         rows, slots, contexts = [], [], []
         for seq in plan.branched:
             context = self._core.branched.context_len(seq)
@@ -196,7 +202,7 @@ class Runner:
                 rows.append((seq, branch))
                 slots.append(slot)
                 contexts.append(context)
-                self._enter_ids(slot, 0, ids)
+                self._update_block_ids(slot, 0, ids)
         return rows, slots, contexts
 
     def _update_tables(
@@ -218,45 +224,42 @@ class Runner:
             if not self._core.branched.is_recomputing(chunk.seq):
                 slot = chunk.seq.slots[0]
                 self._update_table(chunk.seq, slot, chunk.num_cached + chunk.num_tokens)
-                self._num_ids_S[slot] = 0  # its commit may find equal blocks of another sequence
+                self._num_ids_S[slot] = 0  # its commit may replace blocks by equal ones of another sequence
 
     def _update_table(self, seq: Sequence, slot: int, num_tokens: int) -> None:
         ids = self._core.block_ids(seq, num_tokens)
-        self._enter_ids(slot, int(self._num_ids_S[slot]), ids)
+        self._update_block_ids(slot, int(self._num_ids_S[slot]), ids)
         self._num_ids_S[slot] = len(ids)
 
-    def _enter_ids(self, slot: int, first: int, ids: list[int]) -> None:
-        """Updates those of a slot's blocks, from number `first` on, that have changed."""
+    def _update_block_ids(self, slot: int, first: int, ids: list[int]) -> None:
+        """Updates a slot's block ids from index `first` on, if they have changed."""
         table = np.array(ids[first:], np.int32)
         changed = np.flatnonzero(self._tables_SM[slot, first : len(ids)] != table)
         self._tables_SM[slot, first + changed] = table[changed]
         places = slot * self._padding.max_blocks + first + changed
         self._updates += zip(places.tolist(), table[changed].tolist(), strict=True)
 
-    def _decode(
+    def _pack_decode(
         self, slots: NDArray[np.int64], contexts: NDArray[np.int64], num_iterations: int
     ) -> tuple[Shape, NDArray[np.int32]]:
-        """Packs a step in which every row brings and draws one token.
-
-        Padded to a graph's rows, if there is one.
-        """
+        """Packs a step in which every row brings and draws one token, padded to a fitting graph's rows."""
         num_rows = len(slots)
-        draw, num_logprobs = self._ways_to_draw(slots)
+        draw, num_logprobs = self._draw_and_logprobs(slots)
         max_context_len = int(contexts.max()) + num_iterations - 1
         if self._graphs is not None and draw is not Draw.penalised and num_logprobs < 0:
             num_rows = self._graphs.size_for(num_rows) or num_rows
         segments = self._segments(slots, np.ones(len(slots), np.int64), num_rows)
         shape = Shape(
-            num_rows,
-            num_rows,
-            num_rows,
-            num_rows,
-            0,
-            max_context_len,
-            draw,
-            num_iterations,
-            num_logprobs,
-            len(segments) // 2,
+            num_tokens=num_rows,
+            num_rows=num_rows,
+            num_drawn=num_rows,
+            num_decodes=num_rows,
+            max_query_len=0,
+            max_context_len=max_context_len,
+            draw=draw,
+            num_iterations=num_iterations,
+            num_logprobs=num_logprobs,
+            num_segments=len(segments) // 2,
         )
         words = np.zeros((SAMPLING_WORDS + 5) * num_rows + len(segments), np.int32)
         words[len(words) - len(segments) :] = segments
@@ -265,7 +268,7 @@ class Runner:
             words[: SAMPLING_WORDS * num_rows] = pack_sampling(self._sampling_S[padded])
         columns = words[SAMPLING_WORDS * num_rows :][: 5 * num_rows]
         tokens, slot, context, places, ids = columns.reshape(5, num_rows)
-        tokens[: len(slots)] = self._newest(slots, contexts)
+        tokens[: len(slots)] = self._input_tokens(slots, contexts)
         slot[: len(slots)] = slots
         slot[len(slots) :] = self._padding.slot
         context[:] = 1
@@ -277,16 +280,19 @@ class Runner:
             places[: len(updates)], ids[: len(updates)] = updates.T
         return shape, words
 
-    def _mixed(
+    def _pack_mixed(
         self,
         plan: StepPlan,
         rows: list[Row],
         decode_slots: NDArray[np.int64],
         decode_contexts: NDArray[np.int64],
     ) -> tuple[list[Row], Shape, NDArray[np.int32]]:
-        """Packs a step with chunks of prompts, behind the decodes."""
+        """Packs a step with the decodes first, and then the prompt chunks.
+
+        rows: the (sequence, branch) of each token that the decodes draw; returned with those of the chunks.
+        """
         num_decodes = len(decode_slots)
-        tokens = [self._newest(decode_slots, decode_contexts)]
+        tokens = [self._input_tokens(decode_slots, decode_contexts)]
         positions = [decode_contexts - 1]
         token_slots = [decode_slots]
         slots, contexts = [decode_slots], [decode_contexts]
@@ -294,8 +300,8 @@ class Runner:
         drawn, drawn_slots = list(range(num_decodes)), decode_slots.tolist()
         rows = list(rows)
         num_tokens = num_decodes
-        runs = [run for chunk in plan.chunks for run in self._runs(chunk)]
-        for seq, slot, first, num_new, drawing in runs:
+        prefill_rows = [row for chunk in plan.chunks for row in self._prefill_rows(chunk)]
+        for seq, slot, first, num_new, drawing in prefill_rows:
             tokens.append(self._tokens_SL[slot, first : first + num_new])
             positions.append(np.arange(first, first + num_new))
             token_slots.append(np.full(num_new, slot))
@@ -304,25 +310,24 @@ class Runner:
                 rows.append((seq, branch))
                 drawn.append(num_tokens - 1)
                 drawn_slots.append(seq.slots[branch])
-        chunk_counts = np.array([run.num_tokens for run in runs])
-        slots.append(np.array([run.slot for run in runs]))
-        contexts.append(np.array([run.first for run in runs]) + chunk_counts)
+        chunk_counts = np.array([row.num_tokens for row in prefill_rows])
+        slots.append(np.array([row.slot for row in prefill_rows]))
+        contexts.append(np.array([row.first for row in prefill_rows]) + chunk_counts)
         counts.append(chunk_counts)
         chunk_starts = np.concatenate([[0], np.cumsum(chunk_counts)])
-        draw, num_logprobs = self._ways_to_draw(np.array(drawn_slots, np.int64))
+        draw, num_logprobs = self._draw_and_logprobs(np.array(drawn_slots, np.int64))
         segments = self._segments(np.concatenate(slots), np.concatenate(counts))
         shape = Shape(
-            num_tokens,
-            num_decodes + len(runs),
-            len(drawn),
-            num_decodes,
-            int(chunk_counts.max()),
-            int(np.concatenate(contexts).max()),
-            draw,
-            1,
-            num_logprobs,
-            len(segments) // 2,
-            len(self._updates),
+            num_tokens=num_tokens,
+            num_rows=num_decodes + len(prefill_rows),
+            num_drawn=len(drawn),
+            num_decodes=num_decodes,
+            max_query_len=int(chunk_counts.max()),
+            max_context_len=int(np.concatenate(contexts).max()),
+            draw=draw,
+            num_logprobs=num_logprobs,
+            num_segments=len(segments) // 2,
+            num_updates=len(self._updates),
         )
         updates = np.array(self._updates, np.int64).reshape(-1, 2)
         self._updates.clear()
@@ -338,59 +343,62 @@ class Runner:
         ]
         return rows, shape, pack(sections)
 
-    def _runs(self, chunk: Chunk) -> list[Run]:
-        """A chunk's tokens as rows of the batch: one row, or one for each block that branches own."""
+    def _prefill_rows(self, chunk: Chunk) -> list[PrefillRow]:
+        """Returns a chunk's tokens as rows of the batch.
+
+        There is one row, or, if branches are recomputed, one for each block that a branch owns.
+        """
         seq, first, num_tokens, completes = chunk
         if not self._core.branched.is_recomputing(seq):
             drawing = range(seq.width) if completes else range(0)
-            return [Run(seq, seq.slots[0], first, num_tokens, drawing)]
+            return [PrefillRow(seq, seq.slots[0], first, num_tokens, drawing)]
         pieces = self._core.branched.recomputed(seq, first, num_tokens)
         ids = self._core.branched.known_ids(seq, first + num_tokens)
         for slot, table in zip(seq.slots, ids, strict=True):
-            self._enter_ids(slot, 0, table)
-        runs = [Run(seq, seq.slots[p.branch], p.position, p.num_tokens, range(0)) for p in pieces]
-        if completes:  # newest tokens that an earlier chunk computed, once more
+            self._update_block_ids(slot, 0, table)
+        rows = [PrefillRow(seq, seq.slots[p.branch], p.position, p.num_tokens, range(0)) for p in pieces]
+        if completes:  # each branch's newest token draws, also if an earlier chunk computed it
             for branch, slot in enumerate(seq.slots):
                 newest = int(self._num_on_host_S[slot]) - 1
                 drawing = range(branch, branch + 1)
-                for place, run in enumerate(runs):
-                    if run.slot == slot and run.first + run.num_tokens == newest + 1:
-                        runs[place] = run._replace(drawing=drawing)
+                for place, row in enumerate(rows):
+                    if row.slot == slot and row.first + row.num_tokens == newest + 1:
+                        rows[place] = row._replace(drawing=drawing)
                         break
                 else:
-                    runs.append(Run(seq, slot, newest, 1, drawing))
-        return runs
+                    rows.append(PrefillRow(seq, slot, newest, 1, drawing))
+        return rows
 
     def _segments(
         self, slots: NDArray[np.int64], counts: NDArray[np.int64], num_padded: int | None = None
     ) -> NDArray[np.int32]:
-        """Starts and slots of the runs of one adapter; empty if none is used.
+        """Returns starts and adapter slots of segments of rows with one adapter; empty if none is used.
 
-        num_padded: rows of a decode step, which has as many segments as a graph for it.
+        num_padded: rows of a padded decode step, whose number of segments must be that of its graph.
         """
         adapters_B = self._lora_S[slots]
         if self._adapters is None or (adapters_B == NO_ADAPTER).all():
             return np.empty(0, np.int32)
-        most = self._adapters.max_segment_tokens(num_padded is not None)
+        max_segment_tokens = self._adapters.max_segment_tokens(num_padded is not None)
         num_segments = None
         if num_padded is not None:
             num_segments = num_decode_segments(num_padded, self._adapters.max_loras)
-        segments = make_segments(adapters_B.tolist(), counts.tolist(), most, num_segments)
+        segments = make_segments(adapters_B.tolist(), counts.tolist(), max_segment_tokens, num_segments)
         return np.concatenate([segments.starts, segments.slots])
 
-    def _newest(self, slots: NDArray[np.int64], contexts: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The token that each decoding row brings, or ON_DEVICE if only the device may know it."""
+    def _input_tokens(self, slots: NDArray[np.int64], contexts: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Returns the input token of each decoding row, or ON_DEVICE if the host may not know it yet."""
         places = contexts - 1
         known = places < self._num_on_host_S[slots]
         return np.where(known, self._tokens_SL[slots, places], np.int32(ON_DEVICE))
 
-    def _ways_to_draw(self, slots: NDArray[np.int64]) -> tuple[Draw, int]:
-        """The most demanding way to draw, and number of logprobs, of the rows."""
+    def _draw_and_logprobs(self, slots: NDArray[np.int64]) -> tuple[Draw, int]:
+        """Returns the most demanding way to draw, and the largest number of logprobs, of the rows."""
         if not len(slots):
             return Draw.greedy, -1
         return Draw(int(self._draw_S[slots].max())), int(self._num_logprobs_S[slots].max())
 
 
-def _folded(seed: int) -> int:
-    """A seed as a signed 64-bit number."""
+def _as_int64(seed: int) -> int:
+    """Converts a seed to a signed 64-bit integer."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

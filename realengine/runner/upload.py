@@ -1,4 +1,4 @@
-"""Small arrays from the host to the device, without waiting for it."""
+"""Copies small arrays from the host to the device without waiting for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 class Upload:
-    """Two pinned buffers in turn: the copy of one step may still run while the next step is packed."""
+    """Two pinned buffers, used in turn: the copy of one step may still run while the next step is packed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -17,7 +17,7 @@ class Upload:
         self._turn = 0
 
     def stage(self, words: NDArray[np.int32]) -> torch.Tensor:
-        """The words in pinned memory, to be copied to the device; on a CPU, the words themselves."""
+        """Returns the words in pinned memory, to be copied to the device; on a CPU, the words."""
         if self._device.type == "cpu":
             return torch.from_numpy(words)
         last_copied = torch.cuda.Event()
@@ -35,7 +35,7 @@ class Upload:
         return staged
 
     def sent(self, words: NDArray[np.int32]) -> torch.Tensor:
-        """The words of a step on the device."""
+        """Returns the words of a step on the device."""
         return self.stage(words).to(self._device, non_blocking=True)
 
     def copied(self, array: NDArray[np.int32]) -> torch.Tensor:

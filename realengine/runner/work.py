@@ -1,7 +1,7 @@
-"""One step's work as plain arrays: the runner packs it, and each tensor parallel rank executes it.
+"""One step's work as plain arrays: the runner packs it, and each tensor-parallel rank executes it.
 
-Everything that a step reads goes to the device in one copy of `words`. A decode step's words lie at fixed
-positions, so that a captured graph finds them; rows behind the last one are padding.
+All inputs of a step go to the device in one copy of `words`. A decode step's words lie at fixed positions, so
+that a captured graph finds them; rows after the last one are padding.
 
     decode  | sampling 12 B | token B | slot B | context B | table place B | block id B | adapters |
     mixed   | sampling 12 S | token T | position T | slot of token T | slot B | context B |
@@ -29,7 +29,7 @@ ON_DEVICE = -1
 
 
 class Draw(IntEnum):
-    """The way in which a step's tokens are drawn."""
+    """Way to draw a step's tokens, the most demanding of its rows."""
 
     greedy = 0  # every row
     sample = 1
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
     num_rows: int
     num_drawn: int
     num_decodes: int
-    """Number of first rows that decode; if it is all rows, the layout is that of a decode step."""
+    """Number of rows that decode, which come first; if all rows do, the layout is that of a decode step."""
     max_query_len: int
     max_context_len: int
     draw: Draw
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        """Whether every row brings one token and draws one."""
+        """True if every row brings one token and draws one."""
         return self.num_decodes == self.num_rows == self.num_drawn
 
 
@@ -73,8 +73,8 @@ class Padding(NamedTuple):
         return self.slot * self.max_blocks
 
 
-class Mark(NamedTuple):
-    """Marks the start of a sequence with penalties; its first num_prompt tokens are its prompt."""
+class PenaltyInit(NamedTuple):
+    """Initial token counts of a sequence with penalties; its first num_prompt tokens are its prompt."""
 
     slot: int
     num_prompt: int
@@ -85,9 +85,9 @@ class Mark(NamedTuple):
 class Work:
     """A step, and the operations on the device before it.
 
-    moves: in order, whether into host memory and (block, place there) pairs [N, 2]. copies: (from, to) blocks
-    [N, 2]. table_updates: (place in the flattened tables, block id) [N, 2], for updates that do not fit into
-    a decode step's words.
+    moves: in order, (whether into host memory, (block, place in host memory) pairs [N, 2]). copies: (from,
+    to) blocks [N, 2]. table_updates: (place in the flattened tables, block id) [N, 2], for updates that do
+    not fit into a decode step's words. penalty_inits: sequences with penalties that begin with this step.
     """
 
     shape: Shape | None = None
@@ -98,7 +98,7 @@ class Work:
     """LoRA adapters, by name, that are loaded into slots."""
     copies: NDArray[np.int32] | None = None
     table_updates: NDArray[np.int32] | None = None
-    marks: tuple[Mark, ...] = ()
+    penalty_inits: tuple[PenaltyInit, ...] = ()
 
 
 class DecodeWords(NamedTuple):
@@ -115,12 +115,12 @@ class DecodeWords(NamedTuple):
 
     @staticmethod
     def sizes(shape: Shape) -> list[int]:
-        """Number of words of each section."""
+        """Returns the number of words of each section."""
         return [SAMPLING_WORDS * shape.num_rows, *[shape.num_rows] * 5, *_segment_sizes(shape)]
 
     @classmethod
     def of(cls, words: torch.Tensor, shape: Shape) -> DecodeWords:
-        """The views; they share memory with words."""
+        """Returns the views, which share memory with words."""
         return cls(*torch.split(words, cls.sizes(shape)))
 
 
@@ -143,7 +143,7 @@ class MixedWords(NamedTuple):
 
     @classmethod
     def of(cls, words: torch.Tensor, shape: Shape) -> MixedWords:
-        """The views; they share memory with words."""
+        """Returns the views, which share memory with words."""
         tokens, rows, drawn = shape.num_tokens, shape.num_rows, shape.num_drawn
         sizes = [
             SAMPLING_WORDS * drawn,
@@ -190,7 +190,7 @@ _WIDE_WORDS = 4
 
 
 def pack_sampling(rows: np.ndarray) -> NDArray[np.int32]:
-    """Settings of S rows [S] of dtype SAMPLING as words, field by field."""
+    """Packs the settings of S rows [S] of dtype SAMPLING as words, field by field."""
     words = np.ascontiguousarray(rows).view(np.int32).reshape(len(rows), SAMPLING_WORDS)
     wide = words[:, :_WIDE_WORDS].reshape(len(rows), 2, 2).transpose(1, 0, 2)
     return np.concatenate([wide.reshape(-1), words[:, _WIDE_WORDS:].T.reshape(-1)])
@@ -211,7 +211,7 @@ class RowSettings(NamedTuple):
 
     @classmethod
     def of(cls, words: torch.Tensor) -> RowSettings:
-        """words: int32 [SAMPLING_WORDS * S], aligned to 8 bytes."""
+        """Returns the views of words: int32 [SAMPLING_WORDS * S], aligned to 8 bytes."""
         num_rows = len(words) // SAMPLING_WORDS
         seed, request = words[: _WIDE_WORDS * num_rows].view(torch.int64).view(2, num_rows)
         narrow = words[_WIDE_WORDS * num_rows :].view(SAMPLING_WORDS - _WIDE_WORDS, num_rows)
@@ -219,7 +219,7 @@ class RowSettings(NamedTuple):
         return cls(seed, request, temperature, top_p, min_p, repetition, presence, frequency, top_k=narrow[6])
 
     def sampling(self, positions_S: torch.Tensor) -> Sampling:
-        """positions_S: int64, positions of the tokens to be drawn."""
+        """Returns the sampling settings. positions_S: int64, positions of the tokens to draw."""
         return Sampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -231,7 +231,7 @@ class RowSettings(NamedTuple):
         )
 
     def penalties(self, counts_SV: torch.Tensor, slots_S: torch.Tensor) -> Penalties:
-        """counts_SV: token counts of all slots."""
+        """Returns the penalties. counts_SV: token counts of all slots."""
         return Penalties(
             repetition=self.repetition,
             presence=self.presence,

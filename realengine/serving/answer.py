@@ -27,24 +27,24 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Output:
-    """One answer to a request, as far as it has been generated. finish_reason: None until its end."""
+    """One output of a request, as far as it has been generated. finish_reason: None until its end."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     watched: WatchedText | None = None
-    """Text of the answer, if stop strings are looked for."""
+    """Text of the output, if the request has stop strings."""
 
     def end(self, reason: str) -> None:
-        """Ends the answer; no more tokens come."""
+        """Ends the output; no more tokens follow."""
         self.finish_reason = reason
         if self.watched is not None:
             self.watched.finish()
 
     @property
     def text(self) -> str | None:
-        """The text up to a stop string if stop strings are looked for; else None."""
+        """Text up to a stop string if the request has stop strings, otherwise None."""
         return None if self.watched is None else self.watched.text
 
 
@@ -73,5 +73,5 @@ class Answer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all outputs have ended."""
+        """True if all outputs have ended."""
         return not self.alive

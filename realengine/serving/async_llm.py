@@ -34,8 +34,8 @@ class AsyncLLM:
     """A model and the engine that serves it, in its own thread.
 
     model, settings: as for `LLM`. max_waiting: maximum number of requests in the engine's queue. on_full:
-    what happens to more requests: with "wait" they queue, first come, first served; "reject" raises
-    QueueFullError. engine: belongs to its thread; it may be read, but not called.
+    treatment of more requests: "wait" queues them, first come, first served; "reject" raises QueueFullError.
+    engine: owned by its thread; it may be read, but not called.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AsyncLLM:
         self.shutdown = weakref.finalize(self, self._thread.stop)
         """Aborts unfinished requests and ends the thread; a second call does nothing.
 
-        Also called when this object is collected, or Python ends. Blocks for the step under way.
+        Also called when this object is collected, or Python ends. Waits for the running step.
         """
 
     @property
@@ -77,17 +77,18 @@ class AsyncLLM:
         lora: str | None = None,
         output_kind: OutputKind = "cumulative",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Serves one prompt. Yields outputs as they come; the last has a finish_reason for each answer.
+        """Serves one prompt; yields outputs as they come, until each has a finish_reason.
 
-        output_kind: "cumulative" yields all that is there each time; "delta" what is new since the last
-        output (an answer that has ended repeats its finish_reason); "final_only" just the end.
-        A consumer that is slower than the engine gets several tokens at a time. A prompt given as text is
-        encoded in the caller's thread. request_id: for `abort`, and in the outputs; None: a number.
-        Cancelling the consumer or closing the iterator aborts the request; where a loop is left by break,
-        contextlib.aclosing closes at once, else the event loop does when the iterator is collected.
+        output_kind: "cumulative" yields everything so far each time; "delta" yields what is new since the
+        last output (an ended output repeats its finish_reason); "final_only" yields the end only. A consumer
+        that is slower than the engine gets several tokens at a time. A prompt given as text is encoded in the
+        caller's thread. request_id: for `abort`, and in the outputs; None: a number. Cancelling the consumer
+        or closing the iterator aborts the request; if a loop is left by break, contextlib.aclosing closes it
+        at once, otherwise the event loop does when the iterator is collected.
 
-        Raises ValueError on a request that cannot be served, QueueFullError, and EngineDeadError. A request
-        that fails later (the device is out of memory, say) ends with an output that has an error.
+        Raises ValueError for a request that cannot be served, QueueFullError, and EngineDeadError. A request
+        that fails later (for example because the device is out of memory) ends with an output that has an
+        error.
         """
         _check_choice("output_kind", output_kind, get_args(OutputKind))
         tokens = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -114,9 +115,9 @@ class AsyncLLM:
             self._thread.abort(stream)
 
     async def abort(self, request_id: int | str) -> None:
-        """Aborts a request before the next step: its iterator ends with finish_reason "aborted".
+        """Aborts a request before the next step; its iterator ends with finish_reason "aborted".
 
-        Nothing happens if it is not here, or has ended.
+        Does nothing if the request is unknown or has ended.
         """
         stream = self._thread.find(request_id)
         if stream is not None:
@@ -136,12 +137,12 @@ class AsyncLLM:
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
-            raise ValueError("a model with random weights has no tokenizer: give token ids")
+            raise ValueError("a model with random weights has no tokenizer; give token ids")
         return self.tokenizer.encode(text)
 
 
 class _Reader:
-    """Makes a request's outputs from its states, in the consumer's thread."""
+    """Builds a request's outputs from its states, in the consumer's thread."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class _Reader:
         )
 
     def _completion(self, index: int, last: End, now: End) -> CompletionOutput:
-        """The output of an answer now, given the state up to which it was reported."""
+        """Returns an output's current state, given the state up to which it was reported."""
         start, end, reason = last.num_tokens, now.num_tokens, now.finish_reason
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] | None = None if self._stream.params.logprobs is None else []
@@ -198,7 +199,7 @@ class _Reader:
 
 
 class _Text:
-    """Text of one answer as its tokens come; empty without a tokenizer."""
+    """Text of one output as its tokens come; empty without a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> None:
         self.whole = ""

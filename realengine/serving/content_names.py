@@ -1,8 +1,8 @@
-"""Content ids of tokens, so that a cache that compares ids finds what another request computed.
+"""Content ids of tokens, so that a cache that compares ids finds what another request has computed.
 
-Policies know prompts by `Segment`s, runs of tokens whose content has an id. Here tokens get ids. Known text
-is recognised at block boundaries, by a chain of hashes over its blocks; new text gets new ids. An answer is
-one run under its request's answer_id; when it has ended, its tokens become known, too.
+Policies know prompts as `Segment`s, runs of tokens whose content has an id. This module assigns ids to
+tokens. Known text is recognised at block boundaries by a chain of hashes over its blocks; new text gets new
+ids. An output is one run under its request's answer_id; after its end, its tokens are known text as well.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from policies.core.request import Segment
 
 
 class ContentNames:
-    """Texts seen so far, the least recently used forgotten first. block_size: tokens, the grain of reuse."""
+    """Known texts; the least recently used are dropped first. block_size: in tokens, the unit of reuse."""
 
     def __init__(self, block_size: int, max_blocks: int = 1 << 20) -> None:
         self._block_size = block_size
         self._max_blocks = max_blocks
         self._ids = count()
-        self._known: OrderedDict[bytes, tuple[Segment, ...]] = OrderedDict()  # by chain: that block's pieces
+        self._known: OrderedDict[bytes, tuple[Segment, ...]] = (
+            OrderedDict()
+        )  # a block's pieces by the hash of its chain
 
     def new_id(self) -> int:
         """Returns a content id that no other content has."""
         return next(self._ids)
 
     def name(self, tokens: Sequence[int], lora: str | None = None) -> tuple[Segment, ...]:
-        """The segments of a prompt: known ones as far as they match, then one new id per block.
+        """Returns the segments of a prompt: known ones as far as they match, then one new id per block.
 
-        lora: the adapter under which their KV is computed.
+        lora: the adapter with which their KV is computed.
         """
         chain = self._chain(tokens, lora)
         pieces: list[Segment] = []
@@ -58,13 +60,13 @@ class ContentNames:
         answer_id: int,
         lora: str | None = None,
     ) -> None:
-        """Makes `tokens`, the prompt and answer of a request that has ended, known from now on."""
+        """Adds `tokens`, the prompt and output of an ended request, to the known texts."""
         num_answer = len(tokens) - sum(segment.num_tokens for segment in prompt)
         if num_answer > 0:
             self._learn(self._chain(tokens, lora), (*prompt, Segment(answer_id, num_answer)))
 
     def _chain(self, tokens: Sequence[int], lora: str | None) -> list[bytes]:
-        """Hashes of the text up to the end of each full block."""
+        """Returns the hashes of the text up to the end of each full block."""
         chain, link = [], b"" if lora is None else b"lora:" + lora.encode()
         array = np.asarray(tokens, np.int64)
         for end in range(self._block_size, len(array) + 1, self._block_size):
@@ -73,7 +75,7 @@ class ContentNames:
         return chain
 
     def _learn(self, chain: list[bytes], segments: tuple[Segment, ...]) -> None:
-        """Cuts segments at block boundaries, and stores each block's pieces under its hash."""
+        """Splits segments at block boundaries, and stores each block's pieces under its hash."""
         pieces: list[Segment] = []
         room = self._block_size
         links = iter(chain)
@@ -94,7 +96,7 @@ class ContentNames:
 
 
 def _merged(pieces: list[Segment]) -> tuple[Segment, ...]:
-    """Merges neighbouring pieces with one id into one run."""
+    """Merges neighbouring pieces with the same id."""
     runs: list[Segment] = []
     for piece in pieces:
         if runs and runs[-1].content_id == piece.content_id:

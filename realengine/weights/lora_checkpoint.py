@@ -5,7 +5,7 @@ A folder holds adapter_config.json and adapter_model.safetensors. For a linear l
     base_model.model.{layer}.lora_A.weight [R, K]      W + scaling * B @ A,  scaling = lora_alpha / r,
     base_model.model.{layer}.lora_B.weight [N, R]      or lora_alpha / sqrt(r) with use_rslora
 
-A switch of PEFT that changes the answers and that nothing here computes is refused, never ignored.
+An option of PEFT that changes the outputs and is not computed here is rejected, never ignored.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from realengine.model.lora_adapter import (
     kinds,
     layer_of,
     linear_layers,
-    stranger,
+    unsupported_layer_message,
 )
 from realengine.weights.safetensors import SafetensorsCheckpoint
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 OUTSIDE = ("model.embed_tokens", "lm_head")
-# Starts that leave the base model as it is; the others put W - B @ A, or a rounded W, in its place.
+# Initialisations that leave the base model unchanged; others replace W by W - B @ A, or by a rounded W.
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-# Of training, names, and other fields' numbers: they do not change what a finished adapter computes.
+# Options of training, names, and values of other options: they do not change a finished adapter.
 IRRELEVANT = (
     "auto_mapping",
     "base_model_name_or_path",
@@ -57,14 +57,14 @@ IRRELEVANT = (
     "task_type",
 )
 REFUSED = {
-    "use_dora": "DoRA is not computed; supported: plain LoRA",
+    "use_dora": "DoRA is not supported; supported: plain LoRA",
     "modules_to_save": "trained copies of whole modules are not served; supported: low-rank pairs only",
     "lora_bias": "biases are not adapted",
     "fan_in_fan_out": "the base model's weights are [out, in]",
     "trainable_token_indices": "embeddings are not adapted",
     "target_parameters": "the weights of experts are not adapted; supported: linear layers by target_modules",
     "layer_replication": "the base model's layers are used once each",
-    "alora_invocation_tokens": "adapters that begin in the middle of a prompt are not computed",
+    "alora_invocation_tokens": "adapters that begin in the middle of a prompt are not supported",
 }
 SHOWN = 3  # names in one error
 
@@ -72,14 +72,14 @@ SHOWN = 3  # names in one error
 def read_adapter(path: Path | str, architecture: Architecture) -> Adapter:
     """Reads the adapter in a folder, in its stored dtype.
 
-    Raises ValueError, naming file and field or tensor, on missing, truncated, misshapen, non-finite and
-    unknown tensors, on an adapter for another base model, on ranks above the kernels' 64, and on what is not
-    plain LoRA on linear layers of attention and dense MLPs.
+    Raises ValueError with file and field or tensor for missing, truncated, misshapen, non-finite and unknown
+    tensors, for an adapter of another base model, for ranks above the kernels' 64, and for anything but plain
+    LoRA on linear layers of attention and dense MLPs.
     """
     folder = Path(path)
     file, tensors = folder / CONFIG, folder / TENSORS
     if not file.is_file():
-        raise ValueError(f"{folder}: no {CONFIG}; an adapter is a folder with it and {TENSORS}")
+        raise ValueError(f"{folder}: has no {CONFIG}; an adapter is a folder with {CONFIG} and {TENSORS}")
     config = load_json_object(file)
     try:
         settings = _settings(Fields(config))
@@ -121,7 +121,7 @@ class _Settings:
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def layers_of(self, architecture: Architecture) -> list[str]:
-        """The linear layers that have a pair. Raises ValueError if a target is none of them."""
+        """Returns the linear layers that have a pair. Raises ValueError if a target is none of them."""
         names = list(linear_layers(architecture))
         if self.targets == "all-linear":
             return [name for name in names if not _matches(self.excluded, name)]
@@ -133,12 +133,13 @@ class _Settings:
             if not any(_matches(target, name) for name in names):
                 shown = target if isinstance(target, str) else target[0]
                 raise ValueError(
-                    f"target_modules={shown}: no linear layer of attention or a dense MLP of this model with "
-                    f"{architecture.num_layers} layers; there are {kinds(names)}"
+                    f"target_modules={shown}: matches no linear layer of attention or a dense MLP "
+                    "of this model with "
+                    f"{architecture.num_layers} layers; its linear layers are {kinds(names)}"
                 )
         found = [name for name in names if self._is_target(name)]
         if not found:
-            raise ValueError("target_modules: none is left by exclude_modules and layers_to_transform")
+            raise ValueError("target_modules: exclude_modules and layers_to_transform exclude all of them")
         return found
 
     def _is_target(self, name: str) -> bool:
@@ -148,19 +149,19 @@ class _Settings:
         return whole or self.only_layers is None or layer_of(name) in self.only_layers
 
     def rank_of(self, name: str) -> int:
-        """Rank of a layer. Raises ValueError if it is above the kernels' limit."""
+        """Returns the rank of a layer. Raises ValueError if it is above the kernels' limit."""
         rank = self.rank_pattern.get(_pattern(self.rank_pattern, name), self.rank)
         if rank > MAX_RANK:
-            raise ValueError(f"{name}: rank {rank}: the kernels take up to {MAX_RANK}")
+            raise ValueError(f"{name}: rank {rank}: must be <= {MAX_RANK}, the kernels' limit")
         return rank
 
     def pair(self, name: str, checkpoint: SafetensorsCheckpoint) -> LowRank:
-        """Low-rank pair of a layer; B is rescaled if the layer's scaling differs from the adapter's."""
+        """Reads the low-rank pair of a layer; B is rescaled if the layer has a scaling of its own."""
         read = []
         for key in keys_of(name):
             tensor = checkpoint.read(key, (slice(None), slice(None)))
             if not tensor.isfinite().all():
-                raise ValueError(f"{checkpoint.where(key)}: {key}: infinite or not a number")
+                raise ValueError(f"{checkpoint.where(key)}: {key}: contains infinite numbers or NaN")
             read.append(tensor)
         a_RK, b_NR = read
         alpha = self.alpha_pattern.get(_pattern(self.alpha_pattern, name), self.alpha)
@@ -171,7 +172,7 @@ class _Settings:
 def _settings(fields: Fields) -> _Settings:
     if fields.value("peft_type") != "LORA":
         raise wrong("peft_type", fields.value("peft_type"), "must be LORA")
-    _refuse_what_is_not_computed(fields)
+    _check_options(fields)
     only_layers = fields.value("layers_to_transform")
     if is_whole(only_layers):
         only_layers = [only_layers]
@@ -191,11 +192,11 @@ def _settings(fields: Fields) -> _Settings:
     )
     for name in sorted(fields.config.keys() - fields.names_read - set(IRRELEVANT)):
         if fields.config[name]:
-            raise wrong(name, fields.config[name], "not known here, answers could be wrong")
+            raise wrong(name, fields.config[name], "unknown option, so outputs could be wrong")
     return settings
 
 
-def _refuse_what_is_not_computed(fields: Fields) -> None:
+def _check_options(fields: Fields) -> None:
     if fields.value("bias") not in (None, "none"):
         raise wrong("bias", fields.value("bias"), "biases are not adapted; must be none")
     for name, rule in REFUSED.items():
@@ -211,7 +212,7 @@ def _refuse_what_is_not_computed(fields: Fields) -> None:
 
 
 def _modules(fields: Fields, name: str, *, needed: bool) -> str | tuple[str, ...]:
-    """A field that is a regular expression, or names."""
+    """Returns a field that is a regular expression, or names."""
     value = fields.value(name)
     if isinstance(value, str) and value:
         if value.lower() == "all-linear" and needed:
@@ -226,7 +227,7 @@ def _modules(fields: Fields, name: str, *, needed: bool) -> str | tuple[str, ...
 
 
 def _patterns(fields: Fields, name: str, *, whole: bool) -> dict[str, Any]:
-    """A field with numbers by regular expression."""
+    """Returns a field of numbers by regular expression."""
     given = fields.value(name) or {}
     if not isinstance(given, Mapping):
         raise wrong(name, given, "must be an object of numbers by pattern")
@@ -257,28 +258,31 @@ def _list_of(value: Any) -> list[Any]:
 
 
 def _matches(targets: str | tuple[str, ...], name: str) -> bool:
-    """PEFT's rule: a regular expression matches the whole name; of a list, an item is the name or its end."""
+    """Tests PEFT's rule: a regular expression matches the whole name, a list's item the name or its end."""
     if isinstance(targets, str):
         return bool(targets) and re.fullmatch(targets, name) is not None
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
 def _pattern(patterns: Mapping[str, Any], name: str) -> str:
-    """PEFT's rule: the first that matches the name, or its end from behind a dot; else the name."""
+    """Finds the first pattern that matches the name or its end after a dot, PEFT's rule; else the name."""
     return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", name)), name)
 
 
 def _check_names(
     wanted: Sequence[str], shapes: Mapping[str, tuple[int, ...]], architecture: Architecture
 ) -> None:
-    """Raises ValueError for tensors that are no pair of this model, and layers without their pair."""
+    """Raises ValueError for tensors that are no pair of this model, and for layers without a pair."""
     layers = linear_layers(architecture)
     keys = [key for name in wanted for key in keys_of(name)]
     for key in sorted(shapes.keys() - set(keys)):
         name = re.sub(r"\.lora_[AB]\.weight$", "", key.removeprefix(PREFIX))
         if name in layers:
             raise ValueError(f"{key}: not among the target_modules of {CONFIG}")
-        raise ValueError(f"{key}: {stranger(name, architecture)}")
+        raise ValueError(f"{key}: {unsupported_layer_message(name, architecture)}")
     if missing := [key for key in keys if key not in shapes]:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise ValueError(f"missing: {', '.join(missing[:SHOWN])}{more}; an adapter for another base model?")
+        raise ValueError(
+            f"missing: {', '.join(missing[:SHOWN])}{more}; check that the adapter was made for "
+            "this base model"
+        )

@@ -1,6 +1,6 @@
-"""Reads linear layers that a checkpoint holds in 4 bits (`realengine.weights.packed_format`).
+"""Reads linear layers that a checkpoint stores in 4 bits (`realengine.weights.packed_format`).
 
-`kernels.w4a16` turns AWQ's and GPTQ's layouts into one, which is sliced and stacked like a dense weight.
+`kernels.w4a16` converts AWQ's and GPTQ's layouts to one, which is sliced and stacked like a dense weight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from realengine.weights.table import Part, Weight
 
 
 class Packed(Protocol):
-    """Interface that a checkpoint must have."""
+    """The part of a checkpoint's interface that this module uses."""
 
     shapes: dict[str, tuple[int, ...]]
 
@@ -27,14 +27,14 @@ class Packed(Protocol):
 
 
 def is_packed(weight: Weight, checkpoint: Packed) -> bool:
-    """Whether the checkpoint holds any of the weight's parts in 4 bits."""
+    """Returns whether the checkpoint stores any of the weight's parts in 4 bits."""
     return any(stored_as(part.name, "qweight") in checkpoint.shapes for part in weight.parts)
 
 
 def read_packed(
     weight: Weight, share: Weight, checkpoint: Packed, packed: PackedFormat, device: torch.device
 ) -> list[Int4Weight]:
-    """Reads the parts of a rank's share, each on the device. Raises ValueError, naming file and tensor."""
+    """Reads the parts of a rank's share on the device. Raises ValueError with file and tensor."""
     parts = []
     for part, own in zip(weight.parts, share.parts, strict=True):
         try:
@@ -54,7 +54,7 @@ def _read(part: Part, checkpoint: Packed, packed: PackedFormat, device: torch.de
 
     qweight, qzeros, scales_GN = tensor("qweight"), tensor("qzeros"), tensor("scales")
     if not scales_GN.isfinite().all():
-        raise ValueError("scales are infinite or not a number")
+        raise ValueError("the scales contain infinite numbers or NaN")
     if packed.quant_method == "awq":
         return from_awq(qweight, qzeros, scales_GN, group_size=packed.group_size)
     return from_gptq(
@@ -68,7 +68,7 @@ def _read(part: Part, checkpoint: Packed, packed: PackedFormat, device: torch.de
 
 
 def _sliced(weight: Int4Weight, rows: slice, columns: slice) -> Int4Weight:
-    """The rows (outputs) and columns (inputs) of a part that belong to a rank."""
+    """Returns the rows (outputs) and columns (inputs) of a part that belong to a rank."""
     words_BNI, scales_GN, zeros_GN, num_inputs, group_size, order_K = weight
     if columns != slice(0, num_inputs):
         if columns.start % BLOCK or (columns.stop % BLOCK and columns.stop != num_inputs):
@@ -91,9 +91,9 @@ def _sliced(weight: Int4Weight, rows: slice, columns: slice) -> Int4Weight:
 
 
 def _common_order(parts: list[Int4Weight], weight: Weight, checkpoint: Packed) -> torch.Tensor | None:
-    """The common input order of projections that are one weight here.
+    """Returns the common input order of projections that form one weight.
 
-    They were quantised on the same inputs.
+    Raises ValueError if they differ.
     """
     first: torch.Tensor | None = parts[0].order_K
     for part in parts[1:]:
@@ -102,7 +102,7 @@ def _common_order(parts: list[Int4Weight], weight: Weight, checkpoint: Packed) -
         if not same:
             names = ", ".join(stored_as(part.name, "g_idx") for part in weight.parts)
             raise ValueError(
-                f"{checkpoint.where(names)}: {names}: must give one order of the inputs, as one GEMM "
-                "computes them"
+                f"{checkpoint.where(names)}: {names}: must have the same order of inputs, because "
+                "one GEMM computes them"
             )
     return first

@@ -1,12 +1,12 @@
-"""Linear layers that a checkpoint holds in 4 bits: AWQ (Lin et al. 2024) and GPTQ (Frantar et al. 2023).
+"""Format of linear layers that a checkpoint stores in 4 bits, as AWQ or GPTQ (Lin 2024, Frantar 2023).
 
-In place of a projection's `weight` [N, K] there are, with G groups of inputs (K / group_size, or one):
+Instead of a projection's `weight` [N, K] there are, with G groups of inputs (K / group_size, or one):
 
     | tensor  | AWQ "gemm"       | GPTQ             |                                               |
-    | qweight | int32 [K, N / 8] | int32 [K / 8, N] | eight weights a word                          |
-    | qzeros  | int32 [G, N / 8] | int32 [G, N / 8] | zero points; GPTQ's first format holds them less one |
+    | qweight | int32 [K, N / 8] | int32 [K / 8, N] | eight weights per word                        |
+    | qzeros  | int32 [G, N / 8] | int32 [G, N / 8] | zero points; less one in GPTQ's first format  |
     | scales  | [G, N]           | [G, N]           |                                               |
-    | g_idx   |                  | int32 [K]        | each input's group, where it is stored        |
+    | g_idx   |                  | int32 [K]        | each input's group, if it is stored           |
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class PackedFormat:
 
     @classmethod
     def from_config(cls, config: Any) -> PackedFormat | None:
-        """Reads a config.json's quantization_config; None: there is none.
+        """Reads a config.json's quantization_config; None if it has none.
 
-        Raises ValueError on formats that are not supported.
+        Raises ValueError for formats that are not supported.
         """
         if not config:
             return None
         method = config.get("quant_method") if isinstance(config, Mapping) else None
         if method not in METHODS:
-            raise wrong(f"{CONFIG}.quant_method", method, f"read: plain weights, {', '.join(METHODS)}")
+            raise wrong(f"{CONFIG}.quant_method", method, f"supported: plain weights, {', '.join(METHODS)}")
         bits = config.get("bits", config.get("w_bit"))
         if bits != BITS:
             raise wrong(f"{CONFIG}.bits", bits, f"must be {BITS}")
@@ -63,7 +63,7 @@ class PackedFormat:
         return cls(quant_method=method, group_size=group_size, zeros_less_one=kind == "gptq")
 
     def shapes(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors in place of a weight [N, K]; the checkpoint may also have g_idx."""
+        """Returns shapes of the tensors that replace a weight [N, K]; the checkpoint may also have g_idx."""
         n, k = shape
         groups = 1 if self.group_size == -1 else -(-k // self.group_size)
         words = (k, n // PER_WORD) if self.quant_method == "awq" else (k // PER_WORD, n)
@@ -72,5 +72,5 @@ class PackedFormat:
 
 
 def stored_as(name: str, kind: str) -> str:
-    """Name of the tensor of a kind in place of a weight: "...q_proj.weight" -> "...q_proj.qweight"."""
+    """Returns the name of a tensor that replaces a weight: "...q_proj.weight" -> "...q_proj.qweight"."""
     return name.removesuffix("weight") + kind

@@ -1,7 +1,7 @@
-"""Random weights of the right shapes: timing needs no download. Equal seeds give equal weights.
+"""Random weights of the right shapes, for timing without a download. Equal seeds give equal weights.
 
-They are drawn on the device. Each tensor has a stream of its own, (seed, name), and a tensor parallel rank
-draws the whole tensor and keeps its share: the ranks together hold exactly what one device alone would.
+They are drawn on the device. Each tensor has its own stream, (seed, name), and a tensor-parallel rank draws
+the whole tensor and keeps its share, so the ranks together hold exactly the weights of a single device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STANDARD_DEVIATION = 0.02
 def random_weight(
     weight: Weight, share: Weight, dtype: torch.dtype, device: torch.device, *, seed: int = 0
 ) -> torch.Tensor:
-    """A rank's share of one weight: normal with standard deviation 0.02; norms are ones."""
+    """Returns a rank's share of one weight: normal with standard deviation 0.02; norms are ones."""
     drawn = _drawn(weight, seed, dtype, device)
     return drawn if share is weight else _share_of(drawn, weight, share)
 

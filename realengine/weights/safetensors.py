@@ -19,7 +19,7 @@ INTEGERS = ("I32",)
 
 
 class SafetensorsCheckpoint:
-    """Tensors by name, over all files. Raises ValueError, naming file and tensor, where one is not whole."""
+    """Tensors by name, over all files. Raises ValueError with file and tensor if a tensor is incomplete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,13 +31,13 @@ class SafetensorsCheckpoint:
             self._files.update(dict.fromkeys(handle.keys(), file))
         for name, file in listed.items():
             if self._files.get(name) != file:
-                raise ValueError(f"{file}: {name}: not in the file that {INDEX} names")
+                raise ValueError(f"{file}: {name}: missing in the file that {INDEX} names")
         self.shapes: dict[str, tuple[int, ...]] = {}
         for name, file in self._files.items():
             self.shapes[name] = tuple(self._handles[file].get_slice(name).get_shape())
 
     def where(self, name: str) -> Path:
-        """The file that holds, or should hold, a tensor."""
+        """Returns the file that holds, or should hold, a tensor."""
         return self._files.get(name, self.path)
 
     def read(self, name: str, take: Sequence[slice], *, integers: bool = False) -> torch.Tensor:
@@ -46,7 +46,7 @@ class SafetensorsCheckpoint:
         dtypes = INTEGERS if integers else FLOATS
         if stored.get_dtype() not in dtypes:
             raise ValueError(
-                f"{self.where(name)}: {name} is {stored.get_dtype()}; read: {', '.join(dtypes)} (4-bit "
+                f"{self.where(name)}: {name} is {stored.get_dtype()}; supported: {', '.join(dtypes)} (4-bit "
                 "weights of AWQ and GPTQ with their quantization_config)"
             )
         part: torch.Tensor = stored[tuple(take)]
@@ -54,7 +54,7 @@ class SafetensorsCheckpoint:
 
 
 def _listed(path: Path) -> Mapping[str, Path]:
-    """Files by tensor according to the index; empty if there is none."""
+    """Returns files by tensor according to the index; empty if there is none."""
     index = path / INDEX
     if not index.is_file():
         return {}
@@ -79,7 +79,7 @@ def _only_file(path: Path) -> Path:
         return path / SINGLE
     if len(found) != 1:
         holds = ", ".join(file.name for file in found) or "no safetensors file"
-        raise ValueError(f"{path}: must hold {INDEX}, {SINGLE} or one safetensors file; holds {holds}")
+        raise ValueError(f"{path}: must contain {INDEX}, {SINGLE} or one safetensors file; contains {holds}")
     return found[0]
 
 
@@ -87,7 +87,9 @@ def _open(file: Path) -> Any:
     try:
         package: Any = import_module("safetensors")
     except ImportError:
-        raise ImportError(f"{file}: needs the package safetensors: install windtunnel[engine]") from None
+        raise ImportError(
+            f"{file}: needs the package safetensors: pip install 'windtunnel[engine]'"
+        ) from None
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
     try:
@@ -97,9 +99,9 @@ def _open(file: Path) -> Any:
 
 
 def _damage(file: Path) -> str | None:
-    """The tensor in which a truncated file ends. A file.
+    """Returns a sentence on the tensor in which a truncated file ends; None if the file is complete.
 
-    Length of the header (8 bytes), header (JSON), data.
+    A file: length of the header (8 bytes), header (JSON), data.
     """
     size = file.stat().st_size
     with file.open("rb") as opened:

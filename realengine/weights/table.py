@@ -1,14 +1,14 @@
 """The engine's weights: own name, shape, and the checkpoint tensors that each is assembled from.
 
-One table drives every source. Projections that read the same input are one tensor, in the order in which the
-model runner slices their output:
+One table serves every source. Projections with the same input are one tensor, in the order in which the model
+slices their output:
 
     layers.{i}.qkv.weight      [(Hq + 2 Hk) D, H]   rows: | Hq D queries | Hk D keys | Hk D values |
     layers.{i}.gate_up.weight  [2 I, H]             rows: | I gate | I up |
 
 V vocab_size, H hidden_size, Hq query heads, Hk KV heads, D head_dim, I intermediate size. Tensor parallelism
-(Shoeybi et al. 2019) divides heads, intermediate sizes (of every expert, too) and the output head's rows;
-norms, router and embedding are whole on every rank.
+(Shoeybi et al. 2019) divides heads, intermediate sizes (also of every expert) and the output head's rows;
+norms, router and embedding are complete on every rank.
 """
 
 from __future__ import annotations
@@ -87,21 +87,21 @@ class Weight:
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     split: int | None = None
-    """Axis, from the end, that tensor parallel ranks divide, here and in every part; None: none."""
+    """Axis, from the end, that tensor-parallel ranks divide, here and in every part; None: not divided."""
     divided: tuple[tuple[str, int], ...] = ()
-    """Numbers of the architecture that a tensor parallel size must divide."""
+    """Sizes of the architecture that a tensor-parallel size must divide."""
 
 
 def expected(architecture: Architecture, names: Mapping[str, str] = HUGGING_FACE) -> tuple[Weight, ...]:
-    """Every weight of the architecture, unsharded; head.weight only if it is not the embedding."""
+    """Returns every weight of the architecture, unsharded; head.weight only if it is not the embedding."""
     return tuple(_weights(architecture, names))
 
 
 def shard(weights: Sequence[Weight], rank: int, world_size: int) -> tuple[Weight, ...]:
-    """Every weight with this tensor parallel rank's share.
+    """Returns every weight with this tensor-parallel rank's share.
 
     9 heads on 3 ranks: rank 1 has rows 3 D to 6 D of the queries, and its qkv begins with them. Raises
-    ValueError, naming the number, where world_size does not divide heads, intermediate sizes and vocabulary.
+    ValueError if world_size does not divide heads, intermediate sizes and vocabulary.
     """
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}: must be in 0 .. world_size - 1, world_size={world_size}")
@@ -190,7 +190,7 @@ def _mlp(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weigh
 
 
 def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
-    """Checkpoint tensors of one expert each, or of all experts where their names have no {e}."""
+    """Yields the experts' weights; a checkpoint tensor holds one expert, or all if its name has no {e}."""
     experts, hidden, size = (
         architecture.num_experts,
         architecture.hidden_size,
@@ -230,7 +230,7 @@ def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[W
 def _whole(
     name: str, stored: str, shape: tuple[int, ...], *, divided: tuple[tuple[str, int], ...] = ()
 ) -> Weight:
-    """A weight of one unchanged checkpoint tensor."""
+    """Returns a weight of one unchanged checkpoint tensor."""
     return Weight(name=name, shape=shape, parts=(_part(stored, shape, _all(shape)),), divided=divided)
 
 
@@ -242,7 +242,7 @@ def _stacked(
     divided: tuple[tuple[str, int], ...],
     orders: Sequence[int | None] | None = None,
 ) -> Weight:
-    """A weight of checkpoint tensors [rows, *width], one below the other."""
+    """Returns a weight of checkpoint tensors [rows, *width], one below the other."""
     parts, start = [], 0
     for (stored, size), order in zip(rows.items(), orders or [None] * len(rows), strict=True):
         into = (slice(start, start + size), *_all(width))

@@ -557,7 +557,7 @@ def test_each_gets_as_many_logprobs_as_it_asked_for():
     assert [len(output.outputs[0].logprobs[3].top) for output in outputs] == [1, 5, 0]
     assert outputs[0].outputs[0].logprobs[3].top.items() <= outputs[1].outputs[0].logprobs[3].top.items()
     too_many, fine = llm.generate([prompts()[1]] * 2, [replace(GREEDY, logprobs=98), GREEDY])
-    assert too_many.error == "logprobs=98: the vocabulary has 97 tokens"
+    assert too_many.error == "logprobs=98: must be <= 97, the size of the vocabulary"
     assert fine.error is None
 
 
@@ -575,11 +575,11 @@ def test_prompts_in_no_shape_leave_nothing_behind():
     llm = make()
     with pytest.raises(ValueError, match="give token ids"):
         llm.generate([[1, 2], "text"])
-    with pytest.raises(ValueError, match=re.escape("[[1, 2, 3]] for one of ids")):
+    with pytest.raises(ValueError, match=re.escape("[[1, 2, 3]] for one prompt of ids")):
         llm.generate([1, 2, 3])
     assert llm.engine.num_unfinished == 0
     (output,) = llm.generate([[1.5]], GREEDY)
-    assert "token 1.5 at place 0" in output.error
+    assert "prompt token 0 is 1.5" in output.error
 
 
 def test_a_bad_request_ends_with_its_error_while_others_go_on(expected):
@@ -587,7 +587,7 @@ def test_a_bad_request_ends_with_its_error_while_others_go_on(expected):
     outputs = llm.generate([prompts()[0], [3, 97], [], [1] * 128, prompts()[1]], GREEDY)
     assert [output.error for output in outputs] == [
         None,
-        "token 97 at place 1 of the prompt: must be >= 0 and < 97",
+        "prompt token 1 is 97: must be >= 0 and < 97",
         "an empty prompt",
         "prompt of 128 tokens: max_model_len is 128",
         None,
@@ -602,10 +602,16 @@ def test_a_bad_request_ends_with_its_error_while_others_go_on(expected):
         ({"device": "cuda"}, "no GPU was found; device='cpu'"),
         ({"backend": "cuda"}, "backend=cuda: must be one of triton, torch"),
         ({"dtype": "int8"}, "dtype=int8: must be one of float32"),
-        ({"max_model_len": 129}, "max_model_len=129: the model's context has 128 tokens"),
+        ({"max_model_len": 129}, "max_model_len=129: must be <= 128, the model's context length"),
         ({"caching": Tiered(disk_gib=1)}, "keeps KV in host memory, not on disk"),
-        ({"caching": StreamingLlm()}, "StreamingLlm: it drops KV that attention reads: simulation only"),
-        ({"caching": Radix(eviction="belady")}, "must know the requests to come: simulation only"),
+        (
+            {"caching": StreamingLlm()},
+            "StreamingLlm: it drops KV that attention reads, so it works in simulations only",
+        ),
+        (
+            {"caching": Radix(eviction="belady")},
+            "needs to know future requests, so it works in simulations only",
+        ),
         ({"max_iterations": 0}, "max_iterations=0: must be >= 1"),
     ],
 )

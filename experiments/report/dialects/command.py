@@ -108,9 +108,8 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
     file = folder / f"{name}.parquet"
     if not file.is_file():
         raise ConfigError(
-            f"run={folder}: contains no {file.name}; simulate it again with output.tables=true (runs from "
-            "before "
-            "November 2026 do not have gaps.parquet)"
+            f"run={folder}: contains no {file.name}; simulate it again with output.tables=true "
+            "(runs from before November 2026 do not have gaps.parquet)"
         )
     return pd.read_parquet(file)
 

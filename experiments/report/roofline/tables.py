@@ -57,9 +57,8 @@ def memory_lines(found: Survey) -> list[str]:
     return [
         f"Largest batch at {settings.context:,} tokens of context: {batch.num_seqs:,} sequences ({ends}; "
         f"{memory.num_blocks:,} blocks of {memory.block_size} tokens).",
-        f"Memory per GPU: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} GiB KV "
-        "cache, "
-        f"{(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} GiB other; "
+        f"Memory per GPU: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} "
+        f"GiB KV cache, {(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} GiB other; "
         f"{memory.kv_bytes_per_token / 1024:.4g} KiB of KV per token.",
     ]
 

@@ -117,8 +117,8 @@ def measured(recording: Recording, name: str = "measured") -> Measured:
     notes: tuple[str, ...] = ()
     if pace := recording.engine.get("pace"):
         notes = (
-            f"{name}: the machine took {pace['median']:.2f} times as long as during its calibration (80 % "
-            "of the "
+            f"{name}: the machine took {pace['median']:.2f} times as long as during its calibration "
+            "(80 % of the "
             f"time {pace['p10']:.2f} to {pace['p90']:.2f}); times are scaled to the calibration.",
         )
     if not recording.is_whole:

@@ -100,9 +100,8 @@ def _check_config(folder: Path, recording: Recording, given: dict[str, Any]) -> 
     about = recording.engine
     if "config" not in about:
         raise ConfigError(
-            f"against={folder}: recording.json contains no config to compare; check the settings yourself "
-            "and add "
-            "check_config=false"
+            f"against={folder}: recording.json contains no config to compare; check the "
+            "settings yourself and add check_config=false"
         )
     recorded, given = about["config"], deciding(given)
     if config_digest(recorded) != about["config_digest"]:

@@ -47,16 +47,15 @@ class ValidateSettings:
         if (self.against is None) == (self.device is None):
             given = "neither" if self.against is None else "both"
             raise ValueError(
-                f"device, against: {given} given; give either device=cpu or device=cuda, which runs our own "
-                "engine "
-                "on this machine, or against=FILE, which reads measurements"
+                f"device, against: {given} given; give either device=cpu or device=cuda, which runs "
+                "our own engine on this machine, or against=FILE, which reads measurements"
             )
         if self.device is not None and self.device not in DEVICES:
             raise ValueError(f"device={self.device}: must be one of {', '.join(DEVICES)}")
         if self.load is not None and not 0 < self.load < float("inf"):
             raise ValueError(
-                f"load={self.load}: must be a finite number > 0, such as 0.6; null for the workload's own "
-                "pace"
+                f"load={self.load}: must be a finite number > 0, such as 0.6; null for the "
+                "workload's own pace"
             )
         if self.repeats < 1:
             raise ValueError(f"repeats={self.repeats}: must be >= 1")

@@ -106,8 +106,8 @@ def read_aiperf(name: str, prefix: Prefix) -> Measured:
         missing = [key for key in AIPERF if key not in figures]
         if "request_start_ns" not in about or (done and missing):
             raise UnknownLayout(
-                f"row {number}: {', '.join(missing or ['request_start_ns'])} missing; run aiperf with "
-                "--streaming"
+                f"row {number}: {', '.join(missing or ['request_start_ns'])} missing; run "
+                "aiperf with --streaming"
             )
         start_s = about["request_start_ns"] / 1e9
         values = {key: _value(figures.get(key)) for key in AIPERF}

@@ -213,9 +213,9 @@ def supported(fields, chip, backend=TRITON, dtype=torch.bfloat16, kv_dtype=None,
 @pytest.mark.parametrize(
     ("fields", "settings", "message"),
     [
-        ({"head_dim": 24}, {}, "head_dim=24: the Triton kernels take multiples of 16 up to 256"),
+        ({"head_dim": 24}, {}, "head_dim=24: the Triton kernels support multiples of 16 up to 256"),
         ({"head_dim": 272}, {}, "head_dim=272"),
-        ({"hidden_size": 40000}, {}, "hidden_size=40000: the Triton kernels take up to 32768"),
+        ({"hidden_size": 40000}, {}, "hidden_size=40000: the Triton kernels support up to 32768"),
         (
             {"num_attention_heads": 512, "num_key_value_heads": 1, "head_dim": 128},
             {},
@@ -223,10 +223,14 @@ def supported(fields, chip, backend=TRITON, dtype=torch.bfloat16, kv_dtype=None,
         ),
         ({}, {"quantization": "w4a16", "dtype": torch.float32}, "dtype=torch.float32: quantization=w4a16"),
         (MOE, {"dtype": torch.float32}, "dtype=torch.float32: a mixture of experts needs"),
-        (MOE | {"num_experts": 513}, {}, "of num_experts=513: the Triton kernels take up to 32 of 512"),
+        (MOE | {"num_experts": 513}, {}, "of num_experts=513: the Triton kernels support up to 32 of 512"),
         (MOE, {"quantization": "w4a16"}, "quantization=w4a16: experts.*use w8a16 or None"),
-        ({"intermediate_size": 60}, {"quantization": "w4a16"}, "down: 60 inputs.*multiples of 16, w8a16 any"),
-        ({}, {"quantization": "w4a16", "world_size": 4}, "o: 24 inputs"),
+        (
+            {"intermediate_size": 60},
+            {"quantization": "w4a16"},
+            "down: has 60 inputs.*multiples of 16, w8a16 any",
+        ),
+        ({}, {"quantization": "w4a16", "world_size": 4}, "o: has 24 inputs"),
         ({}, {"quantization": "int4"}, "quantization=int4: must be None or one of w4a16, w8a16, int8, fp8"),
         ({}, {"quantization": "fp8", "chip": "sm_80"}, "needs sm_89 or later, this is sm_80.*int8 is"),
         (
@@ -237,7 +241,7 @@ def supported(fields, chip, backend=TRITON, dtype=torch.bfloat16, kv_dtype=None,
         (
             {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}},
             {"quantization": "fp8"},
-            "quantization=fp8: the checkpoint is packed by awq, that is w4a16: leave it out",
+            "quantization=fp8: the checkpoint is packed by awq, which is w4a16; remove the setting",
         ),
     ],
 )

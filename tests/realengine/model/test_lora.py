@@ -162,31 +162,37 @@ def test_reads_what_target_modules_name_and_nothing_else(tmp_path, config, modul
     [
         ({"peft_type": "IA3"}, 'peft_type="IA3": must be LORA'),
         ({"r": 0}, "r=0: must be a whole number >= 1"),
-        ({"r": 65}, "rank 65: the kernels take up to 64"),
-        ({"rank_pattern": {"q_proj": 65}}, "rank 65: the kernels take up to 64"),
+        ({"r": 65}, "rank 65: must be <= 64"),
+        ({"rank_pattern": {"q_proj": 65}}, "rank 65: must be <= 64"),
         ({"rank_pattern": {"q_proj": 0.5}}, "rank_pattern.q_proj=0.5: must be a whole number"),
         ({"rank_pattern": {"(": 1}}, "rank_pattern=.*not a regular expression"),
         ({"lora_alpha": None}, "lora_alpha=null: must be a number > 0"),
         ({"bias": "lora_only"}, 'bias="lora_only": biases are not adapted'),
-        ({"use_dora": True}, "use_dora=true: DoRA is not computed"),
+        ({"use_dora": True}, "use_dora=true: DoRA is not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save=.*whole modules"),
         ({"target_parameters": ["mlp.experts"]}, "target_parameters=.*experts"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices=.*embeddings"),
         ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa".*changed weights'),
-        ({"some_new_switch": {"a": 1}}, "some_new_switch=.*not known here"),
+        ({"some_new_switch": {"a": 1}}, "some_new_switch=.*unknown option"),
         ({"target_modules": None}, "target_modules=null: must be a list of names, or a regular"),
         ({"target_modules": "[a"}, r"target_modules=\"\[a\": not a regular expression"),
-        ({"target_modules": ["q_proj", "c_attn"]}, "target_modules=c_attn: no linear layer.*q_proj, k_proj"),
+        (
+            {"target_modules": ["q_proj", "c_attn"]},
+            "target_modules=c_attn: matches no linear layer.*q_proj, k_proj",
+        ),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules: lm_head: .*not adapted"),
         (
             {"target_modules": r"model\.(embed_tokens|layers\.0\..*q_proj)"},
             "model.embed_tokens: .*not adapted",
         ),
-        ({"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]}, "none is left by exclude_modules"),
+        (
+            {"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]},
+            "exclude_modules and layers_to_transform exclude all",
+        ),
         ({"layers_to_transform": "0"}, 'layers_to_transform="0": must be'),
-        ({"layers_to_transform": [7]}, "none is left"),
+        ({"layers_to_transform": [7]}, "exclude all of them"),
         ({"layers_to_transform": 0, "layers_pattern": "h"}, "the model's list is called layers"),
-        ({"r": 8}, r"q_proj.lora_A.weight is \[4, 32\], must be \[8, 32\] by rank 8"),
+        ({"r": 8}, r"q_proj.lora_A.weight has shape \[4, 32\], must have \[8, 32\] for rank 8"),
     ],
 )
 def test_refuses_what_it_does_not_compute(tmp_path, config, message):
@@ -206,21 +212,24 @@ def changed(of, to):
     [
         (
             changed("lora_B", lambda b: b[:-1]),
-            r"q_proj.lora_B.weight is \[31, 4\], must be \[32, 4\].*some/base",
+            r"q_proj.lora_B.weight has shape \[31, 4\], must have \[32, 4\].*some/base",
         ),
-        (changed("lora_A", lambda a: a[:, :16]), r"q_proj.lora_A.weight is \[4, 16\], must be \[4, 32\]"),
-        (changed("lora_A", lambda a: a[0]), r"q_proj.lora_A.weight is \[32\], must be \[4, 32\]"),
-        (changed("lora_A", lambda a: a * math.inf), "q_proj.lora_A.weight: infinite or not a number"),
+        (
+            changed("lora_A", lambda a: a[:, :16]),
+            r"q_proj.lora_A.weight has shape \[4, 16\], must have \[4, 32\]",
+        ),
+        (changed("lora_A", lambda a: a[0]), r"q_proj.lora_A.weight has shape \[32\], must have \[4, 32\]"),
+        (changed("lora_A", lambda a: a * math.inf), "q_proj.lora_A.weight: contains infinite numbers or NaN"),
         (changed("lora_A", lambda a: a.to(torch.int8)), "q_proj.lora_A.weight is I8"),
-        ({"base_model.model.lm_head.weight": torch.ones(2)}, "lm_head.weight: not adapted here"),
+        ({"base_model.model.lm_head.weight": torch.ones(2)}, "lm_head.weight: not supported"),
         (
             {
                 **tensors_of(QV),
                 "base_model.model.model.layers.0.mlp.experts.1.up_proj.lora_A.weight": torch.ones(2),
             },
-            "layers.0.mlp.experts.1.up_proj: not adapted here",
+            "layers.0.mlp.experts.1.up_proj: not supported",
         ),
-        (tensors_of([*QV, "2.self_attn.q_proj"]), "layers.2.self_attn.q_proj: the model has 2 layers"),
+        (tensors_of([*QV, "2.self_attn.q_proj"]), "layers.2.self_attn.q_proj: the model has only 2 layers"),
         (tensors_of(QV[:2]), "missing: .*layers.1.self_attn.q_proj.lora_A.weight.* and 1 more"),
     ],
 )
@@ -275,7 +284,7 @@ def test_segments_are_runs_of_rows_cut_to_size():
     starts, slots = make_segments([2, 2], [1, 3], 8, num_segments=3)
     assert starts.tolist() == [0, 4, 4, 4]
     assert slots.tolist() == [2, NO_ADAPTER, NO_ADAPTER]
-    with pytest.raises(ValueError, match="num_segments=1: these rows need 2; order them by slot"):
+    with pytest.raises(ValueError, match="num_segments=1: these rows need 2; sort them by slot"):
         make_segments([0, 1], [1, 1], 16, num_segments=1)
 
 
@@ -502,22 +511,22 @@ def test_an_adapter_in_a_slot_leaves_nothing_of_the_one_before():
 
 def test_the_bank_refuses_what_it_cannot_hold():
     bank = bank_with("a")
-    with pytest.raises(ValueError, match="adapter b: not loaded; loaded are: a"):
+    with pytest.raises(ValueError, match="adapter b: not loaded; the loaded adapters are a"):
         bank.put("b", 0)
     with pytest.raises(ValueError, match="adapter a: loaded already"):
         bank.load("a", random_adapter(SPEC, 2))
-    with pytest.raises(ValueError, match="adapter b: rank 9: max_rank=8; raise it, up to 64"):
+    with pytest.raises(ValueError, match="adapter b: rank 9 exceeds max_rank=8; raise max_rank, up to 64"):
         bank.load("b", random_adapter(SPEC, 9))
     deeper = Architecture.from_hf({**LLAMA, "num_hidden_layers": 3})
-    with pytest.raises(ValueError, match=r"adapter b: model.layers.2.*the model has 2 layers"):
+    with pytest.raises(ValueError, match=r"adapter b: model.layers.2.*the model has only 2 layers"):
         bank.load("b", random_adapter(deeper, 2))
     wider = Architecture.from_hf({**LLAMA, "hidden_size": 48, "head_dim": 8})
     with pytest.raises(
-        ValueError, match=r"adapter b: .*q_proj.lora_A.weight is \[2, 48\], must be \[2, 32\]"
+        ValueError, match=r"adapter b: .*q_proj.lora_A.weight has shape \[2, 48\], must have \[2, 32\]"
     ):
         bank.load("b", random_adapter(wider, 2))
     huge = Adapter(scaling=1.0, layers={Q0: LowRank(torch.full((1, 32), 1e6), torch.ones(32, 1))})
-    with pytest.raises(ValueError, match="adapter b: has numbers that are infinite"):
+    with pytest.raises(ValueError, match="adapter b: contains infinite numbers"):
         make_bank(dtype=torch.float16).load("b", huge)
     for wrong, message in (({"max_loras": 0}, "max_loras=0"), ({"max_rank": 65}, "max_rank=65: .*up to 64")):
         with pytest.raises(ValueError, match=message):

@@ -14,7 +14,7 @@ from realengine.model.architecture import Architecture
 from realengine.model.backend import TORCH
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
-from realengine.model.quantization import QUANTIZATIONS, joined, quantised
+from realengine.model.quantization import QUANTIZATIONS, concatenated, quantised
 from realengine.weights import load
 from realengine.weights.load import load_weights
 from tests.realengine.eager import dense, eager_logits
@@ -132,7 +132,7 @@ def test_only_one_weight_is_unrounded_at_a_time(monkeypatch):
 
 def test_joined_weights_give_the_outputs_one_behind_the_other():
     parts = [quantised(NAME, random(n, 64, seed=n), "w4a16") for n in (16, 8)]
-    assert torch.equal(dense(joined(parts)), torch.cat([dense(part) for part in parts]))
+    assert torch.equal(dense(concatenated(parts)), torch.cat([dense(part) for part in parts]))
 
 
 @pytest.mark.parametrize("config", ["llama", "qwen2"])
@@ -175,7 +175,9 @@ def test_rounding_moves_the_logits_by_little(quantization, bound):
 
 
 def test_errors_name_the_layer_and_what_is_allowed():
-    with pytest.raises(ValueError, match=r"layers\.0\.down\.weight: 60 inputs; .*multiples of 16, w8a16 any"):
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.down\.weight: has 60 inputs; .*multiples of 16, w8a16 any"
+    ):
         load_weights(
             None,
             Architecture.from_hf(CONFIGS["llama"] | {"intermediate_size": 60}),

@@ -134,16 +134,22 @@ def test_a_layout_is_launched_as_far_as_the_engine_cuts_models():
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: simulation only, .*; set it to 1"),
-        ({"context_parallel_size": 4}, "context_parallel_size=4: simulation only"),
+        (
+            {"pipeline_parallel_size": 2},
+            "pipeline_parallel_size=2: works in simulations only, .*; set it to 1",
+        ),
+        ({"context_parallel_size": 4}, "context_parallel_size=4: works in simulations only"),
         (
             {"attention_data_parallel_size": 2, "expert_parallel_size": 2},
-            "attention_data_parallel_size=2: sim",
+            "attention_data_parallel_size=2: works",
         ),
-        ({"tensor_parallel_size": 2, "expert_parallel_size": 2}, "expert_parallel_size=2: simulation only"),
+        (
+            {"tensor_parallel_size": 2, "expert_parallel_size": 2},
+            "expert_parallel_size=2: works in simulations only",
+        ),
         (
             {"tensor_parallel_size": 2, "sequence_parallel": True},
-            "sequence_parallel=True: simulation only, .*; set it to False",
+            "sequence_parallel=True: works in simulations only, .*; set it to False",
         ),
     ],
 )

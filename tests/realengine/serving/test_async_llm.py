@@ -332,7 +332,7 @@ def test_a_full_queue_rejects_and_takes_requests_again_when_there_is_room(expect
         gate, waited = gated(llm)
         tasks = [asyncio.create_task(last(llm, prompts()[i])) for i in range(3)]
         await until(lambda: llm.num_unfinished == 3)
-        with pytest.raises(QueueFullError, match="3 requests wait, max_waiting is 3"):
+        with pytest.raises(QueueFullError, match="3 waiting, max_waiting=3"):
             await last(llm, prompts()[3])
         gate.set()
         outputs = await asyncio.gather(*tasks)
@@ -355,7 +355,7 @@ def test_a_request_on_its_way_into_the_engine_counts_as_waiting():
         llm.engine.add = gated_add
         task = asyncio.create_task(last(llm, prompts()[0]))
         await until(entered.is_set)
-        with pytest.raises(QueueFullError, match="1 requests wait"):
+        with pytest.raises(QueueFullError, match="1 waiting, max_waiting=1"):
             await last(llm, prompts()[1])
         gate.set()
         return await task
@@ -416,12 +416,12 @@ def test_a_bad_request_raises_its_own_error_while_others_go_on(expected):
 
     first, *errors, other = run_scenario(scenario)
     assert [str(error) for error in errors[:3]] == [
-        "token 260 at place 1 of the prompt: must be >= 0 and < 260",
+        "prompt token 1 is 260: must be >= 0 and < 260",
         "an empty prompt",
         "prompt of 128 tokens: max_model_len is 128",
     ]
     assert [type(error) for error in errors] == [ValueError] * 5
-    assert "no tokenizer: give token ids" in str(errors[4])
+    assert "no tokenizer; give token ids" in str(errors[4])
     assert [output.outputs[0].token_ids for output in (first, other)] == expected[:2]
 
 
@@ -429,7 +429,7 @@ def test_an_id_is_served_once_at_a_time():
     async def scenario(llm):
         running = llm.generate(prompts()[0], LONG, request_id="a")
         await anext(running)
-        with pytest.raises(ValueError, match="request_id=a: is being served already"):
+        with pytest.raises(ValueError, match="request_id=a: is in use by an unfinished request"):
             await last(llm, prompts()[1], request_id="a")
         numbered = await asyncio.gather(last(llm, prompts()[1]), last(llm, prompts()[2]))
         await running.aclose()
@@ -501,9 +501,9 @@ def test_shutdown_aborts_what_is_left_and_may_be_called_again():
         await asyncio.to_thread(llm.shutdown)
         assert llm.engine.num_unfinished == 0  # the thread has ended
         llm.shutdown()
-        with pytest.raises(EngineDeadError, match="was shut down: make another"):
+        with pytest.raises(EngineDeadError, match="was shut down; create a new"):
             await last(llm, prompts()[0])
-        with pytest.raises(EngineDeadError, match="was shut down: make another"):
+        with pytest.raises(EngineDeadError, match="was shut down; create a new"):
             llm.check_health()
         return [output async for output in outputs][-1:] + await asyncio.gather(*waiting)
 

@@ -208,10 +208,10 @@ def test_a_template_may_refuse_and_can_do_no_harm(small):
     pytest.importorskip("jinja2", reason="renders templates")
     package = small._tokenizer
     refusing = Tokenizer(package, chat_template="{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ValueError, match="refuses these messages: roles must alternate"):
+    with pytest.raises(ValueError, match="rejects these messages: roles must alternate"):
         refusing.chat_prompt(HELLO)
     reaching = Tokenizer(package, chat_template="{{ messages.__class__.__mro__ }}")
-    with pytest.raises(ValueError, match="refuses"):
+    with pytest.raises(ValueError, match="rejects"):
         reaching.chat_prompt(HELLO)
     with pytest.raises(ValueError, match="no chat template"):
         Tokenizer(package).chat_prompt(HELLO)
