@@ -81,10 +81,10 @@ def simulate(
     if policy is not None:
         given = _of_policy(policy) | given
     dirs = config_dirs(None if config_dir is None else Path(config_dir))
-    texts, objects = with_new_names(overrides), {}
+    texts, objects = with_new_names(overrides, dirs), {}
     groups = {group: [choice.name for choice in found] for group, found in find_groups(dirs).items()}
     _check_engine(policy, groups)
-    for key, value in zip(with_new_names(given), given.values(), strict=True):
+    for key, value in zip(with_new_names(given, dirs), given.values(), strict=True):
         if value is None and "none" in groups.get(key, ()):
             texts.append(f"{key}=none")
         elif not _is_plain(value):

@@ -48,7 +48,8 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
     options = parser_of(application).parse_intermixed_args(arguments)
     _check_flags(options)
     overwrite, given = overwrite_of(options.overrides)
-    source, overrides = application.source(options.config_dir), with_new_names(given)
+    source = application.source(options.config_dir)
+    overrides = with_new_names(given, source.dirs)
     if options.help:
         with explained(source, overrides):
             print_help(application.name, application.summary, source, overrides)

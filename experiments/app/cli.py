@@ -209,7 +209,9 @@ def _run(arguments: list[str]) -> None:
         print(f"windtunnel {_installed().version()}")
         return
     if name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; {suggest(name, COMMANDS)}")
+        raise ConfigError(
+            f"{name}: no such command; {suggest(name, COMMANDS, listed_by='windtunnel --help')}"
+        )
     check_not_shadowed(Path(__file__).resolve().parents[2])
     command = COMMANDS[name]
     if command.config_name is None or not command.by_runner:

@@ -26,7 +26,9 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     groups = find_groups(config_dirs(options.config_dir))
     if options.group and options.group not in groups:
-        raise ConfigError(f"{options.group}: no such group; {suggest(options.group, groups)}")
+        raise ConfigError(
+            f"{options.group}: no such group; {suggest(options.group, groups, listed_by='windtunnel list')}"
+        )
     console = Console(highlight=False)
     for group in [options.group] if options.group else groups:
         console.print(Text(group, style="bold"))

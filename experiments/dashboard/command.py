@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
 def build_board(config_dir: Path | None, overrides: Sequence[str]) -> Board:
     """Builds the controls, and checks that the default state can be built. Raises ConfigError."""
     source = ConfigSource(config_name="simulate", dirs=config_dirs(config_dir))
-    board = board_of(source, with_new_names(overrides))
+    board = board_of(source, with_new_names(overrides, source.dirs))
     build_run(board.cfg)
     return board
 

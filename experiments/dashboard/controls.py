@@ -75,7 +75,8 @@ class Control:
         if self.kind == "choice":
             names = [option.name for option in self.options]
             if given not in names:
-                raise ValueError(f"{self.key}={given}: no such choice; {suggest(str(given or ''), names)}")
+                known = suggest(str(given or ""), names, listed_by=f"windtunnel list {self.key}")
+                raise ValueError(f"{self.key}={given}: no such choice; {known}")
             return given
         if given is None or given == "" or given == "null":
             if self.optional:

@@ -12,6 +12,7 @@ from experiments.sweep.setup import begun, resumed
 from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.hydra_errors import explained
+from sim.settings.renamed import with_new_names
 
 APPLICATION = Application(
     name="sweep",
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.cfg or options.info or options.resolve:
         raise ConfigError("--cfg, --info, --resolve: apply to single runs; use windtunnel simulate --cfg job")
     source = APPLICATION.source(options.config_dir)
+    overrides = with_new_names(overrides, source.dirs)
     if options.help:
         _help(source, overrides)
         return

@@ -118,7 +118,7 @@ class PoolsLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Composes a config and completes its pools, except for the config of a multirun as a whole."""
-        overrides = pools.forced(with_new_names(overrides))
+        overrides = pools.forced(with_new_names(overrides, self._dirs))
         checks = {"from_shell": from_shell, "validate_sweep_overrides": validate_sweep_overrides}
         load = super().load_configuration
         cfg = load(config_name, overrides, run_mode, **checks)

@@ -23,8 +23,9 @@ from omegaconf.errors import (
 from sim.settings.compose import ConfigSource, without_hydra
 from sim.settings.config_groups import find_groups, key_comments
 from sim.settings.convert import shown
-from sim.settings.errors import ConfigError, nearest, suggest
+from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
 from sim.settings.override import Override
+from sim.settings.renamed import ADVICE
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
 """Exceptions of Hydra, before or after a run, that are mistakes of the user."""
@@ -161,7 +162,7 @@ def _by_text(text: str, overrides: Sequence[str], source: ConfigSource) -> str |
     ):
         return _no_such_key(match[1], overrides, source)
     if match := re.search(r"You must specify '([^']+)'", text):
-        return f"{match[1]}: must be chosen; {suggest('', _choices(match[1], source))}"
+        return f"{match[1]}: must be chosen; {_suggest_choice('', match[1], source)}"
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^']+)'", text):
         return f"{match[1]}: several values need --multirun (a list is written [a,b])"
     if match := re.search(r"Config group override must be a string.*Got (\w+)", text):
@@ -178,16 +179,22 @@ def _bad_syntax(error: OverrideParseException, source: ConfigSource) -> str:
 
 
 def _no_such_choice(error: MissingConfigException, overrides: Sequence[str], source: ConfigSource) -> str:
-    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    parsed = [one for one in map(Override.parse, overrides) if not one.is_deleted]
+    missing = str(error.missing_cfg_file)
+    group, _, choice = missing.rpartition("/")
+    of_a_path = next((one for one in parsed if "/" in (one.value or "") and missing == _file_of(one)), None)
+    if of_a_path:
+        group, choice = of_a_path.key, of_a_path.value or ""
     if not group:
         return f"no config file {choice}.yaml in {source.dirs[0]}"
     if not error.options:
         return _no_such_key(group, overrides, source)
     parent = re.match(r"In '([^']+)'", str(error))
-    parsed = [one for one in map(Override.parse, overrides) if not one.is_deleted]
     written = (f"{one.name}={choice}" for one in parsed if (one.key, one.value) == (group, choice))
     by_user = next(written, None)
-    message = f"{by_user or f'{group}={choice}'}: no such choice; {suggest(choice, sorted(error.options))}"
+    name, options = choice.rpartition("/")[2], sorted(error.options)
+    suggestion = _suggest_choice(name, group, source, options)
+    message = f"{by_user or f'{group}={choice}'}: no such choice; {suggestion}"
     return message if by_user or not parent else f"{parent[1]}.yaml: {message}"
 
 
@@ -225,7 +232,14 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     else:
         parent, allowed = "", sorted({*groups, *map(str, cfg)})
     kind = "setting" if parent else "group or setting"
-    return f"{key}: no such {kind}; {suggest(key, allowed, also=[*groups, *_keys(cfg)])}"
+    if key in ADVICE:
+        return f"{key}: no such {kind}; {ADVICE[key]}"
+    also = [*groups, *_keys(cfg)]
+    is_a_last_part = key in {one.rpartition(".")[2] for one in also}
+    if not parent and not is_a_last_part and (choices := _choices_with(key, source)):
+        return f"{key}: no such {kind}; {choices}"
+    listed_by = f"windtunnel {source.config_name} --help"
+    return f"{key}: no such {kind}; {suggest(key, allowed, also, listed_by=listed_by)}"
 
 
 def _no_settings(key: str, cfg: DictConfig, chosen: DictConfig, source: ConfigSource) -> str | None:
@@ -275,7 +289,7 @@ def _chosen_elsewhere(key: str, value: str, group: str, source: ConfigSource) ->
     written = group if group == key.replace(".", "/") else f"{group}@{key}"
     if value in choices:
         return f"{key}={value}: must be written {written}={value}, as a choice of {group}"
-    return f"{key}={value}: no such choice; write {written}=...; {suggest(value, choices)}"
+    return f"{key}={value}: no such choice; write {written}=...; {_suggest_choice(value, group, source)}"
 
 
 def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
@@ -285,7 +299,7 @@ def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
         culprit = Override.parse(_override_of(group, overrides) or "")
         value = culprit.value or ""
         if culprit.text and value not in choices:
-            return f"{culprit.text}: no such choice; {suggest(value, choices)}"
+            return f"{culprit.text}: no such choice; {_suggest_choice(value, group, source)}"
     return None
 
 
@@ -303,6 +317,39 @@ def _config_without(key: str, overrides: Sequence[str], source: ConfigSource) ->
 
 def _override_of(key: str, overrides: Sequence[str]) -> str | None:
     return next((o for o in overrides if Override.parse(o).name == key), None)
+
+
+def _suggest_choice(
+    value: str, group: str, source: ConfigSource, choices: Sequence[str] | None = None
+) -> str:
+    """Returns the end of a message about a wrong choice. choices: default: those of the config folders."""
+    groups = find_groups(source.dirs)
+    names = [choice.name for choice in groups.get(group, [])] if choices is None else choices
+    others = {choice.name for other, found in groups.items() if other != group for choice in found}
+    # The default is usual, and what other groups have as well, such as hardware with a calibration.
+    usual = {*others, _default_of(group, source)}
+    return suggest(value, names, listed_by=f"windtunnel list {group}" if group in groups else "", usual=usual)
+
+
+def _default_of(group: str, source: ConfigSource) -> str:
+    try:
+        return str(source.compose([], with_hydra=True).hydra.runtime.choices.get(group))
+    except COMPOSE_ERRORS:
+        return ""
+
+
+def _choices_with(name: str, source: ConfigSource) -> str:
+    """Returns a hint at the choices with a setting of that name; empty if there are none."""
+    for group, found in find_groups(source.dirs).items():
+        written = group.replace("/", ".")
+        choices = [choice.name for choice in found if name in key_comments(choice.file)]
+        if choices and group in source.compose([], with_hydra=True).hydra.runtime.choices:
+            return f"nearest: {written}.{name}, with {group}={', '.join(choices[:NUM_NEAREST])}"
+    return ""
+
+
+def _file_of(override: Override) -> str:
+    return f"{override.key}/{override.value}"
 
 
 def _choices(group: str, source: ConfigSource) -> list[str]:

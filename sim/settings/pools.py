@@ -52,7 +52,7 @@ def complete(
                     f"{where}.{key}: must be set for the whole run, not for a pool; {suggest(root, names)}"
                 )
             if key in groups and not isinstance(value, Mapping):
-                _check_choice(f"{where}.{key}", shown(value), [choice.name for choice in groups[key]])
+                _check_choice(f"{where}.{key}", shown(value), key, [choice.name for choice in groups[key]])
         whole = compose([*common, "pools=none", *(f"{key}={shown(value)}" for key, value in own)])
         kept = OmegaConf.masked_copy(whole, [key for key in names if key in whole])
         OmegaConf.resolve(whole)
@@ -61,9 +61,11 @@ def complete(
         cfg.pools = found
 
 
-def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
+def _check_choice(key: str, value: str, group: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ConfigError(f"{key}={value}: no such choice; {suggest(value, choices)}")
+        raise ConfigError(
+            f"{key}={value}: no such choice; {suggest(value, choices, listed_by=f'windtunnel list {group}')}"
+        )
 
 
 def forced(overrides: Sequence[str]) -> list[str]:

@@ -1,33 +1,108 @@
-"""Renamed settings and groups: their old names are accepted for one version, with a note."""
+"""Other names of settings and models that are accepted, with a note that says the name that is used.
+
+- Renamed settings and groups: their old names are accepted for one version.
+- Abbreviations that mean the same as one setting: `tp` is `tensor_parallel_size`.
+- Hugging Face ids of models, as the files of configs/model name them: `model=meta-llama/Llama-3.1-8B`.
+
+Names that could mean several settings are not accepted; `ADVICE` says what to write in their place.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
+
+from sim.settings.config_groups import CONFIG_DIR
 
 NEW_NAMES = {"handover": "kv_transfer", "troubles": "failures"}
 """Old name -> new name of keys of the root and of groups."""
 
-_OLD_KEY = re.compile(rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)")
+ALIASES = {
+    "tp": "tensor_parallel_size",
+    "tp_size": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_parallel_size",
+    "ep_size": "expert_parallel_size",
+    "rate": "workload.arrivals.rate_per_s",
+    "qps": "workload.arrivals.rate_per_s",
+    "request_rate": "workload.arrivals.rate_per_s",
+    "quantization": "model.weights",
+}
+"""Abbreviations and names of other tools -> the setting that means the same."""
+
+_GPUS = (
+    "set replicas=N or tensor_parallel_size=N, whose product is the number of GPUs, or layout=auto "
+    "layout.devices=N for the best layout of N GPUs"
+)
+_COPIES = (
+    "set replicas=N for copies of the whole model, or attention_data_parallel_size=N for attention alone"
+)
+ADVICE = {
+    "dp": _COPIES,
+    "dp_size": _COPIES,
+    "gpus": _GPUS,
+    "num_gpus": _GPUS,
+    "ngpus": _GPUS,
+    "gpu": "set hardware=NAME; all: windtunnel list hardware",
+    "workload.arrivals.rate_per_s": "these arrivals have no rate; scale them with load=2, or choose "
+    "workload=poisson",
+}
+"""Names that are not settings, or not of every workload -> what to do."""
+
+_OLD_KEY = re.compile(
+    rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)|(?P<alias>{'|'.join(ALIASES)})(?==|$)"
+)
+_MODEL = re.compile(r"(?P<key>\+{0,2}(?:model(?:@[\w.]+)?|pools\.\w+\.model))=(?P<ids>[\w./,-]*/[\w./,-]*)")
+"""Matches a choice of models of which one is written with a slash, as Hugging Face ids are."""
+
+_SOURCE = re.compile(r"^source: *([^\s#]+)", re.M)
 
 
-def with_new_names(overrides: Iterable[str]) -> list[str]:
-    """Replaces old names in the overrides by new ones; prints one note per old name on stderr."""
-    return [_OLD_KEY.sub(_replacement, text, count=1) if _OLD_KEY.match(text) else text for text in overrides]
+def with_new_names(overrides: Iterable[str], dirs: Sequence[Path] = (CONFIG_DIR,)) -> list[str]:
+    """Replaces other names in the overrides by those that are used; prints one note per name on stderr.
+
+    dirs: the config folders, whose models may be named by their Hugging Face ids.
+    """
+    return [_with_new_name(text, dirs) for text in overrides]
+
+
+def hugging_face_ids(dirs: Sequence[Path]) -> dict[str, str]:
+    """Returns the `source` of each model, in lower case -> its choice of the group `model`."""
+    files = [file for folder in reversed(dirs) for file in sorted((folder / "model").glob("*.yaml"))]
+    found = [
+        (_SOURCE.search(file.read_text(encoding="utf-8", errors="replace")), file.stem) for file in files
+    ]
+    return {source[1].lower(): choice for source, choice in found if source}
+
+
+def _with_new_name(text: str, dirs: Sequence[Path]) -> str:
+    if match := _OLD_KEY.match(text):
+        return _replacement(match) + text[match.end() :]
+    if match := _MODEL.fullmatch(text):
+        known = hugging_face_ids(dirs)
+        names = [known.get(name.lower(), name) for name in match["ids"].split(",")]
+        for given, name in zip(match["ids"].split(","), names, strict=True):
+            if given != name:
+                _note(f"model={given} is read as model={name}.")
+        return f"{match['key']}={','.join(names)}"
+    return text
 
 
 def _replacement(found: re.Match[str]) -> str:
+    if alias := found["alias"]:
+        _note(f"{alias} is read as {ALIASES[alias]}.")
+        return ALIASES[alias]
     old = found["old"]
-    _note(old)
+    _note(f"{old} is now called {NEW_NAMES[old]}; the old name is accepted for one more version.")
     return f"{found['prefix']}{NEW_NAMES[old]}"
 
 
 @cache
-def _note(old: str) -> None:
-    """Prints the note once per process."""
-    print(
-        f"windtunnel: {old} is now called {NEW_NAMES[old]}; the old name is accepted for one more version.",
-        file=sys.stderr,
-    )
+def _note(text: str) -> None:
+    """Prints a note once per process."""
+    print(f"windtunnel: {text}", file=sys.stderr)

@@ -55,7 +55,7 @@ class Variants:
         return config if seed is None else {**config, "seed": seed}
 
     def _config(self, texts: Sequence[str]) -> dict[str, Any]:
-        whole = tuple(with_new_names(texts))
+        whole = tuple(with_new_names(texts, self._source.dirs))
         parsed = [Override.parse(text) for text in whole]
         try:
             edits = self._edits(parsed)

@@ -115,7 +115,7 @@ def test_main_returns_2_and_prints_one_line_for_a_config_error(capsys):
     assert cli.main(["simulte"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("windtunnel: simulte: no such command; nearest: simulate; allowed: simulate, ")
+    assert err == "windtunnel: simulte: no such command; nearest: simulate; all: windtunnel --help\n"
     assert err.count("\n") == 1
 
 

@@ -114,7 +114,7 @@ def test_the_command_line_gives_the_same_figures(board, answer, tmp_path, monkey
     [
         ("?model=smolm2_135m", "model=smolm2_135m: no such choice; nearest: smollm2_135m"),
         ("?replicas=two", "replicas=two: must be a whole number"),
-        ("?hardware=nope", "hardware=nope: no such choice; allowed: a100_40gb_sxm, "),
+        ("?hardware=nope", "hardware=nope: no such choice; all: windtunnel list hardware"),
         ("?replicas=1.5", "replicas=1.5: must be a whole number from 1 to 64"),
         ("?replicas=0", "replicas=0: must be a whole number from 1 to 64"),
         ("?replicas=65", "replicas=65: must be a whole number from 1 to 64"),

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from sim.settings.build import ConfigError, build, build_as
-from sim.settings.errors import nearest, suggest
+from sim.settings.errors import nearest, nearest_names, suggest
 
 
 class Colour(StrEnum):
@@ -314,3 +314,22 @@ def test_suggest_lists_everything_nearest_first():
     assert suggest("chunkd", ["static", "chunked"]) == "nearest: chunked; allowed: static, chunked"
     assert suggest("zebra", ["static"]) == "allowed: static"
     assert suggest("zebra", []) == "allowed: none"
+
+
+def test_many_names_are_not_listed_where_a_command_lists_them():
+    many = [f"engine_{i}" for i in range(9)]
+    assert suggest("engine", many, listed_by="windtunnel list engine") == (
+        "nearest: engine_0, engine_1, engine_2; all: windtunnel list engine"
+    )
+    assert suggest("zebra", many, listed_by="windtunnel list engine") == "all: windtunnel list engine"
+    assert suggest("zebra", many[:8], listed_by="x") == f"allowed: {', '.join(many[:8])}"
+
+
+def test_a_shared_beginning_counts_before_similarity():
+    assert nearest_names("b200", ["gb200", "b60", "b200_sxm"])[0] == "b200_sxm"
+    assert nearest_names("A100", ["a10g", "a100_pcie", "a100_80gb"], usual=["a100_80gb"]) == [
+        "a100_80gb",
+        "a100_pcie",
+        "a10g",
+    ]
+    assert nearest_names("qwen2.5-7b", ["qwen3_8b", "qwen2_5_7b"])[0] == "qwen2_5_7b"

@@ -70,12 +70,12 @@ def test_a_part_of_what_is_null_is_answered_with_the_whole():
     [
         (
             "decode_routing=x",
-            "decode_routing=x: no such choice; write routing@decode_routing=...; allowed: adapter_affinity, ",
+            "decode_routing=x: no such choice; write routing@decode_routing=...; all: windtunnel list ",
         ),
         (
             "decode_routing=powr_of_two",
             "decode_routing=powr_of_two: no such choice; write routing@decode_routing=...; "
-            "nearest: power_of_two; allowed: ",
+            "nearest: power_of_two; all: windtunnel list routing",
         ),
         (
             "decode_routing=power_of_two",
@@ -84,7 +84,7 @@ def test_a_part_of_what_is_null_is_answered_with_the_whole():
         ("decode_routing=null", "decode_routing=null: no such choice; write routing@decode_routing=...; "),
         (
             "routing@decode_routing=x",
-            "routing@decode_routing=x: no such choice; allowed: adapter_affinity, cost_aware, ",
+            "routing@decode_routing=x: no such choice; all: windtunnel list routing",
         ),
     ],
 )

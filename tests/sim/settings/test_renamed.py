@@ -1,13 +1,16 @@
 """Old names of settings are accepted for one version."""
 
 import pytest
+from omegaconf import OmegaConf
 
 from experiments.app.cli import main
 from sim.api import simulate
 from sim.settings import renamed
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.renamed import NEW_NAMES, with_new_names
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.renamed import ADVICE, ALIASES, NEW_NAMES, hugging_face_ids, with_new_names
 from sim.settings.variants import Variants
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -32,3 +35,61 @@ def test_old_names_are_accepted_wherever_overrides_are_given(capsys):
     assert result.config["kv_transfer"]["overflow_tokens"] == 7
     assert result.command is not None
     assert new in result.command
+
+
+@pytest.mark.parametrize(("alias", "key"), ALIASES.items())
+def test_an_alias_is_the_setting_that_it_abbreviates(alias, key, capsys):
+    renamed._note.cache_clear()
+    texts = [f"{alias}=2", f"{alias}s=2", f"engine.{alias}=2", f"{alias}.x=2"]
+    assert with_new_names(texts) == [f"{key}=2", *texts[1:]]
+    assert capsys.readouterr().err == f"windtunnel: {alias} is read as {key}.\n"
+    assert with_new_names([f"{alias}=2,4"]) == [f"{key}=2,4"]
+
+
+def test_aliases_are_settings_and_no_keys_of_their_own():
+    config = SOURCE.compose(["workload=poisson"])
+    assert all(
+        OmegaConf.select(config, key) is not None or key == "model.weights" for key in ALIASES.values()
+    )
+    assert "weights" in config.model
+    assert not {*ALIASES, *ADVICE} & set(config)
+
+
+def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
+    renamed._note.cache_clear()
+    given = ["model=meta-llama/Llama-3.1-8B", "++pools.p.model=qwen/qwen3-8b", "model=a/b,llama3_1_8b"]
+    assert with_new_names(given) == ["model=llama3_1_8b", "++pools.p.model=qwen3_8b", given[2]]
+    assert capsys.readouterr().err == (
+        "windtunnel: model=meta-llama/Llama-3.1-8B is read as model=llama3_1_8b.\n"
+        "windtunnel: model=qwen/qwen3-8b is read as model=qwen3_8b.\n"
+    )
+    assert SOURCE.compose_plain(given[:1]) == SOURCE.compose_plain([])
+
+
+def test_every_model_has_another_hugging_face_id():
+    choices = {file.stem for file in (CONFIG_DIR / "model").glob("*.yaml")} - {"hf"}
+    assert set(hugging_face_ids([CONFIG_DIR]).values()) == choices
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model=llama3", "nearest: llama3_1_8b, llama3_2_1b, llama3_2_3b; all: windtunnel list model"),
+        ("model=meta-llama/Llama-3.1-8B-Instruct", "nearest: llama3_1_8b; all: windtunnel list model"),
+        ("model=someone/no-model", "model=someone/no-model: no such choice; all: windtunnel list model"),
+        ("hardware=a100", "nearest: a100_80gb_sxm, a100_pcie, a100_40gb_sxm; all: windtunnel list hardware"),
+        ("hardware=b200", "hardware=b200: no such choice; nearest: b200_sxm, "),
+        ("rooting=random", "nearest: routing; all: windtunnel simulate --help"),
+        ("max_num_seqs=5", "no such group or setting; nearest: engine.max_num_seqs"),
+        ("sort=true", "sort: no such group or setting; nearest: workload.sort, with workload="),
+        ("dp=2", "dp: no such group or setting; set replicas=N "),
+        ("gpus=2", "gpus: no such group or setting; set replicas=N or tensor_parallel_size=N"),
+        ("gpu=h100", "set hardware=NAME; all: windtunnel list hardware"),
+        ("rate=5", "workload.arrivals.rate_per_s: no such setting; these arrivals have no rate; "),
+    ],
+)
+def test_what_is_not_accepted_is_answered_with_the_canonical_name(override, message):
+    with pytest.raises(ConfigError) as error:
+        composed(SOURCE, [override])
+    assert message in str(error.value)
+    assert len(str(error.value)) < 250
