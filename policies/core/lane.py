@@ -33,7 +33,7 @@ _HOOKS = ("before_step", "chunk_rank", "queue", "on_commit", "on_end")
 
 
 def suits(core: EngineCore) -> bool:
-    """Whether an engine's parts let it be a lane, until something comes that a lane does not know."""
+    """Returns whether an engine's parts allow a lane, until an event comes that a lane does not handle."""
     pool = core.block_pool
     return (
         type(core) is EngineCore
@@ -47,7 +47,7 @@ def suits(core: EngineCore) -> bool:
 
 
 def is_common(request: Request) -> bool:
-    """Whether a request has nothing that a lane does not know: shared contents, branches, an adapter."""
+    """Returns whether a request is one that a lane handles: no shared contents, branches or adapter."""
     _, segments, num_pinned = request.prompt
     if segments or num_pinned:
         return False
@@ -104,12 +104,12 @@ class Lane:
     # Sequences come and go.
 
     def sequence_of(self, request: Request, stop_after: StopAfter) -> Sequence:
-        """As `EngineCore.sequence_of`, for a request for which `is_common`."""
+        """Returns the sequence of a common request, as `EngineCore.sequence_of` does."""
         end_known, end_reason, max_known = self._bounds_of(request, stop_after)
         return Sequence(request, self.decodes, end_known, end_reason, max_known)
 
     def enter(self, seq: Sequence) -> None:
-        """Takes in a sequence that waits, in the order of ranks."""
+        """Adds a waiting sequence, in the order of ranks."""
         seq.rank = rank = self._rank(seq)
         self.sequences[seq.request_id] = seq
         waiting = self.waiting
@@ -136,7 +136,7 @@ class Lane:
         return False
 
     def advance(self, num_iterations: int) -> list[Sequence]:
-        """Decodes so many tokens of all who decode; returns those that end."""
+        """Advances all decoding sequences by that many tokens; returns those that end."""
         decodes, block_size = self.decodes, self.block_size
         clock, due = decodes.clock, decodes.blocks_due_by_phase
         if num_iterations > 1:  # the first one has its blocks
@@ -166,7 +166,7 @@ class Lane:
         return ended
 
     def end(self, ended: list[Sequence]) -> None:
-        """Lets sequences go that do not decode any more, and sorts them by admission."""
+        """Removes sequences that have ended decoding, and sorts the list by admission."""
         if len(ended) > 1:
             ended.sort(key=_admission)
         block_size = self.block_size
@@ -181,16 +181,16 @@ class Lane:
         self.num_running -= len(ended)
 
     def take(self, num_blocks: int) -> None:
-        """Takes blocks for new contents: first those without any."""
+        """Takes blocks for new contents, first those without contents."""
         self.num_free = num_free = self.num_free - num_blocks
         if num_free < self.num_kept:
             self.num_evicted += self.num_kept - num_free
             self.num_kept = num_free
 
     def seat(self, seq: Sequence, num_tokens: int) -> Cause | None:
-        """Gives the first of the waiting a slot, and blocks for its first tokens.
+        """Gives the first waiting sequence a slot, and blocks for its first tokens.
 
-        Returns why it has to wait; None: it does not.
+        Returns the cause for which it has to wait, or None if it is admitted.
         """
         if self.num_running >= self._max_num_seqs:
             return _SLOT
@@ -213,9 +213,10 @@ class Lane:
         return None
 
     def begin_decodes(self) -> int:
-        """Takes the blocks of an iteration in which all decode.
+        """Takes the blocks of an iteration in which all sequences decode.
 
-        Returns for how many iterations that holds; 0, and nothing is done, if a policy has to be asked.
+        Returns the number of iterations for which that holds; 0, with nothing done, if the policy must be
+        asked.
         """
         decodes, block_size = self.decodes, self.block_size
         size, clock = decodes.size, decodes.clock
@@ -232,13 +233,13 @@ class Lane:
         return horizon
 
     def horizon(self) -> int:
-        """Iterations for which all decode as in the one whose blocks were just taken."""
+        """Returns for how many iterations all sequences decode as in the one whose blocks were just taken."""
         decodes = self.decodes
         repeats = range(decodes.ends[0][0] - decodes.clock)
         return bisect_right(repeats, self.num_free, key=lambda num: decodes.blocks_due_after(1, num))
 
     def is_safe(self) -> bool:
-        """Whether the next step finds all blocks that running sequences need, whatever the policy does."""
+        """Returns whether the next step has all blocks for running sequences, whatever the policy does."""
         decodes, block_size = self.decodes, self.block_size
         num_needed = decodes.blocks_due_by_phase[decodes.clock % block_size]
         for seq in self.prefilling:
@@ -248,9 +249,9 @@ class Lane:
     # The end of the lane.
 
     def give_to(self, core: EngineCore, num_iterations: int, chunks: SequenceOf[Chunk]) -> None:
-        """Lets an empty engine go on with all sequences.
+        """Hands all sequences over to an empty engine.
 
-        num_iterations: that have run. chunks: those under way.
+        num_iterations: iterations that have run. chunks: prompt chunks of the running step.
         """
         planned = {chunk.seq: chunk.num_tokens for chunk in chunks}
         running = [seq for seq in self.sequences.values() if seq.state is not WAITING]

@@ -1,7 +1,7 @@
-"""What a batching policy of few words sees of a lane, and how it acts there.
+"""The view and the step of a lane, for a batching policy that fills in order.
 
-The names are those of `StepView` and `StepBuilder`, as far as `policies.batching.FillsInOrder` allows them.
-A lane has made sure (`Lane.is_safe`) that running sequences find their blocks, so nothing is preempted.
+The names are those of `StepView` and `StepBuilder`, as far as `policies.batching.FillsInOrder` allows them. A
+lane has made sure (`Lane.is_safe`) that running sequences find their blocks, so nothing is preempted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEW_CHUNK: Final[Callable[..., Chunk]] = partial(tuple.__new__, Chunk)  # witho
 
 
 class LaneView:
-    """What a policy that fills in order reads of a lane; see `policies.core.view.StepView`."""
+    """The part of a lane that a policy that fills in order reads; see `policies.core.view.StepView`."""
 
     __slots__ = ("_lane", "prefilling")
 
@@ -42,7 +42,7 @@ class LaneView:
 
 
 class LaneStep:
-    """The verbs with which such a policy acts; see `policies.core.step.StepBuilder`."""
+    """The methods with which such a policy acts; see `policies.core.step.StepBuilder`."""
 
     __slots__ = ("_lane", "admitted", "chunks", "promise", "refusal", "tokens_left")
 

@@ -115,7 +115,7 @@ class LaneLoop:
         self.waits_for: Cause | None = None
 
     def on_event(self, event: int) -> None:
-        """A step has run, or the time has come to plan one."""
+        """Handles the end of a step, or the time to plan one."""
         if event != self.timer:
             return
         self.timer = None
@@ -138,7 +138,7 @@ class LaneLoop:
             self._rest(now)
 
     def _commit(self, lane: Lane, now: float) -> None:
-        """Write down what has run, and let sequences advance, join and end."""
+        """Records what has run, and lets sequences advance, join and end."""
         chunks, size = self.chunks, self.num_decodes
         self.is_running = False
         self._write_down(lane, size, chunks)
@@ -154,7 +154,7 @@ class LaneLoop:
             self._note_ended(ended, now)
 
     def _commit_chunks(self, chunks: list[Chunk], ended: list[Sequence]) -> list[Sequence]:
-        """Let prefills go on; returns those that are complete.
+        """Advances prefills; returns those that are complete.
 
         Adds sequences to `ended` that end with their first token.
         """
@@ -169,14 +169,14 @@ class LaneLoop:
         return prefilled
 
     def _note_prefilled(self, prefilled: list[Sequence], now: float) -> None:
-        """Prefills have produced tokens."""
+        """Records the first tokens of complete prefills, and reports them."""
         apart, first_token_s, tell = self._tokens.apart, self._requests.first_token_s, self._on_prefilled
         for seq in prefilled:
             first_token_s[seq.request_id] = apart[seq] = now
             tell(seq, now)
 
     def _note_ended(self, ended: list[Sequence], now: float) -> None:
-        """Answers are complete."""
+        """Records complete answers, and reports them."""
         tokens, requests, tell = self._tokens, self._requests, self._on_end
         for seq in ended:
             if tokens.apart:
@@ -185,7 +185,7 @@ class LaneLoop:
             tell(seq)
 
     def _decode(self, lane: Lane, now: float) -> None:
-        """All decode: nothing is to be decided until one ends, or a request comes."""
+        """Begins iterations in which all sequences decode: no decision until one ends, or a request comes."""
         horizon = lane.begin_decodes()
         if not horizon:
             self._leave(now)
@@ -196,7 +196,7 @@ class LaneLoop:
         self._leap(now, horizon)
 
     def _leap(self, now: float, horizon: int) -> None:
-        """Set out with up to so many iterations in which all decode."""
+        """Begins up to `horizon` iterations in which all sequences decode."""
         decodes, pending = self.lane.decodes, self.pending
         size = self.num_decodes = decodes.size
         num_iterations = horizon if horizon < self._max_leap else self._max_leap
@@ -212,7 +212,7 @@ class LaneLoop:
         self.timer = self._clock.at(end_s, self._index, self.on_event)
 
     def _ask(self, lane: Lane, now: float) -> None:
-        """Ask the policy, as requests wait or are in prefill."""
+        """Asks the policy for a step, because requests wait or are in prefill."""
         step, events, requests = self._step, self._events, self._requests
         if not lane.is_safe():
             self._leave(now)
@@ -250,7 +250,7 @@ class LaneLoop:
         self.timer = self._clock.at(end_s, self._index, self.on_event)
 
     def _rest(self, now: float) -> None:
-        """Nothing is to be computed: wake up when a request comes."""
+        """Waits for the next request, because there is nothing to compute."""
         if self._events.cause is not None:
             self._events.planned(self._core, None, [], now)
         self.is_idle = True
@@ -259,14 +259,14 @@ class LaneLoop:
             self._plan_at(max(now, self.pending[0][0]))
 
     def _plan_at(self, time_s: float) -> None:
-        """Plan then, after all else that happens at that instant."""
+        """Schedules the next plan at a time, after all other events of that instant."""
         self.wake_s = time_s
         self.timer = self._clock.at(time_s, Phase.plan + self._index, self.on_event)
 
     # Requests come; see `sim.engine.intake`.
 
     def expect(self, seq: Sequence, known_s: float) -> None:
-        """The engine will know a request at known_s, not before all that were expected before."""
+        """Registers a request that the engine will know at known_s, not before those registered earlier."""
         pending = self.pending
         pending.append((known_s, seq))
         if len(pending) > 1:
@@ -278,7 +278,7 @@ class LaneLoop:
             self._plan_at(known_s)
 
     def _cut(self, known_s: float) -> None:
-        """Let a leap end where a request is planned for."""
+        """Ends a leap at the boundary at which a request is planned for."""
         ends_s = self.ends_s
         num_iterations = 1
         if known_s > self.start_s:
@@ -289,7 +289,7 @@ class LaneLoop:
             self.timer = self._clock.at(self.end_s, self._index, self.on_event)
 
     def _enter_during(self) -> None:
-        """Let in what the engine has come to know before the end of the step that has run."""
+        """Adds the requests that the engine has come to know before the end of the step that has run."""
         pending, ends_s, end_s = self.pending, self.ends_s, self.end_s
         until_s = end_s
         if self._plans_ahead:
@@ -298,7 +298,10 @@ class LaneLoop:
             self._enter()
 
     def _enter_at(self, now: float) -> None:
-        """Let in what has come to an engine at rest; one that plans ahead is only woken, by the first."""
+        """Adds the requests that have reached an idle engine.
+
+        One that plans ahead is only woken, by the first request.
+        """
         if self._plans_ahead:
             if self.is_idle:
                 self._enter()
@@ -315,12 +318,12 @@ class LaneLoop:
     # What is written down.
 
     def _tell(self, now: float, admitted: list[Sequence], waits_for: Cause | None) -> None:
-        """Tell the log of events of a plan at which some wait or have waited."""
+        """Logs the events of a plan at which some requests wait or have waited."""
         plan = StepPlan(0, 0, 0, 0, (), 1, inf, self.chunks, admitted, waits_for=waits_for)
         self._events.planned(self._core, plan, [], now)
 
     def _write_down(self, lane: Lane, size: int, chunks: list[Chunk]) -> None:
-        """Enter the iterations that have run, and the gaps between tokens that do not follow from them."""
+        """Records the iterations that have run, and the gaps between tokens that do not follow from them."""
         log, tokens, ends_s = self._log, self._tokens, self.ends_s
         emitted_s, num_apart, num_used = tokens.last_decode_s, 0, lane.num_blocks - lane.num_free
         if size:

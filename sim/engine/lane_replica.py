@@ -44,7 +44,7 @@ class LaneReplica(Replica):
             )
 
     def submit(self, request: Request, stop_after: StopAfter) -> None:
-        """As `Replica.submit`."""
+        """Does what `Replica.submit` does."""
         loop = self._loop
         if loop is not None and not is_common(request):
             self.leave_lane()
@@ -64,18 +64,18 @@ class LaneReplica(Replica):
     # What the loop tells.
 
     def _has_entered(self, seq: Sequence) -> None:
-        """The engine knows a request from now on."""
+        """Reports that the engine knows a request."""
         for notify in self._listeners.entered:
             notify(seq)
 
     def _has_token(self, seq: Sequence, now: float) -> None:
-        """A prefill has produced a token."""
+        """Reports that a prefill has produced a token."""
         self.num_queued_tokens -= self._queued.pop(seq.request_id)
         for notify in self._listeners.prefilled:
             notify(seq, now)
 
     def _has_ended(self, seq: Sequence) -> None:
-        """An answer is complete."""
+        """Reports that an answer is complete."""
         self.num_outstanding -= 1
         self.num_outstanding_tokens -= seq.request.prompt.num_tokens
         for notify in self._listeners.left:
@@ -83,7 +83,7 @@ class LaneReplica(Replica):
         self._on_end(seq)
 
     def _go_on(self, now: float) -> None:
-        """Leave the lane, if that is not done, behind a step or between two, and go on from there."""
+        """Leaves the lane, if it still lasts, after a step or between two, and continues with the engine."""
         self.leave_lane()
         if self._aborts or self._migrated:
             self._end_requests()
@@ -95,7 +95,7 @@ class LaneReplica(Replica):
     # The end of the lane.
 
     def leave_lane(self) -> None:
-        """Let the engine take over all that the lane knows, in the middle of a step or between two."""
+        """Lets the engine take over all state of the lane, in the middle of a step or between two."""
         loop, core = self._loop, self.core
         if loop is None:
             return
@@ -117,7 +117,7 @@ class LaneReplica(Replica):
         loop.timer = None
 
     def attach(self, attachment: Attachment) -> None:
-        """As `Replica.attach`."""
+        """Leaves the lane if the attachment looks into steps; then as `Replica.attach`."""
         Replica.attach(self, attachment)
         on = self._listeners
         if on.planned or on.started or on.ending or on.transfers_prefilled or on.before_external_event:
@@ -126,46 +126,46 @@ class LaneReplica(Replica):
     def expect(
         self, request: Request, known_s: float, enter: Enter, item: Any, sent_s: float | None = None
     ) -> None:
-        """As `Replica.expect`."""
+        """Leaves the lane; then as `Replica.expect`."""
         self.leave_lane()
         Replica.expect(self, request, known_s, enter, item, sent_s)
 
     def replan(self) -> None:
-        """As `Replica.replan`."""
+        """Leaves the lane; then as `Replica.replan`."""
         self.leave_lane()
         Replica.replan(self)
 
     def before_external_event(self) -> None:
-        """As `Replica.before_external_event`."""
+        """Leaves the lane; then as `Replica.before_external_event`."""
         self.leave_lane()
         Replica.before_external_event(self)
 
     def abort(self, request_id: int, then: Callable[[], None] | None = None) -> None:
-        """As `Replica.abort`."""
+        """Leaves the lane; then as `Replica.abort`."""
         self.leave_lane()
         Replica.abort(self, request_id, then)
 
     def release_migrated(self, request_id: int, then: Callable[[Sequence], None]) -> None:
-        """As `Replica.release_migrated`."""
+        """Leaves the lane; then as `Replica.release_migrated`."""
         self.leave_lane()
         Replica.release_migrated(self, request_id, then)
 
     def slow_down(self, factor: float) -> None:
-        """As `Replica.slow_down`."""
+        """Leaves the lane; then as `Replica.slow_down`."""
         self.leave_lane()
         Replica.slow_down(self, factor)
 
     def crash(self) -> list[int]:
-        """As `Replica.crash`."""
+        """Leaves the lane; then as `Replica.crash`."""
         self.leave_lane()
         return Replica.crash(self)
 
     def stop(self, now: float) -> None:
-        """As `Replica.stop`."""
+        """Leaves the lane; then as `Replica.stop`."""
         self.leave_lane()
         Replica.stop(self, now)
 
     def holds(self, request_id: int) -> bool:
-        """As `Replica.holds`."""
+        """Leaves the lane; then as `Replica.holds`."""
         self.leave_lane()
         return Replica.holds(self, request_id)

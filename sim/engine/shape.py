@@ -40,7 +40,7 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
 
 
 def shape_of_chunks(num_decodes: int, num_context_tokens: int, chunks: list[Chunk]) -> IterationShape:
-    """What one iteration of decodes beside prompt chunks computes."""
+    """Returns the shape of one iteration of decodes and prompt chunks, without branches and adapters."""
     num_sampled = num_decodes
     num_tokens = num_pairs = num_context = 0
     for _, num_cached, n, completes in chunks:

@@ -51,7 +51,7 @@ class EventLog:
             self._adopted_s[seq.request_id] = sent_s
 
     def admit(self, now: float) -> None:
-        """A plan has admitted all who came since the last one; nobody waits, or has waited."""
+        """Logs a plan that admits all requests since the last plan, when none waits or has waited."""
         frontend_s = self._frontend_s
         for seq in self.new:
             iteration_s = now - (seq.request.arrival_s + frontend_s)

@@ -180,7 +180,7 @@ class IterationLog:
         decodes: DecodeSet,
         num_blocks_used: int,
     ) -> None:
-        """Enter iterations in which all sequences of an engine decode, without branches and adapters."""
+        """Logs iterations in which all sequences of an engine decode, without branches and adapters."""
         size, num_iterations = decodes.size, len(ends_s)
         num_held = decodes.num_context_tokens + size
         self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
@@ -217,7 +217,7 @@ class IterationLog:
         num_waiting: int,
         waits_for: Cause | None,
     ) -> None:
-        """The same where others are in prefill, or wait; one iteration, if there are chunks (shape)."""
+        """Logs iterations with prefills or waiting requests; one iteration if it has chunks (shape)."""
         num_iterations = len(ends_s)
         self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
         more = 0

@@ -193,7 +193,7 @@ class RequestLog:
         self.record_progress(seq, last_token_s)
 
     def finish(self, seq: Sequence, now: float) -> None:
-        """Close the row of a sequence without branches, never preempted, whose answer is complete."""
+        """Closes the row of a complete answer whose sequence has no branches and was never preempted."""
         request_id = seq.request_id
         self.status[request_id] = FINISHED
         if seq.finish_reason is _LENGTH:

@@ -27,7 +27,7 @@ NOT_COMPARED = (*TABLES, *GAPS, "unfilled", "adapters")
 
 @st.composite
 def draw_lane_worlds(draw, worlds):
-    """Strategy: worlds that a lane suits, most of them until something comes that it does not know."""
+    """Draws worlds that a lane suits, most of them until an event comes that it does not handle."""
     world = draw(worlds)
     block_size = world.caching.block_size
     every = draw(st.sampled_from([1, 1, 1, 4]))  # request in so many names no contents
@@ -81,7 +81,7 @@ def test_lane_is_general_in_a_cluster(world):
 
 @pytest.fixture
 def left_at(monkeypatch):
-    """(time, running sequences) of every lane that ends before its run, in a list."""
+    """Returns a list that grows by (time, running sequences) with every lane that ends before its run."""
     left = []
     leave_lane = LaneReplica.leave_lane
 
