@@ -119,7 +119,7 @@ class _Grace:
 
     @property
     def is_over(self) -> bool:
-        """Whether Ctrl-C was noticed at least GRACE_S before; the first call after it begins the time."""
+        """True GRACE_S after Ctrl-C; the first call after Ctrl-C starts the time."""
         if not self._interrupt.noted:
             return False
         if self._ends_s is None:

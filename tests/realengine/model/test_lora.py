@@ -528,7 +528,7 @@ def test_the_bank_refuses_what_it_cannot_hold():
     huge = Adapter(scaling=1.0, layers={Q0: LowRank(torch.full((1, 32), 1e6), torch.ones(32, 1))})
     with pytest.raises(ValueError, match="adapter b: contains infinite numbers"):
         make_bank(dtype=torch.float16).load("b", huge)
-    for wrong, message in (({"max_loras": 0}, "max_loras=0"), ({"max_rank": 65}, "max_rank=65: must be <= 64")):
+    for wrong, message in (({"max_loras": 0}, "max_loras=0"), ({"max_rank": 65}, "max_rank=65: must be")):
         with pytest.raises(ValueError, match=message):
             make_bank(**wrong)
     assert bank.names == ("a",)
