@@ -220,19 +220,22 @@ def _numbers(cfg: Mapping[str, Any]) -> list[Control]:
     """
     value_of = dict(leaves(cfg))
     traffic = [
-        (("workload.arrivals.rate_per_s", "requests/s", 1.0), ("load", "traffic, factor", 0.5)),
         (
-            ("workload.lengths.prompt_tokens.mean", "prompt tokens", 128.0),
-            ("prompt_scale", "prompt length, factor", 0.5),
+            ("workload.arrivals.rate_per_s", "request rate, requests/s", 1.0),
+            ("load", "factor on the request rate", 0.5),
         ),
         (
-            ("workload.lengths.output_tokens.mean", "output tokens", 32.0),
-            ("output_scale", "output length, factor", 0.5),
+            ("workload.lengths.prompt_tokens.mean", "mean prompt tokens", 128.0),
+            ("prompt_scale", "factor on prompt lengths", 0.5),
+        ),
+        (
+            ("workload.lengths.output_tokens.mean", "mean output tokens", 32.0),
+            ("output_scale", "factor on output lengths", 0.5),
         ),
     ]
     found = [
         _whole(value_of, "replicas", "replicas", 1),
-        _whole(value_of, "tensor_parallel_size", "tensor parallel", 1),
+        _whole(value_of, "tensor_parallel_size", "tensor parallel size", 1),
     ]
     if cfg["pools"]:
         found = []  # each pool has its own replicas and tensor parallel size
@@ -241,11 +244,13 @@ def _numbers(cfg: Mapping[str, Any]) -> list[Control]:
         found.append(_number(value_of, key, label, step=step, minimum=1e-3))
     if cfg["slo"]:
         found += [
-            _number(value_of, "slo.ttft_ms", "SLO: TTFT, ms", step=50.0, minimum=1e-3, optional=True),
-            _number(value_of, "slo.tpot_ms", "SLO: TPOT, ms", step=5.0, minimum=1e-3, optional=True),
-            _number(value_of, "slo.attainment_target", "SLO: target share", step=0.01, minimum=0.01),
+            _number(value_of, "slo.ttft_ms", "SLO limit: TTFT, ms", step=50.0, minimum=1e-3, optional=True),
+            _number(value_of, "slo.tpot_ms", "SLO limit: TPOT, ms", step=5.0, minimum=1e-3, optional=True),
+            _number(
+                value_of, "slo.attainment_target", "SLO attainment target, share", step=0.01, minimum=0.01
+            ),
         ]
-    return [*found, _whole(value_of, "seed", "seed", 0)]
+    return [*found, _whole(value_of, "seed", "random seed", 0)]
 
 
 def _whole(value_of: Mapping[str, Any], key: str, label: str, minimum: int) -> Control:

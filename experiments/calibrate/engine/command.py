@@ -70,8 +70,8 @@ def operator_table(operators: pd.DataFrame) -> Table:
 def error_table(errors: pd.DataFrame, device: str) -> Table:
     """Returns a table of the errors of predicted iteration times, one row per kind of iteration."""
     clock = "thread time, one thread" if device == "cpu" else "wall time"
-    table = _plain_table(f"Iteration times predicted by the table against measured ones ({clock})")
-    for heading in ("kind", "iterations", "median error", "p90 error", "bias", "error of the total"):
+    table = _plain_table(f"Predicted against measured iteration times ({clock})")
+    for heading in ("kind", "iterations", "median error", "p90 error", "bias", "error of total time"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for row in errors.to_dict("records"):
         figures = [f"{row[name]:.1%}" for name in ("median", "p90")]

@@ -276,10 +276,13 @@ def _notes(machine: Machine, host: HostTime, residuals: pd.DataFrame) -> list[st
 
 
 def _next_command(settings: MeasureSettings, name: str, files: Files) -> str:
-    """Returns the command that simulates with the written files."""
+    """Returns the command that simulates with the written files, and the path of the fit report."""
     chosen = f"hardware={name} engine={name} latency={files.latency.stem}"
-    model = f"model=... model.dtype={settings.model.dtype}"
-    return f"windtunnel simulate --config-dir {settings.out} {chosen} {model}   (report: {files.report})"
+    model = f"model=NAME model.dtype={settings.model.dtype}"
+    return (
+        f"Simulate this machine, with NAME as measured: windtunnel simulate --config-dir {settings.out} "
+        f"{chosen} {model}\nFit report: {files.report}"
+    )
 
 
 def machine_name(device: str) -> str:
