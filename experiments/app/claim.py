@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
+from experiments.app.lock import LOCK
 from sim.settings.errors import ConfigError
 
 OVERWRITE = "overwrite"
@@ -82,7 +83,7 @@ def _take(folder: Path, key: str, *, overwrite: bool) -> None:
         raise ConfigError(
             f"{folder}: contains a sweep; continue it with resume={folder}, or choose another folder"
         )
-    if not any(folder.iterdir()):
+    if all(file.name == LOCK for file in folder.iterdir()):
         return
     if not overwrite:
         raise ConfigError(f"{key}={folder}: is not empty; choose another folder, or add overwrite=true")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.text import Text
 
 from experiments.app.key_values import key_values
+from experiments.app.runner import file_errors_reported
 from experiments.app.terminal import terminal_console
 from experiments.report.run import redraw
 from experiments.sweep.folder import SweepFolder
@@ -49,20 +51,27 @@ def main(arguments: Sequence[str]) -> None:
     console = terminal_console()
     if trust:
         sys.path.append(os.getcwd())  # where the user's own classes are
-    if "run" in given:
-        written = redraw(Path(given["run"]), settings, trust=trust)
-    else:
-        folder = SweepFolder.open(Path(given["sweep"]), "sweep")
-        if not any(row["status"] == "done" for row in folder.rows.values()):
-            raise ConfigError(
-                f"sweep={given['sweep']}: none of its runs has finished; finish the sweep with windtunnel "
-                "sweep resume=..."
-            )
-        grid = of_folder(folder, settings)
-        print_found(grid, console)
-        written = write(grid, folder, settings)
+    with file_errors_reported(Path(given.get("run") or given["sweep"])):
+        written = _drawn(given, settings, console, trust=trust)
     for file in written:
         console.print(Text(str(file), style="dim"), soft_wrap=True)
+
+
+def _drawn(
+    given: Mapping[str, str], settings: ReportSettings, console: Console, *, trust: bool
+) -> list[Path]:
+    """Draws the run or the sweep, and returns the files that were written."""
+    if "run" in given:
+        return redraw(Path(given["run"]), settings, trust=trust)
+    folder = SweepFolder.open(Path(given["sweep"]), "sweep")
+    if not any(row["status"] == "done" for row in folder.rows.values()):
+        raise ConfigError(
+            f"sweep={given['sweep']}: none of its runs has finished; finish the sweep with windtunnel "
+            "sweep resume=..."
+        )
+    grid = of_folder(folder, settings)
+    print_found(grid, console)
+    return write(grid, folder, settings)
 
 
 def _parsed(arguments: Sequence[str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.app.application import Application, parser_of
+from experiments.app.claim import overwrite_of
 from experiments.app.help import print_help
 from experiments.sweep.run import run_sweep
 from experiments.sweep.setup import begun, resumed
@@ -24,6 +25,7 @@ APPLICATION = Application(
 FLAGS = """\
   key=a,b,c          values to combine, one run per combination; also range(0,10,2), glob(*)
   resume=DIR         run the missing points of an earlier sweep; only launcher, sweep and report may be set
+  overwrite=true     replace the results of an earlier run in the same folder; sweeps are never replaced
   --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
   --trust            with resume=DIR: allow the folder to name classes and configs of your own
   -h, --help         print this page, for the choices given on the command line"""
@@ -34,7 +36,8 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_of(APPLICATION)
     parser.add_argument("--trust", action="store_true")
     options = parser.parse_intermixed_args(arguments)
-    resume, overrides = _resume_of(options.overrides)
+    overwrite, given = overwrite_of(options.overrides)
+    resume, overrides = _resume_of(given)
     if options.multirun:
         raise ConfigError("--multirun: not needed, because a sweep always takes several values")
     if options.cfg or options.info or options.resolve:
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     if resume is None:
         if options.trust:
             raise ConfigError("--trust: is for a folder that is continued; leave it out, or add resume=DIR")
-        source, folder, sweep_options = begun(source, overrides)
+        source, folder, sweep_options = begun(source, overrides, overwrite=overwrite)
     else:
         source, folder, sweep_options = resumed(resume, overrides, options.config_dir, trust=options.trust)
     run_sweep(folder, sweep_options, source)

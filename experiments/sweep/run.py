@@ -64,13 +64,18 @@ def run_sweep(folder: SweepFolder, sweep_options: SweepOptions, source: ConfigSo
 def _finish(folder: SweepFolder, sweep_options: SweepOptions, interrupt: Interrupt, console: Console) -> None:
     """Draws the finished runs, and prints how to continue with the rest."""
     shown, num_left = seen_from_here(folder.path), folder.plan.num_points - len(folder.rows)
-    not_drawn = None
+    not_drawn: Exception | None = None
     if folder.num_of(DONE):
         try:
             _draw(folder, sweep_options, console)
-        except (ConfigError, OSError) as error:
+        except ConfigError as error:
             not_drawn = ConfigError(
                 f"{error}; the runs are kept; to draw them: windtunnel report sweep={shown}"
+            )
+        except OSError as error:
+            not_drawn = CannotWriteError(
+                f"{error.filename}: {error.strerror}; the runs are kept; make room, then: windtunnel report "
+                f"sweep={shown}"
             )
     if num_left:
         print_remaining(num_left, folder.resume_command(shown), console)

@@ -47,8 +47,10 @@ class SweepOptions(NamedTuple):
     """The setting that named the folder of the sweep, if it is not trusted; see `check_recorded`."""
 
 
-def begun(source: ConfigSource, overrides: Sequence[str]) -> tuple[ConfigSource, SweepFolder, SweepOptions]:
-    """Creates a new sweep after checking its points."""
+def begun(
+    source: ConfigSource, overrides: Sequence[str], *, overwrite: bool = False
+) -> tuple[ConfigSource, SweepFolder, SweepOptions]:
+    """Creates a new sweep after checking its points. overwrite: see `claim`."""
     plan = plan_of(overrides, source)
     sys.path.append(os.getcwd())  # so that the user's own classes are found
     sweep_options, cfg = _sweep_options(source, [o for o in overrides if is_of_the_sweep(o)], [os.getcwd()])
@@ -62,7 +64,7 @@ def begun(source: ConfigSource, overrides: Sequence[str]) -> tuple[ConfigSource,
         "code": [sweep_options.code],
     }
     with file_errors_reported(Path(cfg.hydra.run.dir)):
-        path = claim(cfg, "run.dir", overwrite=False)
+        path = claim(cfg, "run.dir", overwrite=overwrite)
     return source, SweepFolder.create(path, plan, about), sweep_options
 
 
