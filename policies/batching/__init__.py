@@ -1,4 +1,4 @@
-"""Batching policies: which sequences share an iteration. One policy per file."""
+"""Batching policies: they decide which sequences share an iteration, with how many tokens. One per file."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from policies.core.view import StepView
 
 
 class Batching(Protocol):
-    """Fills one step: reads the view and acts through the builder."""
+    """Decides the tokens of an iteration: reads the view, and calls the builder's methods."""
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Decides what the next iteration computes. `now`: seconds on the caller's clock."""
+        """Fills the step with the tokens of the next iteration. `now`: seconds on the caller's clock."""
         ...
 
 
 @runtime_checkable
 class DecodesUnasked(Protocol):
-    """A batching policy that has nothing to decide while all sequences of the engine decode."""
+    """A batching policy with nothing to decide while all sequences of the engine decode.
+
+    The engine need not call `fill` for such iterations, which saves time.
+    """
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of sequences up to which the engine steps without a call of `fill`, if all sequences decode.
+        """Maximum number of sequences for which the engine skips the call of `fill` while all of them decode.
 
-        The policy promises that `fill` would give each of them its next token, and would promise to repeat
-        this without a limit (`decode_all`, `repeat`). With `Scheduling.before_step` the promise is void and
-        `fill` is called. A subclass with methods of its own, or a wrapper, has to declare the number again:
-        see `declares_itself`.
+        The policy promises that `fill` would give each of them its next token and would repeat this without a
+        limit (`decode_all`, `repeat`). If the scheduling policy has `before_step`, `fill` is always called. A
+        subclass with methods of its own, or a wrapper, must declare the number again (see `declares_itself`).
         """
         ...
 
 
 def max_unasked_of(batching: Batching) -> int:
-    """Number of decodes up to which a policy need not be asked; 0 without a declaration that fits its `fill`.
+    """Returns the policy's max_unasked_decodes, or 0 without a declaration that applies to its `fill`.
 
-    Raises ValueError if the declared value is no whole number >= 0.
+    Raises ValueError if the declared value is not a whole number >= 0.
     """
     if not isinstance(batching, DecodesUnasked) or not declares_itself(batching):
         return 0
@@ -48,15 +50,15 @@ def max_unasked_of(batching: Batching) -> int:
 
 @runtime_checkable
 class FillsInOrder(Protocol):
-    """A batching policy that serves sequences in order, with few calls."""
+    """A batching policy that serves sequences in order, with few methods of the builder."""
 
     @property
     def fills_in_order(self) -> bool:
         """Whether `fill` calls only budget, decode_all, prefill, admit and repeat, in this order.
 
         It prefills in the order of the view's `prefilling`, and admits in that of `waiting` until a sequence
-        is refused; of a sequence it reads num_uncomputed only. The simulator then needs no whole engine
-        (policies/core/lane.py). A subclass with methods of its own has to declare it again.
+        is refused; of a sequence it reads num_uncomputed only. The simulator can then use the simplified
+        engine of `policies/core/lane.py`. A subclass with methods of its own must declare it again.
         """
         ...
 
@@ -69,7 +71,7 @@ def fills_in_order(batching: Batching) -> bool:
 
 
 def declares_itself(batching: object, name: str = "max_unasked_decodes") -> bool:
-    """Whether a policy declares something for its own methods, not for methods that it replaces."""
+    """Returns whether attribute `name` is declared, and no subclass of the declaring class adds methods."""
     for each in type(batching).__mro__:
         if name in vars(each):
             return True
@@ -80,9 +82,9 @@ def declares_itself(batching: object, name: str = "max_unasked_decodes") -> bool
 
 
 def supports_mixed_role(policy: object) -> bool:
-    """Whether a policy can serve requests from arrival to end in a pool of role mixed, without another pool.
+    """Returns whether a policy can serve requests from arrival to end, so in a pool of role mixed.
 
-    A policy of one role declares `supports_mixed_role = False`; its old name `serves_alone` is read for one
-    version.
+    A policy for one role only declares `supports_mixed_role = False`; its old name `serves_alone` is also
+    read, for one more version.
     """
     return bool(getattr(policy, "supports_mixed_role", getattr(policy, "serves_alone", True)))

@@ -1,19 +1,19 @@
 """Continuous batching with chunked prefill: one token budget for decodes and prompt chunks.
 
-This is the default of vLLM v1, after Sarathi-Serve's stall-free batching (Agrawal et al., OSDI 2024): running
-sequences first, then waiting ones in order; each prompt is cut to what the budget leaves. Sarathi-Serve
-itself is this policy with a small budget: batching=sarathi.
-With long_prefill_token_threshold several prompts are under way at once, and running sequences are served in
-the order of their admission, decodes and prompts mixed, as vLLM 0.32 does. Without it, the only prompt under
-way is the last running sequence. vLLM v0's max_num_partial_prefills, which v1 accepts at its default only, is
-a policy of its own: batching=partial_prefills.
-Memory pressure: the sequence of largest rank loses its KV and is recomputed later; a step that preempted
-admits no sequence. A request is admitted only if its whole prompt can get blocks.
-Horizon: until something changes. Decodes stay, a prompt that used up the budget does so again, and a sequence
-that could not be admitted (no slot, no block, no budget) cannot be admitted until a sequence ends. One
-exception: a prompt that is limited by the threshold leaves budget, and other prompts may then find in a
-prefix cache what it computes, so that they fit. While a sequence waits for blocks beside such a prompt, every
-iteration is decided anew.
+This is the default of vLLM v1, which follows Sarathi-Serve's stall-free batching (Agrawal et al., OSDI 2024):
+running sequences come first, then waiting ones in order; each prompt gets a chunk of at most the remaining
+budget. Sarathi-Serve itself is this policy with a small budget: batching=sarathi.
+With long_prefill_token_threshold several prompts can be in prefill at the same time, and running sequences
+are served in the order of their admission, decodes and prefills mixed, as in vLLM 0.32. Without it, only the
+last running sequence can be in prefill. vLLM v0's max_num_partial_prefills, which v1 accepts at its default
+only, is a policy of its own: batching=partial_prefills.
+Memory pressure: the sequence of largest rank is preempted and recomputed later; a step that preempts admits
+no sequence. A request is admitted only if there are blocks for its whole prompt.
+Horizon: the plan repeats until something changes. Decodes go on, a prompt that used up the budget does so
+again, and a sequence that could not be admitted (no slot, no block, no budget) cannot be admitted until a
+sequence ends. There is one exception: a prompt that is limited by the threshold leaves some of the budget,
+and the blocks that it computes may become prefix cache hits of a waiting request, which then fits. While a
+sequence waits for blocks next to such a prompt, every iteration is decided anew.
 """
 
 from __future__ import annotations
@@ -28,22 +28,16 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunked:
-    """One token budget for the running sequences first, then for admissions."""
+    """One token budget, for the running sequences first, then for new ones."""
 
     max_num_batched_tokens: int = 8192
     """Maximum number of tokens in one iteration."""
     enable_chunked_prefill: bool = True
-    """Whether a prompt may be cut to fit the budget.
-
-    If not, only prompts that exceed the whole budget are cut.
-    """
+    """Whether prompts are split into chunks; if False, only those that exceed the whole budget."""
     long_prefill_token_threshold: int = 0
-    """Maximum tokens of one prompt in one iteration, unless its request is the only one; 0: no such limit."""
+    """Maximum tokens of one prompt in one iteration while the engine has other requests; 0: no limit."""
     long_prefill_token_threshold_adaptive: bool = False
-    """Raises the threshold to an equal share of the budget.
-
-    Max_num_batched_tokens / requests in the engine.
-    """
+    """Whether the limit is raised to max_num_batched_tokens / (requests in the engine), if that is more."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
@@ -54,12 +48,12 @@ class Chunked:
         if self.long_prefill_token_threshold_adaptive and not threshold:
             raise ValueError(
                 "long_prefill_token_threshold_adaptive=true with long_prefill_token_threshold=0: there is no "
-                "limit to adapt; set long_prefill_token_threshold >= 1"
+                "limit to raise; set long_prefill_token_threshold >= 1"
             )
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows."""
+        """Number of decodes within the budget."""
         return self.max_num_batched_tokens
 
     @property
@@ -68,7 +62,7 @@ class Chunked:
         return not self.long_prefill_token_threshold
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Spends the budget on running sequences, then on new ones."""
+        """Gives the budget to running sequences, then to new ones."""
         step.budget(self.max_num_batched_tokens)
         max_chunk = self._max_chunk(view) if self.long_prefill_token_threshold else FOREVER
         self._serve_running(view, step, max_chunk)
@@ -80,7 +74,7 @@ class Chunked:
             step.repeat()
 
     def _max_chunk(self, view: StepView) -> int:
-        """Maximum tokens of one prompt in this iteration."""
+        """Returns the maximum number of tokens of one prompt in this iteration."""
         num_requests = view.num_running + view.num_waiting
         if num_requests < 2:
             return FOREVER
@@ -89,7 +83,7 @@ class Chunked:
         return self.long_prefill_token_threshold
 
     def _serve_running(self, view: StepView, step: StepBuilder, max_chunk: int) -> None:
-        """Serves running sequences by admission, until the budget is spent or one preempted itself."""
+        """Serves running sequences in order of admission, until the budget is spent or one is preempted."""
         in_order = self.long_prefill_token_threshold and view.prefilling
         if not in_order and not step.decode_all():
             return
@@ -105,6 +99,6 @@ class Chunked:
 
     @staticmethod
     def _may_admit_later(view: StepView, step: StepBuilder) -> bool:
-        """Whether a sequence waits for blocks while a prompt is under way that leaves budget."""
-        has_room = view.num_running < view.max_num_seqs and step.tokens_left > 0
-        return bool(view.num_waiting and view.prefilling) and has_room
+        """Returns whether a sequence waits for blocks while a prompt in prefill leaves some of the budget."""
+        can_add = view.num_running < view.max_num_seqs and step.tokens_left > 0
+        return bool(view.num_waiting and view.prefilling) and can_add

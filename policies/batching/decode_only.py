@@ -1,12 +1,13 @@
 """Decodes only: the decode worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI 2024).
 
 A request is admitted when the KV of all its known tokens except at most one is available without computation:
-it came from a prefill worker and lies in another tier, in host memory, or in a prefix cache. Other requests
-wait for their KV, and requests behind them may go first. The one token that may be missing is computed here.
-Sequences that this worker itself has preempted by recomputation have no KV anywhere: they are recomputed, in
-chunks of what the budget leaves beside the decodes.
+transferred from a prefill worker, in host memory, or in a prefix cache. Other requests wait for their KV, and
+later requests may be admitted before them. The one token that may be missing is computed here. Sequences that
+this worker itself has preempted by recomputation have no KV anywhere; they are recomputed in chunks, with the
+budget that the decodes leave.
 Memory pressure: the sequence of largest rank is preempted; preemption_mode=swap avoids the recomputation.
-Horizon: until something changes. With nothing to compute the engine waits for an outside event.
+Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an external
+event, such as an arrival or the end of a transfer.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeOnly:
-    """Decodes sequences; computes prompts only if their KV was lost here."""
+    """Decodes sequences; computes prompts only if this worker has preempted them."""
 
     supports_mixed_role: ClassVar[bool] = False
-    """Whether it can serve a request from its arrival to its end without another engine."""
+    """Whether an engine with this policy can serve a request from its arrival to its end."""
 
     max_num_batched_tokens: int = 8192
     """Maximum number of tokens in one iteration."""
@@ -35,18 +36,18 @@ class DecodeOnly:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows."""
+        """Number of decodes within the budget."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Decodes, then admits sequences whose KV is available."""
+        """Decodes, then admits sequences if their KV is available."""
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
         for seq in view.prefilling:
             step.prefill(seq, step.tokens_left)
         for seq in view.waiting:
-            was_here = seq.num_preemptions > 0
-            if not was_here and seq.num_uncomputed - view.num_found(seq) > 1:
+            was_preempted = seq.num_preemptions > 0
+            if not was_preempted and seq.num_uncomputed - view.num_found(seq) > 1:
                 continue
             if not step.admit(seq, step.tokens_left):
                 break

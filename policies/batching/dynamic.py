@@ -2,11 +2,11 @@
 
 This is Triton Inference Server's dynamic batcher: requests are held back until batch_size of them wait
 (preferred_batch_size) or the oldest has been queued for max_queue_delay_s (max_queue_delay_microseconds),
-whichever comes first. The batch then runs as a static one: no request joins until its last member has ended.
-The delay counts from a request's arrival. A batch_size above the number of slots is cut to that number.
+whichever comes first. The batch then runs as a static one: no request joins until its last request has ended.
+The delay counts from a request's arrival. A batch_size above the number of slots is reduced to that number.
 Memory pressure: as for static batching.
-Horizon: as for static batching while a batch runs. Between batches nothing is computed, and the policy asks
-to be called again when the oldest request's delay is over.
+Horizon: as for static batching while a batch runs. Between batches nothing is computed, and the engine waits
+until the oldest request's delay is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Dynamic(Static):
     """Static batches that wait for more requests for a limited time."""
 
     max_queue_delay_s: float = 0.1
-    """Longest time for which the oldest waiting request may be held back; 0: not at all."""
+    """Maximum time in seconds for which the oldest waiting request is held back; 0: requests never are."""
 
     def __post_init__(self) -> None:
         Static.__post_init__(self)
@@ -32,19 +32,19 @@ class Dynamic(Static):
             raise ValueError(f"max_queue_delay_s={self.max_queue_delay_s}: must be >= 0 s and finite")
         if self.batch_size == 1 and self.max_queue_delay_s:
             raise ValueError(
-                f"max_queue_delay_s={self.max_queue_delay_s} with batch_size=1: one request is a full "
-                "batch, so none is held back; set batch_size above 1, or max_queue_delay_s=0"
+                f"max_queue_delay_s={self.max_queue_delay_s} with batch_size=1: one request fills the batch, "
+                "so no request is held back; set batch_size above 1, or max_queue_delay_s=0"
             )
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows: a running batch does not wait for more requests."""
+        """Number of decodes within the budget: a running batch does not wait for more requests."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Waits while the engine is empty and the next batch has room and time left; else goes on."""
+        """Waits while the next batch is not full and the delay has not passed, else runs a static batch."""
         if not view.num_running and 0 < view.num_waiting < min(self.batch_size, view.max_num_seqs):
-            arrivals_s = [seq.request.arrival_s for seq in view.waiting]  # empty if adapters hold all back
+            arrivals_s = [seq.request.arrival_s for seq in view.waiting]  # empty if all wait for adapters
             due_s = min(arrivals_s, default=now) + self.max_queue_delay_s
             if arrivals_s and now < due_s:
                 step.wait_until(due_s)

@@ -1,19 +1,19 @@
-"""In-flight batching as in TensorRT-LLM: a capacity scheduler says which requests run, a budget how much.
+"""In-flight batching as in TensorRT-LLM: a capacity scheduler admits requests, a budget limits iterations.
 
-Decodes come first, then prompts under way, then new ones. With enable_chunked_context a prompt that exceeds
-what the budget leaves is cut there, down to whole KV blocks; without it, the prompt waits until it fits
-whole, and no request goes before it. A prompt that exceeds the whole budget is cut in any case; TensorRT-LLM
-refuses it.
+Decodes come first, then prompts in prefill, then new ones. With enable_chunked_context a prompt that exceeds
+the remaining budget gets a chunk of whole KV blocks; without it, the prompt waits until all of it fits, and
+no later request overtakes it. A prompt that exceeds the whole budget is split in any case (TensorRT-LLM
+refuses it).
 capacity_scheduler_policy:
 - guaranteed_no_evict (TensorRT-LLM's default): a request is admitted only if the KV of all requests would fit
-  even if all answers became as long as they may (the client's max_tokens, else the model's context). No
-  sequence is ever preempted. Without max_tokens in the requests few run at a time.
-- max_utilization: a request is admitted if its prompt fits now. When KV runs out, the sequence of largest
-  rank is preempted ("paused") and recomputed later.
-Not modelled: context_chunking_policy=EQUAL_PROGRESS (prompts are cut first come, first served), and
+  even with the longest possible outputs (the client's max_tokens, else the model's context). No sequence is
+  ever preempted. If requests have no max_tokens, few of them run at a time.
+- max_utilization: a request is admitted if its prompt fits now. When KV memory runs out, the sequence of
+  largest rank is preempted ("paused") and recomputed later.
+Not modelled: context_chunking_policy=EQUAL_PROGRESS (chunks are given first come, first served), and
 reservations that count shared blocks of a prefix cache once.
-Horizon: until something changes. A cut prompt gets the same number of tokens until the rest fits: for
-(tokens left of the prompt - budget left) / tokens per step iterations, rounded up.
+Horizon: the plan repeats until something changes. A split prompt gets chunks of the same size until the rest
+fits: for (remaining tokens of the prompt - remaining budget) / chunk size iterations, rounded up.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CAPACITY_SCHEDULER_POLICIES = ("guaranteed_no_evict", "max_utilization")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InFlight:
-    """Decodes and prompts share iterations, within a budget and a reservation of KV."""
+    """Decodes and prompts share iterations, within a token budget and a reservation of KV blocks."""
 
     max_num_batched_tokens: int = 8192
     """Maximum number of tokens in one iteration (max_num_tokens in TensorRT-LLM)."""
     capacity_scheduler_policy: str = "guaranteed_no_evict"
     """Capacity policy: guaranteed_no_evict or max_utilization."""
     enable_chunked_context: bool = True
-    """Whether a prompt may be cut where the budget ends."""
+    """Whether prompts are split into chunks that fit the remaining budget."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
@@ -49,11 +49,11 @@ class InFlight:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows."""
+        """Number of decodes within the budget."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Spends the budget on decodes, prompts under way and, as capacity allows, new ones."""
+        """Gives the budget to decodes, prompts in prefill and new ones, if the capacity policy allows."""
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
         for seq in view.prefilling:
@@ -72,15 +72,15 @@ class InFlight:
             num_tokens = self._chunk(num_left, step, view.block_size, has_begun=False)
             if not step.admit(seq, num_tokens):
                 limits = (step.tokens_left, self.max_num_batched_tokens)
-                is_near = any(num_left <= limit < seq.num_uncomputed for limit in limits)
-                if is_near and not self.enable_chunked_context:
-                    step.hold(1)  # the cache may lose the prefix that brings it below a limit
+                fits_by_hit = any(num_left <= limit < seq.num_uncomputed for limit in limits)
+                if fits_by_hit and not self.enable_chunked_context:
+                    step.hold(1)  # the prefix may be evicted from the cache, so that the prompt is split
                 break
             _close(step, num_left, num_tokens)
         step.repeat()
 
     def _chunk(self, num_left: int, step: StepBuilder, block_size: int, *, has_begun: bool) -> int:
-        """Number of tokens computed in this step, of the num_left that a prompt has left."""
+        """Returns how many of a prompt's num_left remaining tokens are computed in this step."""
         num_tokens = step.tokens_left
         if num_left <= num_tokens:
             return num_left
@@ -89,21 +89,21 @@ class InFlight:
         whole_blocks = num_tokens // block_size * block_size
         if whole_blocks:
             step.hold(-(-(num_left - num_tokens) // whole_blocks))
-        # A budget below one block must not stop an engine that has nothing else to do.
+        # An otherwise empty step computes less than a block, so that a budget below block_size still works.
         return whole_blocks or (0 if step.num_tokens else num_tokens)
 
 
 def _close(step: StepBuilder, num_left: int, num_tokens: int) -> None:
-    """Ends the step after a cut prompt: no other prompt uses the rest of the budget."""
+    """Ends the step after a split prompt: no other prompt gets the rest of the budget."""
     if num_tokens < num_left:
         step.budget(step.num_tokens)
 
 
 def _num_reserved(view: StepView) -> int:
-    """Number of blocks that the running sequences hold when all have reached their maximum length."""
+    """Returns the number of blocks that the running sequences need if all reach their maximum length."""
     return sum(_num_blocks_at_end(seq, view.block_size) for seq in view.running)
 
 
 def _num_blocks_at_end(seq: SequenceView, block_size: int) -> int:
-    """Number of blocks of a sequence at its maximum length; the last output token needs no KV."""
+    """Returns the number of blocks of a sequence at its maximum length; its last token needs no KV."""
     return -(-(seq.max_num_tokens - 1) // block_size)

@@ -1,9 +1,9 @@
 """No batching: one request at a time, in the order of the queue.
 
-A model behind a plain web server works like this; it is the lower bound to compare batching with. The prompt
-is computed, in pieces if it exceeds the token budget, then one token per iteration.
-Memory pressure: none, as one sequence alone always fits.
-Horizon: until the request ends; arrivals change nothing.
+A model behind a plain web server works like this; it is a baseline for other policies. The prompt is
+computed, in chunks if it exceeds the token budget, then one token per iteration.
+Memory pressure: none, as a single sequence always fits.
+Horizon: the plan repeats until the request ends; arrivals change nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class OneAtATime:
     """Starts the next request when the last one has ended."""
 
     max_num_batched_tokens: int = 8192
-    """Maximum number of tokens in one iteration, and so in one piece of a prompt."""
+    """Maximum number of tokens in one iteration, and thus in one chunk of a prompt."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
@@ -27,7 +27,7 @@ class OneAtATime:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows."""
+        """Number of decodes within the budget."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:

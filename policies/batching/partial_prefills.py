@@ -1,15 +1,16 @@
-"""Chunked prefill that splits the budget between several prompts, and lets short ones pass long ones.
+"""Chunked prefill that splits the budget between several prompts, and lets short ones overtake long ones.
 
-This is vLLM v0 with chunked prefill and concurrent partial prefills (0.8 to 0.10; v1 takes these settings at
-their defaults only, and 0.32 has dropped them). Decodes come first. Every prompt, under way or new, then gets
-at most an equal share of the budget: max_num_batched_tokens / prompts that could be under way, which are
-those begun and those waiting, up to max_num_partial_prefills. A prompt with more than
-long_prefill_token_threshold tokens left is long. While max_long_partial_prefills long ones are under way,
-waiting long ones are skipped. max_num_partial_prefills=1 is plain chunked prefill: a prompt may have all of
-the budget, none is skipped. Starvation: a long prompt waits until a long one before it has been computed,
-however many short ones pass. Memory pressure: as for chunked.
-Horizon: until something changes while no prompt is under way; else one iteration, since shares and the number
-of long prompts change from one to the next.
+This is vLLM v0 with chunked prefill and concurrent partial prefills (0.8 to 0.10; v1 accepts these settings
+at their defaults only, and 0.32 has removed them). Decodes come first. Every prompt, in prefill or new, then
+gets at most an equal share of the budget: max_num_batched_tokens / (prompts in prefill and waiting, at most
+max_num_partial_prefills). A prompt with more than long_prefill_token_threshold remaining tokens is long.
+While max_long_partial_prefills long prompts are in prefill, waiting long ones are skipped. With
+max_num_partial_prefills=1 this is plain chunked prefill: a prompt may get all of the budget, and no prompt is
+skipped. Starvation: a long prompt waits until the long prompts before it have been computed, however many
+short ones overtake it.
+Memory pressure: as for chunked.
+Horizon: while no prompt is in prefill the plan repeats until something changes; else it holds for one
+iteration, because shares and the number of long prompts change from one iteration to the next.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialPrefills:
-    """Decodes first, then shares of the budget for prompts under way and new ones."""
+    """Decodes first, then shares of the budget for prompts in prefill and new ones."""
 
     max_num_batched_tokens: int = 2048
     """Maximum number of tokens in one iteration."""
     max_num_partial_prefills: int = 4
     """Maximum number of shares into which the budget is split. vLLM's default: 1."""
     max_long_partial_prefills: int = 1
-    """Maximum number of long prompts under way at once; others wait, and shorter ones pass them."""
+    """Maximum number of long prompts in prefill; other long ones wait, and shorter ones overtake them."""
     long_prefill_token_threshold: int = 1310
-    """Tokens left above which a prompt is long. vLLM's default: 4 % of max_model_len, here of 32,768."""
+    """Remaining tokens above which a prompt is long. vLLM's default is 4 % of max_model_len (here 32,768)."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_partial_prefills", "max_long_partial_prefills"):
@@ -51,14 +52,11 @@ class PartialPrefills:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows."""
+        """Number of decodes within the budget."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Serves running sequences, then admits new ones.
-
-        Long prompts beyond their maximum number are skipped.
-        """
+        """Serves running sequences, then admits new ones, but not more than the maximum of long prompts."""
         step.budget(self.max_num_batched_tokens)
         num_long = sum(map(self._is_long, view.prefilling))
         share = max(1, self.max_num_batched_tokens // self._num_shares(view, num_long))
@@ -80,7 +78,7 @@ class PartialPrefills:
         return seq.num_uncomputed > self.long_prefill_token_threshold
 
     def _num_shares(self, view: StepView, num_long: int) -> int:
-        """Number of prompts that could be under way in this iteration, 1 to max_num_partial_prefills."""
+        """Returns the number of prompts that could share this iteration, 1 to max_num_partial_prefills."""
         num_prefills = len(view.prefilling)
         for seq in view.waiting if num_prefills < self.max_num_partial_prefills else ():
             if self._is_long(seq):

@@ -1,12 +1,13 @@
-"""Continuous batching that keeps prefill and decode apart and lets prefill go first.
+"""Continuous batching with separate iterations for prefill and decode, prefill first.
 
 This is the default of vLLM v0 (Kwon et al., SOSP 2023) and SGLang: as soon as waiting prompts fit, an
-iteration computes whole prompts only, up to the token budget; otherwise decodes only. TTFT is good, but
-decodes stall behind prompts.
-A prompt longer than the budget is the only one that is split, over as many prefill iterations as it takes.
-Memory pressure: while decoding, the sequence of largest rank loses its KV and is recomputed later.
-Horizon: until something changes. A prompt that does not fit now does not fit until a sequence ends, and a
-prompt that used up the budget does so again.
+iteration computes whole prompts only, up to the token budget; otherwise it decodes. TTFT is short, but
+prefills stall the decodes.
+Only a prompt longer than the budget is split, over several prefill iterations.
+Memory pressure: when a decode finds no free block, the sequence of largest rank is preempted and recomputed
+later.
+Horizon: the plan repeats until something changes. A prompt that does not fit now does not fit until a
+sequence ends, and a prompt that used up the budget does so again.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class PrefillFirst:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows."""
+        """Number of decodes within the budget."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Computes the prompts that fit; if there are none, decodes."""
+        """Computes the prompts that fit, or decodes if there are none."""
         step.budget(self.max_num_batched_tokens)
         for seq in view.prefilling:
             step.prefill(seq, step.tokens_left)

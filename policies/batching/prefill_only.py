@@ -1,13 +1,14 @@
-"""Prefill worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI 2024).
+"""Prefills only: the prefill worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, 2024).
 
-Iterations compute whole prompts, first come, first served, up to the token budget; a prompt that exceeds the
-budget is the only one that is split. An iteration that completes a prompt also yields the first token. From
-then on the sequence is paused: it keeps slot and KV until the caller has transferred its KV to a decode
-worker and ends it here (`EngineCore.abort`). Answers of one token end by themselves.
-Without a decode worker no longer answer ever ends: this policy cannot serve an engine on its own.
-Memory pressure: a prompt is admitted only if all of it fits, so a sequence is preempted only in favour of the
-rest of a split prompt. Paused sequences take room from prompts: the transfer of KV delays the worker.
-Horizon: until something changes. With nothing to compute the engine waits for an outside event.
+Iterations compute whole prompts in the order of the queue, up to the token budget; only a prompt that exceeds
+the whole budget is split. An iteration that completes a prompt also produces its first token. From then on
+the sequence is paused: it keeps its slot and its KV until the caller has transferred the KV to a decode
+worker and ends the sequence here (`EngineCore.abort`). Outputs of one token end without a transfer.
+Without a decode worker longer outputs never end, so an engine cannot serve requests with this policy alone.
+Memory pressure: a prompt is admitted only if all of it fits, so sequences are preempted only for the rest of
+a split prompt. Paused sequences occupy KV memory, so slow transfers of KV delay the prefills.
+Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an external
+event, such as an arrival or the end of a transfer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class PrefillOnly:
     """Computes whole prompts; a sequence that has its first token is paused."""
 
     supports_mixed_role: ClassVar[bool] = False
-    """Whether it can serve a request from its arrival to its end without another engine."""
+    """Whether an engine with this policy can serve a request from its arrival to its end."""
 
     max_num_batched_tokens: int = 8192
     """Maximum number of tokens in one iteration."""

@@ -1,16 +1,17 @@
 """The server of llama.cpp: a fixed number of slots, one batch of at most n_batch tokens (late 2025).
 
-After tools/server of llama.cpp: an iteration takes one token of every slot that generates, then prompts in
-the order of the slots, each cut to what n_batch leaves. A free slot takes the next waiting request, the
-lowest one first; llama.cpp takes the slot whose last prompt is most similar, or has been idle longest. A new
-prompt in a low slot thus goes before the rest of an older one in a higher slot, until it has been computed.
-Context: llama.cpp splits n_ctx evenly, n_ctx / n_parallel tokens per slot (or, with a unified KV cache, lets
-a slot have all of it). Set engine.max_model_len to a slot's share. A prompt that does not leave room for one
-output token is refused, as in llama.cpp ("exceeds the available context size"; older versions cut its middle
-out). An answer ends where the slot is full, as in llama.cpp without context shift, the default.
-Memory pressure: with KV for n_parallel slots there is none. A smaller, shared cache makes llama.cpp end
-requests with an error; here the sequence of largest rank is recomputed later.
-Horizon: until something changes; while a prompt is under way and a request waits for memory, one iteration.
+As in tools/server of llama.cpp, an iteration takes one token of every slot that generates, then prompts in
+the order of the slots, with at most n_batch tokens in total. The lowest free slot takes the next waiting
+request; llama.cpp takes the slot with the most similar last prompt, or the one idle the longest. A new prompt
+in a low slot thus overtakes the rest of an older one in a higher slot.
+Context: llama.cpp splits n_ctx evenly, n_ctx / n_parallel tokens per slot (with a unified KV cache one slot
+may use all of it). Set engine.max_model_len to a slot's share. A prompt that leaves no token for the output
+is refused, as in llama.cpp ("exceeds the available context size"; older versions removed its middle). An
+output ends when the slot is full, as in llama.cpp without context shift, the default.
+Memory pressure: with KV memory for n_parallel slots there is none. If it is smaller, llama.cpp ends requests
+with an error; here the sequence of largest rank is preempted and recomputed later.
+Horizon: the plan repeats until something changes; while a prompt is in prefill and a request waits for
+memory, it holds for one iteration.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Slots:
     """Generating slots first, then prompts slot by slot."""
 
     n_parallel: int = 4
-    """Number of slots; not more than engine.max_num_seqs are used."""
+    """Number of slots; at most engine.max_num_seqs are used."""
     n_batch: int = 2048
     """Maximum number of tokens in one iteration."""
 
@@ -38,16 +39,16 @@ class Slots:
             raise ValueError(f"n_parallel={self.n_parallel}: must be >= 1")
         if self.n_batch < self.n_parallel:
             raise ValueError(
-                f"n_batch={self.n_batch}: must be >= n_parallel={self.n_parallel}, a token for every slot"
+                f"n_batch={self.n_batch}: must be >= n_parallel={self.n_parallel}, one token per slot"
             )
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows."""
+        """Number of decodes within the budget."""
         return self.n_batch
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Decodes, then goes through the slots in order."""
+        """Decodes, then continues or admits prompts slot by slot."""
         step.budget(self.n_batch)
         step.decode_all()
         occupant = {seq.slot: seq for seq in view.running if seq.slot is not None}
@@ -60,15 +61,15 @@ class Slots:
                 num_free -= self._admit_next(waiting, num_free, num_slots, step)
             elif seq is not None and seq.state is SequenceState.prefilling:
                 step.prefill(seq, step.tokens_left)
-        # Other prompts may find what a prompt computes in a prefix cache, and so fit.
+        # The blocks of a prompt may become prefix cache hits of a waiting request, which then fits.
         if not (view.num_waiting and view.prefilling and view.num_running < num_slots):
             step.repeat()
 
     @staticmethod
     def _admit_next(waiting: Iterator[SequenceView], num_free: int, num_slots: int, step: StepBuilder) -> int:
-        """Number of slots that the next waiting request takes; all free ones if it cannot be admitted.
+        """Admits the next waiting request. Returns the slots that it takes, or num_free if it must wait.
 
-        A request for more answers than there are slots has the server to itself.
+        A request with more parallel samples than there are slots is admitted to an empty server.
         """
         seq = next(waiting, None)
         if seq is None or num_free < min(seq.width, num_slots) or not step.admit(seq, step.tokens_left):

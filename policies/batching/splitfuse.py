@@ -1,17 +1,17 @@
 """Dynamic SplitFuse: every forward pass has the same number of tokens (DeepSpeed-FastGen, 2024).
 
-Throughput saturates at some number of tokens in a forward pass, whichever requests they belong to; so each
-pass is composed to have max_num_batched_tokens of them. Decodes come first and count. Prompts fill the rest
-in the order of their arrival: long ones are split over several passes, short ones are combined, and the last
-one is cut so that the sum is exact. An answer begins in the pass that computes a prompt's last token.
-So far this is what `chunked` does. The difference is in what DeepSpeed-MII 0.2 does when KV runs out.
+Throughput saturates at some number of tokens in a forward pass, whichever requests they belong to, so each
+pass is filled with max_num_batched_tokens of them. Decodes come first. Prompts fill the rest in the order of
+their arrival: long ones are split over several passes, short ones are combined, and the last one is split so
+that the sum is exact. The pass that computes a prompt's last token produces the first output token.
+So far this is the same as `chunked`. The difference is how DeepSpeed-MII 0.2 reacts when KV memory runs out.
 Memory pressure: no sequence is preempted for another. A decode that needs a block and finds none pauses for
-this pass, and those that have room go on. A prompt gets tokens only while all that is left of it would fit
-into the free blocks, and no request behind it goes before it. Only if no sequence at all can go on, all lose
-their KV and begin anew in order, prompt and answer so far recomputed (MII: "Deadlock detected").
-Horizon: until something changes; one iteration while a decode pauses, or where a new prompt is cut. A prompt
-under way certainly goes on while decodes cannot have taken the blocks that its rest leaves: block_size
-iterations for every such block per decode.
+this pass, while the others go on. A prompt gets tokens only if all its remaining tokens would fit into the
+free blocks, and no later request overtakes it. Only if no sequence at all can go on, all of them are
+preempted and recomputed in order, with the output tokens so far (MII: "Deadlock detected").
+Horizon: the plan repeats until something changes; it holds for one iteration while a decode pauses, or if a
+new prompt is split. A prompt in prefill certainly goes on until the decodes could have taken the free blocks
+that it does not need: block_size iterations for each of these blocks per decode.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class SplitFuse:
     """Decodes first, then prompts in order, up to a fixed number of tokens."""
 
     max_num_batched_tokens: int = 768
-    """Number of tokens in one iteration: the size that every forward pass is composed to have."""
+    """Number of tokens with which every forward pass is filled, if there are enough."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Composes a pass; if it stays empty although sequences run, preempts them all."""
+        """Fills a forward pass; if it stays empty although sequences run, preempts them all."""
         step.budget(self.max_num_batched_tokens)
         self._decode(view, step)
         if self._continue_prompts(view, step):
             for seq in view.waiting:
-                is_cut = seq.num_uncomputed > step.tokens_left
+                splits = seq.num_uncomputed > step.tokens_left
                 if not step.admit(seq, step.tokens_left):
                     break
-                if is_cut:
+                if splits:
                     step.hold(1)
         if not step.num_tokens:
             stuck = (*view.decoding, *view.prefilling)
@@ -60,10 +60,7 @@ class SplitFuse:
                 step.decode(seq)
 
     def _continue_prompts(self, view: StepView, step: StepBuilder) -> bool:
-        """Continues prompts under way.
-
-        Returns whether all have room for their rest, so that more may start.
-        """
+        """Continues prefills. Returns whether blocks remain for the rest of all, so that more may start."""
         for seq in view.prefilling:
             num_spare = view.num_free_blocks - view.num_blocks_missing(seq)
             if num_spare < 0:

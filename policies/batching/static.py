@@ -1,11 +1,11 @@
-"""Static batching: a batch is formed, runs until its slowest member ends, and only then is the next formed.
+"""Static batching: a batch runs until its longest request ends, and only then is the next one formed.
 
-FasterTransformer and plain `generate` loops work like this. The batch takes what waits when the engine is
-empty, up to batch_size and up to the token budget (its first prompt may exceed that and is then split),
-computes the prompts, and decodes. A member that ends early stops computing and frees its KV, but no request
-takes its place.
-Memory pressure: the sequence of largest rank loses its KV and returns with a later batch.
-Horizon: until a member ends; arrivals change nothing.
+FasterTransformer and plain `generate` loops work like this. When the engine is empty, waiting requests form a
+batch, up to batch_size and up to the token budget (the first prompt may exceed it and is then split). Their
+prompts are computed, then they decode. A request that ends early frees its KV, but no other request takes its
+place.
+Memory pressure: the sequence of largest rank is preempted and recomputed in a later batch.
+Horizon: the plan repeats until a request ends; arrivals change nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Static:
     """One batch at a time, which no request joins later."""
 
     batch_size: int = 32
-    """Maximum number of sequences in a batch; fewer if fewer wait, or fit."""
+    """Maximum number of sequences in a batch."""
     max_num_batched_tokens: int = 8192
-    """Maximum number of tokens in one iteration, and so of a batch's prompts together."""
+    """Maximum number of tokens in one iteration, and thus of a batch's prompts together."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_num_batched_tokens"):
@@ -32,7 +32,7 @@ class Static:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that the budget allows."""
+        """Number of decodes within the budget."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:

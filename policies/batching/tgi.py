@@ -1,15 +1,16 @@
-"""Continuous batching as Text Generation Inference's router does it (TGI 2 and 3, backends/v3).
+"""Continuous batching as in Text Generation Inference's router (TGI 2 and 3, backends/v3).
 
-Iterations of whole prompts and of decodes alternate. Waiting requests join the running batch only if
-- as many can join at once as waiting_served_ratio times the running ones, so that an interruption pays, or
-- max_waiting_tokens iterations have passed since the last prompts, whatever their number.
-The prompts that join have at most max_batch_prefill_tokens tokens together. After prompts that joined a
-running batch at least one decode follows; the first batch of an idle engine may be joined at once.
+Iterations of whole prompts alternate with decode iterations. Waiting requests join the running batch only if
+- at least waiting_served_ratio times as many as the running ones can join at once, which is worth an
+  interruption of the decodes, or
+- max_waiting_tokens iterations have passed since the last prefill.
+The joining prompts have at most max_batch_prefill_tokens tokens in total. After a prefill that interrupted
+decodes, at least one decode iteration follows; requests may join the first batch of an idle engine at once.
 The router refuses prompts above max_batch_prefill_tokens; here such a prompt is split, as by prefill_first.
-Memory pressure: the router reserves prompt and longest answer of every request, up to max_batch_total_tokens
-in the batch, and never preempts. Without that limit KV is taken as it grows, and the sequence of largest rank
-is recomputed later.
-Horizon: until the counter of iterations would let requests join, else until something changes.
+Memory pressure: the router reserves KV for the prompt and the longest possible output of every request, up to
+max_batch_total_tokens in the batch, and never preempts. Without that limit KV is allocated as it grows, and
+the sequence of largest rank is preempted and recomputed later.
+Horizon: the plan repeats until max_waiting_tokens lets requests join, or until something changes.
 """
 
 from __future__ import annotations
@@ -27,18 +28,15 @@ class Tgi:
     """Prompts interrupt decodes when there are enough of them, or when they have waited long enough."""
 
     waiting_served_ratio: float = 0.3
-    """Requests that must be able to join at once, divided by the running requests."""
+    """Minimum number of requests that join at once, divided by the number of running requests."""
     max_waiting_tokens: int = 20
-    """Number of iterations without new prompts after which any number of requests may join."""
+    """Number of iterations without a prefill after which any number of requests may join."""
     max_batch_prefill_tokens: int = 4096
     """Maximum number of prompt tokens in one iteration."""
     max_batch_total_tokens: int | None = None
-    """Maximum tokens of the running requests, prompts and longest answers; None.
-
-    No limit, nothing is reserved.
-    """
+    """Maximum tokens of the running requests, with longest possible outputs; None: nothing is reserved."""
     _last_prefill: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """iteration: the last iteration with prompts; joined: whether they joined a running batch."""
+    """iteration: that of the last prefill; joined: whether its requests joined a running batch."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.waiting_served_ratio < inf:
@@ -56,11 +54,11 @@ class Tgi:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Number of decodes that need no call: all, as decodes have no budget."""
+        """No limit, because decodes have no budget."""
         return FOREVER
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Computes prompts, if they may join now, else decodes."""
+        """Computes prompts if they may join now, else decodes."""
         num_iterations = self._iterations_until_any_may_join(view)
         if view.prefilling:
             step.budget(self.max_batch_prefill_tokens)
@@ -78,7 +76,7 @@ class Tgi:
         step.repeat(num_iterations if view.num_waiting and num_iterations else FOREVER)
 
     def _iterations_until_any_may_join(self, view: StepView) -> int:
-        """Number of iterations, from this one on, in which only a large enough group may join."""
+        """Returns for how many iterations, this one included, only a large enough group may join."""
         if not view.num_decoding:
             return 0
         since = view.num_iterations - self._last_prefill.get("iteration", view.num_iterations)
@@ -87,7 +85,7 @@ class Tgi:
         return max(0, self.max_waiting_tokens - since)
 
     def _enough_can_join(self, view: StepView) -> bool:
-        """Whether a large enough group fits into the budget and the reservations."""
+        """Returns whether a large enough group fits into the budget and the reservations."""
         since = view.num_iterations - self._last_prefill.get("iteration", view.num_iterations)
         if since == 1 and self._last_prefill["joined"]:
             return False
@@ -118,7 +116,7 @@ class Tgi:
         return inf if self.max_batch_total_tokens is None else self.max_batch_total_tokens
 
     def _num_reserved(self, view: StepView) -> int:
-        """Maximum number of tokens of the running requests; 0 without max_batch_total_tokens."""
+        """Returns the maximum total length of the running requests in tokens; 0 if nothing is reserved."""
         if self.max_batch_total_tokens is None:
             return 0
         return sum(seq.max_num_tokens for seq in view.running)

@@ -1,4 +1,4 @@
-"""Placement policies: which models go on which GPUs, and in how many replicas. One policy per file."""
+"""Placement policies: they place replicas of several models on the GPUs of a fleet. One policy per file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Protocol
 class Objective(Enum):
     """The objective of a placement."""
 
-    value = "the most value served by GPUs that are there"
-    cost = "the least rent for a demand that must be met"
+    value = "the most value served by the given GPUs"
+    cost = "the least rent that meets the demand"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,13 +22,13 @@ class Pool:
 
     name: str
     count: int
-    """Number of GPUs: available ones, or for objective cost the most that could be rented."""
+    """Number of available GPUs; for objective cost the maximum number that could be rented."""
     memory_bytes: float
     """Memory of each GPU for replicas, in bytes."""
     usd_per_hour: float = 0.0
     gpus_per_node: int = 8
     switch_share: float = 0.0
-    """Share of a GPU's time that is lost to switches while more than one replica is busy on it."""
+    """Share of a GPU's time that is lost to context switches while several replicas are busy on it."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -49,7 +49,7 @@ class Demand:
 
     model: str
     rate: float | None = None
-    """Requested output tokens/s (or another unit of rates); None: as many as possible."""
+    """Demand in output tokens/s (or another unit, the same for all rates); None: as much as possible."""
     value: float = 1.0
     """Value of one output token (or other unit)."""
 
@@ -71,9 +71,9 @@ class Hosting:
     num_gpus: int = 1
     """Number of GPUs: 1, 2, 4, ..., inside one node."""
     bytes_each: float
-    """Minimum memory that it needs on each GPU, in bytes."""
+    """Minimum memory on each GPU, in bytes."""
     rate: Callable[[float], float]
-    """Rate that it serves, given its bytes on each GPU and all of their time."""
+    """Rate that the replica serves with given bytes of memory on each GPU and all of the GPUs' time."""
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1 or self.num_gpus & (self.num_gpus - 1):
@@ -91,55 +91,58 @@ class Problem:
     objective: Objective = Objective.value
     max_models_per_gpu: int = 1
     time_shared: bool = True
-    """Whether replicas share GPU time; if False, each serves its full rate, as if only memory counted."""
+    """Whether the replicas of a GPU share its time; if False, each serves its full rate."""
 
     def __post_init__(self) -> None:
         if self.max_models_per_gpu < 1:
             raise ValueError(f"max_models_per_gpu={self.max_models_per_gpu}: must be >= 1")
         if not any(pool.count for pool in self.pools):
-            raise ValueError("gpus=[]: must name a GPU of which there is one, say [{name:h100_sxm,count:2}]")
+            raise ValueError(
+                "gpus=[]: must have a GPU with count >= 1, for example gpus=[{name:h100_sxm,count:2}]"
+            )
         if not self.demands:
-            raise ValueError("models=[]: must name a model, say models=[{name:llama3_1_8b}]")
+            raise ValueError("models=[]: must have a model, for example models=[{name:llama3_1_8b}]")
         hosted = {hosting.model for hosting in self.hostings}
         for i, demand in enumerate(self.demands if self.objective is Objective.cost else ()):
             if demand.rate is None:
                 raise ValueError(
-                    f"models[{i}].demand=null: objective=cost needs one, tokens/s (of {demand.model})"
+                    f"models[{i}].demand=null: objective=cost needs the demand for {demand.model} in tokens/s"
                 )
             if demand.rate and demand.model not in hosted:
                 raise ValueError(
-                    f"models[{i}].name={demand.model}: fits none of the GPUs; it needs larger ones, or more"
+                    f"models[{i}].name={demand.model}: fits none of the GPUs; add larger GPUs, or more"
                 )
 
     def pool(self, name: str) -> Pool:
+        """Returns the pool of a name."""
         return next(pool for pool in self.pools if pool.name == name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """A GPU, or a group of them, and the replicas on it."""
+    """A GPU, or a group of GPUs, and the replicas on it."""
 
     pool: str
     num_gpus: int
     models: tuple[str, ...]
-    """Models by name; one entry per replica."""
+    """Names of the models, one per replica."""
     rates: tuple[float, ...]
     """Rate of each replica with the GPU to itself."""
     time_share: float = 1.0
-    """Share of the GPU's time that all replicas get together."""
+    """Share of the GPU's time that is left for all replicas together, without switches."""
 
     @property
     def slowdown(self) -> float:
-        """Factor on the time of each iteration while all replicas are busy: time slices and switches."""
+        """Factor on the time of each iteration while all replicas are busy, by time slicing and switches."""
         return len(self.models) / self.time_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A placement and what it serves."""
+    """A placement and the rates that it serves."""
 
     units: tuple[tuple[Unit, int], ...]
-    """Units, each with its count."""
+    """Distinct units, each with its count."""
     served: Mapping[str, float]
     """Rate served per model, at most the demand."""
     value: float
@@ -170,5 +173,5 @@ class Placing(Protocol):
     """A placement policy."""
 
     def place(self, problem: Problem) -> Plan:
-        """Returns a placement. Raises ValueError with the numbers if a demand cannot be met."""
+        """Returns a placement. Raises ValueError if the objective is cost and the demand cannot be met."""
         ...

@@ -1,4 +1,4 @@
-"""Best fit decreasing (Johnson, 1973): the largest model first, where it leaves the least memory free."""
+"""Best fit decreasing (Johnson, 1973): the largest model first, on the fullest GPU on which it fits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class BestFitDecreasing:
     """Best fit over all pools, on as few GPUs as suffice; one replica of each model in turn."""
 
     def place(self, problem: Problem) -> Plan:
+        """Returns a placement. Raises ValueError if the objective is cost and it leaves demand unmet."""
         largest = {pool.name: pool.memory_bytes for pool in problem.pools}
         turns = [
             sorted(turn, key=lambda hosting: (hosting.num_gpus, largest[hosting.pool] - hosting.bytes_each))
@@ -22,6 +23,6 @@ class BestFitDecreasing:
         return fill(problem, turns, tightest)
 
 
-def tightest(hosting: Hosting, places: list[list[Slot]]) -> list[Slot]:
-    """The places with the least free memory; the first of equals."""
-    return min(places, key=lambda slots: sum(slot.left_bytes for slot in slots))
+def tightest(hosting: Hosting, candidates: list[list[Slot]]) -> list[Slot]:
+    """Returns the GPUs with the least free memory; the first of equals."""
+    return min(candidates, key=lambda slots: sum(slot.free_bytes for slot in slots))

@@ -1,4 +1,4 @@
-"""Densest first: the model with the most value per byte (Dantzig, 1957, for knapsacks)."""
+"""Densest first: the model with the most value per byte of memory first (Dantzig, 1957, for knapsacks)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class DensestFirst:
     """
 
     def place(self, problem: Problem) -> Plan:
+        """Returns a placement. Raises ValueError if the objective is cost and it leaves demand unmet."""
         values = {d.model: d.value for d in problem.demands}
         shares = {d.model: 1 / d.rate for d in problem.demands if d.rate}
         pools = {pool.name: pool for pool in problem.pools}

@@ -1,4 +1,4 @@
-"""First fit decreasing (Johnson, 1973): the largest model first, on the first GPU with room."""
+"""First fit decreasing (Johnson, 1973): the largest model first, on the first GPU with enough free memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from policies.placement.greedy import by_size, fill
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstFitDecreasing:
-    """First fit over pools in the order given; one replica of each model in turn."""
+    """First fit over the pools in the given order; one replica of each model in turn."""
 
     def place(self, problem: Problem) -> Plan:
-        return fill(problem, by_size(problem), lambda hosting, places: places[0])
+        """Returns a placement. Raises ValueError if the objective is cost and it leaves demand unmet."""
+        return fill(problem, by_size(problem), lambda hosting, candidates: candidates[0])

@@ -1,4 +1,4 @@
-"""The GPUs of a fleet and the replicas on each, for greedy placements."""
+"""The GPUs of a fleet and the replicas on each of them, for greedy placements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Slot:
     hostings: list[Hosting] = field(default_factory=list)
 
     @property
-    def left_bytes(self) -> float:
+    def free_bytes(self) -> float:
+        """Free memory in bytes."""
         return self.pool.memory_bytes - sum(hosting.bytes_each for hosting in self.hostings)
 
 
 class Fleet:
-    """The GPUs of a problem, in the order of its pools; empty at first."""
+    """The GPUs of a problem, in the order of its pools, at first without replicas."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -34,38 +35,39 @@ class Fleet:
             for node, size in enumerate(pool.nodes)
             for _ in range(size)
         ]
-        self._groups: list[list[Slot]] = []  # GPU groups of replicas over several GPUs
+        self._groups: list[list[Slot]] = []  # the GPUs of each replica on several GPUs
 
-    def places(self, hosting: Hosting) -> Iterator[list[Slot]]:
-        """Places with room for the replica: one GPU, or adjacent empty GPUs of one node."""
-        mine = [slot for slot in self.slots if slot.pool.name == hosting.pool]
+    def candidates(self, hosting: Hosting) -> Iterator[list[Slot]]:
+        """Yields GPUs on which the replica fits: a single GPU, or empty GPUs of one node."""
+        own_pool = [slot for slot in self.slots if slot.pool.name == hosting.pool]
         if hosting.num_gpus == 1:
-            for slot in mine:
-                is_wide = any(other.num_gpus > 1 for other in slot.hostings)
-                has_place = len(slot.hostings) < self.problem.max_models_per_gpu
-                if has_place and not is_wide and slot.left_bytes >= hosting.bytes_each:
+            for slot in own_pool:
+                is_in_group = any(other.num_gpus > 1 for other in slot.hostings)
+                may_add = len(slot.hostings) < self.problem.max_models_per_gpu
+                if may_add and not is_in_group and slot.free_bytes >= hosting.bytes_each:
                     yield [slot]
             return
-        for node in sorted({slot.node for slot in mine}):
-            empty = [slot for slot in mine if slot.node == node and not slot.hostings]
-            if len(empty) >= hosting.num_gpus and empty[0].left_bytes >= hosting.bytes_each:
+        for node in sorted({slot.node for slot in own_pool}):
+            empty = [slot for slot in own_pool if slot.node == node and not slot.hostings]
+            if len(empty) >= hosting.num_gpus and empty[0].free_bytes >= hosting.bytes_each:
                 yield empty[: hosting.num_gpus]
 
-    def put(self, hosting: Hosting, slots: list[Slot]) -> None:
+    def add(self, hosting: Hosting, slots: list[Slot]) -> None:
+        """Adds a replica to the GPUs."""
         for slot in slots:
             slot.hostings.append(hosting)
         if len(slots) > 1:
             self._groups.append(slots)
 
-    def take(self, hosting: Hosting, slots: list[Slot]) -> None:
-        """Removes a replica from its GPUs; the reverse of `put`."""
+    def remove(self, hosting: Hosting, slots: list[Slot]) -> None:
+        """Removes a replica from its GPUs."""
         for slot in slots:
             slot.hostings.remove(hosting)
         if len(slots) > 1:
             self._groups.remove(slots)
 
     def plan(self) -> Plan:
-        """The placement and what it serves."""
+        """Returns the placement and the rates that it serves."""
         return plan_of(self.problem, list(self._units()))
 
     def _units(self) -> Iterator[Unit]:

@@ -1,4 +1,4 @@
-"""The common part of greedy placements: replicas are added one by one, and kept if they serve more."""
+"""The common loop of greedy placements: replicas are added one by one, and kept if they serve more."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from policies.placement import Hosting, Objective, Plan, Problem
 from policies.placement.fleet import Fleet, Slot
 
 Choose = Callable[[Hosting, list[list[Slot]]], list[Slot]]
-"""Chooses one of the places that have room."""
+"""Chooses one of the candidates, each a list of GPUs on which the replica fits."""
 
 
 def fill(problem: Problem, orders: Iterable[Sequence[Hosting]], choose: Choose) -> Plan:
-    """Adds one replica per turn, round after round: the first of each order that fits and serves more.
+    """Adds replicas in rounds of one turn per order; a turn adds the first hosting that fits and serves more.
 
-    orders: the hostings of each turn, in the order in which they are tried. Ends with a round that adds
-    nothing. Raises ValueError if that leaves a demand unmet that must be met.
+    orders: the hostings of each turn, in the order in which they are tried. Ends after a round that adds
+    nothing. Raises ValueError if the objective is cost and a demand is not met.
     """
     fleet, turns = Fleet(problem), [list(order) for order in orders]
     best = fleet.plan()
@@ -38,15 +38,15 @@ def fill(problem: Problem, orders: Iterable[Sequence[Hosting]], choose: Choose) 
 
 def _one_more(fleet: Fleet, turn: Sequence[Hosting], before: Plan, choose: Choose) -> Plan | None:
     for hosting in turn:
-        places = list(fleet.places(hosting))
-        if not places:
+        candidates = list(fleet.candidates(hosting))
+        if not candidates:
             continue
-        chosen = choose(hosting, places)
-        fleet.put(hosting, chosen)
+        chosen = choose(hosting, candidates)
+        fleet.add(hosting, chosen)
         after = fleet.plan()
         if _is_better(fleet.problem, after, before):
             return after
-        fleet.take(hosting, chosen)
+        fleet.remove(hosting, chosen)
     return None
 
 
@@ -62,7 +62,7 @@ def _met_shares(plan: Plan, rates: dict[str, float | None]) -> float:
 
 
 def by_size(problem: Problem) -> list[list[Hosting]]:
-    """One turn per model, the largest first; within a turn the fewest GPUs first, pools in their order."""
+    """Returns one turn per model, the largest first; in a turn the fewest GPUs first, then by pool."""
     pools = [pool.name for pool in problem.pools]
     turns = []
     for demand in problem.demands:

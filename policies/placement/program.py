@@ -1,12 +1,13 @@
-"""A placement as a linear program: how many of each unit, and how its time is split among its models.
+"""A placement as a linear program: the count of each unit, and the split of its time among its models.
 
-    n_u      units of each kind
-    t_um     GPU time that models of unit u get, over all n_u of them      sum_m t_um <= time share_u n_u
+    n_u      number of units of kind u
+    t_um     GPU time that model m gets on all units of kind u       sum_m t_um <= time share_u n_u
     served   s_m = sum_u rate_um t_um, at most the demand
 
     value    max sum_m value_m s_m                     cost    min sum_u price_u n_u,  s_m >= demand_m
 
-Time is split according to the traffic: time slices go to replicas with work, which a router distributes.
+The split of time follows the traffic, because time slices go to replicas that have requests, and a router
+distributes these.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Program:
         """Rate served per variable [models, variables]."""
         rows = {demand.model: row for row, demand in enumerate(self.problem.demands)}
         entries = [
-            (rows[model], len(self.units) + place, rate)
-            for place, model, rate in self._replicas()
+            (rows[model], len(self.units) + column, rate)
+            for column, model, rate in self._replicas()
             if model in rows
         ]
         return self._matrix(entries, len(rows))
@@ -56,26 +57,24 @@ class Program:
         return np.array(rents + [0.0] * (self.num_variables - len(rents)))
 
     def constraints(self) -> tuple[csr_array, Vector]:
-        """Constraints A x <= b.
-
-        Time of each unit, GPUs of each pool and node, rate served at most the demand.
-        """
+        """Returns A and b of A x <= b: time of each unit, GPUs of each pool and node, rates within demand."""
         entries: list[tuple[int, int, float]] = []
         limits: list[float] = []
-        place = len(self.units)
+        column = len(self.units)
         for index, unit in enumerate(self.units):
             rows = [len(limits)] * len(unit.models)
             if not self.problem.time_shared:  # each replica has all of the time
                 rows = [len(limits) + i for i in range(len(unit.models))]
             for row in rows:
-                entries.append((row, place, 1.0))
-                place += 1
+                entries.append((row, column, 1.0))
+                column += 1
             for row in set(rows):
                 entries.append((row, index, -unit.time_share))
             limits += [0.0] * len(set(rows))
         for pool in self.problem.pools:
-            # Groups of 1, 2, 4, ... lie inside nodes if, for each size, it and the larger ones fill no more
-            # places of that size than the nodes have: the largest first, for each size divides the next.
+            # Groups of 1, 2, 4, ... GPUs can be placed inside nodes if, for each size, the groups of at least
+            # this size need no more groups of this size than the nodes have. (They are placed largest first,
+            # and each size divides the next larger one.)
             own = [(i, unit.num_gpus) for i, unit in enumerate(self.units) if unit.pool == pool.name]
             for least in sorted({size for _, size in own}):
                 entries += [(len(limits), i, size / least) for i, size in own if size >= least]
@@ -84,18 +83,18 @@ class Program:
             served = self.served.tocoo()
             for row, demand in enumerate(self.problem.demands):
                 if demand.rate is not None:
-                    mine = served.row == row
+                    in_row = served.row == row
                     entries += [
                         (len(limits), int(column), float(rate))
-                        for column, rate in zip(served.col[mine], served.data[mine], strict=True)
+                        for column, rate in zip(served.col[in_row], served.data[in_row], strict=True)
                     ]
                     limits.append(demand.rate)
         return self._matrix(entries, len(limits)), np.array(limits)
 
     def _replicas(self) -> list[tuple[int, str, float]]:
-        """(index among the time variables, model, rate) of all replicas."""
+        """Returns (index among the time variables, model, rate) of all replicas."""
         pairs = (pair for unit in self.units for pair in zip(unit.models, unit.rates, strict=True))
-        return [(place, model, rate) for place, (model, rate) in enumerate(pairs)]
+        return [(column, model, rate) for column, (model, rate) in enumerate(pairs)]
 
     def _matrix(self, entries: list[tuple[int, int, float]], num_rows: int) -> csr_array:
         rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
@@ -103,11 +102,11 @@ class Program:
 
 
 TIE = 1e-7
-"""Relative tolerance of the value: placements this close are equal, and the cheaper one is taken."""
+"""Relative tolerance of the value: of placements that differ by less, the cheapest is chosen."""
 
 
 def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
-    """Exact number of each unit; of equal value the cheapest. None: the demand cannot be met."""
+    """Returns the count of each unit; of equal value the cheapest. None: the demand cannot be met."""
     if not units:
         return (
             [] if problem.objective is Objective.value or not any(d.rate for d in problem.demands) else None
@@ -116,7 +115,7 @@ def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
     matrix, limits = program.constraints()
     rules = [LinearConstraint(matrix, -np.inf, limits)]
     whole = (np.arange(program.num_variables) < len(units)).astype(np.int64)
-    # A GPU without rent should still be left empty if possible.
+    # GPUs without rent get a small one, so that they are left empty if possible.
     rent = program.usd_per_hour
     rent = rent + whole * 1e-9 * max(1.0, float(rent.max(initial=0.0)))
     if problem.objective is Objective.cost:
@@ -133,14 +132,14 @@ def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
 
 
 def _most_value(problem: Problem, units: Sequence[Unit]) -> float:
-    """Upper bound of the value: the whole demand, or all GPUs with the unit that serves the most."""
+    """Returns an upper bound of the value: of all demand, or of all GPUs with the best unit of each pool."""
     values = {demand.model: demand.value for demand in problem.demands}
-    asked = sum(inf if d.rate is None and d.value else d.value * (d.rate or 0.0) for d in problem.demands)
+    demanded = sum(inf if d.rate is None and d.value else d.value * (d.rate or 0.0) for d in problem.demands)
     by_gpu = sum(
         pool.count * max((_value_each(unit, values) for unit in units if unit.pool == pool.name), default=0.0)
         for pool in problem.pools
     )
-    return min(asked, by_gpu)
+    return min(demanded, by_gpu)
 
 
 def _value_each(unit: Unit, values: Mapping[str, float]) -> float:
@@ -149,13 +148,13 @@ def _value_each(unit: Unit, values: Mapping[str, float]) -> float:
 
 
 def _whole_rent(problem: Problem, rent: Vector, units: Sequence[Unit]) -> float:
-    """Rent of all GPUs in $/hour."""
+    """Returns the rent of all GPUs in $/hour."""
     each = {unit.pool: float(rent[index]) / unit.num_gpus for index, unit in enumerate(units)}
     return sum(pool.count * each.get(pool.name, 0.0) for pool in problem.pools)
 
 
 def plan_of(problem: Problem, units: Sequence[Unit], notes: Sequence[str] = ()) -> Plan:
-    """The best result of these units, each as often as it is listed. ValueError if a pool is overfull."""
+    """Returns the best result of the listed units. Raises ValueError if a pool has too few GPUs for them."""
     counts = Counter(units)
     kinds = list(counts)
     program = Program(problem, kinds)
@@ -176,7 +175,7 @@ def plan_of(problem: Problem, units: Sequence[Unit], notes: Sequence[str] = ()) 
 
 
 def _most_served(program: Program, counts: Sequence[int]) -> Vector:
-    """Rates by model: the most value; for cost the largest share of the demand, then all of it."""
+    """Returns the rates served by model that maximise the value; for objective cost, the shares of demand."""
     if not program.units:
         return np.zeros(len(program.problem.demands))
     served = program.served
@@ -187,13 +186,13 @@ def _most_served(program: Program, counts: Sequence[int]) -> Vector:
     least[: len(counts)] = most[: len(counts)] = counts
     found = milp(-worth, constraints=LinearConstraint(matrix, -np.inf, limits), bounds=Bounds(least, most))
     if not found.success:
-        raise ValueError(f"the GPUs are overfull: {found.message}")
+        raise ValueError(f"the placement needs more GPUs than there are: {found.message}")
     amounts: Vector = served @ found.x
     return amounts
 
 
 def _as_value(problem: Problem) -> Problem:
-    """The problem with equal value for the same share of each demand, whatever its own values are."""
+    """Returns the problem with objective value; for cost, every whole demand has the value 1."""
     if problem.objective is Objective.value:
         return problem
     return Problem(

@@ -1,4 +1,4 @@
-"""All sets of replicas that one GPU, or one group of GPUs, can hold."""
+"""All sets of replicas that fit on one GPU, or on one group of GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.placement import Hosting, Pool, Problem, Unit
 
 
 def units_of(problem: Problem) -> list[Unit]:
-    """Every possible unit once: replicas over several GPUs alone, on one GPU all sets that fit together."""
+    """Returns every possible unit: a replica on several GPUs, or a set of replicas that fit on one GPU."""
     found: list[Unit] = []
     for pool in problem.pools:
         found += _of_pool(problem, pool)
@@ -17,7 +17,7 @@ def units_of(problem: Problem) -> list[Unit]:
 
 
 def unit(problem: Problem, pool: Pool, hostings: Sequence[Hosting]) -> Unit | None:
-    """The unit of these replicas; None if they do not fit. Spare memory is shared equally, for KV."""
+    """Returns the unit of these replicas; None if they do not fit. Free memory is divided equally, for KV."""
     ordered = sorted(hostings, key=lambda hosting: hosting.model)
     left = pool.memory_bytes - sum(hosting.bytes_each for hosting in ordered)
     if left < 0 or ordered[0].num_gpus > pool.count:
@@ -35,10 +35,10 @@ def unit(problem: Problem, pool: Pool, hostings: Sequence[Hosting]) -> Unit | No
 
 def _of_pool(problem: Problem, pool: Pool) -> Iterator[Unit]:
     own = [hosting for hosting in problem.hostings if hosting.pool == pool.name]
-    wide = [hosting for hosting in own if hosting.num_gpus > 1]
-    small = [hosting for hosting in own if hosting.num_gpus == 1]
-    sets = ([hosting] for hosting in wide if hosting.num_gpus <= pool.gpus_per_node)
-    for hostings in [*sets, *_sets(small, problem.max_models_per_gpu)]:
+    on_several = [hosting for hosting in own if hosting.num_gpus > 1]
+    on_one = [hosting for hosting in own if hosting.num_gpus == 1]
+    sets = ([hosting] for hosting in on_several if hosting.num_gpus <= pool.gpus_per_node)
+    for hostings in [*sets, *_sets(on_one, problem.max_models_per_gpu)]:
         found = unit(problem, pool, hostings)
         if found is not None:
             yield found

@@ -92,7 +92,7 @@ def test_a_chunk_held_back_by_the_threshold_is_leapt_over(make_core, make_reques
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold=-1: must be >= 0"),
         (
             {"long_prefill_token_threshold_adaptive": True},
-            "long_prefill_token_threshold=0: there is no limit to adapt",
+            "long_prefill_token_threshold=0: there is no limit to raise",
         ),
     ],
 )

@@ -36,7 +36,7 @@ def test_a_prompt_needs_a_slot_with_a_token_to_spare(make_core, make_request, ru
     ("settings", "message"),
     [
         ({"n_parallel": 0}, "n_parallel=0: must be >= 1"),
-        ({"n_parallel": 8, "n_batch": 7}, "n_batch=7: must be >= n_parallel=8, a token for every slot"),
+        ({"n_parallel": 8, "n_batch": 7}, "n_batch=7: must be >= n_parallel=8, one token per slot"),
     ],
 )
 def test_rejects_slots_that_cannot_all_decode(settings, message):
