@@ -27,6 +27,7 @@ from experiments.study.pages import COLOURS
 from hwmodels.iterations.operating_point import decode_shape, largest_batch
 from sim.metrics.paired import Interval, mean_interval
 from sim.report.look import GREY, SERIES, styled
+from sim.report.numbers import seconds
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 
 HEIGHT_PX = 480
@@ -46,7 +47,9 @@ def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None
     for title, (command, notes) in launches(found).items():
         sections[title] = f"<pre>{html.escape(command)}</pre>{listed(notes)}"
     sections["Ruled out"] = listed(ruled_out_lines(found) or ["None."])
-    sections["Assumptions and notes"] = listed(found.notes or ["No run was simulated to its end."])
+    sections["Assumptions and notes"] = listed(
+        found.notes or ["None, because no run was simulated to its end."]
+    )
     sections["Configuration"] = folded(
         "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
     )
@@ -54,7 +57,7 @@ def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None
         path,
         "Capacity",
         f"The lowest cost that meets the SLO for {found.requests:,} requests in "
-        f"{found.lasts_s / 60:,.0f} minutes; {seeds}; all candidates serve the same requests.",
+        f"{seconds(found.lasts_s)}, with {seeds}. All candidates serve the same requests.",
         sections,
     )
 

@@ -84,7 +84,7 @@ def _winner(found: Answer) -> str:
         f"{best.replicas} x {best.candidate.name} ({gpus}) meet{'s' * (best.replicas == 1)} {keeping} "
         f"({100 * found.question.slo.attainment_target:g} % of requests within {terms}) for "
         f"${best.usd_per_hour:,.2f}/hour, "
-        f"${_figure(best.figures['usd_per_million_output_tokens'])} per million output tokens"
+        f"${_figure(best.figures['usd_per_million_output_tokens'])} per million output tokens."
     )
 
 
@@ -160,7 +160,7 @@ def effort(found: Answer) -> str:
     ruled = by_status.get(Status.ruled_out, 0)
     refused = len(found.question.refused)
     left = by_status.get(Status.never_reached, 0)
-    parts = [f"{simulated} simulated in {runs} run{'s' * (runs != 1)}"]
+    parts = [f"{simulated} simulated in {runs} run{'s' * (runs != 1)}"] if simulated else []
     parts += [f"{refused} do not fit in memory or have an unsupported layout"] if refused else []
     parts += [f"{ruled} ruled out by bounds"] if ruled else []
     costs = "they cost" if left > 1 else "it costs"

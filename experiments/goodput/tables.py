@@ -25,7 +25,7 @@ HEADINGS = (
     "requests/s per GPU",
     "TTFT p90, ms",
     "TPOT p90, ms",
-    "$/M out",
+    "$ per M output tokens",
     "fails first",
 )
 

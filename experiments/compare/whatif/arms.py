@@ -30,14 +30,14 @@ from sim.workload.base import Source
 NODE = "whatif"
 METRICS = (
     Metric(key="goodput.share", better="higher", label="SLO attainment"),
-    Metric(key="goodput.requests_per_s", better="higher", label="goodput/s"),
+    Metric(key="goodput.requests_per_s", better="higher", label="goodput, requests/s"),
     Metric(key="ttft.p50_s", better="lower"),
     Metric(key="ttft.p99_s", better="lower"),
     Metric(key="tpot.p99_s", better="lower"),
-    Metric(key="throughput.output_tokens_per_s", better="higher", label="tokens/s"),
+    Metric(key="throughput.output_tokens_per_s", better="higher", label="output tokens/s"),
     Metric(key="cost.usd_per_hour", better="lower", label="$/hour"),
-    Metric(key="cost.usd_per_million_output_tokens", better="lower", label="$/M out"),
-    Metric(key="energy.joules_per_output_token", better="lower", label="J/token"),
+    Metric(key="cost.usd_per_million_output_tokens", better="lower", label="$ per M output tokens"),
+    Metric(key="energy.joules_per_output_token", better="lower", label="J per output token"),
 )
 """Metrics; those that the baseline does not have are left out."""
 
