@@ -79,8 +79,14 @@ PARTS = ("pools", "simulator", "pressure")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the parts named on the command line, or all parts."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.caches", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"{', '.join(PARTS)}; default: all")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench.caches",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "parts", nargs="*", choices=[*PARTS, []], metavar="part", help=f"{', '.join(PARTS)}; default: all"
+    )
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
     parser.add_argument(
         "--trace",

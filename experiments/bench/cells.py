@@ -83,7 +83,11 @@ FIGURES = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one line per figure."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.cells", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench.cells",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--replicas", type=int, default=64, help="size of the fleet")
     parser.add_argument("--cells", type=int, default=8, help="number of cells; must divide --replicas")
     parser.add_argument("--sample", type=int, default=2, help="number of cells in the sample; at least 2")

@@ -44,8 +44,14 @@ WORLD = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one line per router and fleet size."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.cluster", description=__doc__)
-    parser.add_argument("replicas", nargs="*", type=int, help=f"fleet sizes; default: {FLEETS}")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench.cluster",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "replicas", nargs="*", type=int, help=f"fleet sizes; default: {' '.join(map(str, FLEETS))}"
+    )
     parser.add_argument("--routing", nargs="+", default=["prefix_affinity"], help="choices of routing=")
     parser.add_argument("--seconds", type=float, default=150.0, help="simulated seconds")
     parser.add_argument(

@@ -46,7 +46,11 @@ System = Callable[[list[list[int]], int], Run]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures at every number of threads and batch size that the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.engine", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench.engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of CPU threads")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes, in sequences")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="prompt tokens of each sequence")

@@ -28,7 +28,9 @@ from sim.workload.synthetic import Synthetic
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures each rate and prints one line per rate."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.bench.observe",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rate", type=float, nargs="*", default=[50.0, 100.0, 200.0], help="requests/s")
     parser.add_argument("--chunks", type=int, default=50, help="chunks per response, 20 ms apart")

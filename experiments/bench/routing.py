@@ -80,8 +80,18 @@ class Timed:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints one line per router."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.routing", description=__doc__)
-    parser.add_argument("routings", nargs="*", choices=[*READS, []], help="choices of routing; default: all")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench.routing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "routings",
+        nargs="*",
+        choices=[*READS, []],
+        metavar="routing",
+        help=f"{', '.join(READS)}; default: all",
+    )
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
     parser.add_argument("--conversations", type=int, default=600, help="number of conversations")
     options = parser.parse_args(arguments)

@@ -88,9 +88,15 @@ NUM_TIMEOUTS = 100_000
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Times the cases named on the command line, or all."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.sim", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench.sim",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     names = ["start", *CASES, *STUDIES, DASHBOARD]
-    parser.add_argument("cases", nargs="*", choices=[*names, []], help="cases to time; default: all")
+    parser.add_argument(
+        "cases", nargs="*", choices=[*names, []], metavar="case", help=f"{', '.join(names)}; default: all"
+    )
     parser.add_argument(
         "--repeat", type=int, default=3, help="repetitions, of which the fastest counts; studies run once"
     )
