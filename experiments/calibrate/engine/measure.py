@@ -26,6 +26,8 @@ from experiments.calibrate.engine.watch import OUTPUTS, Stopwatch
 
 LEAST_REPEATS = 3
 MOST_REPEATS = 50
+MOST_OF_FASTEST = 0.9
+"""Largest share of the fastest operator's time that may be the overhead of its mark."""
 PROGRESS_EVERY = 100
 """Runs between two progress messages."""
 
@@ -98,7 +100,14 @@ def measure(
         repetitions[place].append({name: value / slowdown for name, value in seconds.items()})
     watched_s = [_medians(each) for each in repetitions[:num_points]]
     *totals, reference = map(_total, todo[num_points:], repetitions[num_points:])
-    mark_s = _mark_seconds([watched_s[place] for place in short], [marks[place] for place in short], totals)
+    fastest_s = min(
+        value / calls[name]
+        for seconds, calls in zip(watched_s, marks, strict=False)
+        for name, value in seconds.items()
+    )
+    mark_s = _mark_seconds(
+        [watched_s[place] for place in short], [marks[place] for place in short], totals, fastest_s
+    )
     sections = [
         Sections(point, {name: value - mark_s * calls[name] for name, value in seconds.items()})
         for point, seconds, calls in zip(points, watched_s, marks, strict=False)
@@ -107,17 +116,23 @@ def measure(
 
 
 def _mark_seconds(
-    watched_s: Sequence[Mapping[str, float]], marks: Sequence[Mapping[str, int]], totals: Sequence[Total]
+    watched_s: Sequence[Mapping[str, float]],
+    marks: Sequence[Mapping[str, int]],
+    totals: Sequence[Total],
+    fastest_s: float,
 ) -> float:
-    """Returns the overhead of one mark in seconds: the median extra time of watched steps per mark."""
-    return float(
-        np.median(
-            [
-                (sum(seconds.values()) - total.seconds) / sum(calls.values())
-                for seconds, calls, total in zip(watched_s, marks, totals, strict=False)
-            ]
-        )
+    """Returns the overhead of one mark in seconds: the median extra time of watched steps per mark.
+
+    fastest_s: time of the fastest watched operator, its mark included. On a busy machine the difference of
+    whole steps may exceed that, and subtracting it would leave some operators no time at all.
+    """
+    extra_s = np.median(
+        [
+            (sum(seconds.values()) - total.seconds) / sum(calls.values())
+            for seconds, calls, total in zip(watched_s, marks, totals, strict=False)
+        ]
     )
+    return float(np.clip(extra_s, 0.0, MOST_OF_FASTEST * fastest_s))
 
 
 def _order(each_s: NDArray[np.float64], budget_s: float, seed: int) -> NDArray[np.intp]:

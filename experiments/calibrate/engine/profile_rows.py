@@ -14,7 +14,7 @@ from experiments.calibrate.engine.watch import HEAD, INPUTS, OUTPUTS
 from hwmodels.levels.profile import ATTENTION_SIZES
 
 LEAST_US = 1e-3
-"""Least time in a profile, in us; a correction can bring a measured time down to zero or below."""
+"""Least time in a profile, in us, for what is shorter than the resolution of the clock."""
 
 
 class Operator(NamedTuple):

@@ -154,10 +154,14 @@ def test_sections_name_every_operator_and_add_up_to_the_step(served):
 
 
 class Clockwork:
-    """A session with its own clock: 1 ms per token and operator, 0.1 ms per mark; all slower later on."""
+    """A session with its own clock: 1 ms per token and operator, 0.1 ms per mark; all slower later on.
 
-    def __init__(self) -> None:
+    plain: factor on the time of steps without a watch.
+    """
+
+    def __init__(self, plain: float = 1.0) -> None:
         self.now_s = 0.0
+        self.plain_factor = plain
         self.watched = SimpleNamespace(watch=None)
         self.executor, self.plain = SimpleNamespace(run=self.watch), SimpleNamespace(run=self.compute)
 
@@ -168,13 +172,13 @@ class Clockwork:
         self.now_s += seconds * (1.5 if self.now_s > 4 else 1.0)
 
     def compute(self, step: Step) -> None:
-        self.spend(3e-3 * step.num_tokens)
+        self.spend(self.plain_factor * 4e-3 * step.num_tokens)
 
     def watch(self, step: Step) -> None:
         for name in ("qkv", "o", "qkv"):
             self.spend(1e-3 * step.num_tokens + 100e-6)
             self.watched.watch.mark(name)
-        self.spend(100e-6)
+        self.spend(1e-3 * step.num_tokens + 100e-6)
 
 
 def test_what_is_measured_is_without_the_watch_and_at_one_pace(monkeypatch):
@@ -182,12 +186,24 @@ def test_what_is_measured_is_without_the_watch_and_at_one_pace(monkeypatch):
     monkeypatch.setattr("time.thread_time", lambda: clockwork.now_s)
     points = [Point(Step(contexts=(9,) * count), 0, 0, count, 9) for count in range(1, 9)]
     sections, totals, _ = measure(clockwork, points, [Step(contexts=(9,) * 6)], 20.0, 0, quiet)
-    usual = totals[0].seconds / 18e-3
+    usual = totals[0].seconds / 24e-3
     assert usual == pytest.approx(1.0, rel=1e-6) or usual == pytest.approx(1.5, rel=1e-6)
     assert totals[0].spread < 0.05
     for place, section in enumerate(sections, start=1):
         assert section.seconds["qkv"] == pytest.approx(2e-3 * place * usual, rel=0.01)
         assert section.seconds["o"] == pytest.approx(1e-3 * place * usual, rel=0.01)
+
+
+@pytest.mark.parametrize("plain", [0.1, 3.0])
+def test_noise_in_whole_steps_leaves_every_operator_some_time(plain, monkeypatch):
+    """Steps without a watch are much faster or slower, as if another program came and went."""
+    clockwork = Clockwork(plain)
+    monkeypatch.setattr("time.thread_time", lambda: clockwork.now_s)
+    points = [Point(Step(contexts=(9,) * count), 0, 0, count, 9) for count in range(1, 9)]
+    sections, _, _ = measure(clockwork, points, [Step(contexts=(9,) * 6)], 20.0, 0, quiet)
+    for place, section in enumerate(sections, start=1):
+        assert section.seconds["o"] >= 0.1e-3 * place
+        assert section.seconds["o"] <= 1.7 * (1e-3 * place + 100e-6)
 
 
 def test_the_pace_of_a_machine_comes_out_of_what_it_did():
