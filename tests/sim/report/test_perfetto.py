@@ -147,7 +147,7 @@ def test_a_cut_timeline_says_so(tmp_path, capsys):
 
 def test_rejects_a_timeline_of_no_request(capsys):
     assert main(["simulate", "output.timeline_requests=0"]) == 2
-    assert "output.timeline_requests=0: must be >= 1; null for all" in capsys.readouterr().err
+    assert "output.timeline_requests=0: must be >= 1, or null for all" in capsys.readouterr().err
 
 
 def test_slices_of_unfinished_and_aborted_requests_are_closed(tmp_path):

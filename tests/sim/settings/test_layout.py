@@ -79,7 +79,7 @@ def test_a_run_says_why_its_layout_was_chosen():
         ),
         (
             ["layout=auto", "layout.prompt_tokens=200000"],
-            "layout.prompt_tokens=200000: with 256 of the answer",
+            "layout.prompt_tokens=200000, layout.output_tokens=256: must be <= 131072 together",
         ),
         (["layout=auto", "layout.objective=slo", "slo=none"], "layout.objective=slo: the run has no SLO"),
         (["layout=auto", "layout.objective=slo", "slo.tpot_ms=0.1"], "meets ttft 500 ms, tpot 0.1 ms"),
