@@ -190,7 +190,7 @@ def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> st
         for wider in larger
         if model.divides(wider.tensor_parallel_size) and demand.missing_bytes(wider) <= 0
     ]
-    remedy = f"smallest that fits: {fitting[0]}" if fitting else f"none up to {sizes[-1]} fits"
+    remedy = f"the smallest size that fits is {fitting[0]}" if fitting else f"no size up to {sizes[-1]} fits"
     blocks = f" with {demand.num_kv_blocks} KV blocks" if demand.num_kv_blocks else ""
     return (
         f"tensor_parallel_size={layout.tensor_parallel_size}: {model.name}{blocks} needs "

@@ -60,8 +60,12 @@ def _bounds(one: dict[str, Any], value: float, is_share: bool) -> str:
         return _one_sided(one, value) if value in (0, 1) else f"± {100 * up:.1f} points"
     if not value:
         return "± 0"
-    more, less = f"{100 * up / value:.2g}", f"{100 * down / value:.2g}"
+    more, less = (_two_digits(100 * side / value) for side in (up, down))
     return f"± {more} %" if more == less else f"-{less} to +{more} %"
+
+
+def _two_digits(percent: float) -> str:
+    return f"{percent:,.0f}" if percent >= 99.5 else f"{percent:.2g}"
 
 
 def _one_sided(one: dict[str, Any], value: float) -> str:

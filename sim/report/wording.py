@@ -45,7 +45,7 @@ def verdict(summary: dict[str, Any]) -> str:
     name = " ".join(("SLO", goodput["slo"]["name"])).strip()
     return (
         f"{name} {'attained' if goodput['attained'] else 'missed'}: {percent_at_least(goodput['share'])} of "
-        f"{measured:,} requests met it (target {100 * goodput['target']:g} %)"
+        f"{measured:,} request{'s' * (measured != 1)} met it (target {100 * goodput['target']:g} %)"
     )
 
 

@@ -142,7 +142,7 @@ def test_the_command_prints_and_writes(capsys, tmp_path, monkeypatch):
         (["out=."], "out=.: is a folder; name a file in it"),
         (["out=nowhere/x.html"], "out=nowhere/x.html: there is no folder .*/nowhere"),
         (["tensor_parallel_size=3"], "tensor_parallel_size=3: "),
-        (["model=llama3_1_70b"], "llama-3.1-70b needs .* smallest that fits: 2"),
+        (["model=llama3_1_70b"], "llama-3.1-70b needs .* the smallest size that fits is 2"),
     ],
 )
 def test_rejects(settings, message):

@@ -207,7 +207,10 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model=llama3_1_70b"], r"llama-3.1-70b needs .* GiB on each .* GiB more .* smallest that fits: 2"),
+        (
+            ["model=llama3_1_70b"],
+            r"llama-3.1-70b needs .* GiB on each .* GiB more .* the smallest size that fits is 2",
+        ),
         (["hardware=h10_sxm"], "nearest: h100_sxm"),
         (["slo.itl_ms=5"], "slo.itl_ms: no such setting"),
         (["slo.attainment_target=1.5"], r"slo.attainment_target=1.5: must be in \(0, 1\]"),

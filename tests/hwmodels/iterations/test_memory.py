@@ -102,18 +102,18 @@ def test_the_user_may_fix_the_number_of_blocks(models, devices):
 def test_rejects_a_model_that_does_not_fit_with_the_gib_missing_and_the_ranks_that_do(models, devices):
     with pytest.raises(ValueError, match=r"llama-3\.1-70b needs") as error:
         plan_memory(model=models["llama3_1_70b"], device=devices["h100_sxm"])
-    assert "61.3 GiB more than the 71.7 GiB it may use; smallest that fits: 2" in str(error.value)
+    assert "61.3 GiB more than the 71.7 GiB it may use; the smallest size that fits is 2" in str(error.value)
     assert plan_memory(model=models["llama3_1_70b"], device=devices["h100_sxm"], layout=tp(2)).num_blocks
 
 
 def test_says_so_where_no_node_is_large_enough(models, devices):
-    with pytest.raises(ValueError, match="none up to 8 fits"):
+    with pytest.raises(ValueError, match="no size up to 8 fits"):
         plan_memory(model=models["llama3_1_70b"], device=devices["t4"])
 
 
 def test_rejects_more_blocks_than_the_device_holds(models, devices):
     with pytest.raises(
-        ValueError, match=r"llama-3\.1-8b with 100000 KV blocks needs .* smallest that fits: 4"
+        ValueError, match=r"llama-3\.1-8b with 100000 KV blocks needs .* the smallest size that fits is 4"
     ):
         plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], num_kv_blocks=100_000)
 
