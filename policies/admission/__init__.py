@@ -1,4 +1,4 @@
-"""Admission policies: whether a request is admitted, before a replica is chosen. One policy per file."""
+"""Admission policies: they admit or refuse a request before a replica is chosen. One policy per file."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from policies.routing import ReplicaView
 
 
 class Refusal(NamedTuple):
-    """Why a request is refused, and when to ask again: HTTP status 429 or 503 with Retry-After."""
+    """The reason of a refusal, and the time of a retry: HTTP status 429 or 503 with Retry-After."""
 
     reason: str
-    """Equal text for equal causes, without momentary numbers: reports count refusals by it."""
+    """Reason, a fixed text without numbers of the moment, because reports count refusals by it."""
     retry_after_s: float | None = None
-    """Time in seconds. None: unknown. inf: never, as with status 400: the request will not be admitted."""
+    """Retry-After in seconds; None: unknown; inf: a retry will never be admitted, as with HTTP status 400."""
 
 
 class Admission(Protocol):
     """Admits requests or refuses them.
 
-    A request that is sent again is decided again: with the same id and, as its client has waited since then,
-    the same arrival_s. Two more methods are called if a policy has them, about requests that it has admitted,
-    once each at most:
+    A retry of a refused request is a new decision, with the same request id and the same arrival_s (its
+    client has been waiting since then). Two optional methods are called for admitted requests, each at most
+    once per request:
 
-        on_first_token(request, now)        it has produced its first token
-        on_end(request, now)                it has ended, was given up, or was refused by its replica
+        on_first_token(request, now)        the request has produced its first token
+        on_end(request, now)                the request has ended, was aborted, or was refused by its replica
 
-    If a policy reads more of the replicas than what the service counts itself, it declares this as a router
-    does: reads_signals, reads_caches (`policies.routing.ReplicaView`). A fleet may have hundreds of replicas:
-    for sums over all of them a policy keeps counts of its own (`policies.admission.outstanding`).
+    A policy that reads signals or caches of replicas declares this as a router does: reads_signals,
+    reads_caches (`policies.routing.ReplicaView`). A fleet may have hundreds of replicas: for sums over all of
+    them a policy keeps counts of its own (`policies.admission.outstanding`).
     """
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Returns None if the request is admitted. `replicas` take requests now; there is at least one."""
+        """Returns None if the request is admitted. `replicas` accept requests now; there is at least one."""
         ...
 
 
 def check_retry_after(retry_after_s: float | None) -> None:
     """Raises ValueError unless retry_after_s is None or finite and >= 0."""
     if retry_after_s is not None and not 0 <= retry_after_s < inf:
-        raise ValueError(f"retry_after_s={retry_after_s}: must be finite and >= 0 s; null: not sent")
+        raise ValueError(
+            f"retry_after_s={retry_after_s}: must be finite and >= 0 s; null sends no Retry-After"
+        )
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

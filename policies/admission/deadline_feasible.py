@@ -1,11 +1,11 @@
-"""Deadline-feasible: a request whose first token would come too late is refused at once.
+"""Deadline-feasible: refuses a request at once if its estimated first token would miss its deadline.
 
     estimated TTFT = (queued prompt tokens / replicas + this prompt's) / rate of a replica, times safety
 
-The rate is measured, as in `policies.routing.ttft_estimates`, on the fleet as a whole: it assumes that the
-router spreads the queue evenly. Mooncake (2024) calls this early rejection.
-While no request waits for a first token, a request is admitted whatever the estimate says: a rate that was
-measured under another load could never be corrected otherwise.
+The rate is measured as in `policies.routing.ttft_estimates`, but for the fleet as a whole: it assumes that
+the router spreads the queue evenly. Mooncake (2024) calls this early rejection.
+While no request waits for its first token, every request is admitted whatever its estimate: otherwise a rate
+that was measured under another load could never be corrected.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from policies.routing.ttft_estimates import TtftEstimates
 from policies.scheduling.edf import by_priority, check_by_priority
 
 FLEET = 0
-"""The only index of the estimates: one rate for all replicas."""
+"""The only index of the estimates, as there is one rate for all replicas."""
 
 
 @dataclass(kw_only=True, slots=True)
 class DeadlineFeasible:
-    """Refuses requests that would be late. Reads the number of replicas, and nothing of their state."""
+    """Refuses requests that would miss their deadline. Reads only the number of replicas."""
 
     ttft_s: tuple[float, ...] = (1.0,)
-    """TTFT target for priority 0, 1, ...; the last holds for all beyond.
+    """TTFT targets in seconds for priority 0, 1, ...; the last one is for all higher numbers as well.
 
-    A request's deadline_s replaces it.
+    They apply to requests without deadline_s.
     """
     tpot_s: float = 0.0
-    """Time before its deadline_s, in seconds, that a request needs for each of its max_tokens."""
+    """Time per output token in seconds that is reserved before a request's deadline_s for its max_tokens."""
     initial_tokens_per_s: float = 10_000.0
     """Prefill rate of a replica in tokens per second, until one is measured."""
     safety: float = 1.0
-    """Factor on the estimate: above 1 refuses more, as estimates err."""
+    """Factor on the estimated TTFT; above 1, more requests are refused."""
     _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
     _estimates: TtftEstimates = field(init=False, repr=False, compare=False)
 
@@ -54,31 +54,31 @@ class DeadlineFeasible:
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Refuses a request whose first token is expected after it is due."""
+        """Refuses a request if its first token is expected after its deadline."""
         left_s = self._due_s(request) - now
         if left_s < 0:
-            return Refusal("its first token is overdue", inf)
+            return Refusal("TTFT deadline has passed", inf)
         num_queued = self._outstanding.num_queued_tokens
         num_tokens = num_queued // len(replicas) + request.prompt.num_tokens
         late_s = self._estimates.estimate_s(FLEET, num_tokens) * self.safety - left_s
-        if num_queued and late_s > 0:  # by then the queue is short enough for a retry
-            return Refusal("its first token would be too late", late_s / self.safety)
+        if num_queued and late_s > 0:  # after this time the queue is short enough for a retry
+            return Refusal("TTFT deadline would be missed", late_s / self.safety)
         self._outstanding.admit(request)
         self._estimates.sent(request, FLEET, num_tokens, now)
         return None
 
     def on_first_token(self, request: Request, now: float) -> None:
-        """Updates the measured rate of the fleet."""
+        """Updates the measured prefill rate of the fleet."""
         self._outstanding.first_token(request)
         self._estimates.first_token(request, now)
 
     def on_end(self, request: Request, now: float) -> None:
-        """Forgets a request that has ended."""
+        """Removes a request that has ended."""
         self._outstanding.end(request)
         self._estimates.ended(request)
 
     def _due_s(self, request: Request) -> float:
-        """Time at which its first token is due, in seconds."""
+        """Returns the deadline of a request's first token, in seconds."""
         if request.deadline_s is None:
             return request.arrival_s + by_priority(self.ttft_s, request)
         return request.deadline_s - (request.max_tokens or 0) * self.tpot_s

@@ -1,4 +1,4 @@
-"""No admission control: every request is admitted, and waits as long as it takes."""
+"""No admission control: every request is admitted, however long it will wait."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class AdmitAll:
     """Admits every request; reads nothing."""
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Returns None for every request: it is admitted."""
+        """Returns None: every request is admitted."""
         return None

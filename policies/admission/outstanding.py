@@ -1,4 +1,4 @@
-"""Counts of outstanding requests of a service, updated call by call: sums over a fleet without a loop."""
+"""Counts of a service's outstanding requests, updated with every request, without a loop over replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.core.request import Request
 
 @dataclass(slots=True)
 class Outstanding:
-    """Counts of requests that were admitted and have not ended; the same quantities as in `ReplicaView`."""
+    """Counts of requests that were admitted and have not ended; the quantities of `ReplicaView`, summed."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -26,12 +26,12 @@ class Outstanding:
         self._queued.add(request.request_id)
 
     def first_token(self, request: Request) -> None:
-        """Counts a request with a first token as no longer queued."""
+        """Counts a request as no longer queued, because it has its first token."""
         self._queued.remove(request.request_id)
         self.num_queued_tokens -= request.prompt.num_tokens
 
     def end(self, request: Request) -> None:
-        """Removes a request that has ended, perhaps without a token."""
+        """Removes a request that has ended, perhaps before its first token."""
         self.num_requests -= 1
         self.num_tokens -= request.prompt.num_tokens
         if request.request_id in self._queued:

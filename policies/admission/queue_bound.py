@@ -1,8 +1,8 @@
-"""Queue bound: the outstanding load is limited, and requests beyond the limit are shed at once.
+"""Queue bound: the outstanding load is limited, and requests beyond the limit are refused at once.
 
-A queue without a bound grows under overload until every answer is too late. A bounded one keeps the wait
-below bound / throughput, and other requests are refused immediately. Triton's max_queue_size bounds each
-server, Ray Serve's max_queued_requests what waits at each router.
+Without a bound the queue grows under overload until every request misses its SLO. With a bound the waiting
+time stays below bound / throughput. Triton's max_queue_size bounds the queue of each server, Ray Serve's
+max_queued_requests that of each router.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ COUNTS = {
     "tokens": ("num_tokens", "num_outstanding_tokens"),
     "queued_tokens": ("num_queued_tokens", "num_queued_tokens"),
 }
-"""Quantities that may be bounded: the attribute of `Outstanding`, and that of `ReplicaView`."""
+"""Allowed values of `count`; each with the attribute of `Outstanding` and that of `ReplicaView`."""
 
 
 @dataclass(kw_only=True, slots=True)
 class QueueBound:
-    """Refuses requests while the bound is reached.
+    """Refuses requests while the outstanding load has reached the bound.
 
-    Tokens may exceed the bound by one prompt at most; a request that is alone is always admitted.
+    Tokens may exceed the bound by at most one prompt; the only request of a service is always admitted.
 
-    Per replica, one replica with room is enough. Replicas are checked from the one that had room last, so all
-    of them are checked only while none has room.
+    With per=replica, one replica below the bound is enough. The check starts at the last replica that was
+    below the bound, so all replicas are checked only while all have reached it.
     """
 
     max_outstanding: int = 256
-    """Load at which requests are refused."""
+    """Load at which requests are refused, in the unit of `count`."""
     count: str = "requests"
-    """What is counted: requests, tokens of their prompts, or queued_tokens: prompts without a first token."""
+    """Counted quantity: requests, tokens (of prompts), or queued_tokens (before the first token)."""
     per: str = "replica"
     """Scope of the bound: replica, or fleet (all replicas together)."""
     retry_after_s: float | None = None
-    """Retry-After in seconds that clients get; null: none."""
+    """Retry-After in seconds that clients get; null: none is sent."""
     _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
-    _place: int = field(init=False, default=0, repr=False, compare=False)  # that had room
+    _position: int = field(init=False, default=0, repr=False, compare=False)  # of that last replica
 
     def __post_init__(self) -> None:
         if self.max_outstanding < 1:
@@ -54,7 +54,7 @@ class QueueBound:
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
         """Refuses a request while the bound is reached."""
-        if not (self._replica_has_room(replicas) if self.per == "replica" else self._fleet_has_room()):
+        if not (self._has_free_replica(replicas) if self.per == "replica" else self._is_fleet_free()):
             return Refusal(f"queue bound of the {self.per}", self.retry_after_s)
         self._outstanding.admit(request)
         return None
@@ -67,15 +67,15 @@ class QueueBound:
         """Removes the request from the counts."""
         self._outstanding.end(request)
 
-    def _fleet_has_room(self) -> bool:
+    def _is_fleet_free(self) -> bool:
         num: int = getattr(self._outstanding, COUNTS[self.count][0])
         return num < self.max_outstanding
 
-    def _replica_has_room(self, replicas: Sequence[ReplicaView]) -> bool:
+    def _has_free_replica(self, replicas: Sequence[ReplicaView]) -> bool:
         num_replicas, name = len(replicas), COUNTS[self.count][1]
         for step in range(num_replicas):
-            place = (self._place + step) % num_replicas
-            if getattr(replicas[place], name) < self.max_outstanding:
-                self._place = place
+            position = (self._position + step) % num_replicas
+            if getattr(replicas[position], name) < self.max_outstanding:
+                self._position = position
                 return True
         return False

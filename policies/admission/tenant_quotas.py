@@ -1,17 +1,19 @@
 """Tenant quotas: fair shares of the outstanding load (DRF; Ghodsi et al., NSDI 2011).
 
-The outstanding load is limited in requests and in prompt tokens. While there is room, every request is
-admitted. Beyond, tenants are filled like vessels, each up to what it has outstanding: its dominant share (the
-larger of its shares of the two limits) over its weight rises equally in all, until one limit is reached. A
-request is admitted if its tenant would be filled with it. With one limit that is weighted max-min fairness:
+The outstanding load is limited in requests and in prompt tokens. Below the limits every request is admitted.
+Beyond them, the limits are divided by progressive filling: the dominant share of each tenant (the larger of
+its shares of the two limits) divided by its weight rises equally for all tenants, for each up to its
+outstanding load, until a limit is reached. A request is admitted if its tenant's load including it would be
+filled completely. With a single limit this is weighted max-min fairness:
 
     limit 12, equal weights    A has 9, B 3           A is refused; B is admitted until it has 6
                                A has 6, B 6           both are refused
                                A has 9, B 2, C 1      B leaves 10: A is refused, C is admitted until it has 5
 
-So a tenant within its share, weight over the weights of all tenants with outstanding requests, is never
-refused because of others, and what they leave is lent. What was lent is not taken back but returns as
-requests end: meanwhile more is outstanding than the limits say.
+So a tenant within its share, which is its weight divided by the weights of all tenants with outstanding
+requests, is never refused because of others, and may also use what they leave. Requests that were admitted
+beyond a share are not ended when other tenants return, so the outstanding load can exceed the limits until
+they finish.
 """
 
 from __future__ import annotations
@@ -26,32 +28,35 @@ from policies.core.request import Request
 from policies.routing import ReplicaView
 
 ROUNDING = 1 + 1e-9
-"""Tolerance for the rounding of sums of shares: a tenant with exactly its share is within it."""
+"""Tolerance for rounding errors in sums of shares, so that a tenant with exactly its share is admitted."""
 
 
 class Use(NamedTuple):
-    """Outstanding requests, and tokens of their prompts."""
+    """Outstanding requests and their prompt tokens."""
 
     num_requests: int = 0
     num_tokens: int = 0
 
     def plus(self, other: Use, sign: int = 1) -> Use:
-        """The sum, or the difference for sign=-1."""
+        """Returns the sum, or with sign=-1 the difference."""
         return Use(self.num_requests + sign * other.num_requests, self.num_tokens + sign * other.num_tokens)
 
 
 @dataclass(kw_only=True, slots=True)
 class TenantQuotas:
-    """Fair quotas. Reads the number of replicas. Without room, looks at each tenant with requests."""
+    """Fair quotas per tenant. Reads only the number of replicas.
+
+    Beyond the limits, a decision costs time in proportion to the tenants with outstanding requests.
+    """
 
     max_outstanding: int = 256
     """Maximum number of outstanding requests per replica."""
     max_outstanding_tokens: int | None = None
-    """Maximum number of tokens of their prompts per replica; null: no limit."""
+    """Maximum number of their prompt tokens per replica; null: no limit."""
     tenant_weights: dict[str, float] = field(default_factory=dict)
-    """Shares of the tenants relative to each other; 1 for tenants not named."""
+    """Weights of the tenants' shares; 1 for tenants without an entry."""
     retry_after_s: float | None = None
-    """Retry-After in seconds that clients get; null: none."""
+    """Retry-After in seconds that clients get; null: none is sent."""
     _uses: dict[str, Use] = field(init=False, default_factory=dict, repr=False, compare=False)
     _total: Use = field(init=False, default=Use(), repr=False, compare=False)
 
@@ -59,14 +64,14 @@ class TenantQuotas:
         for name in ("max_outstanding", "max_outstanding_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be >= 1, or no request is ever admitted")
+                raise ValueError(f"{name}={value}: must be >= 1, or no request would be admitted")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < inf:
                 raise ValueError(f"tenant_weights={{{tenant}: {weight}}}: must be finite and > 0")
         check_retry_after(self.retry_after_s)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Refuses if there is no room and the tenant has its share; a request that is alone is admitted."""
+        """Refuses if the limits and the tenant's share are exceeded; the only request is always admitted."""
         limits = self._limits(len(replicas))
         own = Use(1, request.prompt.num_tokens)
         total = self._total.plus(own)
@@ -74,9 +79,9 @@ class TenantQuotas:
         if (
             self._total.num_requests
             and not _fits(total, limits)
-            and not self._fills(request.tenant, use, limits)
+            and not self._is_within_share(request.tenant, use, limits)
         ):
-            return Refusal("its tenant's share is used up", self.retry_after_s)
+            return Refusal("tenant quota exceeded", self.retry_after_s)
         self._uses[request.tenant], self._total = use, total
         return None
 
@@ -91,12 +96,12 @@ class TenantQuotas:
             del self._uses[request.tenant]
 
     def _limits(self, num_replicas: int) -> tuple[float, float]:
-        """Limits of (requests, tokens) for all replicas together."""
+        """Returns the limits of (requests, tokens) for all replicas together."""
         num_tokens = inf if self.max_outstanding_tokens is None else self.max_outstanding_tokens
         return self.max_outstanding * num_replicas, num_tokens * num_replicas
 
-    def _fills(self, tenant: str, use: Use, limits: tuple[float, float]) -> bool:
-        """Whether a tenant with this use would be filled before a limit is reached."""
+    def _is_within_share(self, tenant: str, use: Use, limits: tuple[float, float]) -> bool:
+        """Returns whether a tenant with this use would be filled completely before a limit is reached."""
         level = self._level(tenant, use, limits)
         filled = list(map(float, use))
         for other, others_use in self._uses.items():
@@ -106,7 +111,7 @@ class TenantQuotas:
         return _fits(filled, [limit * ROUNDING for limit in limits])
 
     def _level(self, tenant: str, use: Use, limits: Sequence[float]) -> float:
-        """Dominant share of a tenant, divided by its weight."""
+        """Returns the dominant share of a tenant divided by its weight."""
         share = max(have / limit for have, limit in zip(use, limits, strict=True))
         return share / self.tenant_weights.get(tenant, 1.0)
 

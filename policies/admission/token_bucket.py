@@ -1,9 +1,9 @@
-"""Token bucket: a rate, and a burst above it (Turner, IEEE Communications Magazine 1986).
+"""Token bucket: a rate limit with bursts (Turner, IEEE Communications Magazine 1986).
 
-A bucket holds at most `burst` and gains `rate_per_s` per second. A request takes 1 out of it, or its tokens,
-and is refused if there is not enough: in any t seconds no more than burst + rate_per_s t is admitted. Tokens
-are those known before the answer, as Azure OpenAI counts them for its limits: those of the prompt, and
-max_tokens of each answer where the client sets it.
+A bucket's level rises by `rate_per_s` per second up to `burst`. A request takes 1, or its number of tokens,
+out of the bucket, and is refused if the level is too low: in any t seconds at most burst + rate_per_s * t is
+admitted. The number of tokens is known before generation, as Azure OpenAI counts it for its limits: the
+tokens of the prompt, and max_tokens of each output if the client sets it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from policies.core.request import Request
 from policies.routing import ReplicaView
 
 NUM_SWEPT = 2
-"""Number of buckets checked per request, to forget those that are full again."""
+"""Number of buckets checked per request, to delete those that are full again."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TokenBucket:
-    """Rate limit. Reads no replica; a refused request takes nothing."""
+    """Rate limit. Reads no replica; a refused request takes nothing out of its bucket."""
 
     rate_per_s: float = 10.0
-    """Requests, or tokens, per second."""
+    """Requests or tokens per second."""
     burst: float = 20.0
-    """Most that can be admitted at once; a request of more tokens never is."""
+    """Maximum number of requests or tokens admitted at once; larger requests are never admitted."""
     count: str = "requests"
-    """What is counted: requests or tokens."""
+    """Counted quantity: requests or tokens."""
     per: str = "service"
-    """One bucket for the whole service, or one per tenant."""
+    """Scope: service (one bucket for all requests) or tenant (one bucket each)."""
     _buckets: OrderedDict[str, tuple[float, float]] = field(
         init=False, default_factory=OrderedDict, repr=False, compare=False
     )  # level, time in seconds; full buckets may be missing
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_per_s < inf:
-            raise ValueError(f"rate_per_s={self.rate_per_s}: must be finite and > 0 a second")
+            raise ValueError(f"rate_per_s={self.rate_per_s}: must be finite and > 0 per second")
         if not 1 <= self.burst < inf:
-            raise ValueError(f"burst={self.burst}: must be finite and >= 1, or no request is ever admitted")
+            raise ValueError(f"burst={self.burst}: must be finite and >= 1, or no request would be admitted")
         check_choice("count", self.count, ("requests", "tokens"))
         check_choice("per", self.per, ("service", "tenant"))
 
@@ -59,16 +59,16 @@ class TokenBucket:
         return None
 
     def _level(self, tenant: str, now: float) -> float:
-        """Level of a bucket at a time."""
+        """Returns the level of a bucket at a time."""
         if tenant not in self._buckets:
             return self.burst
         level, since_s = self._buckets[tenant]
         return min(self.burst, level + (now - since_s) * self.rate_per_s)
 
     def _wait_s(self, tenant: str, cost: float, now: float) -> float:
-        """Seconds until the bucket holds the cost without other requests.
+        """Returns the seconds until the bucket's level is enough, if there are no other requests.
 
-        Rounded up, so that it really does.
+        The time is rounded up, so that a request at that time is admitted.
         """
         wait_s = (cost - self._level(tenant, now)) / self.rate_per_s
         while self._level(tenant, now + wait_s) < cost:
@@ -76,7 +76,7 @@ class TokenBucket:
         return wait_s
 
     def _sweep(self, now: float) -> None:
-        """Forgets some buckets that are full, so that tenants with one request are not kept for ever."""
+        """Deletes some of the full buckets, so that memory does not grow with the number of past tenants."""
         for _ in range(min(NUM_SWEPT, len(self._buckets))):
             tenant = next(iter(self._buckets))
             if self._level(tenant, now) == self.burst:
@@ -86,6 +86,6 @@ class TokenBucket:
 
 
 def _num_tokens(request: Request) -> int:
-    """Tokens of the prompt, and the maximum of the answers."""
+    """Returns the tokens of the prompt plus the maximum tokens of the outputs."""
     width = 1 if request.branching is None else request.branching.width
     return request.prompt.num_tokens + width * (request.max_tokens or 0)

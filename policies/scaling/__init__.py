@@ -1,4 +1,4 @@
-"""Autoscaling policies: how many replicas a pool has. One policy per file."""
+"""Autoscaling policies: they decide the number of replicas of a pool. One policy per file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 class PoolView(Protocol):
     """The current state of a pool of replicas that an autoscaler may read.
 
-    Counts since the beginning of the run only grow: a policy that needs rates remembers their last values.
+    Counts are totals since the beginning of the run: a policy that needs rates stores their last values.
     """
 
     @property
@@ -18,22 +18,22 @@ class PoolView(Protocol):
 
     @property
     def num_starting(self) -> int:
-        """Number of replicas that start: being provisioned, loading, warming up."""
+        """Number of replicas that are being provisioned, loading or warming up."""
         ...
 
     @property
     def num_draining(self) -> int:
-        """Number of replicas that drain: they finish their requests and get no more."""
+        """Number of replicas that drain: they finish their requests and get no new ones."""
         ...
 
     @property
     def cold_start_s(self) -> float:
-        """Time in seconds from the order of a replica until it serves."""
+        """Time in seconds from the request for a replica until it serves."""
         ...
 
     @property
     def max_concurrency(self) -> int | None:
-        """Number of sequences that one replica runs at once; None if unknown."""
+        """Maximum number of running sequences of one replica; None if unknown."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class PoolView(Protocol):
 
     @property
     def busy_share(self) -> float:
-        """Mean share of the time since the last call in which a replica had an iteration running."""
+        """Mean share of the time since the last call during which a replica ran an iteration."""
         ...
 
     @property
@@ -83,22 +83,22 @@ class PoolView(Protocol):
 
     @property
     def num_met(self) -> int:
-        """Number of ended requests that met the SLO; all, if there is none."""
+        """Number of ended requests that met the SLO; all of them if there is no SLO."""
         ...
 
 
 class Scaling(Protocol):
-    """Decides how many replicas a pool should have."""
+    """Decides the number of replicas of a pool."""
 
     interval_s: float
-    """Time in seconds between two calls; the first call comes after one interval."""
+    """Time in seconds between two calls; the first call is after one interval."""
     min_replicas: int
     max_replicas: int
 
     def target(self, pool: PoolView, now: float) -> int:
-        """Number of replicas wanted, including starting ones and excluding draining ones.
+        """Returns the desired number of replicas, including starting ones and excluding draining ones.
 
         The number is from min_replicas to max_replicas. The pool starts missing replicas and drains
-        superfluous ones; crashed replicas that will be back still count as wanted.
+        superfluous ones; crashed replicas that will restart count as present.
         """
         ...

@@ -1,4 +1,4 @@
-"""Settings of every autoscaler: the interval of decisions, and the minimum and maximum of replicas."""
+"""Settings of every autoscaler: the interval of its calls, and the minimum and maximum of replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Bounded:
 
     interval_s: float = 15.0
     min_replicas: int = 1
-    """Minimum; 0: the last replica stops once it is idle, and later requests wait for one to start."""
+    """Minimum; with 0 an idle pool stops its last replica, and the next requests wait for one to start."""
     max_replicas: int = 8
 
     def __post_init__(self) -> None:
@@ -26,7 +26,7 @@ class Bounded:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas={self.min_replicas}: must be <= max_replicas={self.max_replicas}; "
-                "lower it or raise max_replicas"
+                "lower min_replicas or raise max_replicas"
             )
 
     def bounded(self, wanted: int) -> int:
@@ -35,12 +35,12 @@ class Bounded:
 
 
 def num_present(pool: PoolView) -> int:
-    """Number of replicas that serve or start."""
+    """Returns the number of replicas that serve or start."""
     return pool.num_replicas + pool.num_starting
 
 
 def require_positive(settings: object, *names: str, unit: str = "") -> None:
-    """Raises ValueError for the first named field that is no finite number > 0."""
+    """Raises ValueError for the first named field that is not a finite number > 0."""
     for name in names:
         value = getattr(settings, name)
         if not 0 < value < inf:
@@ -48,7 +48,7 @@ def require_positive(settings: object, *names: str, unit: str = "") -> None:
 
 
 def require_not_negative(settings: object, *names: str, unit: str = "") -> None:
-    """Raises ValueError for the first named field that is no finite number >= 0."""
+    """Raises ValueError for the first named field that is not a finite number >= 0."""
     for name in names:
         value = getattr(settings, name)
         if not 0 <= value < inf:

@@ -1,10 +1,11 @@
-"""Requests in flight per replica held at a target: Knative's autoscaler, which KServe applies to LLMs.
+"""Concurrency: keeps the requests in flight per replica at a target, as Knative's autoscaler (KServe) does.
 
     wanted = ceil(mean requests in flight / (target_concurrency * target_utilisation))
 
-over a stable window of 60 s, and over a panic window of 6 s: if the latter wants at least twice the replicas
-that serve, it counts until there was no panic for a stable window, and no replica is removed meanwhile.
-Queued requests are in flight. 100 in flight, target 10 at 70 %: 15 replicas. Defaults are Knative's.
+The mean is computed over a stable window of 60 s and over a panic window of 6 s. If the panic window wants at
+least twice the serving replicas, it is used until there has been no panic for a stable window, and no replica
+is removed in this time. Queued requests are in flight, too. With 100 requests in flight, a target of 10 and a
+utilisation of 70 %, 15 replicas are wanted. Defaults are Knative's.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from policies.scaling.pace import Paced
 
 @dataclass(kw_only=True, slots=True)
 class Concurrency(Paced):
-    """Scales by concurrency. Remembers the requests in flight of one stable window. No scale to zero."""
+    """Scales by concurrency. Stores the requests in flight of one stable window. Does not scale to zero."""
 
     interval_s: float = 2.0
     target_concurrency: float = 100.0
-    """Requests in flight for which one replica is meant."""
+    """Number of requests in flight that one replica can serve."""
     target_utilisation: float = 0.7
-    """Share of target_concurrency that is aimed at."""
+    """Share of target_concurrency that each replica should have."""
     stable_window_s: float = 60.0
     panic_window_s: float = 6.0
     panic_threshold: float = 2.0
-    """Ratio of replicas wanted over the panic window to serving replicas at which a panic begins."""
+    """Ratio of the replicas wanted by the panic window to the serving ones at which a panic begins."""
     max_scale_up_rate: float = 1000.0
     """Maximum factor on the serving replicas in one decision."""
     max_scale_down_rate: float = 2.0
@@ -52,7 +53,7 @@ class Concurrency(Paced):
                 raise ValueError(f"{name}={getattr(self, name)}: must be > 1")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """The wish of the stable window, or in a panic the most that either has wanted since it began."""
+        """Returns the number for the stable window; in a panic the maximum of both windows so far."""
         self._samples.append((now, pool.num_outstanding))
         while self._samples[0][0] <= now - self.stable_window_s:
             self._samples.popleft()
@@ -69,7 +70,7 @@ class Concurrency(Paced):
         return self.paced(max(stable, panic, self.asked(pool)), pool, now)
 
     def _wanted(self, window_s: float, now: float) -> int:
-        """Number of replicas for the mean of a window."""
+        """Returns the number of replicas for the mean of a window."""
         counts = [count for time_s, count in self._samples if time_s > now - window_s]
         mean = sum(counts) / len(counts)
         return ceil(mean / (self.target_concurrency * self.target_utilisation) - 1e-9)

@@ -1,8 +1,8 @@
-"""Forecasts of a series with a season, value by value: seasonal naive with a trend, and Holt-Winters.
+"""Forecasts of a seasonal time series: seasonal naive with a trend, and Holt-Winters.
 
-Hyndman and Athanasopoulos, Forecasting: Principles and Practice (3rd ed.), sections 5.2 and 8.3. Both are
-exact for a periodic series with or without a straight trend, once two seasons have been seen. Before one
-season has been seen, the forecast is the last value.
+Source: Hyndman and Athanasopoulos, Forecasting: Principles and Practice (3rd ed.), sections 5.2 and 8.3. Both
+are exact for a periodic series with or without a linear trend after two seasons of observations. During the
+first season the forecast is the last value.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ from numpy.typing import NDArray
 
 
 class Forecaster(Protocol):
-    """A forecaster of values at equal distances."""
+    """Forecasts a series of values at equal time steps."""
 
     def observe(self, value: float) -> None:
         """Adds the next value."""
         ...
 
     def forecast(self, num_values: int) -> NDArray[np.float64]:
-        """Forecast of the next num_values values; zeros before any has been seen."""
+        """Returns the forecast of the next num_values values; zeros before the first observation."""
         ...
 
 
 class SeasonalNaive:
-    """The value of one season ago, plus the growth of the mean from one season to the next."""
+    """Forecasts the value of one season ago plus the growth of the seasons' means."""
 
     def __init__(self, season: int) -> None:
         self._season = season
         self._seen: deque[float] = deque(maxlen=2 * season)
 
     def observe(self, value: float) -> None:
+        """Adds the next value."""
         self._seen.append(value)
 
     def forecast(self, num_values: int) -> NDArray[np.float64]:
+        """Returns the forecast of the next num_values values."""
         season, seen = self._season, np.array(self._seen)
         if len(seen) < season:
             return np.full(num_values, seen[-1] if len(seen) else 0.0)
@@ -65,6 +67,7 @@ class HoltWinters:
         self._num_seen = 0
 
     def observe(self, value: float) -> None:
+        """Updates level, trend and season by the next value."""
         season = self._season
         self._num_seen += 1
         if self._num_seen <= 2 * season:
@@ -73,19 +76,20 @@ class HoltWinters:
             if self._num_seen == 2 * season:
                 self._begin()
             return
-        place = self._num_seen - 1
-        seasonal = self._seasonal[place % season]
+        index = self._num_seen - 1
+        seasonal = self._seasonal[index % season]
         level = self._alpha * (value - seasonal) + (1 - self._alpha) * (self._level + self._trend)
         self._trend = self._beta * (level - self._level) + (1 - self._beta) * self._trend
         self._level = level
-        self._seasonal[place % season] = self._gamma * (value - level) + (1 - self._gamma) * seasonal
+        self._seasonal[index % season] = self._gamma * (value - level) + (1 - self._gamma) * seasonal
 
     def forecast(self, num_values: int) -> NDArray[np.float64]:
+        """Returns the forecast of the next num_values values; seasonal naive for the first two seasons."""
         if self._num_seen < 2 * self._season:
             return self._naive.forecast(num_values)
         ahead = np.arange(num_values)
-        straight = self._level + self._trend * (1 + ahead)
-        forecast: NDArray[np.float64] = straight + self._seasonal[(self._num_seen + ahead) % self._season]
+        linear = self._level + self._trend * (1 + ahead)
+        forecast: NDArray[np.float64] = linear + self._seasonal[(self._num_seen + ahead) % self._season]
         return forecast
 
     def _begin(self) -> None:

@@ -1,8 +1,8 @@
-"""Limits on the speed of an autoscaler: stabilisation, cooldowns, steps.
+"""Limits on the speed of an autoscaler: stabilisation, cooldowns and step sizes.
 
-Stabilisation as in Kubernetes' HorizontalPodAutoscaler: replicas are removed only when no decision of the
-last window wanted them. Cooldowns as in AWS Auto Scaling: a change waits until the last one has taken effect.
-Without limits a wish is followed at once.
+Stabilisation is that of Kubernetes' HorizontalPodAutoscaler: replicas are removed only if no decision of the
+last window wanted them. Cooldowns are those of AWS Auto Scaling: a change waits until the last one has taken
+effect. Without limits a decision takes effect at once.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from policies.scaling.bounds import Bounded, num_present, require_not_negative
 
 @dataclass(kw_only=True, slots=True)
 class Paced(Bounded):
-    """Settings of the pace, and the memory of what was wished and asked for."""
+    """Settings of the limits, and the past decisions."""
 
     stabilisation_s: float = 0.0
-    """Time in seconds for which replicas must have been unwanted before they are removed."""
+    """Time in seconds for which replicas must not have been wanted before they are removed."""
     scale_out_cooldown_s: float = 0.0
     """Minimum time in seconds from one scale-out to the next."""
     scale_in_cooldown_s: float = 0.0
     """Minimum time in seconds from any change to the next scale-in."""
     max_step_out: int | None = None
-    """Maximum number of replicas that one decision adds; None: as many as are wanted."""
+    """Maximum number of replicas that one decision adds; None: no limit."""
     max_step_in: int | None = None
-    """Maximum number of replicas that one decision removes; None: as many as are unwanted."""
+    """Maximum number of replicas that one decision removes; None: no limit."""
     _asked: int | None = field(default=None, init=False, repr=False, compare=False)
-    _wishes: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False, compare=False)
+    _wanted_counts: deque[tuple[float, int]] = field(
+        default_factory=deque, init=False, repr=False, compare=False
+    )
     _out_s: float = field(default=-inf, init=False, repr=False, compare=False)
     _in_s: float = field(default=-inf, init=False, repr=False, compare=False)
 
@@ -43,14 +45,11 @@ class Paced(Bounded):
                 raise ValueError(f"{name}={value}: must be >= 1 replica; null for no limit")
 
     def asked(self, pool: PoolView) -> int:
-        """Number of replicas asked for last; initially, and after a request for none, those present.
-
-        A crash does not change it.
-        """
+        """Returns the last target, which crashes do not change; the present replicas if it is unset or 0."""
         return self.bounded(self._asked or num_present(pool))
 
     def paced(self, wanted: int, pool: PoolView, now: float) -> int:
-        """The number of replicas that is asked for now."""
+        """Returns the new target for a wanted number of replicas, and records it."""
         asked, wanted = self.asked(pool), self.bounded(wanted)
         wanted = self._stabilised(wanted, asked, now)
         if wanted > asked and now - self._out_s >= self.scale_out_cooldown_s:
@@ -63,13 +62,13 @@ class Paced(Bounded):
         return asked
 
     def _stabilised(self, wanted: int, asked: int, now: float) -> int:
-        """The maximum wish of the window, if that is below the number of replicas.
+        """Returns the wanted number; to scale in, at least the maximum wanted in the window.
 
-        While the memory does not yet cover the window, the number of replicas is kept.
+        Until the decisions cover the window, it is not below the last target.
         """
-        if not self._wishes:
-            self._wishes.append((now, max(wanted, asked)))
-        while self._wishes and self._wishes[0][0] <= now - self.stabilisation_s:
-            self._wishes.popleft()
-        self._wishes.append((now, wanted))
-        return max(wanted, min(asked, max(wish for _, wish in self._wishes)))
+        if not self._wanted_counts:
+            self._wanted_counts.append((now, max(wanted, asked)))
+        while self._wanted_counts and self._wanted_counts[0][0] <= now - self.stabilisation_s:
+            self._wanted_counts.popleft()
+        self._wanted_counts.append((now, wanted))
+        return max(wanted, min(asked, max(count for _, count in self._wanted_counts)))

@@ -1,14 +1,14 @@
-"""Predictive: replicas for the highest arrival rate forecast for the time that a replica takes to start.
+"""Predictive scaling: replicas for the highest arrival rate forecast for the cold start time of a replica.
 
     wanted = ceil(max(rate now, rates forecast until now + lead_s) / (capacity_per_s * target_share))
 
-As AWS's predictive scaling: a seasonal forecast gives the expected rate, and the current rate is its lower
-bound, so that the first day, for which there is no forecast, is scaled by the current rate. Forecasts:
-`forecast.py`.
+As in AWS's predictive scaling, a seasonal forecast gives the expected rate, and the current rate is its lower
+bound. The first day, for which there is no forecast, is thus scaled by the current rate. The forecasts are
+those of `forecast.py`.
 
-The capacity of a replica is given, or learnt: with learn, capacity_per_s rises to the highest rate at which a
-replica was seen to end requests within their SLO in each of three calls in a row. It never falls, and it may
-include what was sustained by chance: target_share is the margin for that.
+The capacity of a replica is given or learnt. With learn, capacity_per_s is raised to the highest rate at
+which a replica finished requests within their SLO in three consecutive intervals. It never falls, and it may
+include a rate that was sustained by chance; target_share is the margin for that.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ SUSTAINED = 3
 
 @dataclass(kw_only=True, slots=True)
 class Predictive(Paced):
-    """Predictive scaling; arrivals are counted from one call to the next, the step of the forecast."""
+    """Predictive scaling; the time step of the forecast is the interval of the calls."""
 
     interval_s: float = 60.0
     season_s: float = 86_400.0
-    """Period in seconds after which traffic repeats; a whole number of intervals."""
+    """Period of the traffic in seconds; a whole number of intervals."""
     lead_s: float | None = None
-    """Forecast horizon in seconds; None: the time that a replica of the pool takes to start."""
+    """Forecast horizon in seconds; None: the cold start time of the pool's replicas."""
     method: str = "seasonal_naive"
     alpha: float = 0.1
     beta: float = 0.01
     gamma: float = 0.3
-    """Smoothing of holt_winters: how fast level, trend and season follow the observations."""
+    """Smoothing factors of holt_winters for level (alpha), trend (beta) and season (gamma)."""
     count: str = "requests"
-    """Unit of the rate: requests, or tokens of their prompts."""
+    """Unit of the rate: requests, or tokens (of prompts)."""
     capacity_per_s: float = 1.0
     """Requests (or prompt tokens) per second that a replica serves within the SLO."""
     learn: bool = True
-    """Whether the sustained rate raises capacity_per_s."""
+    """Whether sustained rates raise capacity_per_s."""
     target_share: float = 0.8
     """Share of the capacity that is used."""
     stabilisation_s: float = 300.0
@@ -71,8 +71,8 @@ class Predictive(Paced):
             raise ValueError(f"count={self.count}: must be one of {', '.join(COUNTS)}")
         if self.learn and self.count != "requests":
             raise ValueError(
-                f"learn=True, count={self.count}: only requests are counted as they end; "
-                "set learn=false and give capacity_per_s"
+                f"learn=True, count={self.count}: the capacity can only be learnt in requests; "
+                "set learn=false and capacity_per_s"
             )
         season = round(self.season_s / self.interval_s)
         if season < 1 or abs(season * self.interval_s - self.season_s) > 1e-9 * self.season_s:
@@ -88,7 +88,7 @@ class Predictive(Paced):
         )
 
     def target(self, pool: PoolView, now: float) -> int:
-        """Number of replicas for the highest rate now or in the forecast until a replica could serve."""
+        """Returns the replicas for the highest rate from now until a new replica would serve."""
         elapsed_s = now - self._asked_s
         if elapsed_s <= 0:
             return self.paced(self.asked(pool), pool, now)
@@ -106,7 +106,7 @@ class Predictive(Paced):
         return self.paced(wanted, pool, now)
 
     def _note_sustained(self, pool: PoolView, elapsed_s: float) -> None:
-        """Records the rate per replica of requests that met the SLO; counts the larger number of replicas."""
+        """Records the rate of requests within the SLO per replica (the most replicas in the interval)."""
         num_up = max(pool.num_replicas, self._num_up, 1)
         self._sustained.append((pool.num_met - self._num_met) / elapsed_s / num_up)
         self._num_met, self._num_up = pool.num_met, pool.num_replicas

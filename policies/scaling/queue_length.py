@@ -1,9 +1,9 @@
-"""Queue length: more replicas while requests wait, one fewer when the others have room for all requests.
+"""Queue length: adds replicas while requests wait, removes one when the others have enough capacity.
 
-vLLM's production stack scales on `vllm:num_requests_waiting` (KEDA). An empty queue does not tell how much
-room there is, so a rule that scales in on it alone oscillates under constant load. Here a replica is removed
-only after no request has waited for calm_s, and if the running requests would fill the others to at most
-max_fill_share, in slots and in KV memory.
+vLLM's production stack scales on `vllm:num_requests_waiting` (KEDA). An empty queue does not show how much
+capacity is left, so a rule that scales in on it alone oscillates under constant load. Here a replica is
+removed only if no request has waited for calm_s and the running requests would use at most max_fill_share of
+the slots and of the KV memory of the others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from policies.scaling.pace import Paced
 
 @dataclass(kw_only=True, slots=True)
 class QueueLength(Paced):
-    """Scales by queue length; starting replicas count as present, as they will take their share."""
+    """Scales by queue length; starting replicas count as present."""
 
     max_waiting: float = 5.0
     """Waiting requests per replica above which replicas are added."""
     calm_s: float = 300.0
-    """Time in seconds without a queue before a replica is removed, and between two removals."""
+    """Time in seconds without waiting requests before a replica is removed, and between two removals."""
     max_fill_share: float = 0.7
     """Maximum share of the slots and the KV memory of the remaining replicas after a removal."""
     max_step_out: int | None = 4
@@ -36,7 +36,7 @@ class QueueLength(Paced):
         require_share(self, "max_fill_share")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """More replicas for the queue, one fewer after a calm period, else as many as before."""
+        """Returns more replicas while requests wait, one fewer after a calm period, else the same number."""
         asked = self.asked(pool)
         if pool.num_waiting or self._waited_s is None:
             self._waited_s = now

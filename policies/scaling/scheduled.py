@@ -1,8 +1,8 @@
-"""Scheduled: a number of replicas for each time of the day, as in KEDA's cron scaler.
+"""Scheduled scaling: a number of replicas for each time of the day, as in KEDA's cron scaler.
 
-AWS's scheduled actions do the same. Times are those of a day of day_s seconds, so that a compressed day keeps
-its clock: with day_s=2400, 06:00 is 600 s after the day began. Replicas are requested lead_s earlier, so that
-they serve in time.
+AWS's scheduled actions are the same. A day has day_s seconds, so that a day can be compressed: with
+day_s=2400, 06:00 is 600 s after the beginning of the day. Replicas are requested lead_s earlier, so that they
+serve in time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MINUTES = 24 * 60
 
 @dataclass(kw_only=True, slots=True)
 class Scheduled(Bounded):
-    """A daily schedule. The last entry of a day holds until the first of the next."""
+    """A daily schedule. The last entry of a day is valid until the first entry of the next day."""
 
     entries: tuple[dict[str, str | int], ...] = ({"at": "00:00", "replicas": 1},)
     """Entries {at: HH:MM, replicas: n}, in order of time."""
@@ -28,7 +28,7 @@ class Scheduled(Bounded):
     lead_s: float | None = 0.0
     """Time in seconds by which replicas are requested earlier; None: the pool's cold start time."""
     offset_s: float = 0.0
-    """Time of day at which the run begins, in seconds of this day."""
+    """Time of day at which the run begins, in seconds since midnight (in a day of day_s seconds)."""
     _starts_s: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
     _replicas: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -41,12 +41,12 @@ class Scheduled(Bounded):
             if not self.lead_s < self.day_s:
                 raise ValueError(f"lead_s={self.lead_s}: must be < day_s={self.day_s} s")
         if not self.entries:
-            raise ValueError("entries=[]: must name a time, say {at: '08:00', replicas: 4}")
+            raise ValueError("entries=[]: must have an entry, for example {at: '08:00', replicas: 4}")
         for index, entry in enumerate(self.entries):
             self._add(f"entries[{index}]", entry)
 
     def target(self, pool: PoolView, now: float) -> int:
-        """The maximum of the schedule from now until lead_s later."""
+        """Returns the maximum of the schedule from now until lead_s later."""
         first = now + self.offset_s
         lead_s = pool.cold_start_s if self.lead_s is None else self.lead_s
         upcoming = [
@@ -57,12 +57,12 @@ class Scheduled(Bounded):
         return self.bounded(max([self._at(first), *upcoming]))
 
     def _at(self, time_s: float) -> int:
-        """Replicas of the entry that holds at a time; before the first entry of a day, the last one holds."""
+        """Returns the replicas scheduled at a time; before the first entry of a day, those of the last."""
         return self._replicas[bisect_right(self._starts_s, time_s % self.day_s) - 1]
 
     def _add(self, name: str, entry: dict[str, str | int]) -> None:
         if set(entry) != {"at", "replicas"}:
-            raise ValueError(f"{name}={entry}: must have at and replicas, and nothing else")
+            raise ValueError(f"{name}={entry}: must have the keys at and replicas, and no others")
         clock = _CLOCK.fullmatch(str(entry["at"]))
         if clock is None:
             raise ValueError(f"{name}.at={entry['at']}: must be a time from '00:00' to '23:59', in quotes")

@@ -1,9 +1,9 @@
-"""SLO attainment: more replicas while too many requests miss the SLO, one fewer after a calm period.
+"""SLO attainment: adds replicas while too many requests miss the SLO, removes one after a calm period.
 
-It needs no capacity of a replica: it learns by trying. Trying alone would oscillate under constant load, so
-failures are remembered: the arrival rate per replica at which the SLO began to be missed. A replica is
-removed only if the others would stay below margin times that rate. After forget_s that rate may be tried
-again, as requests and models change.
+The capacity of a replica need not be known; it is found by trial. Trials alone would oscillate under constant
+load, so the policy stores the arrival rate per replica at which requests began to miss the SLO, and removes a
+replica only if the others would stay below margin times that rate. The rate is discarded after forget_s,
+because requests and models change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policies.scaling.pace import Paced
 
 @dataclass(kw_only=True, slots=True)
 class SloAttainment(Paced):
-    """Scales by the requests that ended since the last call; if there are none, nothing changes."""
+    """Scales by the requests that ended since the last call; without such requests nothing changes."""
 
     interval_s: float = 30.0
     target_share: float = 0.95
@@ -26,9 +26,9 @@ class SloAttainment(Paced):
     calm_s: float = 600.0
     """Time in seconds with the target met before a replica is removed, and between two removals."""
     margin: float = 0.9
-    """Maximum rate per replica that is tried again, as a share of the rate that was too high."""
+    """Maximum arrival rate per replica after a removal, as a share of the rate that was too high."""
     forget_s: float = 86_400.0
-    """Time in seconds after which a rate that was too high may be tried again."""
+    """Time in seconds after which a rate that was too high is discarded."""
     _num_ended: int = field(default=0, init=False, repr=False, compare=False)
     _num_met: int = field(default=0, init=False, repr=False, compare=False)
     _num_arrivals: int = field(default=0, init=False, repr=False, compare=False)
@@ -45,7 +45,7 @@ class SloAttainment(Paced):
         require_positive(self, "forget_s", unit="s")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """More replicas in proportion to the missed share, one fewer after a calm period, else no change."""
+        """Returns more replicas by the share of missed requests, one fewer after calm_s, else the same."""
         asked = self.asked(pool)
         num_ended, num_met = pool.num_ended - self._num_ended, pool.num_met - self._num_met
         elapsed_s, num_arrived = now - self._asked_s, pool.num_arrivals - self._num_arrivals
@@ -59,14 +59,14 @@ class SloAttainment(Paced):
         wanted = asked
         attained = num_met / num_ended if num_ended else 1.0
         if attained < self.target_share:
-            if not self._is_missing:  # later misses are due to the backlog, whatever the rate
+            if not self._is_missing:  # later misses are due to the backlog, not to the rate
                 self._learn(rate_per_s / max(pool.num_replicas, 1), now)
             self._is_missing, self._missed_s = True, now
             if not pool.num_starting:
                 wanted = asked + max(1, ceil(asked * (self.target_share - attained) - 1e-9))
         elif num_ended:
             self._is_missing = False
-            if now - self._missed_s >= self.calm_s and self._may_go(rate_per_s, pool):
+            if now - self._missed_s >= self.calm_s and self._may_remove(rate_per_s, pool):
                 wanted = asked - 1
                 self._missed_s = now
         return self.paced(wanted, pool, now)
@@ -75,7 +75,7 @@ class SloAttainment(Paced):
         if rate_per_s > 0:
             self._too_much_per_s, self._learnt_s = min(self._too_much_per_s, rate_per_s), now
 
-    def _may_go(self, rate_per_s: float, pool: PoolView) -> bool:
+    def _may_remove(self, rate_per_s: float, pool: PoolView) -> bool:
         num_left = pool.num_replicas - 1
         return (
             num_left >= 1

@@ -1,14 +1,14 @@
-"""Utilisation held at a target: the formula of Kubernetes' HorizontalPodAutoscaler.
+"""Utilisation: keeps the utilisation at a target, by the formula of Kubernetes' HorizontalPodAutoscaler.
 
     wanted = ceil(replicas * utilisation / target),  unless the ratio is within the tolerance of 1
 
-4 replicas at 90 % with a target of 60 %: 6. Defaults are those of Kubernetes: a call every 15 s, tolerance
-0.1, a window of 300 s before replicas are removed. As in Kubernetes, starting replicas count as idle while
-the others are overloaded, so that one wave of load is not answered twice.
+4 replicas at 90 % with a target of 60 % become 6. Defaults are those of Kubernetes: a call every 15 s, a
+tolerance of 0.1, a window of 300 s before replicas are removed. As in Kubernetes, starting replicas count as
+idle while the others are overloaded, so that a rise of the load does not add replicas twice.
 
-`busy` is what nvidia-smi calls utilisation, and a poor signal for LLMs: one sequence keeps a replica as busy
-as a hundred. `kv` and `running` rise with the load until the queue begins. With `running`, replicas without a
-known limit are judged by their KV.
+The signal `busy` is what nvidia-smi calls utilisation. It is a poor signal for LLMs, because one sequence
+keeps a replica as busy as a hundred. `kv` and `running` rise with the load until requests have to wait. If
+replicas have no known maximum of running sequences, `running` falls back to `kv`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Utilisation(Paced):
     """busy: share of time with an iteration running; kv: share of KV memory; running: share of slots."""
     target_share: float = 0.6
     tolerance: float = 0.1
-    """Tolerance of the ratio of utilisation and target, around 1."""
+    """Maximum deviation of utilisation / target from 1 without a change."""
     stabilisation_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Utilisation(Paced):
         require_not_negative(self, "tolerance")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """The number of replicas that brings the utilisation to its target."""
+        """Returns the number of replicas that brings the utilisation to its target."""
         asked = self.asked(pool)
         num_up = max(pool.num_replicas, 1)
         ratio = self._utilisation(pool) / self.target_share

@@ -92,12 +92,12 @@ def test_a_compressed_day_keeps_its_clock_and_a_run_may_begin_at_noon(make_pool)
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([], "entries=\\[\\]: must name a time"),
+        ([], "entries=\\[\\]: must have an entry"),
         ([{"at": "24:00", "replicas": 1}], "entries\\[0\\].at=24:00: must be a time from '00:00' to '23:59'"),
         ([{"at": 480, "replicas": 1}], "entries\\[0\\].at=480: must be a time"),
         ([{"at": "08:00", "replicas": 9}], "replicas=9: must be a whole number from min_replicas=1 to max_r"),
         ([*DAY, {"at": "07:00", "replicas": 2}], "entries\\[3\\].at=07:00: must be later than the entry"),
-        ([{"at": "08:00"}], "must have at and replicas"),
+        ([{"at": "08:00"}], "must have the keys at and replicas"),
     ],
 )
 def test_rejects_a_schedule_that_cannot_be_read(entries, message):
@@ -182,7 +182,10 @@ def test_what_two_askings_saw_is_not_sustained(make_pool):
         ({"season_s": 90}, "season_s=90: must be a whole number of intervals, interval_s=60 s"),
         ({"method": "arima"}, "method=arima: must be one of seasonal_naive, holt_winters"),
         ({"count": "words"}, "count=words: must be one of requests, tokens"),
-        ({"count": "tokens", "learn": True}, "learn=True, count=tokens: only requests are counted"),
+        (
+            {"count": "tokens", "learn": True},
+            "learn=True, count=tokens: the capacity can only be learnt in requests",
+        ),
         ({"capacity_per_s": 0}, "capacity_per_s=0: must be a finite number > 0"),
         ({"alpha": 1.5}, "alpha=1.5: must be a share"),
         ({"lead_s": -1}, "lead_s=-1: must be a finite number > 0 s"),

@@ -212,7 +212,11 @@ def test_what_was_too_much_is_not_tried_again_until_it_is_forgotten(make_pool):
 @pytest.mark.parametrize(
     ("policy", "settings", "message"),
     [
-        (Utilisation, {"min_replicas": 9}, "min_replicas=9: must be <= max_replicas=8; lower it or raise"),
+        (
+            Utilisation,
+            {"min_replicas": 9},
+            "min_replicas=9: must be <= max_replicas=8; lower min_replicas or raise",
+        ),
         (Utilisation, {"min_replicas": -1}, "min_replicas=-1: must be >= 0"),
         (Utilisation, {"min_replicas": 0, "max_replicas": 0}, "max_replicas=0: must be >= 1"),
         (Utilisation, {"interval_s": 0}, "interval_s=0: must be a finite number > 0 s"),
