@@ -1,4 +1,4 @@
-"""LoRA adapter policies: which adapters an engine has on its GPU. One policy per file."""
+"""LoRA adapter policies: they decide which adapters an engine has on its GPU. One policy per file."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ EVICTIONS = ("lru", "lfu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterServing:
-    """Settings of a way to serve adapters. A policy overrides `residents` and what else differs.
+    """Settings of every adapter policy. A policy overrides `residents`, and `slots` if it has slots.
 
-    All adapters lie on disk. Host memory keeps those that were loaded last.
+    All adapters are on disk. Host memory keeps the most recently loaded ones.
     """
 
     simulation_only: ClassVar[bool] = False
-    """Whether the GPU engine does not support it."""
+    """Whether only the simulator supports the policy, not the GPU engine."""
 
     eviction: str = "lru"
-    """Which unused adapter is evicted: lru (least recently used) or lfu (fewest uses)."""
+    """Eviction order of unused adapters: lru (least recently used) or lfu (fewest uses)."""
     max_cpu_loras: int | None = None
-    """Maximum number of adapters in host memory; None: all that are served."""
+    """Maximum number of adapters in host memory; None: all served adapters."""
     prefetch: int = 0
-    """Number of adapters of waiting requests that are loaded before their turn, as far as there is room."""
+    """Maximum number of adapters that are loaded into free space for requests in the queue."""
 
     def __post_init__(self) -> None:
         if self.eviction not in EVICTIONS:
@@ -36,15 +36,15 @@ class AdapterServing:
         if self.max_cpu_loras is not None and self.max_cpu_loras < 1:
             raise ValueError(f"max_cpu_loras={self.max_cpu_loras}: must be >= 1; null for all")
         if self.prefetch < 0:
-            raise ValueError(f"prefetch={self.prefetch}: must be >= 0 adapters; 0 loads none beforehand")
+            raise ValueError(f"prefetch={self.prefetch}: must be >= 0 adapters; 0 loads none in advance")
 
     @property
     def slots(self) -> tuple[int, int]:
-        """Number and rank of the slots that are reserved for adapters."""
+        """Number and rank of the slots for which memory is reserved."""
         return 0, 0
 
     def residents(self, registry: Registry, pool: BlockPool) -> Residents:
-        """Returns the `Residents` of one engine. Raises ValueError if settings and adapters do not fit."""
+        """Returns the `Residents` of an engine. Raises ValueError if the settings do not fit the adapters."""
         raise NotImplementedError
 
 

@@ -1,16 +1,16 @@
-"""Adapter exchange: a limited number of adapters is served for a while, then others, as in LoRAX.
+"""Adapter exchange: a limited number of adapters is active for a time, then others, as in LoRAX.
 
-After Predibase's LoRAX (2023), its adapter exchange scheduling. Requests are batched over the active adapters
-only. The next adapter in turn is loaded while the others are served. An adapter that has been active for
-`cycle_time_s` stops taking new requests as soon as others wait, and goes behind them in the queue of
-adapters. Its running requests go on, and keep its slot: with fewer active adapters than slots, the next
-adapter need not wait for them.
+This is the adapter exchange scheduling of Predibase's LoRAX (2023). Only requests of active adapters are
+batched. The next adapter is loaded while the others are served. An adapter that has been active for
+`cycle_time_s` stops accepting new requests as soon as other adapters wait, and moves to the end of the queue
+of adapters. Its running requests go on, so its slot stays in use: with fewer active adapters than slots, the
+next adapter need not wait for them. Example with 2 active adapters, 3 slots, and requests for a, b, c, d, e:
 
-    a b c d e wait; 2 active, 3 slots:    a b | a leaves, c comes: b c (a drains) | c d (b drains) | ...
+    a b active  ->  b c active, a drains  ->  c d active, b drains  ->  ...
 
-So no adapter waits for longer than the others' turns: of n that always have requests, m of them active, each
-is active again after (n / m) cycles and the time that running requests take to end.
-Memory pressure: none. Horizon: event, or until the next turn.
+So every adapter is served again after a bounded time: if n adapters always have requests and m are active,
+each is active again after n / m cycles plus the time until running requests have ended.
+Memory pressure: none. Horizon: the plan repeats until an event, or until the next exchange.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class Exchange(FixedSlots):
     """Settings of adapter exchange; the slots are those of vLLM."""
 
     max_active_adapters: int = 6
-    """Number of adapters that take new requests at a time; further slots are for adapters that drain."""
+    """Maximum number of active adapters, which accept new requests; the other slots are for draining ones."""
     cycle_time_s: float = 2.0
-    """Time in seconds for which an adapter stays active once others wait."""
+    """Time in seconds for which an adapter stays active while others wait."""
 
     def __post_init__(self) -> None:
         FixedSlots.__post_init__(self)
         check_time("cycle_time_s", self.cycle_time_s)
         if self.pinned:
-            raise ValueError(f"pinned={list(self.pinned)}: must be [], as all adapters take turns")
+            raise ValueError(f"pinned={list(self.pinned)}: must be [], because all adapters are exchanged")
         if self.prefetch:
-            raise ValueError(f"prefetch={self.prefetch}: must be 0; the next in turn is loaded in any case")
+            raise ValueError(f"prefetch={self.prefetch}: must be 0; the next adapter is always loaded ahead")
         if not 1 <= self.max_active_adapters <= self.max_loras:
             raise ValueError(
                 f"max_active_adapters={self.max_active_adapters}: must be >= 1 and <= "
-                f"max_loras={self.max_loras}, the slots"
+                f"max_loras={self.max_loras}, the number of slots"
             )
 
     def residents(self, registry: Registry, pool: BlockPool) -> ExchangeResidents:
-        """Returns the slots of an engine, in which adapters take turns."""
+        """Returns the adapter slots of an engine."""
         self.check(registry)
         return ExchangeResidents(
             registry,
@@ -64,34 +64,36 @@ class Exchange(FixedSlots):
 
 
 class ExchangeResidents(SlotResidents):
-    """Adapters in slots that take turns."""
+    """Adapters in slots, of which some are active."""
 
     def __init__(self, registry: Registry, *, max_active: int, cycle_time_s: float, **slots: Any) -> None:
         super().__init__(registry, **slots)
         self._max_active = max_active
         self._cycle_time_s = cycle_time_s
-        self._active: dict[str, float] = {}  # end of its turn in seconds; the longest active first
-        self._pending: dict[str, None] = {}  # adapters with waiting requests, in order
+        self._active: dict[str, float] = {}  # time in seconds at which each can be replaced; oldest first
+        self._pending: dict[str, None] = {}  # inactive adapters with waiting requests, the next one first
 
     @property
     def active(self) -> tuple[str, ...]:
-        """Adapters that take new requests."""
+        """Adapters that accept new requests."""
         return tuple(self._active)
 
-    def wait(self, seq: SequenceView) -> None:
-        super().wait(seq)
+    def join_queue(self, seq: SequenceView) -> None:
+        """Counts a sequence that has joined the queue; its adapter is pending if it is not active."""
+        super().join_queue(seq)
         name = seq.request.adapter
         if name is not None and name not in self._active:
             self._pending[name] = None
 
-    def unwait(self, seq: SequenceView) -> None:
-        super().unwait(seq)
+    def leave_queue(self, seq: SequenceView) -> None:
+        """Counts a sequence that has left the queue; without any others its adapter is no longer pending."""
+        super().leave_queue(seq)
         name = seq.request.adapter
         if name is not None and name not in self._waiting:
             self._pending.pop(name, None)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Ends the turns that are over, and starts the next ones."""
+        """Deactivates adapters after their cycle time, and activates and loads pending ones."""
         for name in [name for name in self._active if name not in self._waiting and not self._users[name]]:
             del self._active[name]
         num_waiting = len(self._pending)
@@ -102,12 +104,12 @@ class ExchangeResidents(SlotResidents):
             if name in self._waiting:
                 self._pending[name] = None
         for name in list(self._pending)[:num_waiting]:
-            is_here = self.is_resident(name)
-            if len(self._active) == self._max_active or not (is_here or self._fits_without_idle(name)):
+            is_resident = self.is_resident(name)
+            if len(self._active) == self._max_active or not (is_resident or self._fits_evicting(name)):
                 break
             del self._pending[name]
             self._active[name] = now + self._cycle_time_s
-            if not is_here:
+            if not is_resident:
                 self._load(name)
         if self._pending and self._active:
             until_s = min(self._active.values())
@@ -116,9 +118,10 @@ class ExchangeResidents(SlotResidents):
                 step.wait_until(until_s)
 
     def may_start(self, seq: SequenceView) -> bool:
+        """Returns whether the sequence's adapter is active."""
         return seq.request.adapter is None or seq.request.adapter in self._active
 
-    def _fits_without_idle(self, name: str) -> bool:
+    def _fits_evicting(self, name: str) -> bool:
         return self._fits(name) or self._victim(name) is not None
 
     def _victim(self, keep: str | None = None) -> str | None:

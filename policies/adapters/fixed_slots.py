@@ -1,10 +1,11 @@
-"""Fixed slots for adapters, as in vLLM: `max_loras` at a time, each as large as the largest rank.
+"""Fixed slots for adapters, as in vLLM: `max_loras` slots of rank `max_lora_rank`.
 
 For the kernels see Chen et al., "Punica: Multi-Tenant LoRA Serving", MLSys 2024. A batch mixes the adapters
-that are in the slots. Slots are reserved when the engine starts, and what a smaller rank leaves of one is
-wasted: the kernels read and compute the padding, too. A request that waits for a slot is skipped, as in vLLM:
-others whose adapter is resident, or that need none, go first.
-Memory pressure: none, slots are not part of KV memory. Horizon: event.
+that are in the slots. The memory of the slots is reserved when the engine starts. An adapter of a smaller
+rank is padded to the slot's rank, and the kernels also read and compute the padding. A request that waits for
+a slot is skipped, as in vLLM: later requests are admitted before it if their adapter is resident, or if they
+need none.
+Memory pressure: none, as slots are not part of KV memory. Horizon: the plan repeats until an event.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedSlots(AdapterServing):
-    """Settings with the names of vLLM."""
+    """Settings with the names of vLLM's options."""
 
     max_loras: int = 8
-    """Number of slots: distinct adapters in a batch, and on the GPU."""
+    """Number of slots: maximum number of adapters on the GPU, and in a batch."""
     max_lora_rank: int = 16
-    """Maximum rank of an adapter; the size of every slot."""
+    """Maximum rank of an adapter, and the rank of every slot."""
     pinned: tuple[str, ...] = ()
     """Adapters that are loaded first and are never evicted."""
 
@@ -42,20 +43,21 @@ class FixedSlots(AdapterServing):
             raise ValueError(f"max_lora_rank={self.max_lora_rank}: must be one of {ranks}, as in vLLM")
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ValueError(
-                f"max_cpu_loras={self.max_cpu_loras}: must be >= max_loras={self.max_loras}, as host memory "
-                "has all that the slots have; null for all adapters"
+                f"max_cpu_loras={self.max_cpu_loras}: must be >= max_loras={self.max_loras}, because host "
+                "memory keeps the adapters of all slots; null for all adapters"
             )
         if len(set(self.pinned)) < len(self.pinned) or len(self.pinned) > self.max_loras:
             raise ValueError(
-                f"pinned={list(self.pinned)}: must be different adapters, at most max_loras={self.max_loras}"
+                f"pinned={list(self.pinned)}: must be at most max_loras={self.max_loras} different adapters"
             )
 
     @property
     def slots(self) -> tuple[int, int]:
+        """Number and rank of the slots."""
         return self.max_loras, self.max_lora_rank
 
     def residents(self, registry: Registry, pool: BlockPool) -> SlotResidents:
-        """Returns the slots of an engine."""
+        """Returns the adapter slots of an engine."""
         self.check(registry)
         return SlotResidents(
             registry,
@@ -72,12 +74,12 @@ class FixedSlots(AdapterServing):
         if registry.max_rank > self.max_lora_rank:
             raise ValueError(
                 f"max_lora_rank={self.max_lora_rank}: must be >= {registry.max_rank}, the largest rank of "
-                "the adapters that are served"
+                "the served adapters"
             )
         names = {adapter.name for adapter in registry.adapters}
         for name in self.pinned:
             if name not in names:
-                raise ValueError(f"pinned={name}: must be an adapter that is served")
+                raise ValueError(f"pinned={name}: must be one of the served adapters")
         if 0 < len(self.pinned) == self.max_loras < len(registry):
             raise ValueError(
                 f"pinned={list(self.pinned)}: must leave a slot of max_loras={self.max_loras} to the other "
@@ -107,9 +109,10 @@ class SlotResidents(Residents):
             self._load(name)
 
     def slot_of(self, name: str) -> int | None:
+        """Returns the slot of an adapter on the GPU or being loaded, else None."""
         return self._slots.get(name)
 
-    def _stays(self, name: str) -> bool:
+    def _is_pinned(self, name: str) -> bool:
         return name in self._pinned
 
     def _padded_rank(self, name: str) -> int:
@@ -118,9 +121,9 @@ class SlotResidents(Residents):
     def _fits(self, name: str) -> bool:
         return bool(self._free_slots)
 
-    def _enter(self, name: str) -> int | None:
+    def _allocate(self, name: str) -> int | None:
         self._slots[name] = heappop(self._free_slots)
         return self._slots[name]
 
-    def _leave(self, name: str) -> None:
+    def _free(self, name: str) -> None:
         heappush(self._free_slots, self._slots.pop(name))

@@ -1,11 +1,12 @@
-"""One adapter at a time, merged into the weights: the baseline without segmented kernels.
+"""One adapter at a time, merged into the weights: the baseline without kernels for several adapters.
 
-Hu et al., "LoRA", ICLR 2022, section 4: merged weights cost nothing while they serve. But requests of other
-adapters wait until the running ones have ended, and a switch reads and writes all weights twice (the old
-adapter out, the new one in) after its adapter has been loaded. The queue decides which adapter is next: that
-of the request that has waited longest, once no request waits for the current adapter, or its time is over.
-Requests without an adapter need the base weights.
-Memory pressure: none. Horizon: event, or until its time is over.
+With merged weights the forward pass costs no more than without an adapter (Hu et al., "LoRA", ICLR 2022,
+section 4). But requests for other adapters wait until the running ones have ended, and a switch reads and
+writes all weights twice (to remove the old adapter and to add the new one) after the new adapter has been
+loaded. When no request waits for the current adapter, or after max_serve_s, the engine switches to the
+adapter of the first waiting request that needs another one. Requests without an adapter need the base
+weights.
+Memory pressure: none. Horizon: the plan repeats until an event, or until max_serve_s is over.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 PLAIN = ""
-"""Name of the base weights without an adapter, among the adapters' names."""
+"""Name that stands for the base weights without an adapter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,17 +36,17 @@ class Merged(AdapterServing):
     simulation_only: ClassVar[bool] = True
 
     max_serve_s: float | None = 10.0
-    """Time in seconds after which an adapter takes no new requests, if others wait; null: no limit."""
+    """Time in seconds after which an adapter accepts no new requests if others wait; null: no limit."""
 
     def __post_init__(self) -> None:
         AdapterServing.__post_init__(self)
         if self.max_serve_s is not None:
             check_time("max_serve_s", self.max_serve_s)
         if self.prefetch:
-            raise ValueError(f"prefetch={self.prefetch}: must be 0, as there is one adapter at a time")
+            raise ValueError(f"prefetch={self.prefetch}: must be 0, because only one adapter is on the GPU")
 
     def residents(self, registry: Registry, pool: BlockPool) -> MergedResidents:
-        """Returns the state of an engine's weights, without an adapter at first."""
+        """Returns the state of an engine's weights, at first without an adapter."""
         return MergedResidents(
             registry,
             max_serve_s=inf if self.max_serve_s is None else self.max_serve_s,
@@ -62,23 +63,25 @@ class MergedResidents(Residents):
         super().__init__(registry, **common)
         self._max_serve_s = max_serve_s
         self._current = PLAIN
-        self._until_s = inf  # end of its time in seconds
-        self._is_closing = False  # whether it takes no new requests
+        self._until_s = inf  # time in seconds after which it accepts no new requests
+        self._is_closing = False  # whether it accepts no new requests
         self._resident.add(PLAIN)
         self._idle[PLAIN] = None
 
-    def wait(self, seq: SequenceView) -> None:
-        super().wait(seq)
-        self._look()
+    def join_queue(self, seq: SequenceView) -> None:
+        """Counts a sequence that has joined the queue."""
+        super().join_queue(seq)
+        self._update_closing()
 
-    def unwait(self, seq: SequenceView) -> None:
-        super().unwait(seq)
-        self._look()
+    def leave_queue(self, seq: SequenceView) -> None:
+        """Counts a sequence that has left the queue."""
+        super().leave_queue(seq)
+        self._update_closing()
 
-    def _look(self) -> None:
+    def _update_closing(self) -> None:
         """Stops admissions for the current adapter as soon as only other adapters have waiting requests.
 
-        This happens at the event itself, whenever the next step is made.
+        Called at every change of the queue, so that it does not depend on the time of the next step.
         """
         if all(name == self._current for name in self._waiting):
             self._is_closing = False
@@ -86,7 +89,7 @@ class MergedResidents(Residents):
             self._is_closing = True
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Stops admissions when the time is over, and switches when the last running request has left."""
+        """Stops admissions after max_serve_s, and switches when the last running request has ended."""
         others = next((name for name in self._waiting if name != self._current), None)
         if others is None:
             return
@@ -102,9 +105,11 @@ class MergedResidents(Residents):
             self._current, self._is_closing, self._until_s = others, False, inf
 
     def may_start(self, seq: SequenceView) -> bool:
+        """Returns whether the sequence's adapter is the current one and accepts new requests."""
         return self._key(seq) == self._current and not self._is_closing
 
     def use(self, decodes: Iterable[SequenceView], chunks: Iterable[Chunk]) -> AdapterUse | None:
+        """Returns None: merged adapters add no computation to a step."""
         return None
 
     def _key(self, seq: SequenceView) -> str | None:

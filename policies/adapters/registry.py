@@ -11,31 +11,31 @@ from policies.core.limits import RejectedError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """A low-rank adapter on every matrix of attention and dense MLPs."""
+    """A LoRA adapter on every matrix of attention and dense MLPs."""
 
     name: str
     rank: int
     base_model: str | None = None
-    """The model that it was trained on; None: the one that is served."""
+    """Model that the adapter was trained for; None: the served model."""
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("name=: must not be empty; requests ask for the adapter by it")
+            raise ValueError("name=: must not be empty, because requests name the adapter")
         if self.rank < 1:
             raise ValueError(f"rank={self.rank}: must be >= 1")
 
 
 class AdapterMemory(NamedTuple):
-    """Memory that adapters take, over all devices of a replica."""
+    """Memory of adapters, over all GPUs of a replica."""
 
-    bytes_per_rank: float = 0.0  # of all matrices, per rank
+    bytes_per_rank: float = 0.0  # bytes of all matrices of an adapter, divided by its rank
     block_bytes: float = 0.0  # bytes of a KV block
 
 
 class Registry:
     """The adapters that an engine serves, by name.
 
-    Raises ValueError if two adapters have one name, or if one was trained on another model.
+    Raises ValueError if two adapters have the same name, or if one was trained for another model.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Registry:
         self._adapters: dict[str, Adapter] = {}
         for adapter in adapters:
             if adapter.name in self._adapters:
-                raise ValueError(f"adapters: {adapter.name} is there twice; give each a name of its own")
+                raise ValueError(f"adapters: the name {adapter.name} occurs twice; give each its own name")
             if adapter.base_model not in (None, base_model):
                 raise ValueError(
                     f"adapters: {adapter.name} has base_model={adapter.base_model}: must be {base_model}, "
-                    "the model that is served; leave the adapter out, or serve its model"
+                    "the served model; remove the adapter, or serve its model"
                 )
             self._adapters[adapter.name] = adapter
 
@@ -73,9 +73,9 @@ class Registry:
         if adapter is None:
             few = ", ".join(list(self._adapters)[:5]) or "none"
             more = f" and {len(self) - 5} more" if len(self) > 5 else ""
-            raise RejectedError(f"adapter={name}: must be one that is served: {few}{more}")
+            raise RejectedError(f"adapter={name}: must be one of the served adapters: {few}{more}")
         return adapter
 
     def num_bytes(self, name: str) -> float:
-        """Bytes of an adapter, over all devices."""
+        """Returns the bytes of an adapter, over all GPUs."""
         return self._adapters[name].rank * self.memory.bytes_per_rank

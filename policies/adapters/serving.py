@@ -1,4 +1,4 @@
-"""The state of an engine that serves LoRA adapters, which share KV memory with sequences."""
+"""The state of an engine that serves LoRA adapters, which may be in KV memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from policies.core.state import EngineState
 
 
 class AdapterState(EngineState):
-    """An engine state whose sequences start only with an adapter; unused adapters give way to them.
+    """An engine state in which a sequence is admitted only if its adapter is resident or can be loaded.
 
-    The adapter must be on the GPU or being loaded.
+    Unused adapters in KV memory are evicted for sequences.
     """
 
     def __init__(self, residents: Residents, *args: Any, **settings: Any) -> None:
@@ -27,24 +27,27 @@ class AdapterState(EngineState):
 
     @property
     def num_free_blocks(self) -> int:
-        """Number of free KV blocks, with those of unused adapters."""
+        """Number of free KV blocks, including those of unused adapters."""
         return self.block_pool.num_free + self._residents.num_idle_blocks()
 
     @property
-    def is_awaiting(self) -> bool:
-        """Whether KV or an adapter is being moved."""
-        return super().is_awaiting or self._residents.is_loading
+    def is_transferring(self) -> bool:
+        """True while KV or an adapter is being loaded or copied."""
+        return super().is_transferring or self._residents.is_loading
 
     def bounds_of(self, request: Request, stop_after: StopAfter) -> Bounds:
-        """Number of known tokens at which a request would end, with its adapter in memory."""
+        """Returns the number of known tokens at which a request would end, and the reason.
+
+        Raises RejectedError if it can never be served, as its adapter is unknown or too little KV is left.
+        """
         return self.limits.of(request, stop_after, self._residents.check(request.adapter))
 
     def candidates(self) -> Iterable[SequenceView]:
-        """Waiting sequences whose adapter finds a slot."""
+        """Returns the waiting sequences that may start, by their adapters."""
         return (seq for seq in self.waiting if self._residents.may_start(seq))
 
     def refusal(self, seq: Sequence, num_cached: int, has_preempted: bool) -> Cause | None:
-        """The reason why a waiting sequence cannot start: no slot for its adapter, or no room for both."""
+        """Returns the reason why a waiting sequence cannot start, adapter or memory; None if it can."""
         residents = self._residents
         if not residents.may_start(seq):
             return Cause.adapter
@@ -56,14 +59,14 @@ class AdapterState(EngineState):
         seq.num_adapter_blocks = num_missing
         return cause
 
-    def waits_unasked_for(self) -> Cause:
-        """The adapter, if the first waiting sequence is skipped because of it; else a policy."""
-        first = next(iter(self.waiting), None)  # None: a queue may offer no sequence
-        is_passed_over = first is not None and not self._residents.may_start(first)
-        return Cause.adapter if is_passed_over else Cause.policy
+    def cause_if_untried(self) -> Cause:
+        """Returns Cause.adapter if the first waiting sequence may not start by its adapter, else policy."""
+        first = next(iter(self.waiting), None)  # None: a queue may have no sequence to admit
+        is_skipped = first is not None and not self._residents.may_start(first)
+        return Cause.adapter if is_skipped else Cause.policy
 
     def make_room(self, num_blocks: int) -> bool:
-        """Whether num_blocks are free, after unused adapters were evicted."""
+        """Evicts unused adapters if necessary, and returns whether num_blocks are free."""
         if self.block_pool.num_free >= num_blocks:
             return True
         return self._residents.evict_until(lambda: self.block_pool.num_free >= num_blocks)
@@ -83,15 +86,15 @@ class AdapterState(EngineState):
     def enqueue(self, seq: Sequence) -> None:
         """Puts a sequence into the waiting queue, and counts it for its adapter."""
         super().enqueue(seq)
-        self._residents.wait(seq)
+        self._residents.join_queue(seq)
 
     def withdraw(self, seq: Sequence, reason: FinishReason) -> None:
         """Ends a waiting sequence."""
-        self._residents.unwait(seq)
+        self._residents.leave_queue(seq)
         super().withdraw(seq, reason)
 
     def start(self, seq: Sequence, num_cached: int, lacks_adapter: bool = False) -> None:
-        """Moves a waiting sequence to running; loads its adapter if necessary, evicting others."""
+        """Moves a waiting sequence to running, and loads its adapter if necessary."""
         residents = self._residents
         fits = partial(self.block_pool.can_admit, seq, num_cached, not self.running)
         residents.evict_until(fits, keep=seq.request.adapter)
@@ -101,21 +104,21 @@ class AdapterState(EngineState):
         seq.num_transfers += lacks_adapter
 
     def stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
-        """Moves a running sequence back to waiting; its adapter has one user less."""
+        """Moves a running sequence back to waiting; it no longer uses its adapter."""
         self._residents.stop(seq)
         super().stop(seq, num_planned, swap)
 
     def finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
-        """Ends a running sequence; its adapter has one user less."""
+        """Ends a running sequence; it no longer uses its adapter."""
         self._residents.stop(seq)
         super().finish(seq, reason, num_planned)
 
     def check_integrity(self) -> None:
-        """Asserts: no block is lost, and no adapter in use was evicted."""
+        """Asserts that no block is lost and no adapter in use was evicted."""
         super().check_integrity()
         self._residents.check_integrity(self.running.values())
 
     @property
     def _num_extra_blocks(self) -> int:
-        """Number of KV blocks that adapters hold."""
+        """Number of KV blocks that adapters occupy."""
         return self._residents.num_blocks

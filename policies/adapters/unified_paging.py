@@ -1,10 +1,10 @@
-"""Adapters in blocks of KV memory, as in S-LoRA: one pool for both.
+"""Unified paging, as in S-LoRA: adapters are stored in KV blocks, from the same pool as the KV.
 
 Sheng et al., "S-LoRA: Serving Thousands of Concurrent LoRA Adapters", MLSys 2024, section 5 (unified paging).
-An adapter of rank r takes as many KV blocks as its weights fill, so a batch may mix any number of adapters,
-of any ranks, and the other blocks are for KV. The kernels gather what the batch uses, without padding.
-Memory pressure: unused adapters give way to KV, and to other adapters. Horizon: event; 1 while adapters are
-loaded or evicted.
+An adapter takes as many KV blocks as its weights fill, so a batch may mix any number of adapters of any
+ranks, and the other blocks are free for KV. The kernels gather the adapters of the batch without padding.
+Memory pressure: unused adapters are evicted for KV and for other adapters. Horizon: the plan repeats until an
+event; after a load or an eviction of an adapter it holds for one iteration.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class UnifiedPaging(AdapterServing):
     simulation_only: ClassVar[bool] = True
 
     def residents(self, registry: Registry, pool: BlockPool) -> PagedResidents:
-        """Returns the adapters of an engine, in the pool of its KV."""
+        """Returns the adapters of an engine in its KV pool. Raises ValueError if the pool is not paged."""
         if not pool.can_fork:
             raise ValueError(
-                f"caching={type(pool).__name__}: adapters cannot share memory that is reserved by regions; "
-                "choose caching=paged, prefix or radix, or adapters=fixed_slots"
+                f"caching={type(pool).__name__}: adapters cannot be stored in memory that is reserved in "
+                "contiguous regions; choose caching=paged, prefix or radix, or adapters=fixed_slots"
             )
         if not registry.memory.block_bytes > 0:
-            raise ValueError("block_bytes=0: how many blocks an adapter takes depends on it")
+            raise ValueError("block_bytes=0: must be > 0, because adapters are stored in KV blocks")
         return PagedResidents(
             registry,
             pool=pool,
@@ -58,7 +58,7 @@ class PagedResidents(Residents):
         }
 
     def may_start(self, seq: SequenceView) -> bool:
-        """Always true: the adapter's blocks are requested together with those of the KV."""
+        """Returns True: the adapter's blocks are requested together with those of the KV."""
         return True
 
     def _blocks_of(self, name: str) -> int:
@@ -67,22 +67,22 @@ class PagedResidents(Residents):
     def _fits(self, name: str) -> bool:
         return self._num_blocks_of[name] <= self._pool.num_free
 
-    def _fits_beside(self, name: str, view: StepView) -> bool:
-        """Whether there is room besides the next tokens of running sequences.
+    def _fits_prefetched(self, name: str, view: StepView) -> bool:
+        """Returns whether there are free blocks besides those for the next tokens of running sequences.
 
-        An adapter being loaded cannot be evicted for them: a sequence preempted for it would come back when
-        the adapter is loaded, and find the next one being loaded.
+        An adapter being loaded cannot be evicted. If sequences were preempted because of it, they would be
+        admitted again after the load, and be preempted by the next prefetch.
         """
         wanted = sum(max(seq.width, view.num_blocks_missing(seq)) for seq in view.running)
         return self._num_blocks_of[name] + wanted <= self._pool.num_free
 
-    def _enter(self, name: str) -> int | None:
+    def _allocate(self, name: str) -> int | None:
         num_blocks = self._num_blocks_of[name]
         self._pool.take_extra(num_blocks)
         self.num_blocks += num_blocks
         return None
 
-    def _leave(self, name: str) -> None:
+    def _free(self, name: str) -> None:
         num_blocks = self._num_blocks_of[name]
         self._pool.free_extra(num_blocks, ())
         self.num_blocks -= num_blocks

@@ -54,7 +54,7 @@ class FillsInOrder(Protocol):
 
     @property
     def fills_in_order(self) -> bool:
-        """Whether `fill` calls only budget, decode_all, prefill, admit and repeat, in this order.
+        """True if `fill` calls only budget, decode_all, prefill, admit and repeat, in this order.
 
         It prefills in the order of the view's `prefilling`, and admits in that of `waiting` until a sequence
         is refused; of a sequence it reads num_uncomputed only. The simulator can then use the simplified

@@ -58,7 +58,7 @@ class Chunked:
 
     @property
     def fills_in_order(self) -> bool:
-        """Whether prompts are limited by the budget only."""
+        """True if prompts are limited by the budget only."""
         return not self.long_prefill_token_threshold
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:

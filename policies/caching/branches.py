@@ -75,7 +75,7 @@ class Branches:
 
     @property
     def all_ended(self) -> bool:
-        """Whether no branch is left; `width` still counts those that ended last."""
+        """True if no branch is left; `width` still counts those that ended last."""
         return not self._ends
 
     @property

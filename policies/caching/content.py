@@ -252,7 +252,7 @@ class Places:
 
     @property
     def should_forget(self) -> bool:
-        """Whether so many segments were added that `forget_unused` should be called."""
+        """True if so many segments were added that `forget_unused` should be called."""
         return self._num_pieces >= self._forget_at
 
     def _is_joined(self, request: Request) -> bool:

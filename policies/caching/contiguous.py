@@ -66,7 +66,7 @@ class Contiguous(Caching):
 
     @property
     def needs_predictor(self) -> bool:
-        """Whether the cache reads `Sequence.num_predicted_tokens`."""
+        """True if the cache reads `Sequence.num_predicted_tokens`."""
         return self.reserve == "predicted"
 
     def pool(self, memory: KvMemory) -> RegionPool:

@@ -81,7 +81,7 @@ class BlockPool:
 
     @property
     def finds_kv(self) -> bool:
-        """Whether the pool may have cached KV for a waiting sequence."""
+        """True if the pool may have cached KV for a waiting sequence."""
         own = type(self)
         looks = own.num_cached is not BlockPool.num_cached or own.num_loadable is not BlockPool.num_loadable
         return looks or self.presume_cached
@@ -174,7 +174,7 @@ class BlockPool:
 
     @property
     def replans_chunks(self) -> bool:
-        """Whether iterations with prompt chunks are not repeated, because `computed` may free blocks."""
+        """True if iterations with prompt chunks are not repeated, because `computed` may free blocks."""
         return False
 
     def computed(self, seq: Sequence, num_tokens: int) -> None:

@@ -62,7 +62,7 @@ class Radix(Caching):
 
     @property
     def needs_future(self) -> bool:
-        """Whether the cache needs the future requests, which no engine knows."""
+        """True if the cache needs the future requests, which no engine knows."""
         return EVICTIONS[self.eviction].is_offline
 
     def pool(self, memory: KvMemory) -> RadixPool:

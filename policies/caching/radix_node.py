@@ -62,7 +62,7 @@ class Node:
 
     @property
     def is_candidate(self) -> bool:
-        """Whether the node is an unlocked leaf."""
+        """True if the node is an unlocked leaf."""
         return not self.children and self.lock_count == 0 and self.parent is not None
 
     @property

@@ -35,12 +35,12 @@ class Caching:
 
     @property
     def needs_predictor(self) -> bool:
-        """Whether the cache reads `Sequence.num_predicted_tokens`."""
+        """True if the cache reads `Sequence.num_predicted_tokens`."""
         return False
 
     @property
     def needs_future(self) -> bool:
-        """Whether the cache needs the future requests (`KvMemory.future`), which no engine knows."""
+        """True if the cache needs the future requests (`KvMemory.future`), which no engine knows."""
         return False
 
     @property

@@ -87,7 +87,7 @@ class EngineCore(EngineBase):
         wake_s, self.waits_for = step.wake_s, step.waits_for()
         if wake_s is not None:
             self.wake_s = wake_s
-        if self._state.is_awaiting or (wake_s is not None and now < wake_s):
+        if self._state.is_transferring or (wake_s is not None and now < wake_s):
             return None
         raise RuntimeError(
             f"{type(self.batching).__name__} scheduled nothing with {self.num_waiting} waiting "

@@ -154,7 +154,7 @@ class EngineBase:
 
     @property
     def limits(self) -> Limits:
-        """What is too long for the engine."""
+        """The engine's limits on prompt and output lengths."""
         return self._state.limits
 
     @property

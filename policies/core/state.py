@@ -83,8 +83,8 @@ class EngineState:
         return self.block_pool.num_free
 
     @property
-    def is_awaiting(self) -> bool:
-        """Whether KV is being loaded or copied to another engine; an idle engine then waits for it."""
+    def is_transferring(self) -> bool:
+        """True while KV is being loaded or copied to another engine; an idle engine then waits for it."""
         return bool(self.loading or self.running_set.leaving)
 
     def bounds_of(self, request: Request, stop_after: StopAfter) -> Bounds:
@@ -109,7 +109,7 @@ class EngineState:
             return Cause.memory
         return None
 
-    def waits_unasked_for(self) -> Cause:
+    def cause_if_untried(self) -> Cause:
         """Returns the reason why the first waiting sequence waits, if no policy has tried to admit it."""
         return Cause.policy
 

@@ -83,4 +83,4 @@ class StepMaker(StepBuilder):
             return Cause.memory
         if self._refusal is not None:
             return self._refusal
-        return self._state.waits_unasked_for()
+        return self._state.cause_if_untried()

@@ -349,7 +349,7 @@ def test_requests_with_adapters_and_without_go_through_one_batch(max_loras, expe
     assert again[0].outputs[0].token_ids == expected("llama")[2]
     assert again[2].outputs[0].token_ids == wanted[2]
     (unknown,) = llm.generate([prompts()[0]], GREEDY, "c")
-    assert unknown.error == "adapter=c: must be one that is served: a, b"
+    assert unknown.error == "adapter=c: must be one of the served adapters: a, b"
 
 
 def test_penalties_survive_a_preemption():

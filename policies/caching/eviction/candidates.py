@@ -18,7 +18,7 @@ class Candidate(Entry, Protocol):
 
     @property
     def is_candidate(self) -> bool:
-        """Whether it may be evicted now: it has no lock and no child, and is in the cache."""
+        """True if it may be evicted now: it has no lock and no child, and is in the cache."""
 
     queue: int
     """Number of its queue; starts as 0."""

@@ -88,12 +88,12 @@ class Machine:
 
 
 def test_an_adapter_of_another_base_model_is_refused_with_key_value_and_rule():
-    with pytest.raises(ValueError, match="a has base_model=mistral: must be llama, the model that is served"):
+    with pytest.raises(ValueError, match="a has base_model=mistral: must be llama, the served model"):
         Registry([Adapter(name="a", rank=8, base_model="mistral")], "llama")
 
 
 def test_two_adapters_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="adapters: a is there twice"):
+    with pytest.raises(ValueError, match="adapters: the name a occurs twice"):
         registry_of("aa")
 
 
@@ -112,7 +112,7 @@ def test_an_adapter_without_name_or_rank_is_refused(settings, message):
 def test_an_unknown_adapter_is_rejected_by_name_and_leaves_nothing():
     machine = Machine(FixedSlots(), registry_of("abcdefg"))
     with pytest.raises(
-        RejectedError, match="adapter=x: must be one that is served: a, b, c, d, e and 2 more"
+        RejectedError, match="adapter=x: must be one of the served adapters: a, b, c, d, e and 2 more"
     ):
         machine.ask("x")
     assert machine.core.num_unfinished == 0
@@ -129,7 +129,10 @@ def test_an_engine_without_adapters_rejects_requests_for_them(make_core, make_re
         (lambda: FixedSlots(max_loras=0), "max_loras=0: must be >= 1"),
         (lambda: FixedSlots(max_lora_rank=12), "max_lora_rank=12: must be one of 1, 8, 16"),
         (lambda: FixedSlots(max_cpu_loras=4), "max_cpu_loras=4: must be >= max_loras=8"),
-        (lambda: FixedSlots(pinned=("a", "a")), r"pinned=\['a', 'a'\]: must be different adapters"),
+        (
+            lambda: FixedSlots(pinned=("a", "a")),
+            r"pinned=\['a', 'a'\]: must be at most max_loras=8 different adapters",
+        ),
         (lambda: FixedSlots(eviction="fifo"), "eviction=fifo: must be one of lru, lfu"),
         (lambda: FixedSlots(prefetch=-1), "prefetch=-1: must be >= 0"),
         (lambda: UnifiedPaging(max_cpu_loras=0), "max_cpu_loras=0: must be >= 1"),
@@ -149,7 +152,7 @@ def test_settings_are_refused_with_key_value_and_rule(make, message):
     ("serving", "registry", "message"),
     [
         (FixedSlots(max_lora_rank=8), registry_of(rank=9), "max_lora_rank=8: must be >= 9, the largest rank"),
-        (FixedSlots(pinned=("x",)), registry_of(), "pinned=x: must be an adapter that is served"),
+        (FixedSlots(pinned=("x",)), registry_of(), "pinned=x: must be one of the served adapters"),
         (
             FixedSlots(max_loras=1, pinned=("a",)),
             registry_of(),
@@ -164,7 +167,7 @@ def test_settings_that_do_not_fit_the_adapters_are_refused(serving, registry, me
 
 
 def test_adapters_need_blocks_not_regions():
-    with pytest.raises(ValueError, match="caching=RegionPool: adapters cannot share memory"):
+    with pytest.raises(ValueError, match="caching=RegionPool: adapters cannot be stored in memory"):
         Machine(UnifiedPaging(), caching=Contiguous(block_size=4))
 
 
