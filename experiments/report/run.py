@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from experiments.report.run_files import TABLES_AGAIN, check_run_folder, read_summary, read_table
 from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
 from sim.report.page import report_sections, write_report
@@ -36,16 +38,26 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
     trust: whether the folder's config may name any class that can be imported; see `check_recorded`.
     Raises ConfigError for a folder that lacks files.
     """
-    _check(folder)
-    config: Any = read_yaml(folder / "config.yaml")
+    check_run_folder(folder, NEEDED)
+    config = read_yaml(folder / "config.yaml")
+    if not isinstance(config, dict):
+        raise ConfigError(f"run={folder}: config.yaml is empty or damaged; {TABLES_AGAIN}")
     if not trust:
         check_recorded(config, f"run={folder}")
-    summary = read_json_object(folder / "summary.json", f"run={folder}")
-    records = read_records(
-        lambda name: pd.read_parquet(folder / name),
-        read_json_object(folder / RECORDS, f"run={folder}"),
-    )
-    scenario = build_scenario(OmegaConf.create(config))
+    summary = read_summary(folder)
+    plain = read_json_object(folder / RECORDS, f"run={folder}")
+    try:
+        records = read_records(partial(read_table, folder), plain)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"run={folder}: its files are not those of this version of windtunnel: {error}; {TABLES_AGAIN}"
+        ) from error
+    try:
+        scenario = build_scenario(OmegaConf.create(config))
+    except (KeyError, TypeError, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"run={folder}: config.yaml is damaged: {str(error).partition(chr(10))[0]}; {TABLES_AGAIN}"
+        ) from error
     drawn: dict[str, Any] = {
         "records": records,
         "request_table": records.requests,
@@ -63,20 +75,3 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
         known = {title: chart.figure() for title, chart in charts.items() if chart is not None}
         written += export(known, folder / "figures", pictures)
     return written
-
-
-def _check(folder: Path) -> None:
-    if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; give the folder that windtunnel simulate printed")
-    if (folder / "sweep.json").exists():
-        raise ConfigError(f"run={folder}: is the folder of a sweep; give sweep={folder}")
-    missing = [name for name in NEEDED if not (folder / name).is_file()]
-    if not missing:
-        return
-    inner = sorted(folder.glob("*/summary.json"))
-    if "summary.json" in missing and inner:
-        raise ConfigError(f"run={folder}: contains several runs; choose one, such as run={inner[0].parent}")
-    raise ConfigError(
-        f"run={folder}: contains no {', '.join(missing)}; simulate it again with output.tables=true "
-        "(in a sweep: sweep.tables=true)"
-    )

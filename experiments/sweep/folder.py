@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,7 @@ from sim.report.files import table_bytes
 from sim.report.whole_file import write_whole
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
+from sim.settings.json_files import read_json_object
 
 SWEEP, RUNS, SUMMARY, ERROR = "sweep.json", "runs.parquet", "summary.json", "error.txt"
 KIND = "windtunnel sweep"
@@ -80,16 +82,19 @@ class SweepFolder:
                 f"{named}={path}: no such folder; give the folder that windtunnel sweep printed"
             )
         try:
-            about = json.loads((path / SWEEP).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{named}={path}: is not a sweep folder: it has no {SWEEP}; {_others(path)}"
-            ) from None
-        except ValueError as error:
-            raise ConfigError(f"{path / SWEEP}: cannot be read: {error}") from error
-        if not isinstance(about, dict) or about.get("kind") != KIND:
-            raise ConfigError(f"{path / SWEEP}: was not written by windtunnel sweep")
-        folder = cls(path=path, plan=Plan.from_json(about), about=about)
+            if not (path / SWEEP).exists():
+                raise ConfigError(
+                    f"{named}={path}: is not a sweep folder: it has no {SWEEP}; {_others(path)}"
+                )
+            about = read_json_object(path / SWEEP, f"{named}={path}")
+            if about.get("kind") != KIND:
+                raise ConfigError(f"{path / SWEEP}: was not written by windtunnel sweep")
+            folder = cls(path=path, plan=Plan.from_json(about), about=about)
+            texts = [*about["overrides"], *about["config_dirs"], *about["code"], about["cwd"]]
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError("a text is expected")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{named}={path}: {SWEEP} is damaged: {error}") from error
         folder._read_rows()
         return folder
 
@@ -191,8 +196,9 @@ class SweepFolder:
             if row is not None and (row["status"] != DONE or file.exists()):
                 self.rows[point.index] = row | _values_at(self.plan, point.index)
             elif file.exists():
-                summary = json.loads(file.read_text(encoding="utf-8"))
-                self.rows[point.index] = self._row(point, DONE, "", math.nan, "") | figures(summary)
+                with suppress(ConfigError):  # a damaged result is made again
+                    own = figures(read_json_object(file))
+                    self.rows[point.index] = self._row(point, DONE, "", math.nan, "") | own
 
     def _cannot_write(self, error: OSError) -> CannotWriteError:
         done = self.num_of(DONE)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 from rich.text import Text
 
 from experiments.app.key_values import key_values
 from experiments.app.terminal import print_tables, terminal_console
+from experiments.report.run_files import check_run_folder, read_summary, read_table
 from sim.metrics.dialects import DIALECTS, DIFFERENCES, in_dialects
 from sim.metrics.slo import TERMS, Slo
 from sim.metrics.token_times import known_token_times
@@ -19,7 +19,6 @@ from sim.report.dialect_tables import dialect_tables
 from sim.report.vllm_bench import FILE, write_vllm_bench
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.json_files import read_json_object
 
 USAGE = f"""\
 usage: windtunnel dialects run=DIR [dialect=all] [vllm_bench=false]
@@ -47,8 +46,9 @@ def main(arguments: Sequence[str]) -> None:
         print(USAGE)
         return
     options = parse(arguments)
-    summary = _summary(options.folder)
-    tables = {name: _table(options.folder, name) for name in TABLES}
+    check_run_folder(options.folder, ("summary.json", *(f"{name}.parquet" for name in TABLES)))
+    summary = read_summary(options.folder)
+    tables = {name: read_table(options.folder, f"{name}.parquet") for name in TABLES}
     try:
         times = known_token_times(tables["requests"], tables["iterations"], tables["gaps"])
     except ValueError as error:
@@ -82,36 +82,8 @@ def parse(arguments: Sequence[str]) -> Options:
     if given.get("vllm_bench", "false") not in ("true", "false"):
         raise ConfigError(f"vllm_bench={given['vllm_bench']}: must be true or false")
     folder = Path(given["run"]).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; give the folder that windtunnel simulate printed")
     dialects = tuple(DIALECTS) if name == "all" else (name,)
     return Options(folder, dialects, given.get("vllm_bench") == "true")
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    file = folder / "summary.json"
-    if not file.is_file():
-        inner = sorted(folder.glob("*/summary.json"))
-        hint = (
-            f"contains several runs; choose one, such as run={inner[0].parent}"
-            if inner
-            else "contains no run"
-        )
-        raise ConfigError(f"run={folder}: {hint}")
-    summary = read_json_object(file, f"run={folder}")
-    if not {"trimmed", "goodput", "throughput"} <= summary.keys():
-        raise ConfigError(f"run={folder}: its summary.json is not that of a simulated run")
-    return summary
-
-
-def _table(folder: Path, name: str) -> pd.DataFrame:
-    file = folder / f"{name}.parquet"
-    if not file.is_file():
-        raise ConfigError(
-            f"run={folder}: contains no {file.name}; simulate it again with output.tables=true "
-            "(runs from before November 2026 do not have gaps.parquet)"
-        )
-    return pd.read_parquet(file)
 
 
 def _slo(summary: dict[str, Any]) -> Slo | None:

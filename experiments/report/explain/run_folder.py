@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from experiments.report.run_files import check_run_folder, read_summary, read_table
 from sim.metrics.slo import TERMS
 from sim.records.request_phases import RequestPhase, phases_of
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +33,8 @@ class RequestStory:
 
 def read_request(folder: Path, request_id: int) -> RequestStory:
     """Reads a request from a run's folder."""
-    if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; give the folder that windtunnel simulate printed")
-    requests = _table(folder, "requests.parquet")
+    check_run_folder(folder, ("summary.json", "requests.parquet", "events.parquet"))
+    requests = read_table(folder, "requests.parquet")
     ids = requests["request_id"]
     if not len(ids):
         raise ConfigError(f"run={folder}: no request arrived in this run")
@@ -45,8 +42,8 @@ def read_request(folder: Path, request_id: int) -> RequestStory:
         raise ConfigError(
             f"request={request_id}: no such request; the run has requests {ids.min()} to {ids.max()}"
         )
-    events = _table(folder, "events.parquet", request_id)
-    summary = read_json_object(folder / "summary.json", f"run={folder}")
+    events = read_table(folder, "events.parquet", [("request_id", "==", request_id)])
+    summary = read_summary(folder)
     slo = (summary["goodput"] or {}).get("slo", {})
     rows = list(events.itertuples(index=False))
     return RequestStory(
@@ -56,16 +53,3 @@ def read_request(folder: Path, request_id: int) -> RequestStory:
         limits_s={term: slo[f"{term}_ms"] / 1e3 for term in TERMS if f"{term}_ms" in slo},
         end_s=summary["simulated_s"],
     )
-
-
-def _table(folder: Path, name: str, request_id: int | None = None) -> pd.DataFrame:
-    file = folder / name
-    if not file.is_file():
-        inner = sorted(folder.glob(f"*/{name}"))
-        if inner:
-            raise ConfigError(
-                f"run={folder}: contains several runs; choose one, such as run={inner[0].parent}"
-            )
-        raise ConfigError(f"run={folder}: contains no {name}; simulate it again with output.tables=true")
-    filters = None if request_id is None else [("request_id", "==", request_id)]
-    return pd.read_parquet(file, filters=filters)

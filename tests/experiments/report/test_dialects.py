@@ -132,7 +132,7 @@ def test_a_folder_without_what_is_needed_says_so(folder, tmp_path, missing, caps
             (tmp_path / file.name).write_bytes(file.read_bytes())
     assert main(["dialects", f"run={tmp_path}"]) == 2
     printed = capsys.readouterr().err
-    assert ("contains no run" if missing == "summary.json" else f"contains no {missing}") in printed
+    assert f"contains no {missing}; simulate it again with output.tables=true" in printed
 
 
 def test_a_layout_for_one_answer_refuses_several(tmp_path, monkeypatch, capsys):

@@ -160,7 +160,7 @@ def test_a_run_without_tables_says_how_to_get_them(tmp_path, capsys):
         == 0
     )
     assert main(["explain", f"run={tmp_path}", "request=0"]) == 2
-    assert "contains no requests.parquet; simulate it again with" in capsys.readouterr().err
+    assert "contains no requests.parquet, events.parquet; simulate it again with" in capsys.readouterr().err
 
 
 def test_the_folder_of_a_sweep_names_a_run_in_it(tmp_path, capsys):

@@ -96,10 +96,10 @@ def test_what_the_sweep_does_not_have_is_reported(settings, message):
     ("settings", "message"),
     [
         ({"format": ("pdf",)}, "format=pdf: no such format"),
-        ({"format": ()}, r"format=\[\]: must name one of"),
-        ({"metrics": ()}, r"metrics=\[\]: must name a figure"),
-        ({"x": "a", "colour": "a"}, "a can have one place only"),
-        ({"x": "a", "y": "a"}, "a can have one place only"),
+        ({"format": ()}, r"format=\[\]: must contain at least one of"),
+        ({"metrics": ()}, r"metrics=\[\]: must contain at least one metric"),
+        ({"x": "a", "colour": "a"}, "a can have only one role"),
+        ({"x": "a", "y": "a"}, "a can have only one role"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
@@ -248,7 +248,7 @@ def test_a_sweep_is_drawn_as_asked(folders, monkeypatch, capsys):
         (["sweep=nowhere"], "sweep=nowhere: no such folder"),
         (["run=RUN", "metric=ttft.p99_s"], "metric=ttft.p99_s: applies to sweeps"),
         (["run=SWEEP"], "is the folder of a sweep; give sweep="),
-        (["sweep=RUN"], "that is the folder of a single run"),
+        (["sweep=RUN"], "it is the folder of a single run"),
         (
             ["run=SWEEP/0"],
             "contains no requests.parquet, iterations.parquet, gaps.parquet, itl.parquet, records.json; ",
@@ -261,6 +261,60 @@ def test_report_says_what_it_cannot_draw(arguments, message, folders, capsys):
     words = [a.replace("RUN", f"{folders}/run").replace("SWEEP", f"{folders}/sweep") for a in arguments]
     assert main(["report", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "other": lambda content: b"[1, 2]",
+    "bytes": lambda content: bytes(range(255, 0, -1)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "summary.json", "records.json", "requests.parquet", "events.parquet"]
+)
+def test_damaged_files_of_a_run_are_named_in_one_sentence(damage, name, folders, tmp_path, capsys):
+    shutil.copytree(folders / "run", tmp_path / "run")
+    file = tmp_path / "run" / name
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    commands = {
+        "report": ["report", f"run={tmp_path}/run"],
+        "explain": ["explain", f"run={tmp_path}/run", "request=0"],
+        "dialects": ["dialects", f"run={tmp_path}/run"],
+    }
+    reads = {
+        "config.yaml": ["report"],
+        "summary.json": ["report", "explain", "dialects"],
+        "records.json": ["report"],
+        "requests.parquet": ["report", "explain", "dialects"],
+        "events.parquet": ["explain"],
+    }
+    for command in reads[name]:
+        assert main(commands[command]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert name in error
+
+
+def test_a_damaged_table_of_a_sweep_is_made_again_from_its_runs(folders, tmp_path, capsys):
+    shutil.copytree(folders / "sweep", tmp_path / "sweep")
+    for content in (b"", b"PAR1", None):
+        file = tmp_path / "sweep/runs.parquet"
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        assert main(["report", f"sweep={tmp_path}/sweep"]) == 0
+    (tmp_path / "sweep/1/summary.json").write_text("{")
+    assert main(["sweep", f"resume={tmp_path}/sweep", "launcher.jobs=1"]) == 0
+    capsys.readouterr()
+    for text in ("", "{", "[]", '{"kind": "windtunnel sweep"}', "[" * 100_000):
+        (tmp_path / "sweep/sweep.json").write_text(text)
+        assert main(["report", f"sweep={tmp_path}/sweep"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "sweep.json" in error
 
 
 def test_opening_a_run_executes_nothing_that_it_names(folders, tmp_path, monkeypatch, capsys):
@@ -319,6 +373,6 @@ def test_pictures_without_a_browser_say_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
     with pytest.raises(
-        ConfigError, match=r"^report.format=png: no Chromium or Chrome is found at .*nothing; install one"
+        ConfigError, match=r"^report.format=png: no Chromium or Chrome was found at .*nothing; install one"
     ):
         export({"a": go.Figure()}, tmp_path, ["png"])
