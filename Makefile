@@ -32,11 +32,12 @@ parity: .venv-parity/installed ## our decisions against those of vLLM and SGLang
 CODE := policies hwmodels sim kernels realengine experiments compile.py
 PROSE := policies hwmodels sim kernels realengine experiments configs docs $(wildcard *.md *.toml *.py)
 
-lint: .venv/installed-test ## ruff: rules and format; codespell; bandit
+lint: .venv/installed-test ## ruff: rules and format; codespell; bandit; the rules of the prose
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m codespell_lib $(PROSE)
 	$(PY) -m bandit --quiet --recursive --configfile pyproject.toml $(CODE)
+	$(PY) -m pytest tests/test_prose.py
 
 types: .venv/installed-test ## mypy, strict for policies, hwmodels and sim
 	$(PY) -m mypy

@@ -1,9 +1,9 @@
 """Packs step plans into arrays, has them executed, and returns launches with the drawn tokens.
 
 Like the InputBatch of vLLM's GPU model runner, the runner keeps persistent arrays on the host: each sequence
-has a slot, a row with its tokens, its block table and its sampling settings. The executor mirrors the block
-tables on the device; only changed entries are sent. The newest token of a decoding sequence stays on the
-device, so the next step can be packed before the host has read it.
+has a slot, a row with its tokens, its block table and its sampling settings. The executor has a copy of the
+block tables on the device; only changed entries are sent. The newest token of a decoding sequence stays on
+the device, so the next step can be packed before the host has read it.
 
 Letters of array names: S slots (one more than max_num_seqs, for padding), L tokens, M blocks, B rows.
 """

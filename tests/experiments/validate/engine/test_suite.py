@@ -136,7 +136,7 @@ def test_a_wrong_setting_is_reported_with_its_case(override, message):
         ),
         (["replicas=2"], "replicas=2: only one engine is run"),
         (["model=gpt_oss_20b"], "model.weights=mxfp4: the engine supports"),
-        (["caching=h2o"], "simulation only"),
+        (["caching=h2o"], "simulations only"),
         (["suite=load", "caching=h2o"], "case load_30: caching=H2o"),
     ],
 )
@@ -211,5 +211,5 @@ def test_halves_of_an_engine_and_caches_that_forget_say_that_they_are_not_run(po
     for name in ("decode_only", "prefill_only"):
         assert why_not("batching", policies["batching"][name]) == "half of an engine"
     for name in ("h2o", "snapkv", "streaming_llm"):
-        assert "simulation only" in why_not("caching", policies["caching"][name])
+        assert "simulations only" in why_not("caching", policies["caching"][name])
     assert not any(why_not("scheduling", policy) for policy in policies["scheduling"].values())
