@@ -49,8 +49,9 @@ class SparesSettings:
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= {least}")
         for name in ("wanted_share", "confidence"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be > 0 and < 1")
+            if not 0 < (share := getattr(self, name)) < 1:
+                percent = f"; write {share / 100:.12g} for {share:g} %" if 1 < share < 100 else ""
+                raise ValueError(f"{name}={share}: must be > 0 and < 1{percent}")
         if self.at_s is not None and not (self.at_s > 0 and isfinite(self.at_s)):
             raise ValueError(f"at_s={self.at_s}: must be a finite number > 0 s, or null for the long run")
         if not self.failures.events:

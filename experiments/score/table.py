@@ -17,6 +17,9 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
     positive: columns that, if present, must hold finite numbers > 0 or be empty. Raises ConfigError with the
     file, the row and the column, also for an id that occurs twice.
     """
+    if not path.is_file():
+        kind = "is a folder; name a table in it" if path.is_dir() else "no such file"
+        raise ConfigError(f"measured={path}: {kind}; give a measured table in CSV or parquet")
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except (OSError, ValueError, pd.errors.ParserError) as error:

@@ -52,9 +52,17 @@ def split(text: str) -> tuple[str, ...]:
 
 def check_whole(name: str, overrides: Iterable[str], rule: str = "must be key=value") -> None:
     """Raises ValueError for a text that is not key=value. name: the setting that holds it."""
-    for text in overrides:
-        if not Override.parse(text).is_whole:
-            raise ValueError(f"{name}={text}: {rule}")
+    words = list(overrides)
+    whole = [Override.parse(text).is_whole for text in words]
+    if all(whole):
+        return
+    first = words[whole.index(False)]
+    num_named = whole.index(True) if True in whole else 0
+    if len(words) > 1 and num_named and all(whole[num_named:]):
+        label, rest = " ".join(words[:num_named]), " ".join(words[num_named:])
+        rule = f"a name must end with a colon; write '{label}: {rest}'"
+        first = " ".join(words)
+    raise ValueError(f"{name}={first}: {rule}")
 
 
 def check_line(name: str, overrides: Iterable[str]) -> None:

@@ -31,8 +31,8 @@ class UnifiedPaging(AdapterServing):
         """Returns the adapters of an engine in its KV pool. Raises ValueError if the pool is not paged."""
         if not pool.can_fork:
             raise ValueError(
-                f"caching={type(pool).__name__}: adapters cannot be stored in memory that is reserved in "
-                "contiguous regions; choose caching=paged, prefix or radix, or adapters=fixed_slots"
+                "caching: adapters cannot be stored in memory that is reserved in contiguous regions; choose "
+                "caching=paged, prefix or radix, or adapters=fixed_slots"
             )
         if not registry.memory.block_bytes > 0:
             raise ValueError("block_bytes=0: must be > 0, because adapters are stored in KV blocks")

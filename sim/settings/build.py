@@ -22,6 +22,13 @@ from sim.settings.errors import ConfigError, suggest
 
 TARGET = "_target_"
 _MISSING = "???"
+EXAMPLES = {
+    "model.path": "/models/my-llama, a folder with the model's config.json",
+    "ops": "measurements, a folder with gemm.parquet and other tables of operators",
+    "measured": "measured.csv",
+    "out": "my_gpu.yaml",
+}
+"""Examples of required settings whose type says little."""
 
 
 def build(node: Any, key: str, kind: Any = Any) -> Any:
@@ -59,8 +66,9 @@ def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
             raise ConfigError(f"{wrong}: no such setting; {suggest(wrong, allowed)}")
     for name, (annotation, required) in parameters.items():
         if settings.get(name, _MISSING if required else None) == _MISSING:
-            example = f"{_join(key, name)}={example_of(annotation)}"
-            raise ConfigError(f"{_join(key, name)}: must be given, for example {example}")
+            where = _join(key, name)
+            example = EXAMPLES.get(where) or example_of(annotation)
+            raise ConfigError(f"{where}: must be given, for example {where}={example}")
     for name, value in settings.items():
         where = _join(key, name)
         if (planned := _planned(value, where)) is not value:

@@ -4,6 +4,7 @@ Stricter than OmegaConf's structured configs (a bool is not an integer, a float 
 objects, protocols, unions and typed containers are allowed, which OmegaConf rejects.
 """
 
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -12,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
 from sim.settings.errors import suggest
 
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 PLAIN_TYPES = (bool, int, float, str, list, tuple, dict, type(None))
 
 
@@ -107,6 +109,8 @@ def _to_int(value: Any) -> int:
 
 
 def _to_float(value: Any) -> float:
+    if isinstance(value, str) and (percent := _PERCENT.fullmatch(value)):
+        raise ValueError(f"must be a number; write {float(percent[1]) / 100:.12g}")
     _require(isinstance(value, float) or _is_int(value), "must be a number")
     return float(value)
 
@@ -118,7 +122,10 @@ def _to_str(value: Any) -> str:
 
 
 def _to_path(value: Any) -> Path:
-    return value if isinstance(value, Path) else Path(_to_str(value))
+    if isinstance(value, Path):
+        return value
+    _require(value != "", "must be the path of a file or folder, but is empty")
+    return Path(_to_str(value))
 
 
 def _is_int(value: Any) -> bool:

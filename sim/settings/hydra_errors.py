@@ -144,7 +144,7 @@ def _by_type(error: Exception, overrides: Sequence[str], source: ConfigSource) -
         mark = error.problem_mark
         return f"{mark.name}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {error.problem}"
     if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key}: must be given, for example {error.full_key}=VALUE"
+        return _not_given(str(error.full_key), source)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {_first_line(str(error))}"
     cause = error.__cause__
@@ -173,9 +173,40 @@ def _by_text(text: str, overrides: Sequence[str], source: ConfigSource) -> str |
 def _bad_syntax(error: OverrideParseException, source: ConfigSource) -> str:
     written = error.override
     if "=" in written or written.startswith("~"):
-        return f"{written}: cannot be read as key=value; quote special characters: 'key=\"a,b\"'"
+        return f"{written}: cannot be read as key=value; {_cure(Override.parse(written), source)}"
     best = nearest(written, [*find_groups(source.dirs), *_keys(source.compose([]))])
     return f"{written}: must be key=value" + (f"; nearest: {best}=..." if best else "")
+
+
+def _not_given(key: str, source: ConfigSource) -> str:
+    """Returns the message for a setting without a default, with the comment of the root config about it."""
+    meaning = key_comments(source.dirs[0] / f"{source.config_name}.yaml").get(key)
+    return f"{key}: must be given, as {key}=...{f': {meaning}' if meaning else ''}"
+
+
+def _cure(override: Override, source: ConfigSource) -> str:
+    """Returns what to write in place of an override that Hydra cannot read."""
+    value = override.value or ""
+    if missing := _unclosed(value):
+        return f"close what is open: '{override.text}{missing}'"
+    key = f"{override.prefix}{override.name}"
+    is_list = OmegaConf.is_list(_node(source.compose([]), override.key))
+    if is_list or value.startswith("["):
+        parts = value.removeprefix("[").removesuffix("]").split(",")
+        items = ",".join("'{}'".format(part.strip(" '\"")) for part in parts)
+        return f'write each text of the list in quotes: "{key}=[{items}]"'
+    return f"quote special characters: '{key}=\"{value}\"'"
+
+
+def _unclosed(value: str) -> str:
+    """Returns the brackets that are open at the end of a value, closed in their order; empty if none is."""
+    missing = ""
+    for char in value:
+        if char in "([{":
+            missing = ")]}"["([{".index(char)] + missing
+        elif missing and char == missing[0]:
+            missing = missing[1:]
+    return missing
 
 
 def _no_such_choice(error: MissingConfigException, overrides: Sequence[str], source: ConfigSource) -> str:

@@ -21,6 +21,7 @@ from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import Caching, KvMemory
 from policies.scheduling import Scheduling
 from sim.setup.engine_profile import EngineProfile
+from sim.setup.names import name_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,7 @@ class Deployment:
             )
         if self.adapters is not None and not isinstance(self.latency, Spec | Calibrated):
             raise ValueError(
-                f"latency={type(self.latency).__name__}: does not model LoRA adapters; choose "
+                f"latency={name_of(self.latency)}: does not model LoRA adapters; choose "
                 "latency=calibrated or spec, or adapters=none"
             )
         self.layout.check(self.model, self.hardware)

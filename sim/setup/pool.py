@@ -18,6 +18,7 @@ from policies.scaling import Scaling
 from sim.engine.links import Links
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
+from sim.setup.names import name_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,7 @@ class PoolSettings(Deployment):
             )
         check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
-        name = type(self.scheduling).__name__
+        name = name_of(self.scheduling)
         if self.scheduling.needs_predictor and self.prediction is None:
             raise ValueError(
                 f"prediction=none: {name} needs predicted output lengths; "

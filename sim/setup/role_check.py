@@ -8,6 +8,7 @@ from policies.batching import supports_mixed_role
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
 from policies.roles import Roles
+from sim.setup.names import name_of
 from sim.setup.pool import PoolSettings
 from sim.transfer.topology import NetworkSettings
 
@@ -22,7 +23,7 @@ def check_roles(pools: Mapping[str, PoolSettings], network: NetworkSettings, rol
         _check_batching(f"pools.{name}." if name else "", pool)
     if by_role.keys() == {"mixed"}:
         if roles.interval_s is not None:
-            raise ValueError(f"roles={type(roles).__name__}: must be fixed, as all pools have role=mixed")
+            raise ValueError(f"roles={name_of(roles)}: must be fixed, as all pools have role=mixed")
         return
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         if other not in by_role:
@@ -45,7 +46,7 @@ def _check_batching(where: str, pool: PoolSettings) -> None:
             )
     if pool.role == "mixed" and not supports_mixed_role(pool.batching):
         raise ValueError(
-            f"{where}batching={type(pool.batching).__name__}, {where}role=mixed: does not support this role; "
+            f"{where}batching={name_of(pool.batching)}, {where}role=mixed: does not support this role; "
             "choose another policy, such as batching=chunked"
         )
 
@@ -56,20 +57,30 @@ def check_kv(pools: Mapping[str, PoolSettings]) -> None:
     for name, pool in pools.items():
         where = f"pools.{name}." if name else ""
         if pool.model != first.model:
+            if pool.model.name == first.model.name:
+                raise ValueError(_other_settings(where, pool.model, first_name, first.model))
             raise ValueError(
                 f"{where}model={pool.model.name}: must be {first.model.name} as in pools.{first_name}, as KV "
                 "is transferred between them"
             )
         if pool.caching.changes_outputs:
             raise ValueError(
-                f"{where}caching={type(pool.caching).__name__}: keeps only a part of the KV, with which "
+                f"{where}caching={name_of(pool.caching)}: keeps only a part of the KV, with which "
                 "no other replica can continue; choose caching=paged, prefix or radix"
             )
 
 
+def _other_settings(where: str, model: object, first_name: str, first: object) -> str:
+    """Returns the message for two pools whose models have the same name but differ, such as in KV type."""
+    why = f"pools.{first_name}, as KV is transferred between them"
+    if (own := getattr(model, "kv_dtype", None)) != (other := getattr(first, "kv_dtype", None)):
+        return f"{where}model.kv_cache_dtype={own}: must be {other} as in {why}"
+    return f"{where}model: must have the same settings as the model of {why}"
+
+
 def _check_alike(pools: Mapping[str, PoolSettings], by_role: Mapping[str, list[str]], roles: Roles) -> None:
     """Raises ValueError unless replicas can change between the prefill pool and the decode pool."""
-    key = f"roles={type(roles).__name__}"
+    key = f"roles={name_of(roles)}"
     for role in ("prefill", "decode"):
         if len(by_role[role]) > 1:
             raise ValueError(f"{key}: needs one pool with role={role}, has {', '.join(by_role[role])}")

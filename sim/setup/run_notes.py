@@ -9,6 +9,7 @@ from hwmodels.model.precision import precision_notes
 from policies.caching.eviction.future import FutureUses
 from policies.scheduling.longest_prefix import LongestPrefix
 from sim.metrics.slo import Slo
+from sim.setup.names import name_of
 from sim.setup.pool import PoolSettings
 from sim.workload.base import WorkloadNotes
 
@@ -22,7 +23,7 @@ def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> It
     yield from _limits(pool, model, slo)
     if pool.caching.changes_outputs:
         yield (
-            f"caching={type(pool.caching).__name__}: drops KV that the model would attend to, so outputs "
+            f"caching={name_of(pool.caching)}: drops KV that the model would attend to, so outputs "
             "change; their quality is not simulated."
         )
 
@@ -47,7 +48,7 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
     kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
     if isinstance(pool.scheduling, LongestPrefix) and not kv_pool.finds_kv:
         yield (
-            f"scheduling=LongestPrefix, caching={type(pool.caching).__name__}: the cache "
+            f"scheduling=longest_prefix, caching={name_of(pool.caching)}: the cache "
             "finds no prefixes, so the order is that of arrival; choose caching=prefix, tiered or radix."
         )
     num_tokens = kv_pool.max_tokens_per_seq
@@ -69,6 +70,7 @@ def _lone_seconds(model: IterationModel) -> dict[str, float]:
 
 def workload_notes(notes: WorkloadNotes) -> Iterator[str]:
     """Yields notes on how the traffic differs from its source: rows left out, requests shortened."""
+    yield from notes.remarks
     for reason, count in notes.skipped.items():
         yield f"{count:,} skipped: {reason}."
     if notes.num_clipped:

@@ -23,6 +23,7 @@ from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
+from sim.setup.names import name_of
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import pool_notes, workload_notes
@@ -74,7 +75,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 raise ValueError(f"{key}.{error}") from None
             if getattr(routing, "needs_predictor", False) and self.prediction is None:
                 raise ValueError(
-                    f"prediction=none: {key}={type(routing).__name__} needs predicted output lengths; choose "
+                    f"prediction=none: {key}={name_of(routing)} needs predicted output lengths; choose "
                     "a predictor, such as prediction=histogram"
                 )
         PoolSettings.__post_init__(self)
@@ -150,7 +151,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 message = str(error)
                 is_of_workload = "base_model=" in message
                 group = "workload." if is_of_workload else "adapters."
-                group = "" if message.startswith("caching=") else group
+                group = "" if message.startswith("caching:") else group
                 raise ValueError(f"{where}{group}{error}") from None
 
     def _check_models(self) -> None:
@@ -190,7 +191,7 @@ class Scenario(PoolSettings, ClusterSettings):
             kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
             if not kv_pool.can_fork:
                 raise ValueError(
-                    f"{setting}, caching={type(pool.caching).__name__}: cannot share KV between branches; "
+                    f"{setting}, caching={name_of(pool.caching)}: cannot share KV between branches; "
                     "choose caching=paged, prefix or radix, or workload.branching.width=1"
                 )
             for name, limit in (

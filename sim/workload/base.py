@@ -39,6 +39,8 @@ class WorkloadNotes:
     num_conversations_cut: int = 0  # conversations that ended early because the context was full
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> rows or conversations left out
 
+    remarks: list[str] = field(default_factory=list)  # sentences on how the source was read
+
     def skip(self, reason: str, count: int = 1) -> None:
         """Adds to the count of rows or conversations left out for a reason; a count of 0 adds no reason."""
         if count:

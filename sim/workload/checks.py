@@ -8,6 +8,8 @@ from typing import Protocol
 
 MAX_TOKENS = 1_000_000_000
 """Limit of one prompt or output: a thousand times the longest contexts; sums still fit in 64 bits."""
+MAX_ARRIVAL_S = 1e9
+"""Limit of an arrival after the start of a trace, 32 years; Unix times since 2001 are above it."""
 MAX_CV = 1000.0
 """Limit of a coefficient of variation; the square of a larger one could overflow."""
 

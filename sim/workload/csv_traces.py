@@ -6,15 +6,15 @@ Each format is a class with the names of its columns and the format of its times
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, NamedTuple
 
-from sim.workload.checks import MAX_TOKENS
+from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow
+from sim.workload.unix_times import ArrivalClock
 
 Clock = Callable[[str], float]
 """Converts the text of an arrival time to seconds from the trace's zero; raises ValueError."""
@@ -33,12 +33,12 @@ class CsvTrace(Trace):
     """Base class of CSV formats: a file with a header line."""
 
     columns: ClassVar[CsvColumns]
-    arrival_rule: ClassVar[str] = "a number of seconds >= 0"
+    arrival_rule: ClassVar[str] = f"a number of seconds >= 0, at most {MAX_ARRIVAL_S:g} after the first"
     min_output_tokens: ClassVar[int] = 1  # 0: a row without output is a failed request
 
     def clock(self) -> Clock:
         """Returns the function that reads arrival times; each pass over the file needs a new one."""
-        return _seconds
+        return ArrivalClock(from_first=self.start_s < MAX_ARRIVAL_S)
 
     def rows(self) -> Iterator[TraceRow]:
         reader = csv.reader(lines_of(self.path))
@@ -57,8 +57,10 @@ class CsvTrace(Trace):
                 except (ValueError, IndexError):
                     sound = False
                 if not sound:
-                    raise self._bad_row(reader.line_num, header, fields)
+                    raise self._bad_row(reader.line_num, header, fields, to_seconds)
                 row = TraceRow(reader.line_num, arrival_s, prompt, output)
+                if isinstance(to_seconds, ArrivalClock) and to_seconds.remark:
+                    row, to_seconds.remark = row._replace(remark=to_seconds.remark), ""
                 yield row if output else row._replace(skip_reason="failed: no output tokens")
         except csv.Error as error:
             raise ValueError(f"{self.path}:{reader.line_num}:1: expected CSV, found: {error}") from None
@@ -73,12 +75,16 @@ class CsvTrace(Trace):
                     f"{self.path}:1:1: no column {name}; expected a header with {wanted}, "
                     f"found {','.join(header)[:200]}"
                 )
+            if header.count(name) > 1:
+                raise ValueError(
+                    f"{self.path}:1:1: has {header.count(name)} columns {name}; rename or remove all but one"
+                )
         return [header.index(name) for name in self.columns]
 
-    def _bad_row(self, line: int, header: list[str], fields: list[str]) -> ValueError:
+    def _bad_row(self, line: int, header: list[str], fields: list[str], clock: Clock) -> ValueError:
         """Returns the error of a row; its column counts characters from 1 (for rows without quotes)."""
         rules: dict[str, tuple[Callable[[str], float], str]] = {
-            self.columns.arrival: (self.clock(), self.arrival_rule),
+            self.columns.arrival: (clock, self.arrival_rule),
             self.columns.prompt: _tokens_from(1),
             self.columns.output: _tokens_from(self.min_output_tokens),
         }
@@ -158,13 +164,6 @@ def _date_clock() -> Clock:
         return minute_s + second_s
 
     return read
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < math.inf:
-        raise ValueError(text)
-    return seconds
 
 
 def _tokens_from(minimum: int) -> tuple[Callable[[str], int], str]:

@@ -21,6 +21,8 @@ def require_file(path: Path) -> None:
     """Raises ValueError, with the most similar name in the same folder, unless `path` is a file."""
     if path.is_file():
         return
+    if path.is_dir():
+        raise ValueError(f"path={path}: is a folder; name a trace file in it")
     if not path.parent.is_dir():
         raise ValueError(f"path={path}: no such folder {path.parent}; the working directory is {Path.cwd()}")
     names = sorted(p.name for p in path.parent.iterdir() if p.is_file())
@@ -44,6 +46,12 @@ def lines_of(path: Path) -> Iterator[str]:
                 yield text
     except UnicodeDecodeError:
         raise ValueError(f"{path}:{line + 1}:1: expected UTF-8 text, found other bytes") from None
+    except gzip.BadGzipFile as error:
+        if line:
+            raise ValueError(f"{path}:{line + 1}:1: the gzip data are damaged: {error}") from None
+        raise ValueError(
+            f"{path}: is not gzip data, although its name ends with .gz; rename it if it is plain text"
+        ) from None
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}:{line + 1}:1: expected more compressed data, found: {error}") from None
 

@@ -30,6 +30,7 @@ class TraceRow(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     content_ids: tuple[int, ...] = ()  # content ids of the prompt's blocks, if the trace has them
+    remark: str = ""  # what a user must know of how the times were read; of one row at most
     skip_reason: str = ""  # reason why the row is counted but not replayed; its lengths are not checked
 
 
@@ -104,9 +105,11 @@ class Trace:
             if row.arrival_s < last_s:
                 raise ValueError(
                     f"{self.path}:{row.line}:1: expected an arrival at or after that of the previous row "
-                    f"({last_s:.7f} s), found {row.arrival_s:.7f} s; set sort=true to sort the rows"
+                    f"({last_s:.7f} s), found {row.arrival_s:.7f} s; set workload.sort=true to sort the rows"
                 )
             line, last_s = row.line, row.arrival_s
+            if row.remark:
+                notes.remarks.append(row.remark)
             if last_s >= end_s or len(rows) == self.max_requests:
                 break  # do not read the rest of a long trace
             if last_s < start_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +43,10 @@ class Options(NamedTuple):
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the tables. Raises ConfigError for tables that are missing or do not match."""
-    if not arguments or {"-h", "--help"} & set(arguments):
+    if not arguments:
+        print(USAGE, file=sys.stderr)
+        raise SystemExit(2)
+    if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
     options = parse(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,10 @@ SETTINGS = ("run", "request")
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the timeline of a request. Raises ConfigError if it cannot be reconstructed."""
-    if not arguments or {"-h", "--help"} & set(arguments):
+    if not arguments:
+        print(USAGE, file=sys.stderr)
+        raise SystemExit(2)
+    if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
     folder, request_id = parse(arguments)

@@ -53,7 +53,18 @@ ROOT_NAMES = "sail, sail/cloth, seed, trip, wheel"
         ),
         (["~trip.dais"], "trip.dais: no such setting; nearest: trip.days; allowed: trip.days, trip.fast"),
         (["hydra.run.dirr=x"], "hydra.run.dirr: no such setting of Hydra"),
-        (["seed=[1"], "seed=[1: cannot be read as key=value; quote special characters: 'key=\"a,b\"'"),
+        (["seed=[1"], "seed=[1: cannot be read as key=value; close what is open: 'seed=[1]'"),
+        (
+            ["seed=range(0,5"],
+            "seed=range(0,5: cannot be read as key=value; close what is open: 'seed=range(0,5)'",
+        ),
+        (["seed=a=b"], "seed=a=b: cannot be read as key=value; quote special characters: 'seed=\"a=b\"'"),
+        (
+            ["seed=[a=b]"],
+            "seed=[a=b]: cannot be read as key=value; write each text of the list in quotes: "
+            "\"seed=['a=b']\"",
+        ),
+        (["wheel=steel", "wheel=custom"], "wheel=custom: wheel is chosen twice; leave out wheel=steel"),
         (["sed"], "sed: must be key=value; nearest: seed=..."),
         (["seed=1,2"], "seed=1,2: several values need --multirun (a list is written [a,b])"),
         (

@@ -114,7 +114,7 @@ def test_rates_count_the_tokens_of_every_answer(tmp_path, monkeypatch):
         (["rum=x"], "rum: no such setting; nearest: run"),
         (
             ["run=.", "dialect=vllm"],
-            "dialect=vllm: no such dialect; allowed: vllm_bench, guidellm",
+            "dialect=vllm: no such dialect; nearest: vllm_bench; allowed: vllm_bench, guidellm",
         ),
         (["run=.", "vllm_bench=yes"], "vllm_bench=yes: must be true or false"),
     ],
@@ -150,5 +150,5 @@ def test_a_dialect_that_there_is_not_is_reported(tmp_path, monkeypatch, capsys):
 
 
 def test_help_is_printed(capsys):
-    assert main(["dialects"]) == 0
+    assert main(["dialects", "--help"]) == 0
     assert "usage: windtunnel dialects run=DIR" in capsys.readouterr().out

@@ -170,6 +170,6 @@ def test_the_folder_of_a_sweep_names_a_run_in_it(tmp_path, capsys):
     assert f"contains several runs; choose one, such as run={tmp_path}/0" in capsys.readouterr().err
 
 
-def test_without_arguments_it_says_what_it_needs(capsys):
-    assert main(["explain"]) == 0
+def test_help_says_what_it_needs(capsys):
+    assert main(["explain", "--help"]) == 0
     assert "windtunnel explain run=DIR request=ID" in capsys.readouterr().out

@@ -167,7 +167,7 @@ def test_settings_that_do_not_fit_the_adapters_are_refused(serving, registry, me
 
 
 def test_adapters_need_blocks_not_regions():
-    with pytest.raises(ValueError, match="caching=RegionPool: adapters cannot be stored in memory"):
+    with pytest.raises(ValueError, match="caching: adapters cannot be stored in memory"):
         Machine(UnifiedPaging(), caching=Contiguous(block_size=4))
 
 

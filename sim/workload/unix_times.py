@@ -1,0 +1,64 @@
+"""Arrival times since 1970, in seconds to nanoseconds, as seconds after the first arrival of a trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from sim.workload.checks import MAX_ARRIVAL_S
+
+_EXPONENTS = {"seconds": 0, "milliseconds": 3, "microseconds": 6, "nanoseconds": 9}
+_YEAR_2100_S = 4_102_444_800
+
+
+@dataclass(slots=True)
+class ArrivalClock:
+    """Reads the arrivals of one pass over a trace, in the order of its rows.
+
+    exponent: of the unit that the format prescribes, 3 for milliseconds. from_first: whether Unix times count
+    from the first arrival; false if the user names a window in Unix time. The unit of Unix times is found by
+    the size of the first: seconds, milliseconds, microseconds or nanoseconds that fall before 2100. The
+    differences are exact: a double cannot hold microseconds since 1970.
+    """
+
+    exponent: int = 0
+    from_first: bool = True
+    remark: str = ""
+    """The sentence about the unit and the start of Unix times; empty for other times."""
+    _first: Decimal | None = None
+    _unit: Decimal = field(default=Decimal(1))
+    _has_begun: bool = False
+
+    def __call__(self, text: str) -> float:
+        """Returns seconds from the zero of the trace, negative for an arrival before the first Unix time.
+
+        Raises ValueError for no number, a negative or an infinite one, and for more than `MAX_ARRIVAL_S`.
+        """
+        value = float(text)
+        if not 0 <= value < math.inf:
+            raise ValueError(text)
+        if not self._has_begun:
+            self._has_begun = True
+            if self.from_first and value >= MAX_ARRIVAL_S * 10**self.exponent:
+                self._begin(text, value)
+        if self._first is not None:
+            seconds = float((Decimal(text) - self._first) * self._unit)
+        else:
+            seconds = value / 10**self.exponent
+        if seconds > (MAX_ARRIVAL_S if self.from_first else _YEAR_2100_S):
+            raise ValueError(text)
+        return seconds
+
+    def _begin(self, text: str, value: float) -> None:
+        fitting = [(unit, power) for unit, power in _EXPONENTS.items() if value < _YEAR_2100_S * 10**power]
+        if not fitting:
+            raise ValueError(text)
+        unit, exponent = fitting[0]
+        self._first, self._unit = Decimal(text), Decimal(1).scaleb(-exponent)
+        start = datetime.fromtimestamp(int(self._first * self._unit), UTC)
+        self.remark = (
+            f"The arrivals are Unix times in {unit}; 0 s of the run is the first, "
+            f"{start:%Y-%m-%d %H:%M:%S} UTC."
+        )

@@ -1,0 +1,58 @@
+"""Unix times in traces, in any unit, count exactly from the first arrival."""
+
+import pytest
+
+from sim.workload.csv_traces import PlainCsv
+
+OFFSETS = ("0", "0.123457", "2.000001")
+
+
+def trace(tmp_path, arrivals, **settings):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at},10,5\n" for at in arrivals))
+    source = PlainCsv(path=path, **settings).source(seed=0, max_model_len=9999)
+    return [arrival.at_s for arrival in source.arrivals()], source.notes.remarks
+
+
+@pytest.mark.parametrize(
+    ("unit", "arrivals"),
+    [
+        ("seconds", ["1700000000", "1700000000.123457", "1700000002.000001"]),
+        ("milliseconds", ["1700000000000", "1700000000123.457", "1700000002000.001"]),
+        ("microseconds", ["1700000000000000", "1700000000123457", "1700000002000001"]),
+        ("nanoseconds", ["1700000000000000000", "1700000000123457000", "1700000002000001000"]),
+    ],
+)
+def test_unix_times_count_from_the_first_arrival(tmp_path, unit, arrivals):
+    at_s, remarks = trace(tmp_path, arrivals)
+    assert at_s == list(map(float, OFFSETS))
+    assert remarks == [
+        f"The arrivals are Unix times in {unit}; 0 s of the run is the first, 2023-11-14 22:13:20 UTC."
+    ]
+
+
+def test_a_window_after_the_first_arrival_or_in_unix_time_can_be_chosen(tmp_path):
+    arrivals = ["1700000000", "1700000001", "1700000003"]
+    assert trace(tmp_path, arrivals, start_s=1)[0] == [0.0, 2.0]
+    assert trace(tmp_path, arrivals, start_s=1700000001) == ([0.0, 2.0], [])
+
+
+def test_unsorted_unix_times_are_sorted(tmp_path):
+    assert trace(tmp_path, ["1700000003", "1700000000", "1700000001"], sort=True)[0] == [0.0, 1.0, 3.0]
+
+
+def test_other_times_stay_as_they_are(tmp_path):
+    assert trace(tmp_path, ["5", "900000000"]) == ([5.0, 9e8], [])
+
+
+@pytest.mark.parametrize("arrivals", [["0", "1e308"], ["1e308"], ["0", "1700000000"], ["1700000000", "1e13"]])
+def test_an_arrival_in_millennia_is_refused(tmp_path, arrivals):
+    with pytest.raises(ValueError, match=r"trace.csv:\d:1: arrival_s: expected a number of seconds >= 0"):
+        trace(tmp_path, arrivals)
+
+
+def test_a_column_that_occurs_twice_is_refused(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,prompt_tokens\n0,10,5,9\n")
+    with pytest.raises(ValueError, match=r":1:1: has 2 columns prompt_tokens; rename or remove all but one"):
+        PlainCsv(path=path).source(seed=0, max_model_len=9999)
