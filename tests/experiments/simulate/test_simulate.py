@@ -249,7 +249,7 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
         (["recovery.way=luck"], "recovery.way=luck: must be one of scratch, tokens, kv"),
         (["recovery=kv", "recovery.every_tokens=0"], "recovery.every_tokens=0: must be >= 1"),
         (["recovery=kv"], "recovery.way=kv, replicas=1: must be >= 2, as KV is copied to another"),
-        (["recovery=kv", "replicas=2", "caching=h2o"], "caching=H2o: keeps only a part of the KV"),
+        (["recovery=kv", "replicas=2", "caching=h2o"], "caching=h2o: keeps only a part of the KV"),
         (["recovery=kv", "replicas=2", "hardware=l4", "network=nvlink"], "network.kind=nvlink: L4 has no"),
         (
             ["recovery=tokens", "workload=synthetic", "++workload.branching.width=2"],

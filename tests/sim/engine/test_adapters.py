@@ -188,7 +188,7 @@ def test_slots_take_memory_from_kv(scenario):
         ({"adapters": FixedSlots(max_lora_rank=32)}, "adapters.max_lora_rank=32: must be >= 64"),
         ({"base_model": "mistral-7b"}, "adapter-0 has base_model=mistral-7b: must be llama-2-7b, the model"),
         ({"lora": True}, "lora: must be null if requests name their adapters"),
-        ({"latency": True}, "latency=Recorded: does not model LoRA adapters; choose latency=calibrated"),
+        ({"latency": True}, "latency=recorded: does not model LoRA adapters; choose latency=calibrated"),
     ],
 )
 def test_what_does_not_go_together_is_refused(scenario, changes, message):

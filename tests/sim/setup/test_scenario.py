@@ -184,18 +184,18 @@ def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
             ["pools=disaggregated", "+pools.decode.model=llama2_7b"],
             r"pools\.decode\.model=.*must be .* as in",
         ),
-        (["pools=disaggregated", "caching=h2o"], r"pools\.prefill\.caching=H2o: keeps only a part of the KV"),
+        (["pools=disaggregated", "caching=h2o"], r"pools\.prefill\.caching=h2o: keeps only a part of the KV"),
         (
             ["pools=disaggregated", "+pools.decode.hardware=a100_80gb_sxm", "roles=balance"],
-            r"roles=Balance: pools\.prefill and pools\.decode must have the same hardware",
+            r"roles=balance: pools\.prefill and pools\.decode must have the same hardware",
         ),
-        (["roles=balance"], "roles=Balance: must be fixed, as all pools have role=mixed"),
+        (["roles=balance"], "roles=balance: must be fixed, as all pools have role=mixed"),
         (
             ["pools=disaggregated", "hardware=l4", "network=nvlink"],
             r"network\.kind=nvlink: L4 has no such link",
         ),
         (["network=ethernet", "network.bandwidth_bytes_per_s=0"], "bandwidth_bytes_per_s=0"),
-        (["routing@decode_routing=length_aware"], "prediction=none: decode_routing=LengthAware needs"),
+        (["routing@decode_routing=length_aware"], "prediction=none: decode_routing=length_aware needs"),
         (["kv_transfer.transfer=never"], "transfer=never: must be one of layerwise, at_end"),
     ],
 )

@@ -125,9 +125,12 @@ def test_rejects_compressed_files_that_end_early(tmp_path, name, compress):
         rows_of(PlainCsv(path=tmp_path / name))
 
 
-@pytest.mark.parametrize("name", ["t.gz", "t.zst"])
-def test_rejects_files_that_are_not_what_their_ending_says(tmp_path, name):
-    with pytest.raises(ValueError, match=rf"{name}:1:1: expected more compressed data, found"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("t.gz", "t.gz: is not gzip data, "), ("t.zst", "t.zst:1:1: expected more compressed data, found")],
+)
+def test_rejects_files_that_are_not_what_their_ending_says(tmp_path, name, message):
+    with pytest.raises(ValueError, match=message):
         rows_of(PlainCsv(path=write(tmp_path, PLAIN, name)))
 
 
@@ -219,7 +222,7 @@ def test_sorted_azure_rows_count_from_the_earliest(tmp_path):
         (
             PlainCsv,
             PLAIN + "\n\nsoon,5,6\n",
-            r":8:1: arrival_s: expected a number of seconds >= 0, found 'soon'",
+            r":8:1: arrival_s: expected a number of seconds >= 0, at most 1e\+09 after the first, found 'soon'",
         ),
         (PlainCsv, PLAIN + "nan,5,6\n", r":6:1: arrival_s: expected .* found 'nan'"),
         (PlainCsv, PLAIN + "-1,5,6\n", r":6:1: arrival_s: expected .* found '-1'"),
