@@ -222,7 +222,7 @@ def test_sorted_azure_rows_count_from_the_earliest(tmp_path):
         (
             PlainCsv,
             PLAIN + "\n\nsoon,5,6\n",
-            r":8:1: arrival_s: expected a number of seconds >= 0, at most 1e\+09 after the first, found 'soon'",
+            r":8:1: arrival_s: expected a number of seconds >= 0, at most 1e\+09 after .* found 'soon'",
         ),
         (PlainCsv, PLAIN + "nan,5,6\n", r":6:1: arrival_s: expected .* found 'nan'"),
         (PlainCsv, PLAIN + "-1,5,6\n", r":6:1: arrival_s: expected .* found '-1'"),
