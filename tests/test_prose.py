@@ -113,7 +113,7 @@ def docstring_findings(text: str) -> Iterator[Finding]:
     for line, kind, first in docstrings(text):
         if kind == "function" and not (VERB.match(first) and not NOUN.match(first)):
             yield Finding(line, f'"{first[:40]}": begin with what the function does: Returns, Computes, ...')
-        elif kind in ("class", "module") and RIDDLE.match(first):
+        elif kind in ("class", "module", "property") and RIDDLE.match(first):
             yield Finding(line, f'"{first[:40]}": begin with what the {kind} is, or with what it does')
 
 
@@ -215,12 +215,14 @@ def test_a_verb_in_the_third_person_is_what_a_function_does(first):
 
 
 @pytest.mark.parametrize("first", ["Of each.", "What came of it.", "The same so much earlier.", "As it was."])
-def test_classes_and_modules_must_not_be_riddles(first):
+def test_classes_modules_and_properties_must_not_be_riddles(first):
     in_class, in_module = FUNCTION.format(of_class=first, of_function="Frees."), f'# licence\n"""{first}"""\n'
     assert [(found.line, found.advice.split(":")[0]) for found in docstring_findings(in_class)] == [
         (3, f'"{first}"')
     ]
     assert [found.line for found in docstring_findings(in_module)] == [2]
+    in_property = FUNCTION.format(of_class="Blocks.", of_function="Frees.").replace("Blocks in use.", first)
+    assert [found.line for found in docstring_findings(in_property)] == [10]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Clock(Environment):
 
     @property
     def queue(self) -> list[tuple[float, int, int, Any]]:
-        """What is to happen, as a heap of (time, priority, number, callback): one list for the whole run."""
+        """Scheduled events, a heap of (time, priority, number, callback): one list for the whole run."""
         return self._queue  # type: ignore[return-value]
 
     is_stopped = False
