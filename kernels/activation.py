@@ -1,7 +1,7 @@
 """Gated activation of an MLP: act(gate) * up, both from one projection (SwiGLU, GEGLU: Shazeer 2020).
 
-x holds [gate | up] side by side, as one merged GEMM writes them. The kernel is elementwise and memory-bound
-(3 elements moved per result). Shapes: T tokens, N intermediate size.
+x is [gate | up] side by side, as one merged GEMM writes them. The kernel is elementwise and memory-bound (3
+elements are moved per result). Shapes: T tokens, N intermediate size.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def cases() -> Iterator[Case]:
 def _gated(x: torch.Tensor, out: torch.Tensor | None, gelu: bool) -> torch.Tensor:
     if x.dim() != 2 or x.dtype not in DTYPES or x.shape[1] % 2 or not x.shape[1]:
         raise ValueError(
-            f"silu_mul, gelu_tanh_mul: {x.dtype} {list(x.shape)}; they take [tokens, 2 * size] of fp32, "
-            "fp16, bf16"
+            f"silu_mul, gelu_tanh_mul: {x.dtype} {list(x.shape)}; must be [tokens, 2 * size] of fp32, fp16 "
+            "or bf16"
         )
     num_tokens, size = x.shape[0], x.shape[1] // 2
     out = x.new_empty(num_tokens, size) if out is None else out
     if out.shape != (num_tokens, size) or out.dtype != x.dtype:
-        raise ValueError(f"out: {out.dtype} {list(out.shape)}; it must be {x.dtype} {[num_tokens, size]}")
+        raise ValueError(f"out: {out.dtype} {list(out.shape)}; must be {x.dtype} {[num_tokens, size]}")
     if num_tokens and (x.stride(1) != 1 or out.stride(1) != 1):
         raise ValueError("silu_mul, gelu_tanh_mul: rows must be contiguous")
     tiles = TILES.get(target(), TILES["sm_90"])

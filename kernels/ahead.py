@@ -1,13 +1,13 @@
-"""Compiles every kernel's cases for other chips, without one, and checks their resources against limits.
+"""Compiles every kernel's cases for chips that need not be present, and checks their resources.
 
     python -m kernels.ahead [--target sm_90] [--freeze] [module ...]
 
-A driver that only names a chip stands in for the real one; it compiles each launch of `cases()` with its real
-arguments. One JSON row per compiled kernel goes to stdout, under the first case that launches it; the exit
-status is 1 if a limit is exceeded or a kernel does not compile. Limits: the chip's shared memory, no spills,
-tensor-core instructions if the kernel has a dot of 8 or 16 bits (warpgroup instructions on sm_90, if the dot
-has 64 rows), and the registers that `limits.json` gives a kernel. A case whose launcher refuses a chip with
-ValueError (fp8 on sm_80) becomes a row that says so.
+Each launch of `cases()` is compiled with its real arguments; a driver that only has the chip's name replaces
+the real one. One JSON row per compiled kernel is printed, with the first case that launches it. The exit
+status is 1 if a limit is exceeded or a kernel does not compile. The limits are: the chip's shared memory, no
+spills, tensor-core instructions if the kernel has a dot of 8 or 16 bits (warpgroup instructions on sm_90 if
+the dot has 64 rows), and the kernel's registers in `limits.json`. If a launcher does not support a chip and
+raises ValueError (fp8 on sm_80), the row contains this message.
 
 `realengine.ahead` does the same for the launches of whole steps.
 """
@@ -38,11 +38,11 @@ from triton.backends.driver import DriverBase
 import kernels
 from kernels.launch import Grid, compiling_for
 
-# Rows of dots that tensor cores compute as they are: ": tensor<128x64xbf16> * tensor<64x128xbf16> -> ..."
+# Matches the rows of dots for tensor cores, in lines such as "... : tensor<128x64xbf16> * tensor<...> -> ..."
 DOT = re.compile(r"\btt\.dot [^:]*: tensor<(\d+)x\d+x(?:bf16|f16|f8\w+|i8)>")
 LIMITS = Path(__file__).with_name("limits.json")
 SLACK = 16
-"""Registers allowed above the measured number: versions of Triton and ptxas differ by a few."""
+"""Registers allowed above the measured number, as versions of Triton and ptxas differ by a few."""
 Limits = Mapping[str, Mapping[str, int]]
 """Register limits by kernel and chip."""
 
@@ -51,8 +51,7 @@ Limits = Mapping[str, Mapping[str, int]]
 class Chip:
     """A compilation target and the shared memory that one block may use.
 
-    warpgroup_rows: the fewest rows of a dot that warpgroup instructions (HGMMA) compute; None: the chip has
-    no such instructions, or they are not checked.
+    warpgroup_rows: smallest number of rows of a dot for warpgroup instructions (HGMMA); None: not checked.
     """
 
     target: GPUTarget
@@ -73,10 +72,10 @@ DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Measurements of one compiled kernel.
+    """Resources of one compiled kernel.
 
     spills: bytes of stack or scratch, plus the number of spilling instructions or spilled registers. launch:
-    its constexprs, warps and stages. dot_rows: the most rows of its dots of 8 and 16 bits; 0 without any.
+    constexprs, warps and stages. dot_rows: largest number of rows of its 8- and 16-bit dots; 0: none.
     """
 
     module: str
@@ -96,7 +95,7 @@ class Row:
 
 
 class NamedDriver(DriverBase):
-    """Driver that names a chip without having it, so that Triton compiles for it."""
+    """Driver for a chip that is not present, so that Triton compiles for it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -125,11 +124,11 @@ class NamedDriver(DriverBase):
         return ty
 
     def get_benchmarker(self) -> Any:
-        raise RuntimeError(f"{self.name} is only compiled for: nothing runs here")
+        raise RuntimeError(f"kernels are only compiled for {self.name}, not run")
 
 
 class Compiler:
-    """Compiles launches for one chip and checks them against limits.
+    """Compiles launches for one chip and checks their resources against limits.
 
     rows: one per distinct kernel, in the order of the launches.
     """
@@ -142,10 +141,7 @@ class Compiler:
 
     @contextmanager
     def compiling(self, module: str, case: str) -> Iterator[None]:
-        """Compiles launches instead of running them.
-
-        A launch that does not compile becomes a row, and the next one goes on.
-        """
+        """Compiles launches instead of running them; a compilation error becomes a row."""
         triton.runtime.driver.set_active(NamedDriver(self.chip))
         try:
             with compiling_for(
@@ -157,7 +153,7 @@ class Compiler:
                 triton.runtime.driver.reset_active()
 
     def refuse(self, module: str, case: str, reason: str) -> None:
-        """Adds a row that says why something is not supported on this chip."""
+        """Adds a row with the reason why a case is not supported on this chip."""
         self.rows.append(Row(module=module, case=case, target=self.chip, unsupported=reason))
 
     def _compile(
@@ -169,11 +165,11 @@ class Compiler:
         begin = time.perf_counter()
         try:
             binary = kernel.warmup(*args, grid=grid, **meta)
-        except Exception as error:  # whatever the compiler raises is the finding
-            said = f"does not compile: {type(error).__name__}: {str(error)[-600:]}"
-            if said not in self._met:
-                self._met.add(said)
-                self.rows.append(replace(row, broken=said))
+        except Exception as error:  # the compiler raises many types
+            message = f"does not compile: {type(error).__name__}: {str(error)[-600:]}"
+            if message not in self._met:
+                self._met.add(message)
+                self.rows.append(replace(row, broken=message))
             return
         if binary.hash in self._met:
             return
@@ -193,33 +189,33 @@ def main(argv: list[str] | None = None) -> int:
     """Compiles, prints the rows, and returns the exit status."""
     parser = argument_parser("kernels.ahead", __doc__)
     parser.add_argument("modules", nargs="*", metavar="module", help="kernel modules; default: all")
-    parser.add_argument("--case", default="", help="only cases whose name holds this")
-    asked = parser.parse_args(argv)
+    parser.add_argument("--case", default="", help="only cases with this text in their names")
+    arguments = parser.parse_args(argv)
     known = kernel_modules()
-    for name in asked.modules:
+    for name in arguments.modules:
         if name not in known:
-            parser.error(f"no kernel module {name!r}; there are: {', '.join(known)}")
-    limits = {} if asked.freeze else read_limits(LIMITS)
+            parser.error(f"module={name}: must be a kernel module: {', '.join(known)}")
+    limits = {} if arguments.freeze else read_limits(LIMITS)
     rows = []
-    for chip in asked.target or DEFAULT_CHIPS:
-        for row in _case_rows(asked.modules or known, asked.case, Compiler(chip, limits)):
+    for chip in arguments.target or DEFAULT_CHIPS:
+        for row in _case_rows(arguments.modules or known, arguments.case, Compiler(chip, limits)):
             print_row(row)
             rows.append(row)
     if not rows:
-        parser.error("no case was compiled")
-    if asked.freeze:
+        parser.error(f"--case {arguments.case}: no case has this text in its name; nothing was compiled")
+    if arguments.freeze:
         freeze(rows, LIMITS)
     return int(any(row.broken for row in rows))
 
 
 def argument_parser(program: str, description: str | None) -> argparse.ArgumentParser:
-    """Returns the parser of programs that compile ahead of time; an error if kernels are interpreted."""
+    """Returns the parser of programs that compile ahead of time. Exits if kernels are interpreted."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}", description=(description or "").split("\n", 1)[0]
     )
     parser.add_argument("--target", action="append", choices=list(CHIPS), help=f"default: {DEFAULT_CHIPS}")
     parser.add_argument(
-        "--freeze", action="store_true", help="write what was seen, with slack, to limits.json"
+        "--freeze", action="store_true", help="write the measured registers, plus slack, to limits.json"
     )
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set: interpreted kernels cannot be compiled; unset it")
@@ -232,7 +228,7 @@ def print_row(row: Row) -> None:
 
 
 def read_limits(path: Path) -> dict[str, dict[str, int]]:
-    """Returns register limits by kernel and chip; empty if no limits were frozen yet."""
+    """Returns register limits by kernel and chip; empty if the file does not exist."""
     limits: dict[str, dict[str, int]] = json.loads(path.read_text()) if path.exists() else {}
     return limits
 
@@ -256,7 +252,7 @@ def kernel_modules() -> list[str]:
 
 
 def _case_rows(modules: Iterable[str], part_of_name: str, compiler: Compiler) -> Iterator[Row]:
-    """Yields rows as they are compiled, of the cases whose names contain part_of_name."""
+    """Yields the rows of the cases with part_of_name in their names, as they are compiled."""
     for module in modules:
         for case in importlib.import_module(f"kernels.{module}").cases():
             if part_of_name not in case.name:
@@ -271,14 +267,14 @@ def _case_rows(modules: Iterable[str], part_of_name: str, compiler: Compiler) ->
 
 
 def _broken(row: Row, most_registers: int | None) -> Iterator[str]:
-    """Yields a text per limit that a kernel exceeds."""
+    """Yields one message per limit that a kernel exceeds."""
     chip = CHIPS[row.target]
     if row.spills:
         yield f"spills {row.spills}, limit 0"
     if most_registers is not None and row.registers > most_registers:
         yield f"registers {row.registers}, limit {most_registers}"
     if row.shared_bytes > chip.shared_bytes:
-        yield f"shared memory {row.shared_bytes} bytes, the chip has {chip.shared_bytes}"
+        yield f"shared memory {row.shared_bytes} bytes, limit {chip.shared_bytes}"
     if row.dot_rows and not row.tensor_ops:
         yield f"a dot of {row.dot_rows} rows without tensor-core instructions"
     elif chip.warpgroup_rows and row.dot_rows >= chip.warpgroup_rows and not row.warpgroup_ops:
@@ -314,8 +310,8 @@ def _use_nvidia(binary: Any) -> _Use:
 def _use_amd(binary: Any) -> _Use:
     """Reads the resources from the metadata in the assembly; registers are vector registers.
 
-    Scalar registers that do not suffice go to lanes of vector registers, not to memory, and so are no spills.
-    (If prefill attention has any, up to 26, they are saved before a loop and restored after it.)
+    Scalar registers are spilled to lanes of vector registers, not to memory, so they do not count as spills.
+    (In prefill attention there are up to 26, saved before a loop and restored after it.)
     """
     text = binary.asm["amdgcn"]
     return _Use(

@@ -1,9 +1,7 @@
 """Parts shared by the paged attention kernels: options, checks, and the split of a context over programs.
 
-The second pass of split-KV is defined here, too: it combines the parts of `decode_attention`,
+The second pass of split-KV is defined here, too: it combines the splits of `decode_attention`,
 `prefill_attention` and `mla_decode` by their log-sum-exp.
-
-The three launchers are longer than other functions, as each passes its arguments to a kernel, one per line.
 
 Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M largest number
 of blocks of a sequence, S splits.
@@ -38,7 +36,7 @@ NO_FP8 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_87")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionOptions:
-    """Options of a layer's attention. Scores are scaled, capped, ALiBi is added, then they are masked."""
+    """Options of a layer's attention. Scores are scaled and capped, ALiBi is added, and they are masked."""
 
     scale: float | None = None
     """Factor of the scores; None: 1 / sqrt(head_dim)."""
@@ -47,7 +45,7 @@ class AttentionOptions:
     softcap: float | None = None
     """Soft cap: scores become softcap * tanh(score / softcap) (Gemma 2)."""
     sinks_H: torch.Tensor | None = None
-    """One float32 logit per head that only adds to the softmax's denominator (gpt-oss)."""
+    """Attention sinks: one float32 logit per head that is added to the softmax's denominator (gpt-oss)."""
     alibi_slopes_H: torch.Tensor | None = None
     """ALiBi slope per head, float32 (Press et al., 2022)."""
 
@@ -71,10 +69,11 @@ class Contexts(NamedTuple):
 
 
 def choose_num_splits(num_programs: int, num_tokens: int, num_resident: int) -> int:
-    """Returns into how many parts contexts of up to num_tokens are split over programs.
+    """Returns the number of splits of contexts of up to num_tokens tokens.
 
-    num_programs read them without splits. It is the smallest number that fills waves of num_resident programs
-    almost as well as any number does, and that keeps parts long enough to be worth combining.
+    num_programs: programs without splits. num_resident: programs that the chip runs at once. It is the
+    smallest number that fills waves of num_resident programs almost as well as any other number, and splits
+    have at least MIN_SPLIT_TOKENS tokens.
     """
     limit = max(1, min(MAX_SPLITS, triton.cdiv(num_tokens, MIN_SPLIT_TOKENS)))
     filled = []
@@ -131,7 +130,7 @@ def combine_splits(
     partial_lse_THS: torch.Tensor,
     sinks_H: torch.Tensor | None = None,
 ) -> None:
-    """Combines the splits' outputs into out_THD by their softmax shares; sinks take theirs."""
+    """Combines the splits' outputs into out_THD, weighted by their shares of the softmax, sinks included."""
     num_tokens, num_heads, num_splits, value_dim = partial_THSD.shape
     block_d = min(128 if num_splits <= 16 else 64, padded(value_dim))
     launch(
@@ -153,7 +152,7 @@ def combine_splits(
 
 
 def min_tiles_of_a_split(block_n: int) -> int:
-    """Returns the smallest number of key tiles of a split; shorter parts cost more to combine."""
+    """Returns the smallest number of key tiles of a split; combining shorter splits is not worth it."""
     return max(1, MIN_SPLIT_TOKENS // block_n) if target() != INTERPRETER else 1
 
 
@@ -162,74 +161,76 @@ def check_caches(q_THD: torch.Tensor, kv: PagedKv) -> None:
     keys, values, *scales = kv
     num_heads, head_dim = q_THD.shape[-2:]
     if q_THD.dim() != 3 or q_THD.stride(-1) != 1:
-        raise ValueError("queries: [tokens, heads, head_dim] with a contiguous last dimension are supported")
+        raise ValueError("queries: must be [tokens, heads, head_dim] with a contiguous last dimension")
     if q_THD.dtype not in DTYPES:
-        raise ValueError(f"queries of {q_THD.dtype} are not supported; {', '.join(map(str, DTYPES))} are")
+        raise ValueError(f"queries of {q_THD.dtype}: must be one of {', '.join(map(str, DTYPES))}")
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(
-            f"head_dim {head_dim} is not supported; multiples of 16 up to {MAX_HEAD_DIM} are "
-            "(powers of two without waste)"
+            f"head_dim {head_dim}: must be a multiple of 16 up to {MAX_HEAD_DIM} (others than powers of two "
+            "are padded)"
         )
     if keys.dim() != 4 or keys.shape != values.shape:
         raise ValueError(
             f"key and value caches of {list(keys.shape)} and {list(values.shape)}: "
-            "both are to be [num_blocks, block_size, num_kv_heads, head_dim]"
+            "both must be [num_blocks, block_size, num_kv_heads, head_dim]"
         )
     if keys.shape[3] != head_dim or num_heads % keys.shape[2]:
         raise ValueError(
-            f"caches of {keys.shape[2]} KV heads of {keys.shape[3]} do not fit queries "
-            f"of {num_heads} heads of {head_dim}: the same head_dim and a multiple of the KV heads are needed"
+            f"caches of {keys.shape[2]} KV heads of {keys.shape[3]} do not fit queries of {num_heads} heads "
+            f"of {head_dim}: must have the same head_dim, and the heads must be a multiple of the KV heads"
         )
     if keys.stride(-1) != 1 or values.stride(-1) != 1:
         raise ValueError("caches: the last dimension must be contiguous")
     _check_cache_dtype(q_THD.dtype, keys, values)
     quantised = keys.dtype in QUANTISED
     if any((s is not None) != quantised for s in scales):
-        raise ValueError(f"KV of {keys.dtype} goes {'with' if quantised else 'without'} key and value scales")
+        raise ValueError(
+            f"KV of {keys.dtype}: key and value scales {'are needed' if quantised else 'must be None'}"
+        )
     for s in scales:
         if s is not None and (s.shape != keys.shape[:3] or s.dtype != torch.float32 or not s.is_contiguous()):
-            raise ValueError("scales: contiguous float32 [num_blocks, block_size, num_kv_heads] is supported")
+            raise ValueError("scales: must be contiguous float32 [num_blocks, block_size, num_kv_heads]")
 
 
 def _check_cache_dtype(dtype: torch.dtype, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
     if key_cache.dtype != value_cache.dtype or key_cache.dtype not in (dtype, *QUANTISED):
         raise ValueError(
-            f"keys of {key_cache.dtype} and values of {value_cache.dtype} are not supported for queries of "
-            f"{dtype}; both are to be of the queries' dtype, torch.int8 or torch.float8_e4m3fn"
+            f"keys of {key_cache.dtype} and values of {value_cache.dtype}: both must be {dtype} like the "
+            "queries, torch.int8 or torch.float8_e4m3fn"
         )
     if key_cache.dtype == torch.float8_e4m3fn and target() in NO_FP8:
         raise ValueError(
-            f"KV of torch.float8_e4m3fn is not supported on {target()}; it is from sm_89 and on gfx942, "
-            "and torch.int8 is everywhere"
+            f"KV of torch.float8_e4m3fn is not supported on {target()}, only from sm_89 on and on gfx942; "
+            "use torch.int8"
         )
 
 
 def check_sequences(block_tables_BM: torch.Tensor, *lens_B: torch.Tensor) -> None:
     """Raises ValueError unless these are int32 block tables and lengths."""
     if block_tables_BM.dim() != 2 or any(lens.dim() != 1 for lens in lens_B):
-        raise ValueError("block tables: [num_seqs, max_blocks] is supported; lengths: one dimension")
+        raise ValueError("block tables: must be [num_seqs, max_blocks]; lengths: must have one dimension")
     if block_tables_BM.stride(1) != 1 or any(t.dtype != torch.int32 for t in (block_tables_BM, *lens_B)):
-        raise ValueError("block tables and lengths: contiguous torch.int32 is supported")
+        raise ValueError("block tables and lengths: must be contiguous torch.int32")
 
 
 def check_options(q_THD: torch.Tensor, options: AttentionOptions) -> None:
-    """Raises ValueError unless window and softcap are positive, and sinks and slopes one per head."""
+    """Raises ValueError unless window and softcap are positive, and there is one sink and slope per head."""
     window, softcap = options.window, options.softcap
     if window is not None and window < 1:
-        raise ValueError(f"window of {window}: at least 1, the token's own, or None is supported")
+        raise ValueError(f"window of {window}: must be >= 1 (the token's own key), or None")
     if softcap is not None and softcap <= 0:
-        raise ValueError(f"softcap of {softcap}: above 0 or None is supported")
+        raise ValueError(f"softcap of {softcap}: must be > 0, or None")
     for name, values in (("sinks", options.sinks_H), ("alibi_slopes", options.alibi_slopes_H)):
         if values is not None and (
             values.shape != (q_THD.shape[1],) or values.dtype != torch.float32 or not values.is_contiguous()
         ):
-            raise ValueError(f"{name}: contiguous float32 [num_heads] is supported")
+            raise ValueError(f"{name}: must be contiguous float32 [num_heads]")
 
 
 def check_num_splits(num_splits: int) -> None:
     """Raises ValueError unless 1 <= num_splits <= MAX_SPLITS."""
     if not 1 <= num_splits <= MAX_SPLITS:
-        raise ValueError(f"num_splits of {num_splits}: 1 to {MAX_SPLITS} are supported")
+        raise ValueError(f"num_splits of {num_splits}: must be 1 to {MAX_SPLITS}")
 
 
 @triton.jit

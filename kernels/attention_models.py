@@ -1,4 +1,4 @@
-"""Attention sizes of real models, at which the kernels are compiled ahead of time and timed."""
+"""Attention sizes of real models, for which the kernels are compiled ahead of time and timed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MODELS = {
 
 
 def made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns random numbers on a GPU; uninitialised memory on the CPU, where cases are only compiled."""
+    """Returns random numbers on a GPU, uninitialised memory on the CPU, where cases are only compiled."""
     if device.type == "cpu":
         return torch.empty(shape, dtype=dtype)
     if dtype in QUANTISED:

@@ -14,8 +14,8 @@ from kernels.attention import AttentionOptions
 
 def slots_of(tables_BM: torch.Tensor, tokens_BL: torch.Tensor, block_size: int) -> torch.Tensor:
     """Returns the slots of tokens [B, L], or [1, L] of every sequence: block * block_size + offset."""
-    places_BL = (tokens_BL // block_size).expand(len(tables_BM), -1)
-    return tables_BM.gather(1, places_BL) * block_size + tokens_BL % block_size
+    columns_BL = (tokens_BL // block_size).expand(len(tables_BM), -1)
+    return tables_BM.gather(1, columns_BL) * block_size + tokens_BL % block_size
 
 
 def gather_slots(
@@ -28,7 +28,7 @@ def gather_slots(
 
     if scales_NPK is None:
         return rows(cache_NPKD)
-    codes = rows(cache_NPKD.view(torch.uint8)).view(cache_NPKD.dtype)  # fp8 cannot be indexed everywhere
+    codes = rows(cache_NPKD.view(torch.uint8)).view(cache_NPKD.dtype)  # indexing fp8 is not always supported
     return (codes.float() * rows(scales_NPK)[..., None]).to(dtype)
 
 
@@ -64,13 +64,13 @@ def attend(
     num_kv_heads, group = k_LKD.shape[-2], num_heads // k_LKD.shape[-2]
 
     def rows(of_tokens: torch.Tensor) -> torch.Tensor:
-        """Repeats values of tokens [..., T, L] for the rows of every KV head; one token's are broadcast."""
+        """Repeats values [..., T, L] for the rows of every KV head; those of a single token are broadcast."""
         return (of_tokens if num_tokens == 1 else of_tokens.repeat_interleave(group, -2)).unsqueeze(-3)
 
     def rows_of_heads(of_heads: torch.Tensor) -> torch.Tensor:
         return of_heads.view(num_kv_heads, group).repeat(1, num_tokens)[..., None]
 
-    # The query heads of a KV head are rows, as in the kernels: row t * group + g.
+    # Rows as in the kernels: query head g of a KV head's group and token t are row t * group + g.
     q = q_THD.reshape(*seqs, num_tokens, num_kv_heads, group, head_dim).transpose(-4, -3).flatten(-3, -2)
     k, v = k_LKD.transpose(-3, -2), v_LKD.transpose(-3, -2)
     mask = None if mask_TL is None else rows(mask_TL)

@@ -1,8 +1,8 @@
-"""Copies KV blocks of all layers at once: within the cache (copy-on-write), or by a staging buffer (swap).
+"""Copies KV blocks of all layers at once: within the cache (copy-on-write), or via a staging buffer (swap).
 
-One launch moves a list of blocks of every layer's key and value tensors. A block of a layer is contiguous, so
-it is a plain, memory-bound copy (each byte is read once and written once). Swapping uses a staging buffer on
-the device, so that one large transfer crosses the bus instead of a small one per layer and block.
+One launch copies a list of blocks of every layer's key and value tensors. A block of a layer is contiguous,
+so it is a plain, memory-bound copy (each byte is read once and written once). Swapping uses a staging buffer
+on the device, so that there is one large transfer over the bus instead of a small one per layer and block.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import triton.language as tl
 from kernels.case import Case
 from kernels.launch import INTERPRETER, launch, target
 
-WORD = 4  # bytes: blocks are moved as int32
+WORD = 4  # bytes of a word: blocks are copied as int32
 
 
 class Tiles(NamedTuple):
-    """Words that one program moves, and its number of warps."""
+    """Words that one program copies, and its number of warps."""
 
     words: int
     num_warps: int
@@ -38,10 +38,10 @@ TILES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheSet:
-    """Tensors of all layers whose blocks move together, with their offsets from the first, in units.
+    """Cache tensors of all layers with blocks of one size, and their offsets from the first, in units.
 
-    It is built once by `CacheSet.of`; the tensors must outlive it. Key and value caches make one set; scales,
-    whose blocks have another size, make another.
+    It is built once by `CacheSet.of`; the tensors must outlive it. Key and value caches form one set; their
+    scales, which have blocks of another size, form another.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -61,7 +61,8 @@ class CacheSet:
         for x in tensors:
             if x.shape != first.shape or x.dtype != first.dtype or x.device != first.device:
                 raise ValueError(
-                    f"{x.dtype} {list(x.shape)} beside {first.dtype} {list(first.shape)}: must be alike"
+                    f"caches of {x.dtype} {list(x.shape)} and {first.dtype} {list(first.shape)}: must have "
+                    "the same dtype, shape and device"
                 )
             if x.dim() < 2 or not x.is_contiguous():
                 raise ValueError(f"cache {list(x.shape)}: must be contiguous [num_blocks, ...]")
@@ -113,11 +114,11 @@ def gather_blocks(caches: CacheSet, blocks: torch.Tensor, staging: torch.Tensor)
     _check_indices("blocks", blocks, (len(blocks),))
     _check_staging(caches, staging, len(blocks))
     block, row = _strides(caches)
-    places, offsets = _staging_places(caches, len(blocks))
+    rows, offsets = _staging_rows(caches, len(blocks))
     _move(
         caches,
         blocks,
-        places,
+        rows,
         1,
         caches.tensors[0],
         staging,
@@ -132,15 +133,15 @@ def gather_blocks(caches: CacheSet, blocks: torch.Tensor, staging: torch.Tensor)
 def scatter_blocks(staging: torch.Tensor, blocks: torch.Tensor, caches: CacheSet) -> None:
     """Copies staging[n, t] to block blocks[n] of every tensor t, the inverse of gather_blocks.
 
-    The blocks must differ.
+    All blocks must be different.
     """
     _check_indices("blocks", blocks, (len(blocks),))
     _check_staging(caches, staging, len(blocks))
     block, row = _strides(caches)
-    places, offsets = _staging_places(caches, len(blocks))
+    rows, offsets = _staging_rows(caches, len(blocks))
     _move(
         caches,
-        places,
+        rows,
         blocks,
         1,
         staging,
@@ -168,7 +169,7 @@ def move_blocks_kernel(
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Moves a tile of BLOCK words of one block of one tensor: grid (blocks, tensors, tiles)."""
+    """Copies a tile of BLOCK words of one block of one tensor: grid (blocks, tensors, tiles)."""
     n = tl.program_id(0).to(tl.int64)
     which = tl.program_id(1)
     source = tl.load(from_index_ptr + n * INDEX_STEP).to(tl.int64) * from_stride
@@ -177,7 +178,7 @@ def move_blocks_kernel(
     destination += tl.load(to_offsets_ptr + which)
     offs = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < words
-    # Offsets are units times UNIT words, so the compiler sees the alignment and moves 16 bytes at once.
+    # Offsets are multiples of UNIT words: the compiler knows the alignment and copies 16 bytes at once.
     moved = tl.load(from_ptr + source * UNIT + offs, mask=mask)
     tl.store(to_ptr + destination * UNIT + offs, moved, mask=mask)
 
@@ -202,7 +203,7 @@ def scatter_blocks_reference(staging: torch.Tensor, blocks: torch.Tensor, caches
 
 
 def cases() -> Iterator[Case]:
-    """Yields blocks of 16 tokens: Llama-3.1-8B with 32 layers, SmolLM2-135M with 30, scales of 3 KV heads."""
+    """Yields blocks of 16 tokens of Llama-3.1-8B (32 layers) and SmolLM2-135M (30), and scales of 3 heads."""
     for num_blocks, layers, shape, dtype in (
         (1, 32, (16, 8, 128), torch.bfloat16),
         (64, 32, (16, 8, 128), torch.bfloat16),
@@ -257,7 +258,7 @@ def _words(x: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """Returns the memory as bytes, leading dimensions kept; any dtype supports indexed assignment then."""
+    """Returns the memory as bytes with the leading dimensions; not every dtype supports index assignment."""
     return x.view(torch.uint8)
 
 
@@ -267,12 +268,12 @@ def _strides(caches: CacheSet) -> tuple[int, int]:
     return block, block * len(caches.tensors)
 
 
-def _staging_places(caches: CacheSet, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns rows of the staging buffer, and each tensor's offset in a row."""
+def _staging_rows(caches: CacheSet, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the first `count` rows of the staging buffer, and the offset of each tensor in a row."""
     device = caches.offsets.device
     block = caches.block_bytes // caches.unit_bytes
-    places = torch.arange(count, dtype=torch.int32, device=device)
-    return places, torch.arange(len(caches.tensors), dtype=torch.int64, device=device) * block
+    rows = torch.arange(count, dtype=torch.int32, device=device)
+    return rows, torch.arange(len(caches.tensors), dtype=torch.int64, device=device) * block
 
 
 def _check_indices(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -290,7 +291,7 @@ def _check_staging(caches: CacheSet, staging: torch.Tensor, count: int) -> None:
             f"staging: {staging.dtype} {list(staging.shape)}; must be contiguous [N, *{list(shape)}]"
         )
     if len(staging) < count:
-        raise ValueError(f"staging holds {len(staging)} blocks, {count} are asked for")
+        raise ValueError(f"staging of {len(staging)} blocks: must have at least {count}")
     if staging.data_ptr() % caches.unit_bytes:
         raise ValueError(f"staging must be aligned to {caches.unit_bytes} bytes")
 

@@ -11,7 +11,7 @@ import torch
 class Case(NamedTuple):
     """One launch: `make` builds its tensors on a device and returns the call that launches it.
 
-    bytes_moved and flops: lower bounds of what one call reads plus writes, and computes; 0 if not counted.
+    bytes_moved, flops: lower bounds of the bytes that a call reads and writes, and of its FLOPs; 0: unknown.
     """
 
     name: str

@@ -1,14 +1,14 @@
 """Paged decode attention: one query token per sequence against its blocks of KV cache.
 
-Split-KV after Flash-Decoding (Dao et al., 2023): the programs of one sequence and KV head share its
-context, each with a running softmax, and a second kernel combines the parts by their log-sum-exp. The query
+Split-KV as in Flash-Decoding (Dao et al., 2023): the context of a sequence and KV head is split over several
+programs, each with a running softmax, and a second kernel combines the splits by their log-sum-exp. The query
 heads of a KV head are the rows of one tile (GQA), padded to 16 for the tensor cores, so that each key and
 value is read once. The kernel is memory-bound: 4 * head_dim bytes per token and KV head in bf16, for
 4 * head_dim * group flops.
 
 It supports sliding windows, attention sinks, ALiBi and soft-capped scores
-(`kernels.attention.AttentionOptions`). num_splits determines which tokens one program computes, and the last
-bits of the output with it; unless num_splits is given, they depend on the size of the batch.
+(`kernels.attention.AttentionOptions`). The last bits of the output depend on num_splits, which depends on the
+size of the batch unless it is given.
 
 Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M largest number
 of blocks of a sequence, L tokens of one context, S splits.
@@ -49,14 +49,14 @@ from kernels.case import Case
 from kernels.launch import INTERPRETER, launch, target
 from kernels.paged_kv import PagedKv
 
-MAX_GATHERED = 8192  # tokens that the reference copies together, padding included
+MAX_GATHERED = 8192  # maximum tokens that the reference gathers at once, padding included
 
 
 class Tile(NamedTuple):
     """Keys per step of the loop, launch parameters of a program, and programs per multiprocessor.
 
-    The keys' addresses are loaded themselves, which takes two of num_stages: with 5 there are two tiles of
-    keys and of values in flight, with 3 there is one.
+    The addresses of the keys are loaded, too, which takes two of num_stages: with 5 stages two tiles of keys
+    and of values are in flight, with 3 stages one.
     """
 
     block_n: int
@@ -65,7 +65,7 @@ class Tile(NamedTuple):
     resident: int
 
 
-# By target, then by the head_dim padded to a power of two: the first key at least as large.
+# By target, then by head_dim: the first key that is at least the head_dim padded to a power of two.
 TILES: dict[str, dict[int, Tile]] = {
     "sm_80": {64: Tile(64, 4, 5, 4), 128: Tile(64, 4, 3, 4), 256: Tile(32, 4, 3, 3)},
     "sm_90": {64: Tile(64, 4, 5, 6), 128: Tile(32, 4, 5, 4), 256: Tile(32, 4, 5, 2)},
@@ -83,11 +83,11 @@ def decode_attention(
     num_splits: int | None = None,
     out_BHD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns attention of each sequence's newest token over its context, that token's own KV included.
+    """Returns the attention of each sequence's newest token over its context, its own KV included.
 
-    q_BHD: fp32, fp16 or bf16, last dimension contiguous; head_dim a multiple of 16, at most 256. kv: the last
-    dimensions are contiguous. num_splits: programs that share a context; None: as many as fill the chip.
-    Returns out_BHD, of q's dtype, made if None. Raises ValueError on what is not supported.
+    q_BHD: fp32, fp16 or bf16, last dimension contiguous; head_dim a multiple of 16, at most 256. kv: last
+    dimensions contiguous. num_splits: programs per context; None: as many as fill the chip. The result is
+    out_BHD, or a new tensor if that is None, of q's dtype. Raises ValueError for unsupported arguments.
     """
     tables, lens = contexts.block_tables_BM, contexts.lens_B
     check_caches(q_BHD, kv)
@@ -96,8 +96,8 @@ def decode_attention(
     num_seqs, num_heads, head_dim = q_BHD.shape
     if tables.shape[0] != num_seqs or lens.shape[0] != num_seqs:
         raise ValueError(
-            f"{num_seqs} queries, but {tables.shape[0]} block tables and "
-            f"{lens.shape[0]} context lengths: one of each a sequence is needed"
+            f"{num_seqs} queries, {tables.shape[0]} block tables and {lens.shape[0]} context lengths: must "
+            "be one of each per sequence"
         )
     block_size, num_kv_heads = kv.keys.shape[1:3]
     group = num_heads // num_kv_heads
@@ -160,8 +160,8 @@ def decode_attention_reference(
     out = torch.zeros_like(q_BHD) if out_BHD is None else out_BHD.zero_()
     tables_BM, lens_B, window = contexts.block_tables_BM, contexts.lens_B, options.window
     seen = [length if window is None else min(length, window) for length in lens_B.tolist()]
-    for group in _alike(seen):
-        # All sequences are taken as views, because indexing costs as much as a short context.
+    for group in _by_length(seen):
+        # If the group has all sequences, slices avoid index copies, which cost as much as a short context.
         of = slice(None) if len(group) == len(seen) else torch.tensor(group, device=q_BHD.device)
         tokens_BL = torch.arange(seen[group[0]], device=q_BHD.device).unsqueeze(0)
         mask_BTL = distance_BTL = None
@@ -173,7 +173,7 @@ def decode_attention_reference(
             distance_BTL = (tokens_BL - last_B1).unsqueeze(1)
             if is_padded:
                 mask_BTL = distance_BTL <= 0
-                # Padding reads the last token again, because memory that belongs to no token may hold NaN.
+                # Padding reads the last token again, because memory without a token may contain NaN.
                 tokens_BL = torch.minimum(tokens_BL, last_B1)
         slots_BL = slots_of(tables_BM[of], tokens_BL, kv.keys.shape[1])
         out[of] = attend(
@@ -191,13 +191,13 @@ def _tile_of(head_dim: int, dtype: torch.dtype) -> Tile:
     """Returns the launch table's entry for the target and the first head_dim that is large enough."""
     by_head_dim = TILES[nearest(target(), TILES)]
     tile = by_head_dim[min(key for key in by_head_dim if key >= padded(head_dim))]
-    if dtype == torch.float32:  # NVIDIA's tensor cores lack fp32: products take registers
+    if dtype == torch.float32:  # NVIDIA's tensor cores do not support fp32: products need more registers
         tile = tile._replace(block_n=32, num_warps=8)
     return tile
 
 
-def _alike(lengths: list[int]) -> list[list[int]]:
-    """Groups sequences, longest first, none below half of its group's first; length 0 is left out."""
+def _by_length(lengths: list[int]) -> list[list[int]]:
+    """Groups sequences of similar length (at least half of the group's longest); omits those of length 0."""
     groups: list[list[int]] = []
     longest = 0
     for seq in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
@@ -212,7 +212,7 @@ def _alike(lengths: list[int]) -> list[list[int]]:
 
 
 def cases() -> Iterator[Case]:
-    """Yields decode at the engine's sizes; block_size 16."""
+    """Yields decode steps of several models; block_size 16."""
     bf16 = torch.bfloat16
     for name, num_seqs, context_len, dtype in (
         ("llama_8b", 64, 1024, bf16),
@@ -313,7 +313,7 @@ def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
     tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES) if SPLIT else num_tiles
     lo = (first_tile + split * tiles_per_split) * BLOCK_N
     hi = tl.minimum(lo + tiles_per_split * BLOCK_N, length)
-    if SPLIT:  # noqa: SIM102  a constant: nested, so that nothing is compiled where it is false
+    if SPLIT:  # noqa: SIM102  a constant; nested, so that nothing is compiled if it is false
         if lo >= hi:
             tl.store(partial_lse_ptr + lse_row, tl.full([BLOCK_H], float("-inf"), tl.float32), mask=head_ok)
             return

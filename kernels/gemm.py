@@ -1,9 +1,10 @@
 """Parts shared by the GEMMs with quantised weights: launch tables, split-K and its sum, and the 8-bit kernel.
 
 A decode step multiplies few rows by a whole weight matrix, so it is memory-bound, and its few tiles of
-columns do not fill a chip: the reduction over K is cut into `num_splits` parts, each writes fp32 partial sums
-[num_splits, M, N], and `sum_splits` adds them in a fixed order. Without atomics the same input gives the same
-bits. While M <= 16 the number of splits does not depend on M, and a row's result not on the rows beside it.
+columns do not fill a chip. The reduction over K is therefore split into `num_splits` parts, each writes fp32
+partial sums [num_splits, M, N], and `sum_splits` adds them in a fixed order, without atomics, so that results
+are deterministic. While M <= 16 the number of splits does not depend on M, and the result of a row does not
+depend on the other rows.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ T = TypeVar("T")
 
 # Programs that fill a chip: two per multiprocessor.
 PROGRAMS = {"sm_80": 216, "sm_90": 264, "gfx942": 608, INTERPRETER: 4}
-# Smallest number of K-blocks per program, so that its pipeline of loads fills.
+# Smallest number of K-blocks per program that fills its pipeline of loads.
 MIN_BLOCKS = {"sm_80": 4, "sm_90": 4, "gfx942": 4, INTERPRETER: 1}
 MAX_SPLITS = 16
-# Arguments that change in every step: a kernel compiled for one step must serve the next. (One row is a
-# special case: there is a graph for it.)
+# Arguments that change in every step, so that a kernel compiled for one step serves the next. (Triton
+# specialises m = 1, for which the engine has a graph of its own.)
 STEP_ARGS = ["m", "blocks_per_split"]
 SUM_TILE = 1024
 
@@ -41,7 +42,7 @@ class Tile(NamedTuple):
 
 
 def for_target(table: Mapping[str, T], name: str | None = None) -> T:
-    """Returns the table's entry for a chip (default: the launches' chip), or for the nearest older one."""
+    """Returns the table's entry for a chip (None: the target of launches), or for the nearest older one."""
     name = name or target()
     if name in table:
         return table[name]
@@ -51,14 +52,14 @@ def for_target(table: Mapping[str, T], name: str | None = None) -> T:
 
 
 def for_rows(tiles: Mapping[int, Tile], num_rows: int) -> Tile:
-    """Returns the tile for the smallest size key that holds num_rows, else the largest."""
+    """Returns the tile of the smallest key that is at least num_rows, else of the largest key."""
     return next((tile for limit, tile in tiles.items() if num_rows <= limit), list(tiles.values())[-1])
 
 
 def parts_of_k(num_tiles: int, num_k_blocks: int, num_splits: int | None) -> tuple[int, int]:
-    """Returns the number of parts of K and the blocks in each but the last.
+    """Returns the number of splits of K, and the K-blocks of each but the last.
 
-    None: as many as fill the chip.
+    num_splits None: as many as fill the chip.
     """
     if num_splits is None:
         num_splits = splits_of_k(num_tiles, num_k_blocks)
@@ -67,11 +68,11 @@ def parts_of_k(num_tiles: int, num_k_blocks: int, num_splits: int | None) -> tup
 
 
 def splits_of_k(num_tiles: int, num_k_blocks: int) -> int:
-    """Returns the number of parts of K for which tiles of the output times parts fill the chip."""
+    """Returns the number of splits of K with which the output tiles times splits fill the chip."""
     wanted = triton.cdiv(for_target(PROGRAMS), max(num_tiles, 1))
     most = max(num_k_blocks // for_target(MIN_BLOCKS), 1)
     splits = min(wanted, most, MAX_SPLITS)
-    return triton.cdiv(num_k_blocks, triton.cdiv(num_k_blocks, splits))  # no part is empty
+    return triton.cdiv(num_k_blocks, triton.cdiv(num_k_blocks, splits))  # no split is empty
 
 
 def sum_splits(partial_SMN: torch.Tensor, bias_N: torch.Tensor | None, out_MN: torch.Tensor) -> None:
@@ -154,13 +155,13 @@ def check_gemm(
 ) -> None:
     """Raises ValueError unless x is [M, num_in] of one of `dtypes` with contiguous rows, bias [num_out]."""
     if x_MK.dtype not in dtypes:
-        raise ValueError(f"x is {x_MK.dtype}; supported: {', '.join(map(str, dtypes))}")
+        raise ValueError(f"x is {x_MK.dtype}; must be one of {', '.join(map(str, dtypes))}")
     if x_MK.dim() != 2 or x_MK.shape[1] != num_in:
-        raise ValueError(f"x is {list(x_MK.shape)}; the weight takes [M, {num_in}]")
+        raise ValueError(f"x is {list(x_MK.shape)}; must be [M, {num_in}] for this weight")
     if x_MK.stride(1) != 1:
-        raise ValueError("x: the numbers of a row must be contiguous")
+        raise ValueError("x: rows must be contiguous")
     if bias_N is not None and bias_N.shape != (num_out,):
-        raise ValueError(f"bias is {list(bias_N.shape)}; the weight gives [{num_out}]")
+        raise ValueError(f"bias is {list(bias_N.shape)}; must be [{num_out}] for this weight")
 
 
 def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -222,7 +223,7 @@ def scaled_gemm_kernel(
         at = block * DEPTH + o_k
         b_x = tl.load(p_x + at[None, :], mask=m_m[:, None] & (at < k)[None, :], other=0.0)  # [ROWS, DEPTH]
         b_w = tl.load(p_w + at[:, None], mask=(at < k)[:, None] & m_n[None, :], other=0.0)  # [DEPTH, COLS]
-        if x_ptr.dtype.element_ty == tl.float8e4nv:  # Hopper sums fp8 in 14 bits: to fp32 every DEPTH
+        if x_ptr.dtype.element_ty == tl.float8e4nv:  # Hopper sums fp8 in 14 bits; added in fp32 every DEPTH
             b_acc = tl.dot(b_x, b_w, b_acc, max_num_imprecise_acc=DEPTH)
         else:
             b_acc = tl.dot(b_x, b_w.to(b_x.dtype), b_acc, out_dtype=b_acc.dtype)

@@ -1,10 +1,10 @@
 """4-bit weights in groups with scale and zero point (AWQ and GPTQ), in the layout that `kernels.w4a16` reads.
 
-Lin et al., AWQ (MLSys 2024); Frantar et al., GPTQ (ICLR 2023). Both packings are converted to one when a
-model is loaded. Letters: N outputs, K inputs, B blocks of 128 inputs, G groups of 32, 64 or 128 inputs.
+Lin et al., AWQ (MLSys 2024); Frantar et al., GPTQ (ICLR 2023). Both packings are converted to one layout when
+a model is loaded. Letters: N outputs, K inputs, B blocks of 128 inputs, G groups of 32, 64 or 128 inputs.
 
-Layout: words int32 [B, N, 16]. Word i of (b, n) holds the inputs 128 * b + 16 * r + i, r = 0..7: run r lies
-at bit 4 * (r // 2) + 16 * (r % 2).
+Layout: words int32 [B, N, 16]. Word i of (b, n) contains the weights of inputs 128 * b + 16 * r + i for r =
+0..7, each at bit 4 * (r // 2) + 16 * (r % 2). The 16 inputs with the same r are called a run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch.nn.functional as F
 GROUP_SIZES = (32, 64, 128)
 BLOCK = 128  # inputs per block of words
 RUN = 16  # inputs of a block that share a bit position
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output within eight that lies at each position of an AWQ word
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs is at each position of an AWQ word
 _BIT_OF_RUN = tuple(4 * (run // 2) + 16 * (run % 2) for run in range(BLOCK // RUN))
 
 
 class Int4Weight(NamedTuple):
     """Weight of a linear layer in the kernels' layout.
 
-    words: int32 [B, N, 16]. scales: fp16, bf16 or fp32 [G, N]. zeros: uint8 [G, N], in nibbles, 0 to 16. The
-    groups reach to the end of the last block; those past num_inputs have the scale 0. order: int64 [K], if
-    GPTQ quantised the inputs in another order: the weight's input i is the layer's order[i].
+    words: int32 [B, N, 16]. scales: fp16, bf16 or fp32 [G, N]. zeros: zero points, uint8 [G, N], 0 to 16. The
+    groups extend to the end of the last block; those after num_inputs have the scale 0. order: int64 [K] if
+    GPTQ has reordered the inputs: input i of the weight is input order[i] of the layer.
     """
 
     words_BNI: torch.Tensor
@@ -38,7 +38,7 @@ class Int4Weight(NamedTuple):
 
 
 def quantise_int4(weight_NK: torch.Tensor, group_size: int = 128) -> Int4Weight:
-    """Rounds a weight [N, K] to 4 bits, each group's range (widened to hold 0) to 0..15; 16 divides K."""
+    """Rounds a weight [N, K] to 4 bits: each group's range, extended to 0, to 0..15. K: a multiple of 16."""
     n, k = weight_NK.shape
     grouped = F.pad(weight_NK.float(), (0, -k % group_size)).view(n, -1, group_size)
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
@@ -60,8 +60,9 @@ def from_gptq(
 ) -> Int4Weight:
     """Converts a GPTQ checkpoint's tensors: qweight int32 [K/8, N], qzeros int32 [G, N/8], lowest bits first.
 
-    g_idx: group of each input [K]; None: in order. group_size -1: one group. zeros_less_one: the format
-    "gptq" stores zero points minus one, "gptq_v2" does not. Raises ValueError if the shapes disagree.
+    g_idx: group of each input [K]; None: in order. group_size -1: one group. zeros_less_one: whether zero
+    points are stored minus one, as in the format "gptq" (not in "gptq_v2"). Raises ValueError if the shapes
+    do not match.
     """
     k, n = qweight.shape[0] * 8, qweight.shape[1]
     _check_packed(scales_GN, qzeros, k, n, group_size)
@@ -72,7 +73,7 @@ def from_gptq(
         in_order = torch.arange(k, device=g_idx.device) // (k if group_size == -1 else group_size)
         order_K = torch.argsort(g_idx, stable=True)
         if not torch.equal(g_idx[order_K].long(), in_order):
-            raise ValueError(f"g_idx: every group must have {group_size} inputs")
+            raise ValueError(f"g_idx: each group must have {group_size} inputs")
         if torch.equal(g_idx.long(), in_order):
             order_K = None
         else:
@@ -85,8 +86,8 @@ def from_awq(
 ) -> Int4Weight:
     """Converts an AWQ checkpoint's tensors ("gemm" format): qweight int32 [K, N/8], qzeros int32 [G, N/8].
 
-    Eight outputs share a word, in the order 0 2 4 6 1 3 5 7. group_size -1: one group. Raises ValueError if
-    the shapes disagree.
+    A word has eight outputs, in the order 0 2 4 6 1 3 5 7. group_size -1: one group. Raises ValueError if the
+    shapes do not match.
     """
     k, n = qweight.shape[0], qweight.shape[1] * 8
     _check_packed(scales_GN, qzeros, k, n, group_size)
@@ -106,8 +107,8 @@ def _check_packed(scales_GN: torch.Tensor, qzeros: torch.Tensor, k: int, n: int,
     groups = 1 if group_size == -1 else -(-k // group_size)
     if scales_GN.shape != (groups, n) or qzeros.shape != (groups, n // 8):
         raise ValueError(
-            f"scales {list(scales_GN.shape)}, qzeros {list(qzeros.shape)}; a weight of {k} inputs and {n} "
-            f"outputs in groups of {group_size} has {[groups, n]} and {[groups, n // 8]}"
+            f"scales {list(scales_GN.shape)}, qzeros {list(qzeros.shape)}; must be {[groups, n]} and "
+            f"{[groups, n // 8]} for {k} inputs and {n} outputs in groups of {group_size}"
         )
 
 
@@ -131,12 +132,12 @@ def _weight(
     group_size: int,
     order_K: torch.Tensor | None = None,
 ) -> Int4Weight:
-    """Packs nibbles [N, K] into the kernels' layout: whole blocks, groups of scale 0 after the last input."""
+    """Packs nibbles [N, K] into the kernels' layout, padded to whole blocks with groups of scale 0."""
     n, k = nibbles_NK.shape
     if group_size not in GROUP_SIZES:
-        raise ValueError(f"group size {group_size} is not supported; supported: 32, 64, 128, or one group")
+        raise ValueError(f"group size {group_size}: must be 32, 64, 128, or -1 for one group")
     if k % RUN:
-        raise ValueError(f"{k} inputs are not supported; supported: multiples of {RUN}")
+        raise ValueError(f"{k} inputs: must be a multiple of {RUN}")
     num_blocks = -(-k // BLOCK)
     padded = F.pad(nibbles_NK, (0, num_blocks * BLOCK - k)).to(torch.int32)
     runs_NBRI = padded.view(n, num_blocks, BLOCK // RUN, RUN)
@@ -176,15 +177,15 @@ def check_layout(weight: Int4Weight) -> None:
     words_BNI, scales_GN, zeros_GN, num_inputs, group_size, _ = weight
     num_blocks, n = -(-num_inputs // BLOCK), words_BNI.shape[1]
     if group_size not in GROUP_SIZES:
-        raise ValueError(f"group size {group_size} is not supported; supported: 32, 64, 128")
+        raise ValueError(f"group size {group_size}: must be 32, 64 or 128")
     if words_BNI.dtype != torch.int32 or words_BNI.shape != (num_blocks, n, RUN):
         raise ValueError(
-            f"words are {words_BNI.dtype} {list(words_BNI.shape)}; needed: int32 {[num_blocks, n, RUN]}"
+            f"words are {words_BNI.dtype} {list(words_BNI.shape)}; must be int32 {[num_blocks, n, RUN]}"
         )
     groups = num_blocks * BLOCK // group_size
     if scales_GN.shape != (groups, n) or zeros_GN.shape != (groups, n) or zeros_GN.dtype != torch.uint8:
         raise ValueError(
-            f"scales {list(scales_GN.shape)}, zeros {zeros_GN.dtype} {list(zeros_GN.shape)}; needed: "
+            f"scales {list(scales_GN.shape)}, zeros {zeros_GN.dtype} {list(zeros_GN.shape)}; both must be "
             f"{[groups, n]}, zeros in uint8"
         )
     if not (words_BNI.is_contiguous() and scales_GN.is_contiguous() and zeros_GN.is_contiguous()):

@@ -1,8 +1,8 @@
-"""Single entry point of kernels: every launch goes through `launch`, which runs it or compiles it for a chip.
+"""Single entry point of all kernels: `launch` runs a kernel, or compiles it for a chip.
 
-A kernel's tiles are looked up by target, never tuned at run time. `compiling_for` checks launches on machines
-without a GPU: it turns them into compilations for any chip, with the arguments' real types and alignment (see
-`kernels.ahead`).
+A kernel's tile sizes are looked up by target, never tuned at run time. With `compiling_for`, launches can be
+checked on machines without a GPU: they become compilations for any chip, with the arguments' real types and
+alignment (see `kernels.ahead`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
         isinstance(arg, torch.Tensor) and arg.device.type == "cpu" for arg in args
     ):
         raise RuntimeError(
-            f"{kernel.__name__}: its tensors are on the CPU; a GPU is needed, or TRITON_INTERPRET=1 in the "
-            "environment before kernels are imported (slow, for tests), or the torch reference of its module"
+            f"{kernel.__name__}: its tensors are on the CPU; use a GPU, the torch reference of its module, "
+            "or (slow, for tests) TRITON_INTERPRET=1 in the environment before kernels are imported"
         )
     kernel[grid](*args, **meta)
 
 
 def target() -> str:
-    """Returns the chip that launches are for: "sm_80", "sm_90", "gfx942", ...; or "interpreter"."""
+    """Returns the chip for which kernels are launched: "sm_80", "sm_90", "gfx942", ...; or "interpreter"."""
     if _compile is not None:
         return _compile[0]
     return _device_target()
@@ -54,7 +54,7 @@ def target() -> str:
 
 @contextmanager
 def compiling_for(name: str, compile_one: Compile) -> Iterator[None]:
-    """Gives launches to compile_one(kernel, grid, args, meta) instead of running them, as for chip `name`."""
+    """Calls compile_one(kernel, grid, args, meta) for every launch instead of running it, for chip `name`."""
     global _compile
     _compile = (name, compile_one)
     try:

@@ -1,16 +1,16 @@
-"""Low-rank adapters for a mixed batch: out += scaling * (x @ A^T) @ B^T, with each token's adapter.
+"""LoRA adapters in a batch with several of them: out += scaling * (x @ A^T) @ B^T with each token's adapter.
 
 Chen et al., Punica (MLSys 2024): segmented shrink and expand (SGMV; with one token per segment, BGMV). Tokens
-are sorted by adapter; segment s holds the tokens starts[s] .. starts[s + 1] and uses the adapter adapters[s],
--1 for none. Segments may be empty, so a captured graph has a fixed number of segments. Rows before the first
-start and from the last start on belong to no segment.
+are sorted by adapter; segment s has the tokens starts[s] .. starts[s + 1] and the adapter adapters[s], -1 for
+none. Segments may be empty, so that a captured graph has a fixed number of them. Rows before the first start
+and from the last start on belong to no segment.
 
-A fused projection (queries, keys and values) has a slice for each part: the slices' A are stacked along the
-ranks and their B along the outputs, so that it also needs one shrink and one expand.
+A fused projection (queries, keys and values) has one slice per part: the slices' A are stacked along the
+ranks and their B along the outputs, so that it needs one shrink and one expand as well.
 
 Letters: T tokens, S segments, L resident adapters, R ranks of a slice (padded with zeros to the largest), Z
-ranks of all slices, K inputs, N outputs of all slices, P parts of K. Each adapter that has tokens is read
-once per `rows` of them: both kernels are memory-bound at decode, with 2 (Z K + R N) bytes per adapter.
+ranks of all slices, K inputs, N outputs of all slices, P parts of K. Each adapter with tokens is read once
+per `rows` tokens, so both kernels are memory-bound in decode, with 2 (Z K + R N) bytes per adapter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_SLICES = 3
 
 
 class LoraTiles(NamedTuple):
-    """Launch sizes; rows: tokens per program; ranks, depth and num_parts (of K): shrink; cols: expand."""
+    """Launch sizes: tokens per program (rows); ranks, depth and parts of K (shrink); columns (expand)."""
 
     rows: int
     ranks: int
@@ -54,27 +54,27 @@ TILES = {
 
 
 class Segments(NamedTuple):
-    """Runs of a step's tokens with the adapter that each run uses, on the device."""
+    """Segments of a step's tokens that use the same adapter; tensors on the device."""
 
     starts: torch.Tensor
     """int32 [S + 1]; tokens before the first and from the last on are in no segment and have no adapter."""
     adapters: torch.Tensor
     """int32 [S], adapter of each segment; -1: none."""
     max_tokens: int | None = None
-    """Upper bound of the tokens of a segment; None: the number of tokens."""
+    """Upper bound of the tokens of a segment; None: the number of all tokens."""
 
 
 def lora_shrink(x_TK: torch.Tensor, a_LZK: torch.Tensor, segments: Segments) -> torch.Tensor:
     """Returns x @ A^T of each token's adapter, as fp32 parts [P, T, Z] that lora_expand sums over P.
 
-    x_TK: bf16, fp16 or fp32, any row stride. a_LZK: of x's dtype, each adapter's contiguous, K a multiple of
-    16. Tokens without an adapter get zeros; tokens of no segment are not written. Raises ValueError on other
-    dtypes and shapes.
+    x_TK: bf16, fp16 or fp32, any row stride. a_LZK: of x's dtype, contiguous for each adapter, K a multiple
+    of 16. Tokens without an adapter get zeros; tokens of no segment are not written. Raises ValueError for
+    other dtypes and shapes.
     """
     num_tokens, k = x_TK.shape
     _check(x_TK, a_LZK, segments)
     if a_LZK.shape[2] != k or k % 16:
-        raise ValueError(f"A takes {a_LZK.shape[2]} inputs, x has {k}; supported: the same multiple of 16")
+        raise ValueError(f"A has {a_LZK.shape[2]} inputs, x {k}; must be the same multiple of 16")
     rank = a_LZK.shape[1]
     most = num_tokens if segments.max_tokens is None else segments.max_tokens
     tiles = _tiles(most, x_TK.dtype)
@@ -124,10 +124,10 @@ def lora_expand(
 ) -> None:
     """Adds scaling * (sum of parts) @ B^T to out in place, each slice's outputs from its own ranks.
 
-    parts_PTZ: fp32 of lora_shrink. b_LNR: bf16, fp16 or fp32, each adapter's contiguous, R <= 64; the summed
-    parts are rounded to its dtype. scaling_L: fp32. out_TN: bf16, fp16 or fp32, any row stride. slices:
-    outputs of each slice, up to 3; default: one slice of N. Slice s has the ranks s R .. (s + 1) R of Z.
-    Tokens without an adapter are not changed. Raises ValueError on other dtypes and shapes.
+    parts_PTZ: fp32, from lora_shrink. b_LNR: bf16, fp16 or fp32, contiguous for each adapter, R <= 64; the
+    summed parts are rounded to its dtype. scaling_L: fp32. out_TN: bf16, fp16 or fp32, any row stride.
+    slices: number of outputs of each slice, up to 3; None: one slice of N. Slice s has the ranks s R .. (s +
+    1) R of Z. Tokens without an adapter are not changed. Raises ValueError for other dtypes and shapes.
     """
     num_parts, num_tokens, stacked = parts_PTZ.shape
     _, num_out, rank = b_LNR.shape
@@ -205,10 +205,10 @@ def _tiles(max_segment_tokens: int, dtype: torch.dtype) -> LoraTiles:
 def _check(x_TK: torch.Tensor, a_LZK: torch.Tensor, segments: Segments) -> None:
     if x_TK.dtype not in DTYPES or a_LZK.dtype != x_TK.dtype:
         raise ValueError(
-            f"x is {x_TK.dtype}, A {a_LZK.dtype}; supported: both the same of {', '.join(map(str, DTYPES))}"
+            f"x is {x_TK.dtype}, A {a_LZK.dtype}; must be the same, one of {', '.join(map(str, DTYPES))}"
         )
     if x_TK.stride(1) != 1 or not a_LZK[0].is_contiguous():
-        raise ValueError("the rows of x, and each adapter's A, must be contiguous")
+        raise ValueError("the rows of x and the A of each adapter must be contiguous")
     _check_segments(segments)
 
 
@@ -230,27 +230,31 @@ def _check_expand(
     num_adapters, num_out, rank = b_LNR.shape
     if b_LNR.dtype not in DTYPES or not b_LNR[0].is_contiguous():
         raise ValueError(
-            f"B is {b_LNR.dtype}; supported: {', '.join(map(str, DTYPES))}, each adapter's contiguous"
+            f"B is {b_LNR.dtype}; must be one of {', '.join(map(str, DTYPES))}, contiguous for each adapter"
         )
     if rank > MAX_RANK:
-        raise ValueError(f"rank {rank} is not supported; supported: up to {MAX_RANK}")
+        raise ValueError(f"rank {rank}: must be at most {MAX_RANK}")
     if parts_PTZ.dtype != torch.float32 or not parts_PTZ.is_contiguous():
         raise ValueError("parts must be contiguous torch.float32, as lora_shrink returns them")
     if scaling_L.dtype != torch.float32 or scaling_L.shape != (num_adapters,):
         raise ValueError(
-            f"scaling is {scaling_L.dtype} {list(scaling_L.shape)}; needed: fp32 [{num_adapters}]"
+            f"scaling is {scaling_L.dtype} {list(scaling_L.shape)}; must be fp32 [{num_adapters}]"
         )
     if out_TN.shape != (parts_PTZ.shape[1], num_out) or out_TN.stride(1) != 1:
         needed = [parts_PTZ.shape[1], num_out]
-        raise ValueError(f"out is {list(out_TN.shape)}; needed: {needed}, its rows contiguous")
+        raise ValueError(f"out is {list(out_TN.shape)}; must be {needed} with contiguous rows")
     if not 1 <= len(slices) <= MAX_SLICES or sum(slices) != num_out:
-        raise ValueError(f"slices={list(slices)}: must be up to {MAX_SLICES} that sum to {num_out} outputs")
+        raise ValueError(
+            f"slices={list(slices)}: must be up to {MAX_SLICES} numbers with a sum of {num_out} outputs"
+        )
     if len(slices) * rank != parts_PTZ.shape[2]:
-        raise ValueError(f"parts have {parts_PTZ.shape[2]} ranks; {len(slices)} slices of {rank} need others")
+        raise ValueError(
+            f"parts have {parts_PTZ.shape[2]} ranks; must be {len(slices) * rank} for {len(slices)} slices"
+        )
 
 
 def cases() -> Iterator[Case]:
-    """Yields Llama-3.1-8B's fused qkv (three slices) and down projection, with several adapters and ranks."""
+    """Yields Llama-3.1-8B's fused qkv (three slices) and down projection with several ranks and adapters."""
     layers = (
         ("qkv_r16", 4096, (4096, 1024, 1024), 16),
         ("qkv_r64", 4096, (4096, 1024, 1024), 64),

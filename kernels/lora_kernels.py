@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Arguments that change in every step: a kernel compiled for one step must serve the next.
+# Arguments that change in every step, so that a kernel compiled for one step serves the next.
 STEP_ARGS = ["num_tokens", "starts_ptr", "adapters_ptr"]
 
 
@@ -86,7 +86,7 @@ def lora_expand_kernel(
         return
     if adapter < 0:
         return
-    # Column tiles do not reach across slices: | first ... | second ... | third ... |
+    # Column tiles do not cross the borders of slices: | first ... | second ... | third ... |
     tile = tl.program_id(2)
     slice_index, slice_start, slice_end = 0, 0, first
     if tile >= tl.cdiv(first, COLS):

@@ -1,14 +1,14 @@
 """Paged MLA decode: multi-head latent attention (DeepSeek-V2, 2024) with the up-projections absorbed.
 
-Each cached token is one row shared by all query heads: latent_dim numbers that are keys and values at once,
-then rope_dim numbers of rotated key. With W_UK absorbed into the query and W_UV into the output projection
-it is multi-query attention with keys of latent_dim + rope_dim and values of latent_dim: each row is read
-from memory once and meets all heads, which makes it compute-heavy for a decode kernel (2 * num_heads *
-1,088 flops for 1,152 bytes a token at 512 + 64 in bf16: near the ridge at 128 heads, bandwidth-bound at
-16). Splits over the context as in `kernels.decode_attention`, with the same second pass.
+Each cached token is one row shared by all query heads: latent_dim numbers that are both key and value, then
+rope_dim numbers of the rotated key. With W_UK absorbed into the query and W_UV into the output projection it
+is multi-query attention with keys of latent_dim + rope_dim and values of latent_dim: each row is read from
+memory once and used by all heads, which makes it compute-heavy for a decode kernel (2 * num_heads * 1,088
+flops for 1,152 bytes per token at 512 + 64 in bf16: near the ridge with 128 heads, bandwidth-bound with 16).
+The context is split over programs as in `kernels.decode_attention`, with the same second pass.
 
-Shapes: B sequences, H query heads, C latent_dim + rope_dim, V latent_dim, N blocks, P block_size, M most
-blocks of a sequence.
+Shapes: B sequences, H query heads, C latent_dim + rope_dim, V latent_dim, N blocks, P block_size, M largest
+number of blocks of a sequence.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Tile(NamedTuple):
     resident: int
 
 
-# By target, then by the heads: the first key that is at least as large, or the last. On sm_90 tiles of 64
-# rows use warpgroup instructions, which read the queries from shared memory.
+# By target, then by the number of heads: the first key that is at least as large, or the last. On sm_90,
+# tiles of 64 rows use warpgroup instructions, which read the queries from shared memory.
 TILES: dict[str, dict[int, Tile]] = {
     "sm_80": {16: Tile(16, 32, 4, 3, 2), 128: Tile(32, 32, 8, 3, 1)},
     "sm_90": {16: Tile(16, 32, 4, 3, 2), 128: Tile(64, 32, 8, 3, 1)},
@@ -75,18 +75,18 @@ def mla_decode(
 ) -> torch.Tensor:
     """Returns attention of each sequence's newest token over its context's latent rows, its own included.
 
-    q_BHC: fp32, fp16 or bf16, the absorbed query (latent_dim: 64, 128, 256 or 512) before the rotated one
-    (rope_dim, the rest: 16, 32, 64 or 128), last dimension contiguous. The cache: of q's dtype, last
-    dimension contiguous. scale: of the model's own query-key head_dim, 192 ** -0.5 in DeepSeek-V3, times
-    what its RoPE scaling asks. Returns out_BHV, of q's dtype, still latent, made if None. Raises ValueError
-    on what is not supported.
+    q_BHC: fp32, fp16 or bf16, last dimension contiguous: the absorbed query (latent_dim: 64, 128, 256 or
+    512), then the rotated one (rope_dim: 16, 32, 64 or 128). latent_cache_NPC: q's dtype, last dimension
+    contiguous. scale: that of the model's query-key head_dim, 192 ** -0.5 in DeepSeek-V3, times the factor of
+    its RoPE scaling. The result, still in the latent space, is out_BHV, or a new tensor if that is None, of
+    q's dtype. Raises ValueError for unsupported arguments.
     """
     _check(q_BHC, latent_cache_NPC, latent_dim)
     tables, lens = contexts.block_tables_BM, contexts.lens_B
     check_sequences(tables, lens)
     num_seqs, num_heads, width = q_BHC.shape
     if tables.shape[0] != num_seqs or lens.shape[0] != num_seqs:
-        raise ValueError(f"{num_seqs} queries: one block table and one context length of each is needed")
+        raise ValueError(f"{num_seqs} queries: must be one block table and one context length per query")
     tiles = TILES[nearest(target(), TILES)]
     tile = tiles[min((key for key in tiles if key >= num_heads), default=max(tiles))]
     head_tiles = triton.cdiv(num_heads, tile.block_h)
@@ -153,14 +153,14 @@ def mla_decode_reference(
 def _check(q_BHC: torch.Tensor, latent_cache_NPC: torch.Tensor, latent_dim: int) -> None:
     if q_BHC.dim() != 3 or q_BHC.stride(-1) != 1 or q_BHC.dtype not in DTYPES:
         raise ValueError(
-            f"queries of {q_BHC.dtype} {list(q_BHC.shape)} are not supported; [num_seqs, num_heads, width] "
-            f"of {', '.join(map(str, DTYPES))} with a contiguous last dimension are"
+            f"queries of {q_BHC.dtype} {list(q_BHC.shape)}: must be [num_seqs, num_heads, width] of one of "
+            f"{', '.join(map(str, DTYPES))} with a contiguous last dimension"
         )
     rope_dim = q_BHC.shape[2] - latent_dim
     if latent_dim not in LATENT_DIMS or rope_dim not in ROPE_DIMS:
         raise ValueError(
-            f"latent_dim {latent_dim} with rope_dim {rope_dim} is not supported; "
-            f"{LATENT_DIMS} with {ROPE_DIMS} are"
+            f"latent_dim {latent_dim} with rope_dim {rope_dim}: must be one of {LATENT_DIMS} with one of "
+            f"{ROPE_DIMS}"
         )
     if (
         latent_cache_NPC.dim() != 3
@@ -169,13 +169,13 @@ def _check(q_BHC: torch.Tensor, latent_cache_NPC: torch.Tensor, latent_dim: int)
         or latent_cache_NPC.stride(2) != 1
     ):
         raise ValueError(
-            f"a latent cache of {latent_cache_NPC.dtype} {list(latent_cache_NPC.shape)} is not supported for "
-            f"these queries; {q_BHC.dtype} [num_blocks, block_size, {q_BHC.shape[2]}] is"
+            f"latent cache of {latent_cache_NPC.dtype} {list(latent_cache_NPC.shape)}: must be {q_BHC.dtype} "
+            f"[num_blocks, block_size, {q_BHC.shape[2]}] like the queries"
         )
 
 
 def cases() -> Iterator[Case]:
-    """Yields DeepSeek-V3 on one rank (128 heads) and on one of eight (16)."""
+    """Yields DeepSeek-V3 on a single rank (128 heads) and on one of eight ranks (16 heads)."""
     for num_heads, num_seqs, context_len in ((128, 32, 4096), (16, 64, 4096), (16, 1, 32768), (16, 256, 256)):
         yield Case(
             f"deepseek_v3-heads{num_heads}-batch{num_seqs}-context{context_len}",
@@ -227,7 +227,7 @@ def mla_decode_kernel(
 ):
     """Computes one split of attention.
 
-    Grid: tiles of query heads (neighbours share rows in L2), splits, sequences.
+    Grid: tiles of query heads (neighbouring programs share rows in L2), splits, sequences.
     """
     head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     split = tl.program_id(1)
@@ -236,7 +236,7 @@ def mla_decode_kernel(
     head_ok = head < num_heads
     c = tl.arange(0, LATENT_DIM)
     r = tl.arange(0, ROPE_DIM)
-    # int64 in scalars, int32 in tiles.
+    # Offsets are int64 in scalars and int32 in tiles, which saves registers.
     part_row = seq * num_heads * num_splits + split
     part_head = head * num_splits
 
@@ -245,7 +245,7 @@ def mla_decode_kernel(
     tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES) if SPLIT else num_tiles
     lo = split * tiles_per_split * BLOCK_N
     hi = tl.minimum(lo + tiles_per_split * BLOCK_N, length)
-    if SPLIT:  # noqa: SIM102  a constant: nested, so that nothing is compiled where it is false
+    if SPLIT:  # noqa: SIM102  a constant; nested, so that nothing is compiled if it is false
         if lo >= hi:
             tl.store(
                 partial_lse_ptr + part_row + part_head,

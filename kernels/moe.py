@@ -1,15 +1,15 @@
 """Mixture-of-experts MLP: routing, sorting by expert, two grouped GEMMs with SwiGLU between, weighted sum.
 
 Shazeer et al. (ICLR 2017); the block-wise order is that of MegaBlocks (Gale et al., MLSys 2023). Nothing is
-read back to the host: grids are upper bounds, and programs past the last block return at once.
+read back to the host: grid sizes are upper bounds, and programs after the last block return at once.
 
 Letters: T tokens, J choices per token (top-k), E experts, H hidden, I intermediate, K inputs, N outputs. An
-entry is a token's choice, entry = token * J + j. `moe_align` gives every expert whole blocks of rows: expert
-e's rows lie at ends[e - 1] .. ends[e], each holds an entry, or -1 for padding. The first GEMM gathers tokens
-by row and writes silu(gate) * up by entry, the second reads and writes by entry, `moe_combine` sums a token's
-entries.
+entry is one choice of a token, entry = token * J + j. `moe_align` gives every expert whole blocks of rows:
+the rows of expert e are ends[e - 1] .. ends[e], and each contains an entry, or -1 for padding. The first GEMM
+gathers tokens by row and writes silu(gate) * up by entry, the second reads and writes by entry, and
+`moe_combine` sums the entries of each token.
 
-A decode step is memory-bound and reads the experts it uses, 6*H*I bytes each in bf16; a prefill chunk
+A decode step is memory-bound and reads the experts that it uses, 6*H*I bytes each in bf16; a prefill chunk
 computes 6*T*J*H*I FLOPs.
 """
 
@@ -39,7 +39,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 LOGIT_DTYPES = (*DTYPES, torch.float32)
 MAX_EXPERTS = 512
 MAX_CHOICES = 32
-# Tile by target and by the mean rows of an expert; the gated GEMM has two accumulators of this size.
+# Tile by target and by the mean number of rows per expert; the gated GEMM has two accumulators of this size.
 TILES = {
     "sm_80": {16: Tile(16, 64, 64, 4, 4), 64: Tile(64, 64, 64, 4, 3), 1 << 30: Tile(128, 64, 64, 8, 3)},
     "sm_90": {16: Tile(16, 64, 128, 4, 4), 64: Tile(64, 64, 64, 4, 4), 1 << 30: Tile(128, 128, 64, 8, 3)},
@@ -59,7 +59,7 @@ class Routing(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """Row order: rows int32: each row's entry, -1 for padding, unwritten from ends[-1] on; ends int32 [E]."""
+    """Entries by row, int32, -1 for padding, undefined from ends[-1] on; end row per expert, int32 [E]."""
 
     rows: torch.Tensor
     ends_E: torch.Tensor
@@ -67,14 +67,14 @@ class Alignment(NamedTuple):
 
 
 def moe_route(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = True) -> Routing:
-    """Returns the softmax over the experts in fp32 and its num_choices largest; ties: the lowest expert.
+    """Returns the num_choices largest softmax weights of each token, in fp32; ties go to the lowest expert.
 
-    logits_TE: bf16, fp16 or fp32, contiguous, up to 512 experts. renormalise: a token's weights sum to one
-    (Mixtral, Qwen3), else they are the softmax's own. Raises ValueError on other dtypes and numbers.
+    logits_TE: bf16, fp16 or fp32, contiguous, up to 512 experts. renormalise: whether the weights of a token
+    are scaled to sum to one (Mixtral, Qwen3). Raises ValueError for other dtypes and numbers.
     """
     num_tokens, num_experts = logits_TE.shape
     if logits_TE.dtype not in LOGIT_DTYPES or not logits_TE.is_contiguous():
-        raise ValueError(f"logits are {logits_TE.dtype}; supported: contiguous bfloat16, float16, float32")
+        raise ValueError(f"logits are {logits_TE.dtype}; must be contiguous bfloat16, float16 or float32")
     _check_numbers(num_experts, num_choices)
     weights_TJ = torch.empty(num_tokens, num_choices, dtype=torch.float32, device=logits_TE.device)
     experts_TJ = torch.empty(num_tokens, num_choices, dtype=torch.int32, device=logits_TE.device)
@@ -108,16 +108,16 @@ def moe_route_reference(logits_TE: torch.Tensor, num_choices: int, *, renormalis
 
 
 def moe_align(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Alignment:
-    """Returns entries sorted by expert (stable), every expert's rows starting at a multiple of block_rows.
+    """Returns entries sorted by expert (stable); each expert's rows start at a multiple of block_rows.
 
-    experts_TJ: int32, contiguous; entries of -1 get no row. block_rows: a power of two. Raises ValueError on
+    experts_TJ: int32, contiguous; entries of -1 get no row. block_rows: a power of two. Raises ValueError for
     other dtypes and numbers.
     """
     if experts_TJ.dtype != torch.int32 or not experts_TJ.is_contiguous():
-        raise ValueError(f"experts are {experts_TJ.dtype}; supported: contiguous torch.int32")
+        raise ValueError(f"experts are {experts_TJ.dtype}; must be contiguous torch.int32")
     _check_numbers(num_experts, 1)
     if block_rows & (block_rows - 1) or block_rows < 1:
-        raise ValueError(f"block_rows is {block_rows}; supported: powers of two")
+        raise ValueError(f"block_rows is {block_rows}; must be a power of two")
     num_entries = experts_TJ.numel()
     num_rows = _most_blocks(num_entries, num_experts, block_rows) * block_rows
     rows = torch.empty(num_rows, dtype=torch.int32, device=experts_TJ.device)
@@ -179,9 +179,9 @@ def moe_gemm(
     """Multiplies each entry's row of x by its expert's weight.
 
     Returns [num_entries, N], or silu(gate) * up [num_entries, N / 2] if gated. x_RK: bf16 or fp16,
-    contiguous, one row per token or per entry, which its length decides: num_entries is a multiple of it.
-    weight: [E, N, K] of x's dtype, or int8 with scales fp32 [E, N]; contiguous; gated: gate's outputs first,
-    then up's. Entries without a row are not written. Raises ValueError on other dtypes and shapes.
+    contiguous, one row per token or per entry; num_entries must be a multiple of its length. weight: [E, N,
+    K] of x's dtype, or int8 with scales fp32 [E, N]; contiguous; if gated, the outputs of gate, then of up.
+    Entries without a row are not written. Raises ValueError for other dtypes and shapes.
     """
     weight_ENK, scales_EN = weight if isinstance(weight, Int8Weight) else (weight, None)
     num_experts, n, k = weight_ENK.shape
@@ -249,12 +249,12 @@ def moe_gemm_reference(
 def moe_combine(y: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Sums each token's entries by their weights in fp32: [T, H] in y's dtype; experts of -1 are skipped.
 
-    y: [T * J, H], bf16 or fp16, contiguous. Raises ValueError on other dtypes and shapes.
+    y: [T * J, H], bf16 or fp16, contiguous. Raises ValueError for other dtypes and shapes.
     """
     num_tokens, num_choices = routing.experts_TJ.shape
     if y.dtype not in DTYPES or y.dim() != 2 or len(y) != num_tokens * num_choices or not y.is_contiguous():
         raise ValueError(
-            f"y is {y.dtype} {list(y.shape)}; supported: contiguous bfloat16 or float16, "
+            f"y is {y.dtype} {list(y.shape)}; must be contiguous bfloat16 or float16 with "
             f"{num_tokens * num_choices} rows"
         )
     hidden = y.shape[1]
@@ -285,7 +285,7 @@ def moe_mlp(x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Ro
     """Returns the weighted sum of each token's expert MLPs (SwiGLU): [T, H] in x's dtype.
 
     x_TH: bf16 or fp16, contiguous. w13: [E, 2 * I, H], gate before up; w2: [E, H, I]; of x's dtype or int8
-    with scales, contiguous. Raises ValueError on other dtypes and shapes.
+    with scales, contiguous. Raises ValueError for other dtypes and shapes.
     """
     num_experts, num_entries = _num_experts(w13), routing.experts_TJ.numel()
     alignment = moe_align(routing.experts_TJ, num_experts, _tile(num_entries, num_experts).rows)
@@ -312,7 +312,7 @@ def _tile(num_entries: int, num_experts: int) -> Tile:
 
 
 def _most_blocks(num_entries: int, num_experts: int, block_rows: int) -> int:
-    """Returns an upper bound of blocks: all experts that can have entries end in a block that is not full."""
+    """Returns an upper bound of the blocks: every expert that can have entries ends in a partial block."""
     used = min(num_experts, num_entries)
     return max((num_entries - used) // block_rows + used, 1)
 
@@ -320,7 +320,7 @@ def _most_blocks(num_entries: int, num_experts: int, block_rows: int) -> int:
 def _check_numbers(num_experts: int, num_choices: int) -> None:
     if not 1 <= num_choices <= min(num_experts, MAX_CHOICES) or num_experts > MAX_EXPERTS:
         raise ValueError(
-            f"{num_choices} of {num_experts} experts; supported: 1 to {MAX_CHOICES} of up to {MAX_EXPERTS}"
+            f"{num_choices} of {num_experts} experts: must be 1 to {MAX_CHOICES} of at most {MAX_EXPERTS}"
         )
 
 
@@ -334,8 +334,8 @@ def _check_gemm(
     _, n, k = weight_ENK.shape
     if x_RK.dtype not in DTYPES or weight_ENK.dtype != (x_RK.dtype if scales_EN is None else torch.int8):
         raise ValueError(
-            f"x is {x_RK.dtype}, weight {weight_ENK.dtype}; supported: both bfloat16 or float16, or an int8 "
-            "weight with scales"
+            f"x is {x_RK.dtype}, weight {weight_ENK.dtype}; x must be bfloat16 or float16, and the weight of "
+            "the same dtype, or int8 with scales"
         )
     if scales_EN is not None and (
         scales_EN.dtype != torch.float32
@@ -343,15 +343,18 @@ def _check_gemm(
         or not scales_EN.is_contiguous()
     ):
         raise ValueError(
-            f"scales are {scales_EN.dtype} {list(scales_EN.shape)}; supported: contiguous float32 "
+            f"scales are {scales_EN.dtype} {list(scales_EN.shape)}; must be contiguous float32 "
             f"{list(weight_ENK.shape[:2])}"
         )
     if not x_RK.is_contiguous() or not weight_ENK.is_contiguous():
         raise ValueError("x and weight must be contiguous")
     if x_RK.shape[1] != k or (gated and n % 2):
-        raise ValueError(f"x is {list(x_RK.shape)}, weight {list(weight_ENK.shape)}, gated {gated}")
+        raise ValueError(
+            f"x is {list(x_RK.shape)}, weight {list(weight_ENK.shape)}: must have the same inputs"
+            + (", and an even number of outputs if gated" if gated else "")
+        )
     if num_entries % max(len(x_RK), 1) or (num_entries and not len(x_RK)):
-        raise ValueError(f"{num_entries} entries of {len(x_RK)} rows: not a multiple")
+        raise ValueError(f"{num_entries} entries: must be a multiple of the {len(x_RK)} rows of x")
 
 
 def cases() -> Iterator[Case]:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from kernels.gemm import swizzled
 
-# Arguments that change in every step: a kernel compiled for one step must serve the next.
+# Arguments that change in every step, so that a kernel compiled for one step serves the next.
 STEP_ARGS = ["num_tokens", "num_entries", "num_blocks", "num_chunks"]
 
 
@@ -34,7 +34,7 @@ def moe_route_kernel(
     b_logits = tl.load(p_logits, mask=m_t[:, None] & m_e, other=0.0).to(tl.float32)
     b_logits = tl.where(m_e, b_logits, float("-inf"))
     b_exp = tl.exp(b_logits - tl.max(b_logits, 1)[:, None])
-    b_left = tl.where(m_e, b_exp / tl.sum(b_exp, 1)[:, None], -1.0)  # shares not chosen yet
+    b_left = tl.where(m_e, b_exp / tl.sum(b_exp, 1)[:, None], -1.0)  # weights not chosen yet
     b_weights = tl.zeros([ROWS, CHOICES_TILE], dtype=tl.float32)
     b_experts = tl.zeros([ROWS, CHOICES_TILE], dtype=tl.int32)
     for j in tl.static_range(CHOICES):

@@ -1,8 +1,8 @@
 """RMSNorm: plain, after a residual add, or of every query and key head (Zhang and Sennrich, NeurIPS 2019).
 
-y = x / sqrt(mean(x^2) + eps) * weight, all in fp32, rounded once. One program per row (or a few heads of a
-token): a row is read once and stays in registers, so the kernels are memory-bound: 2 rows moved without
-residual, 4 with it. Shapes: T tokens, N hidden size, H heads, D head_dim.
+y = x / sqrt(mean(x^2) + eps) * weight, in fp32, rounded once. There is one program per row (or a few heads of
+a token). A row is read once and stays in registers, so the kernels are memory-bound: 2 rows are moved without
+a residual, 4 with it. Shapes: T tokens, N hidden size, H heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Tiles(NamedTuple):
-    """Launch sizes; elements_per_warp: elements of a row (at most 16 warps); head_tile: elements of heads."""
+    """Launch sizes: elements of a row per warp (at most 16 warps), and elements of heads per program."""
 
     elements_per_warp: int
     head_tile: int
@@ -43,7 +43,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """Returns x [T, N] normalised over N, times weight [N]; written into `out` if given (it may be x).
 
-    Rows may have any stride; fp32, fp16, bf16. Raises ValueError on other dtypes and shapes.
+    Rows may have any stride; fp32, fp16 or bf16. Raises ValueError for other dtypes and shapes.
     """
     _check(x, weight)
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -82,7 +82,7 @@ def qk_norm(
     """Normalises each head of q [T, H, D] and k [T, Hk, D] over D, in place; returns (q, k).
 
     Both may be views of one projection's output: tokens may have any stride, a token's heads are contiguous.
-    weights: [D]. fp32, fp16, bf16, D up to 512. Raises ValueError on anything else.
+    weights: [D]. fp32, fp16 or bf16, D up to 512. Raises ValueError for unsupported arguments.
     """
     _check_heads(q, k, q_weight, k_weight)
     num_tokens, num_q_heads, head_dim = q.shape
@@ -265,16 +265,17 @@ def _tiles() -> Tiles:
 def _check(x: torch.Tensor, weight: torch.Tensor, of: torch.Tensor | None = None) -> None:
     if x.dim() != 2 or x.dtype not in DTYPES or (x.shape[0] and x.stride(1) != 1):
         raise ValueError(
-            f"rms_norm: {x.dtype} {list(x.shape)}; it takes [tokens, hidden] with contiguous rows of "
-            "fp32, fp16, bf16"
+            f"rms_norm: {x.dtype} {list(x.shape)}; must be [tokens, hidden] with contiguous rows of "
+            "fp32, fp16 or bf16"
         )
     if not 0 < x.shape[1] <= MAX_HIDDEN:
-        raise ValueError(f"rms_norm: hidden size {x.shape[1]}; 1 to {MAX_HIDDEN} are supported")
+        raise ValueError(f"rms_norm: hidden size {x.shape[1]}; must be 1 to {MAX_HIDDEN}")
     if weight.shape != x.shape[1:] or not weight.is_contiguous():
-        raise ValueError(f"rms_norm: weight {list(weight.shape)}; it must be contiguous [{x.shape[1]}]")
+        raise ValueError(f"rms_norm: weight {list(weight.shape)}; must be contiguous [{x.shape[1]}]")
     if of is not None and (x.shape != of.shape or x.dtype != of.dtype):
         raise ValueError(
-            f"rms_norm: {x.dtype} {list(x.shape)} beside {of.dtype} {list(of.shape)}: must be alike"
+            f"rms_norm: {x.dtype} {list(x.shape)} and {of.dtype} {list(of.shape)}; must have the same dtype "
+            "and shape"
         )
 
 
@@ -282,18 +283,18 @@ def _check_heads(q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_wei
     for x, weight in ((q, q_weight), (k, k_weight)):
         if x.dim() != 3 or x.dtype not in DTYPES or x.dtype != q.dtype or x.shape[0] != q.shape[0]:
             raise ValueError(
-                f"qk_norm: {x.dtype} {list(x.shape)} beside {q.dtype} {list(q.shape)}; it takes [tokens, "
-                "heads, head_dim] of one dtype: fp32, fp16 or bf16"
+                f"qk_norm: {x.dtype} {list(x.shape)} and {q.dtype} {list(q.shape)}; must be [tokens, heads, "
+                "head_dim] of the same dtype, fp32, fp16 or bf16"
             )
         head_dim = x.shape[2]
         if head_dim != q.shape[2] or not 0 < head_dim <= MAX_HEAD_DIM:
             raise ValueError(
-                f"qk_norm: head_dim {head_dim}; 1 to {MAX_HEAD_DIM}, one for q and k, are supported"
+                f"qk_norm: head_dim {head_dim}; must be 1 to {MAX_HEAD_DIM}, the same for q and k"
             )
         if x.shape[0] and (x.stride(2) != 1 or x.stride(1) != head_dim):
-            raise ValueError(f"qk_norm: strides {x.stride()}; a token's heads must lie together")
+            raise ValueError(f"qk_norm: strides {x.stride()}; the heads of a token must be contiguous")
         if weight.shape != (head_dim,) or not weight.is_contiguous():
-            raise ValueError(f"qk_norm: weight {list(weight.shape)}; it must be contiguous [{head_dim}]")
+            raise ValueError(f"qk_norm: weight {list(weight.shape)}; must be contiguous [{head_dim}]")
 
 
 def _into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """Paged prefill attention: packed chunks of queries over their cached prefix and themselves.
 
-FlashAttention-2's tiling (Dao, 2023) over a paged cache. The rows of a tile are BLOCK_M // group tokens times
-the query heads of one KV head, so that few tokens also fill a tile: a decode row, or the drafts of a
-speculative step. Tiles of sequences follow each other in one grid dimension, and a program finds its sequence
-by a binary search over query_start_loc: the host reads no length. Tiles that all rows see completely use a
-loop without masks; only the diagonal and the window's edge pay for them. The kernel is compute-bound: 4 *
-head_dim flops per head and visible (query, key) pair; if few queries meet a long context, it is memory-bound,
-and the context is split over programs as in decode (num_splits).
+This is FlashAttention-2's tiling (Dao, 2023) over a paged cache. The rows of a tile are BLOCK_M // group
+tokens times the query heads of one KV head, so that few tokens also fill a tile: a decode, or the drafts of a
+speculative step. The tiles of all sequences are one grid dimension, and a program finds its sequence by a
+binary search over query_start_loc, so the host need not read the lengths. Key tiles that are visible to all
+rows use a loop without masks; only the diagonal and the edge of the window use masks. The kernel is
+compute-bound: 4 * head_dim flops per head and visible (query, key) pair. With few queries and a long context
+it is memory-bound, and the context is split over programs as in decode (num_splits).
 
 A tree mask [q, q] per sequence replaces the causal mask within the chunk (the prefix is visible): the drafts
 of tree speculation (SpecInfer, 2024). With a window or ALiBi it needs the tokens' positions, which branches
@@ -57,8 +57,8 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-# By target, then by the head_dim padded to a power of two and the rows of the longest chunk: the first entry
-# that is at least as large in head_dim, and in rows, or the last.
+# By target, then by head_dim: the first key that is at least the head_dim padded to a power of two. Of its
+# tiles, the first with at least the rows of the longest chunk, or the last.
 TILES: dict[str, dict[int, tuple[Tile, ...]]] = {
     "sm_80": {
         64: (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
@@ -92,12 +92,12 @@ class Chunks(NamedTuple):
 
 
 class DraftTree(NamedTuple):
-    """Tree of drafts: which of them see which, instead of the causal mask among a chunk's tokens."""
+    """Tree of draft tokens: a mask that replaces the causal mask among a chunk's tokens."""
 
     mask: torch.Tensor
-    """bool; visibility of key j of a sequence's chunk for query i of its q queries.
+    """bool; True if key j of a sequence's chunk is visible to query i of its q queries.
 
-    The element for sequence b is the flat element mask_start[b] + i * q + j.
+    The flat index for sequence b is mask_start[b] + i * q + j.
     """
     mask_start_B: torch.Tensor
     """First element of each sequence in the flat mask, int32."""
@@ -116,10 +116,10 @@ def prefill_attention(
     num_splits: int | None = None,
     out_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns causal attention of each sequence's newest tokens, whose KV is cached, over its whole context.
+    """Returns causal attention of each sequence's newest tokens over its context; their KV is in the cache.
 
-    Rows of no sequence are not written. Other arguments: see decode_attention. Raises ValueError on
-    unsupported arguments.
+    Rows that belong to no sequence are not written. Other arguments: see decode_attention. Raises ValueError
+    for unsupported arguments.
     """
     tables, lens, starts = contexts.block_tables_BM, contexts.lens_B, chunks.start_loc
     num_seqs = lens.shape[0]
@@ -189,7 +189,7 @@ def prefill_attention_reference(
     tree: DraftTree | None = None,
     out_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes the reference of `prefill_attention` in torch; all one-token sequences together."""
+    """Computes the reference of `prefill_attention` in torch; sequences with one query as a batch."""
     out = torch.zeros_like(q_THD) if out_THD is None else out_THD
     starts, lengths = chunks.start_loc.tolist(), contexts.lens_B.tolist()
     counts = [end - start for start, end in itertools.pairwise(starts)]
@@ -223,7 +223,7 @@ def _seen(
     window: int | None,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns which keys from `first` on a chunk's queries see, and the distances, both [T, L]."""
+    """Returns the mask of keys from `first` on that a chunk's queries see, and their distances, [T, L]."""
     num_queries = tokens.stop - tokens.start
     num_before = length - num_queries - first
     key_pos = torch.arange(first, length, device=device)
@@ -246,18 +246,18 @@ def _seen(
 def _tile_for(
     q_THD: torch.Tensor, kv: PagedKv, chunks: Chunks, options: AttentionOptions, tree: DraftTree | None
 ) -> Tile:
-    """Returns the launch table's tile, smaller if tree masks, scales or fp32 take registers."""
-    # fp32 has no tensor cores on these chips: products of more than 16 rows spill kilobytes per thread.
+    """Returns the launch table's tile, or a smaller one if tree masks, scales or fp32 need registers."""
+    # These chips have no tensor cores for fp32: products of more than 16 rows spill kilobytes per thread.
     by_threads = q_THD.dtype == torch.float32 and target().startswith("sm_")
     _, num_heads, head_dim = q_THD.shape
     tile = tile_of(head_dim, num_heads // kv.keys.shape[2], 1 if by_threads else chunks.max_len)
-    # Tiles of 16 rows with scales have enough registers; at 32 keys ptxas aims at more programs per
-    # multiprocessor and spills.
+    # Tiles of 16 rows with scales have enough registers; with 32 keys ptxas would aim at more programs per
+    # multiprocessor, and spill.
     if tree is not None:
         return tile._replace(block_n=32, num_warps=8)
     if kv.key_scales is not None and tile.block_m > 16:
-        short = options.window is not None and nearest(target(), TILES) == "sm_80"  # uses the last registers
-        return tile._replace(block_n=16 if short else 32)
+        few_registers = options.window is not None and nearest(target(), TILES) == "sm_80"
+        return tile._replace(block_n=16 if few_registers else 32)
     return tile
 
 
@@ -267,8 +267,8 @@ def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
     tiles = by_head_dim[min(key for key in by_head_dim if key >= padded(head_dim))]
     if group > tiles[-1].block_m:
         raise ValueError(
-            f"{group} query heads a KV head are not supported at head_dim {head_dim} on {target()}; "
-            f"up to {tiles[-1].block_m} are"
+            f"{group} query heads per KV head: must be at most {tiles[-1].block_m} with head_dim {head_dim} "
+            f"on {target()}"
         )
     rows = group * max_query_len
     return next((t for t in tiles if t.block_m >= rows), tiles[-1])
@@ -277,7 +277,7 @@ def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
 def _choose_num_splits(
     q_THD: torch.Tensor, num_programs: int, max_context_len: int, window: int | None
 ) -> int:
-    """Returns the number of splits: 1 if tiles fill the chip; partial outputs stay small."""
+    """Returns the number of splits: 1 if tiles fill the chip, else limited by MAX_PARTIAL_BYTES."""
     num_sms = sm_count(q_THD.device)
     if num_programs >= num_sms:
         return 1
@@ -306,21 +306,21 @@ def _check(
     num_seqs = lens.shape[0]
     if tables.shape[0] != num_seqs or starts.shape[0] != num_seqs + 1:
         raise ValueError(
-            f"{num_seqs} context lengths, but {tables.shape[0]} block tables and query_start_loc "
-            f"of {starts.shape[0]}: one table a sequence is needed, and one start more"
+            f"{num_seqs} context lengths, {tables.shape[0]} block tables and query_start_loc of "
+            f"{starts.shape[0]}: must be one table per sequence, and one start more than sequences"
         )
     if tree is None:
         return
     if tree.mask.dtype != torch.bool or not tree.mask.is_contiguous():
-        raise ValueError("a tree's mask: a contiguous torch.bool is supported")
+        raise ValueError("tree.mask: must be a contiguous torch.bool")
     if tree.mask_start_B.dtype != torch.int32:
-        raise ValueError("a tree's mask_start: torch.int32 is supported")
+        raise ValueError("tree.mask_start_B: must be torch.int32")
     if _needs_positions(options) and (tree.positions_T is None or tree.positions_T.dtype != torch.int32):
-        raise ValueError("a tree mask with a window or ALiBi needs the tokens' positions, torch.int32")
+        raise ValueError("tree.positions_T: must be torch.int32 with a window or ALiBi, not None")
 
 
 def cases() -> Iterator[Case]:
-    """Yields prefill at the engine's sizes, of whole prompts and of chunks, and verification of drafts."""
+    """Yields prefill steps of several models: whole prompts, chunks, and the verification of drafts."""
     bf16 = torch.bfloat16
     for name, num_seqs, query_len, context_len, dtype in (
         ("llama_8b", 1, 8192, 8192, bf16),

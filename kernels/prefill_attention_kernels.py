@@ -62,7 +62,7 @@ def _attend_tiles(  # noqa: C901, PLR0912, PLR0915  a Triton kernel is one funct
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Continues the running softmax over keys lo to hi; without MASKED these are full, visible tiles."""
+    """Continues the running softmax over keys lo to hi; without MASKED all rows see all of these keys."""
     d = tl.arange(0, BLOCK_D)
     for first in tl.range(lo, hi, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
@@ -104,7 +104,7 @@ def _attend_tiles(  # noqa: C901, PLR0912, PLR0915  a Triton kernel is one funct
                 seen = seen & (key_pos[None, :] > query_pos[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        # Rows that have seen no key yet.
+        # Rows that have seen no key yet have a maximum of -inf.
         base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
         p = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
@@ -190,13 +190,13 @@ def prefill_attention_kernel(  # noqa: PLR0912, PLR0915  a Triton kernel is one 
     d = tl.arange(0, BLOCK_D)
     row_there = (m < BLOCK_Q * GROUP) & (query < num_queries)
     row_ok = row_there[:, None] & (d < HEAD_DIM)[None, :]
-    # int64 in scalars, int32 in tiles: fewer registers.
+    # Offsets are int64 in scalars and int32 in tiles, which saves registers.
     first_token = (chunk_start + first_query).to(tl.int64)
     token = m // GROUP
     part_tile = first_token * (NUM_KV_HEADS * GROUP) * num_splits + split
     part_row = (token * (NUM_KV_HEADS * GROUP) + head) * num_splits
 
-    # Positions of the rows; keys that any row sees (start to end), and keys that all see (full_start to
+    # Positions of the rows; keys that some row sees (start to end), and that all rows see (full_start to
     # full_end).
     last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
     if tree_mask_ptr is None:
@@ -227,7 +227,7 @@ def prefill_attention_kernel(  # noqa: PLR0912, PLR0915  a Triton kernel is one 
     tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES) if SPLIT else num_tiles
     lo = first_tile + split * tiles_per_split
     hi = tl.minimum(lo + tiles_per_split, first_tile + num_tiles)
-    if SPLIT:  # noqa: SIM102  a constant: nested, so that nothing is compiled where it is false
+    if SPLIT:  # noqa: SIM102  a constant; nested, so that nothing is compiled if it is false
         if lo >= hi:
             tl.store(
                 partial_lse_ptr + part_tile + part_row,

@@ -1,11 +1,11 @@
-"""Rotary positions (Su et al. 2021) on queries and keys, fused with the write of both caches.
+"""Rotary position embedding (Su et al. 2021) of queries and keys, fused with the write to the KV cache.
 
-For pair i of a head, with angle a = position * frequency_i: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1
-sin a). neox pairs (i, i + R/2), gptj pairs (2i, 2i + 1); dimensions from R on pass through. Rotated queries
-replace the queries; rotated keys go only to the cache, quantised on the way if the cache is int8 or fp8.
-Nothing is read twice and the kernel is memory-bound (queries read and written, keys and values read and
-written once). Shapes: T tokens, H query heads, Hk KV heads, D head_dim, R rotary dimensions, P positions of
-the table. Cache: [num_blocks, block_size, Hk, D]; slot = block * block_size + offset, -1: not written.
+Pair i of a head, with angle a = position * frequency_i, becomes (x1 cos a - x2 sin a, x2 cos a + x1 sin a).
+The neox style pairs (i, i + R/2), the gptj style (2i, 2i + 1); dimensions from R on are not changed. Rotated
+queries replace the queries; rotated keys are written only to the cache, quantised if the cache is int8 or
+fp8. The kernel is memory-bound: queries, keys and values are read once and written once. Shapes: T tokens, H
+query heads, Hk KV heads, D head_dim, R rotary dimensions, P positions of the table. Cache: [num_blocks,
+block_size, Hk, D]; slot = block * block_size + offset; -1: not written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from kernels.rope_angles import cos_sin_table
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 512
-SMALLEST = 1e-10  # lower bound of a head's largest magnitude in its scale: no division by zero
+SMALLEST = (
+    1e-10  # lower bound of the magnitude from which a head's scale is computed, against division by zero
+)
 
 
 class Tiles(NamedTuple):
@@ -58,10 +60,10 @@ def rope_and_write_kv(
 ) -> torch.Tensor:
     """Rotates q [T, H, D] in place, writes rotated k and v [T, Hk, D] to the cache at `slots`; returns q.
 
-    q, k, v: fp32, fp16 or bf16, one dtype; tokens may have any stride (views of one projection), a token's
-    heads are contiguous; k itself is not changed. slots: [T] int32 or int64; two tokens must not share one. A
-    quantised cache's scales are set per token and head: largest magnitude / 127 (448 in fp8). Raises
-    ValueError on anything else, and for fp8 on a chip without it.
+    q, k, v: fp32, fp16 or bf16, of one dtype; tokens may have any stride (views of one projection), a token's
+    heads are contiguous; k itself is not changed. slots: [T] int32 or int64, all different. The scales of a
+    quantised cache are set per token and head: largest magnitude / 127 (448 in fp8). Raises ValueError for
+    unsupported arguments, and for fp8 on a chip without it.
     """
     _check(q, k, v, rotation, kv, slots)
     num_tokens, num_q_heads, head_dim = q.shape
@@ -110,7 +112,7 @@ def rope_and_write_kv(
 @triton.jit
 def load_pairs(ptr, heads, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
                INTERLEAVED: tl.constexpr):  # fmt: skip
-    """Loads both members of every pair of `heads` in fp32: two of [heads, BLOCK_HALF]."""
+    """Loads the first and second members of every pair of `heads` in fp32, each [heads, BLOCK_HALF]."""
     if INTERLEAVED:
         cols = tl.arange(0, 2 * BLOCK_HALF)[None, :]
         both = tl.load(ptr + heads * HEAD_DIM + cols, mask=(heads < num_heads) & (cols < 2 * HALF), other=0.0)
@@ -242,7 +244,7 @@ def rope_and_write_kv_reference(
 ) -> torch.Tensor:
     """Computes the reference of `rope_and_write_kv` in torch, also in place."""
     at = rotation.cos_sin_PR.index_select(0, rotation.positions_T)
-    # One call for both: with few tokens every call counts.
+    # Both in one call: with few tokens, the time is that of the calls.
     both = rotated(torch.cat([q, k], dim=1), at, rotation.interleaved)
     new_q, new_k = both.split([q.shape[1], k.shape[1]], dim=1)
     new_v, to = v, slots.long()
@@ -255,7 +257,7 @@ def rope_and_write_kv_reference(
             codes, scale = quantise_heads(x, cache.dtype)
             scales.view(-1, scales.shape[-1]).index_copy_(0, to, scale)
         rows, codes = cache.view(-1, *cache.shape[2:]), codes.to(cache.dtype)
-        if cache.dtype.itemsize == 1:  # fp8 has no indexed assignment everywhere
+        if cache.dtype.itemsize == 1:  # index assignment of fp8 is not always supported
             rows, codes = rows.view(torch.uint8), codes.view(torch.uint8)
         rows.index_copy_(0, to, codes)
     return q.copy_(new_q)
@@ -285,7 +287,7 @@ def quantise_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def cases() -> Iterator[Case]:
-    """Yields SmolLM2-135M, Qwen3-0.6B, Llama-3.1-8B; quantised caches; gptj pairs; a partial rotation."""
+    """Yields SmolLM2-135M, Qwen3-0.6B, Llama-3.1-8B; quantised caches; gptj style; a partial rotation."""
     bf16, int8, fp8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
     for num_tokens, heads, kv_heads, head_dim, rotary, dtype, interleaved in (
         (1, 9, 3, 64, 64, bf16, False),
@@ -317,11 +319,11 @@ def _check(
                 f"{list(q.shape)}, in fp32, fp16 or bf16"
             )
         if num_tokens and (x.stride(2) != 1 or x.stride(1) != head_dim):
-            raise ValueError(f"{name}: strides {x.stride()}; a token's heads must lie together")
+            raise ValueError(f"{name}: strides {x.stride()}; the heads of a token must be contiguous")
     if k.shape != v.shape:
-        raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} must have one shape")
+        raise ValueError(f"k {list(k.shape)} and v {list(v.shape)}: must have the same shape")
     if head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim {head_dim}: at most {MAX_HEAD_DIM} is supported")
+        raise ValueError(f"head_dim {head_dim}: must be at most {MAX_HEAD_DIM}")
     if cos_sin.dim() != 2 or cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
         raise ValueError(
             f"cos_sin: {cos_sin.dtype} {list(cos_sin.shape)}; must be contiguous fp32 [positions, R]"
@@ -344,7 +346,7 @@ def _check_caches(kv: PagedKv, q: torch.Tensor, k: torch.Tensor) -> None:
             )
         if x.dtype != kv.keys.dtype or (x.dtype not in QUANTISED and x.dtype != q.dtype):
             raise ValueError(
-                f"{name}: {x.dtype}; {q.dtype}, int8 and float8_e4m3fn are supported, one for both"
+                f"{name}: {x.dtype}; must be {q.dtype}, int8 or float8_e4m3fn, the same for both caches"
             )
 
 
@@ -353,14 +355,14 @@ def _check_scales(kv: PagedKv) -> None:
     for name, x in (("key_scales", kv.key_scales), ("value_scales", kv.value_scales)):
         if (x is None) == (cache.dtype in QUANTISED):
             raise ValueError(
-                f"{name}: needed for an int8 or fp8 cache and for no other; the cache is {cache.dtype}"
+                f"{name}: must be given for an int8 or fp8 cache and for no other; the cache is {cache.dtype}"
             )
         if x is not None and (
             x.shape != cache.shape[:3] or x.dtype != torch.float32 or not x.is_contiguous()
         ):
             raise ValueError(f"{name} {list(x.shape)}: must be contiguous fp32 {list(cache.shape[:3])}")
     if cache.dtype == torch.float8_e4m3fn and target().startswith("sm_") and int(target()[3:]) < 89:
-        raise ValueError(f"float8_e4m3fn cache on {target()}: needs sm_89 or newer; int8 is supported there")
+        raise ValueError(f"float8_e4m3fn cache on {target()}: needs sm_89 or newer; use int8")
 
 
 def _case(

@@ -1,4 +1,4 @@
-"""Angles of rotary positions, plain or scaled for longer contexts, as models are configured."""
+"""Angles of rotary position embeddings, plain or scaled for longer contexts, by a model's `rope_scaling`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rope_frequencies(
     Without scaling: base^(-2 i / rotary_dim); for rotary_dim 4 and base 10000: 1 and 0.01.
     """
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
-    # In fp32, as models were trained: positions amplify the last bits.
+    # Computed in fp32 as in training, because positions amplify differences in the last bits.
     plain = (1.0 / (base ** exponents.float())).double()
     scaling = scaling or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -51,12 +51,12 @@ def rope_frequencies(
         if kind == "yarn":
             return _yarn(plain, rotary_dim, base, scaling)
     except KeyError as error:
-        raise ValueError(f"rope_scaling of type {kind!r} lacks {error}: {dict(scaling)}") from None
-    raise ValueError(f"rope_scaling type {kind!r}: default, linear, llama3 and yarn are supported")
+        raise ValueError(f"rope_scaling of type {kind!r}: {error} is missing in {dict(scaling)}") from None
+    raise ValueError(f"rope_scaling type {kind!r}: must be default, linear, llama3 or yarn")
 
 
 def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
-    """Divides slow frequencies by `factor`, keeps fast ones, blends in between (Llama 3.1 model card)."""
+    """Divides low frequencies by `factor`, keeps high ones, interpolates between (Llama 3.1 model card)."""
     context = scaling["original_max_position_embeddings"]
     turns = context * plain / (2 * math.pi)  # in the original context
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -67,7 +67,7 @@ def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
 def _yarn(
     plain: torch.Tensor, rotary_dim: int, base: float, scaling: Mapping[str, Any]
 ) -> tuple[torch.Tensor, float]:
-    """Keeps dimensions with more than beta_fast turns, slows those below beta_slow, and ramps in between."""
+    """Keeps dimensions of more than beta_fast turns, divides those below beta_slow by factor, and blends."""
     factor, context = scaling["factor"], scaling["original_max_position_embeddings"]
 
     def pair_of(turns: float) -> float:

@@ -1,18 +1,19 @@
 """Samples tokens from logits: penalties, temperature, min-p, top-k, top-p and the draw, in two launches.
 
-The steps, each on what the previous one kept (w = exp(x - max x), x the penalised logit over temperature):
-- repetition (Keskar et al. 2019): x / r or x * r, by its sign, for tokens seen; then x -= frequency * count
-  and x -= presence where count > 0 (counts of generated tokens only);
+The steps, each on the tokens that the previous one kept (x: penalised logit / temperature, w = exp(x - max
+x)):
+- repetition penalty (Keskar et al. 2019): x / r or x * r, by the sign of x, for tokens seen; then x -=
+  frequency * count, and x -= presence if count > 0 (counts of generated tokens only);
 - min-p (Nguyen et al. 2024): w >= min_p. top-k: fewer than k tokens are larger. top-p (Holtzman et al. 2020):
-  the larger tokens hold less than top_p of the weight. Ties with the last token kept are kept.
-The draw is one uniform number per row, Philox (Salmon et al., SC 2011) of key seed and counter (position,
-request): the first token, in order of index, at which the running weight exceeds it. So a token depends on
-its own row and its (seed, request, position), never on the batch around it. Greedy rows take the largest
-logit, with the lowest index first.
+  the larger tokens have less than top_p of the weight. Tokens equal to the last one kept are kept, too.
+The draw uses one uniform number per row, from Philox (Salmon et al., SC 2011) with the seed as key and
+(position, request) as counter: the token is the first, in order of index, at which the running weight exceeds
+it. So a token depends on its own row and its (seed, request, position), never on the rest of the batch.
+Greedy rows take the largest logit; of equals the lowest index.
 
-First launch: one program per chunk of a row (penalties, temperature, maxima). Second: one per row; thresholds
-are found by 4-ary search over the ordered bits of the logits, without a sort, in at most 16 passes over a row
-in the L2 cache. Shapes: S sequences, V vocabulary, R rows of counts.
+The first launch has one program per chunk of a row (penalties, temperature, maxima), the second one per row.
+Thresholds are found by 4-ary search over the ordered bits of the logits, without a sort, in at most 16 passes
+over a row in the L2 cache. Shapes: S sequences, V vocabulary, R rows of counts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kernels.sampling_kernels import draw_kernel, scale_kernel
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_VOCAB = 1 << 20
-IN_PROMPT = 1 << 30  # bit of a token's count; the lower bits count how often it was generated
+IN_PROMPT = 1 << 30  # bit in the count of a token of the prompt; the lower bits count generated tokens
 
 
 class Tiles(NamedTuple):
@@ -61,27 +62,27 @@ class Sampling:
     top_p: torch.Tensor
     """Cumulative probability kept, fp32 in (0, 1]; 1: all."""
     min_p: torch.Tensor
-    """Smallest weight kept, relative to the largest, fp32 in [0, 1]; 0: all."""
+    """Smallest probability kept, relative to the largest, fp32 in [0, 1]; 0: all."""
     seed: torch.Tensor
     """Seed of the random numbers, int64."""
     request: torch.Tensor
-    """Number of the sequence among those that share a seed, int64."""
+    """Number that tells sequences with the same seed apart, int64."""
     position: torch.Tensor
     """Position of the token to draw, int64 below 2^32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Penalties:
-    """Penalties of each sequence [S], and the tokens it has seen; neutral values are 1, 0, 0."""
+    """Penalties of each sequence [S], and the counts of its tokens; neutral values are 1, 0, 0."""
 
     repetition: torch.Tensor
-    """Factor for tokens seen, fp32 above 0."""
+    """Repetition penalty for tokens of the prompt and the output, fp32 above 0."""
     presence: torch.Tensor
     """Amount subtracted for generated tokens, fp32."""
     frequency: torch.Tensor
     """Amount subtracted per occurrence of generated tokens, fp32."""
     counts: torch.Tensor
-    """int32 [R, V]: number of times a token was generated, plus IN_PROMPT if the prompt holds it."""
+    """int32 [R, V]: number of times a token was generated, plus IN_PROMPT if it is in the prompt."""
     row: torch.Tensor
     """Row of counts of each sequence, int64 [S]."""
 
@@ -95,15 +96,16 @@ def sample(
 ) -> torch.Tensor:
     """Draws a token for each row of logits [S, V] (fp32, fp16, bf16; any row stride): int64 [S].
 
-    NaN logits count as minus infinity; a row without a finite logit gives token 0. V up to 1,048,576.
-    The logits are not changed; scratch takes 4 V bytes per row. Raises ValueError on other dtypes and shapes.
+    NaN logits count as minus infinity; a row without a finite logit gives token 0. V up to 1,048,576. The
+    logits are not changed; 4 V bytes of memory are used per row. Raises ValueError for other dtypes and
+    shapes.
     """
     _check_settings(logits, sampling, penalties)
     return _run(logits, sampling, penalties, out)
 
 
 def greedy(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns the index of each row's largest logit, the lowest of several: `sample` at temperature 0."""
+    """Returns the index of each row's largest logit, of equals the lowest: `sample` at temperature 0."""
     return _run(logits, None, None, out)
 
 
@@ -114,7 +116,7 @@ def mark_prompt(counts: torch.Tensor, row: int, tokens: torch.Tensor) -> None:
 
 
 def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Counts generated tokens [S], each in its row [S] of Penalties.counts."""
+    """Counts generated tokens [S], each in its own row [S] of Penalties.counts."""
     counts.index_put_((rows.long(), tokens.long()), counts.new_ones(()), accumulate=True)
 
 
@@ -151,7 +153,7 @@ def greedy_reference(logits: torch.Tensor, *, out: torch.Tensor | None = None) -
 def keep_reference(
     scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """Returns which of the logits over temperature [S, V] may be drawn: bool [S, V]."""
+    """Returns the mask of tokens that may be drawn, bool [S, V]; scaled: logits / temperature [S, V]."""
     largest = scaled.amax(dim=-1, keepdim=True)
     kept = (scaled >= largest + min_p[:, None].log()) | (min_p[:, None] <= 0)
     if bool((top_k > 0).any()):
@@ -171,7 +173,7 @@ def keep_reference(
 
 
 def uniform_reference(seed: torch.Tensor, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """Returns the uniform fp32 number in [0, 1), of 24 bits, of each (seed, request, position), int64 [S]."""
+    """Returns a uniform number in [0, 1) of 24 bits for each (seed, request, position), fp32 [S]."""
     word = (1 << 32) - 1
     counter = (position & word, request & word, (request >> 32) & word, torch.zeros_like(position))
     random = philox_reference(counter, (seed & word, (seed >> 32) & word))[0]
@@ -194,7 +196,7 @@ def philox_reference(
 
 
 def cases() -> Iterator[Case]:
-    """Yields vocabularies of SmolLM2, Llama 3.1, Qwen3: greedy, temperature alone, all settings."""
+    """Yields the vocabularies of SmolLM2, Llama 3.1 and Qwen3: greedy, temperature only, all settings."""
     for num_seqs, vocab in ((1, 49152), (1, 128256), (64, 128256), (64, 151936)):
         read = 4.0 * num_seqs * vocab
         yield Case(f"greedy-{num_seqs}x{vocab}", _greedy_case(num_seqs, vocab), read)
@@ -262,7 +264,7 @@ def _checked_shape(logits: torch.Tensor) -> tuple[int, int]:
             "rows of fp32, fp16 or bf16"
         )
     if not 0 < logits.shape[1] <= MAX_VOCAB:
-        raise ValueError(f"vocabulary of {logits.shape[1]}: 1 to {MAX_VOCAB} are supported")
+        raise ValueError(f"vocabulary of {logits.shape[1]}: must be 1 to {MAX_VOCAB}")
     return logits.shape[0], logits.shape[1]
 
 
@@ -301,7 +303,7 @@ def _weights(x: torch.Tensor) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the high and low 32-bit words of x * factor, by halves, as int64 holds no unsigned product."""
+    """Returns the high and low 32-bit words of x * factor, by halves, as the product may overflow int64."""
     upper = (x >> 16) * factor
     lower = (x & 0xFFFF) * factor
     middle = (upper & 0xFFFFFFFF) + (lower >> 16)

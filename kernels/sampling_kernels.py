@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Their alignment depends on the step's size: a kernel compiled for one step must serve the next.
+# Arguments with an alignment that depends on the step's size, so that a kernel compiled for one step serves
+# the next.
 STEP_ARGS = ["temperature_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr", "count_row_ptr"]
 STEP_ARGS += ["top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "request_ptr", "position_ptr"]
 LOWEST = tl.constexpr(-2139095042)  # one below the ordered bits of minus infinity
@@ -30,7 +31,7 @@ def scale_kernel(
     GREEDY: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Applies penalties and temperature to one chunk of a row; stores its largest value and its index."""
+    """Applies penalties and temperature to one chunk of a row; stores the largest value and its index."""
     seq = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     offs = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -66,7 +67,7 @@ def ordered(x):
 
 @triton.jit
 def weighed(row_ptr, start, largest, vocab, TILE: tl.constexpr):
-    """Returns (ordered bits, weights) of a tile; weight 0 for minus infinity and beyond the vocabulary."""
+    """Returns (ordered bits, weights) of a tile; weight 0 for minus infinity and after the vocabulary."""
     offs = start + tl.arange(0, TILE)
     x = tl.load(row_ptr + offs, mask=offs < vocab, other=-float("inf"))
     weight = tl.where(x == largest, 1.0, tl.exp(x - largest))
@@ -75,9 +76,10 @@ def weighed(row_ptr, start, largest, vocab, TILE: tl.constexpr):
 
 @triton.jit
 def cut(row_ptr, low, high, most, largest, vocab, MASS: tl.constexpr, TILE: tl.constexpr):
-    """Returns the bits above which tokens are kept: those with less than `most` weight or tokens above.
+    """Returns the ordered bits above which tokens are kept: those with fewer than `most` larger tokens.
 
-    `high` is assumed to be kept; tokens above `low` are all kept if even the first of them is.
+    With MASS the weight of the larger tokens is less than `most` instead of their number. The token of `high`
+    is always kept, tokens up to `low` never are.
     """
     while high - low > 1:
         step = tl.maximum((high - low) // 4, 1)
@@ -104,7 +106,7 @@ def cut(row_ptr, low, high, most, largest, vocab, MASS: tl.constexpr, TILE: tl.c
             sum_3 >= most, third, tl.where(sum_2 >= most, second, tl.where(sum_1 >= most, first, low))
         )
         high = kept_to
-        if not MASS:  # exactly k above a pivot: it separates them, whatever lies between
+        if not MASS:  # exactly k tokens above a pivot: the search is done
             low = tl.where(
                 sum_1 == most, first, tl.where(sum_2 == most, second, tl.where(sum_3 == most, third, low))
             )
@@ -155,7 +157,7 @@ def draw_kernel(
                 for start in range(0, vocab, TILE):
                     key, weight = weighed(row_ptr, start, largest, vocab, TILE)
                     total += tl.where(key > low, weight, 0.0)
-                # All tokens further below the largest than this together weigh less than 1 - top_p.
+                # All tokens further below the largest than this have less than 1 - top_p of the weight.
                 reach = tl.log(tl.cast(vocab, tl.float32) / (1.0 - top_p)) + 1.0
                 low = tl.maximum(low, ordered(largest - reach).to(tl.int64) - 1)
                 low = cut(row_ptr, low, high, top_p * tl.sum(total), largest, vocab, True, TILE)

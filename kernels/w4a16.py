@@ -3,15 +3,15 @@
 The weight's layout is described in `kernels.int4_weight`. Letters: M rows (tokens), N outputs, K inputs, B
 blocks of 128 inputs, G groups of 32, 64 or 128 inputs.
 
-One tile of words [16, N-tile] is the right operand of eight dots of depth 16, each thread reads 16 bytes at
+One tile of words [16, N-tile] is the right operand of eight dots of depth 16. Each thread reads 16 bytes at
 once, and one shift and one mask extract two weights from a word. A nibble q becomes a float without a
-conversion: as the low bits of 128 (bf16) or 1024 (fp16) it reads 128 + q, exactly. The dot of raw nibbles is
-corrected once per group: y += scale * (x . (128 + q) - (128 + zero) * sum(x)), in fp32, so weights are never
-rounded.
+conversion: in the low bits of 128 (bf16) or 1024 (fp16) it gives exactly 128 + q or 1024 + q. The dot of
+these numbers is corrected once per group: y += scale * (x . (128 + q) - (128 + zero) * sum(x)), in fp32, so
+weights are never rounded.
 
-The kernel moves N*K/2 + 3*N*G bytes of weight and 2*M*(K + N) of activations and computes 2*M*N*K FLOPs: it
-is memory-bound while M <= 32 or so. From DENSE_ROWS rows on, the weight is made dense in its 16-bit type and
-cuBLAS multiplies.
+The kernel moves N*K/2 + 3*N*G bytes of weights and 2*M*(K + N) of activations and computes 2*M*N*K FLOPs: it
+is memory-bound up to about M = 32. From DENSE_ROWS rows on, the weight is converted to 16 bits and multiplied
+by cuBLAS.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from kernels.launch import INTERPRETER, launch
 
 DTYPES = (torch.bfloat16, torch.float16)
 DENSE_ROWS = 256
-# Tile by target and by the largest M that it serves; the depth is always a block. With few rows unpacking
-# costs as much as memory, and a warp's share of x is read once for all its columns. On sm_90 the loop has 7.0
-# instructions per weight at 64 columns, 4.8 at 128.
+# Tile by target and by the largest M for which it is used; the depth is always a block. With few rows,
+# unpacking takes as long as reading, and each warp reads its part of x once for all its columns. On sm_90 the
+# loop has 7.0 instructions per weight with 64 columns, 4.8 with 128.
 TILES = {
     "sm_80": {
         16: Tile(16, 128, BLOCK, 4, 4),
@@ -79,8 +79,8 @@ def w4a16_gemm(
     """Returns x @ weight^T + bias: [M, N] in x's dtype.
 
     x_MK: bf16 or fp16 [M, K], any row stride. bias_N: [N], any float type. num_splits: parts of K that are
-    summed separately; default: as many as fill the chip. Raises ValueError on other dtypes, on shapes that
-    disagree and on group sizes other than 32, 64 and 128.
+    summed separately; None: as many as fill the chip. Raises ValueError for other dtypes, shapes that do not
+    match, and group sizes other than 32, 64 and 128.
     """
     words_BNI, scales_GN, zeros_GN, num_inputs, group_size, order_K = weight
     num_blocks, n, _ = words_BNI.shape
@@ -144,7 +144,7 @@ def dense(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
     Raises ValueError like w4a16_gemm.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"{dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+        raise ValueError(f"{dtype}: must be one of {', '.join(map(str, DTYPES))}")
     check_layout(weight)
     num_blocks, n, _ = weight.words_BNI.shape
     out_NK = torch.empty(n, weight.num_inputs, dtype=dtype, device=weight.words_BNI.device)

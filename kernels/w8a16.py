@@ -1,9 +1,9 @@
 """GEMM of 16-bit activations by int8 weights with one scale per channel: half the bytes of bf16 at decode.
 
-Weights are rounded symmetrically to [-127, 127]; int8 becomes bf16 or fp16 exactly, so the products are those
-of a 16-bit GEMM, and the scale is applied to the fp32 sum. Letters: M rows (tokens), N outputs, K inputs. The
-kernel moves N*K + 4*N bytes of weight and 2*M*(K + N) of activations and computes 2*M*N*K FLOPs: it is
-memory-bound while M is below about 100.
+Weights are rounded symmetrically to [-127, 127]. int8 is converted to bf16 or fp16 exactly, so the products
+are those of a 16-bit GEMM, and the scale is applied to the fp32 sum. Letters: M rows (tokens), N outputs, K
+inputs. The kernel moves N*K + 4*N bytes of weights and 2*M*(K + N) of activations and computes 2*M*N*K FLOPs:
+it is memory-bound up to about M = 100.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernels.gemm import Tile, check_gemm, for_target, random_tensor, scaled_gem
 from kernels.launch import INTERPRETER
 
 DTYPES = (torch.bfloat16, torch.float16)
-# Tile by target and by the largest M that it serves.
+# Tile by target and by the largest M for which it is used.
 TILES = {
     "sm_80": {16: Tile(16, 64, 128, 4, 4), 64: Tile(64, 64, 64, 4, 4), 1 << 30: Tile(128, 128, 64, 8, 3)},
     "sm_90": {16: Tile(16, 64, 128, 4, 5), 64: Tile(64, 64, 128, 4, 4), 1 << 30: Tile(128, 128, 64, 8, 4)},
@@ -31,7 +31,7 @@ TILES = {
 class Int8Weight(NamedTuple):
     """Weight of a linear layer: values int8 [N, K], contiguous; scales float32 [N].
 
-    For experts: values [E, N, K], scales [E, N].
+    For E experts: values [E, N, K], scales [E, N].
     """
 
     values_NK: torch.Tensor
@@ -39,7 +39,7 @@ class Int8Weight(NamedTuple):
 
 
 def quantise_int8(weight_NK: torch.Tensor) -> Int8Weight:
-    """Rounds each channel (row) of a weight [N, K] to int8, its largest magnitude to 127."""
+    """Rounds a weight [N, K] to int8; the largest magnitude of each channel (row) becomes 127."""
     weight = weight_NK.float()
     scales_N = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
     values = (weight / scales_N[:, None]).round().clamp(-127, 127).to(torch.int8)
@@ -56,8 +56,8 @@ def w8a16_gemm(
     """Returns x @ weight^T + bias: [M, N] in x's dtype.
 
     x_MK: bf16 or fp16 [M, K], any row stride. bias_N: [N], any float type. num_splits: parts of K that are
-    summed separately; default: as many as fill the chip. Raises ValueError on other dtypes and shapes that
-    disagree.
+    summed separately; None: as many as fill the chip. Raises ValueError for other dtypes and shapes that do
+    not match.
     """
     values_NK, scales_N = weight
     check_gemm(x_MK, values_NK.shape[1], values_NK.shape[0], bias_N, DTYPES)
@@ -79,16 +79,16 @@ def check_channels(weight: Int8Weight) -> None:
     """Raises ValueError unless values are int8 [N, K], contiguous, and scales fp32 [N]."""
     values_NK, scales_N = weight
     if values_NK.dtype != torch.int8 or not values_NK.is_contiguous():
-        raise ValueError(f"weight is {values_NK.dtype}; supported: contiguous int8 [N, K]")
+        raise ValueError(f"weight is {values_NK.dtype}; must be contiguous int8 [N, K]")
     if scales_N.dtype != torch.float32 or scales_N.shape != values_NK.shape[:1]:
         raise ValueError(
             f"scales are {scales_N.dtype} {list(scales_N.shape)}; "
-            f"supported: torch.float32 [{values_NK.shape[0]}]"
+            f"must be torch.float32 [{values_NK.shape[0]}]"
         )
 
 
 def cases() -> Iterator[Case]:
-    """Yields Llama-3.1-8B's MLP and attention output, SmolLM2-135M's down projection."""
+    """Yields Llama-3.1-8B's MLP and attention output, and SmolLM2-135M's down projection."""
     for name, n, k in (("8b_gate_up", 28672, 4096), ("8b_o", 4096, 4096), ("smollm2_down", 576, 1536)):
         for m in (1, 16, 64, 512):
             for dtype in DTYPES if (m, n) == (16, 4096) else DTYPES[:1]:

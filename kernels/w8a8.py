@@ -1,10 +1,10 @@
 """GEMM of 8-bit activations by 8-bit weights, FP8 (e4m3) or INT8, with one scale per token and per channel.
 
-`quantise_tokens` scales each token's row so that its largest magnitude is the type's largest number; the GEMM
+`quantise_tokens` scales each token's row so that its largest magnitude is the type's largest number. The GEMM
 runs on 8-bit tensor cores, and both scales are applied to its sum. Letters: M rows (tokens), N outputs, K
 inputs. The GEMM moves N*K + M*K + 2*M*N bytes and computes 2*M*N*K FLOPs at twice the bf16 rate. Hopper's FP8
-tensor cores keep about 14 bits of a running sum, so every `depth` of K it is added to an fp32 sum. gfx942 has
-no native e4m3fn: its kernel widens FP8 first, and INT8 is the faster type there.
+tensor cores keep about 14 bits of a running sum, so it is added to an fp32 sum after every `depth` of K.
+gfx942 has no native e4m3fn: its kernel converts FP8 to a wider type first, so INT8 is faster there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernels.launch import INTERPRETER, launch, target
 FP8 = torch.float8_e4m3fn
 LARGEST = {FP8: 448.0, torch.int8: 127.0}
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Tile by target and by the largest M that it serves.
+# Tile by target and by the largest M for which it is used.
 TILES = {
     "sm_80": {16: Tile(16, 64, 256, 4, 4), 64: Tile(64, 64, 128, 4, 4), 1 << 30: Tile(128, 128, 128, 8, 3)},
     "sm_90": {16: Tile(16, 64, 256, 4, 4), 64: Tile(64, 64, 128, 4, 5), 1 << 30: Tile(128, 128, 128, 8, 4)},
@@ -44,13 +44,13 @@ class ScaledTensor(NamedTuple):
 def quantise_tokens(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
     """Quantises each row of x [M, K] (bf16, fp16 or fp32, any row stride) to float8_e4m3fn or int8.
 
-    A row of zeros has the scale 1e-12 / largest. Raises ValueError on other dtypes, and on FP8 for a chip
-    without it (before sm_89).
+    A row of zeros has the scale 1e-12 / (largest number of the type). Raises ValueError for other dtypes, and
+    for FP8 on a chip without it (before sm_89).
     """
     check_dtype(dtype)
     if x_MK.dtype not in OUT_DTYPES or x_MK.dim() != 2 or x_MK.stride(1) != 1:
         raise ValueError(
-            f"x is {x_MK.dtype} {list(x_MK.shape)}; supported: [M, K] with contiguous rows, "
+            f"x is {x_MK.dtype} {list(x_MK.shape)}; must be [M, K] with contiguous rows of one of "
             f"{', '.join(map(str, OUT_DTYPES))}"
         )
     m, k = x_MK.shape
@@ -72,7 +72,7 @@ def quantise_tokens(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
 
 
 def quantise_tokens_reference(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
-    """Computes the reference of `quantise_tokens` in torch, which also quantises weights [N, K] on load."""
+    """Computes the reference of `quantise_tokens` in torch; weights [N, K] are quantised with it on load."""
     x = x_MK.float()
     scales_M = x.abs().amax(dim=1).clamp(min=1e-12) / LARGEST[dtype]
     scaled = (x / scales_M[:, None]).clamp(-LARGEST[dtype], LARGEST[dtype])
@@ -89,18 +89,18 @@ def w8a8_gemm(
 ) -> torch.Tensor:
     """Returns x @ weight^T + bias: [M, N] in out_dtype, for x [M, K], weight [N, K], both FP8 or both int8.
 
-    bias_N: [N], any float type. num_splits: parts of K that are summed separately; default: as many as fill
-    the chip. Raises ValueError on other dtypes, on shapes that disagree, and on FP8 for a chip without it.
+    bias_N: [N], any float type. num_splits: parts of K that are summed separately; None: as many as fill the
+    chip. Raises ValueError for other dtypes, shapes that do not match, and FP8 on a chip without it.
     """
     (values_MK, scales_M), (weight_NK, scales_N) = x, weight
     check_dtype(weight_NK.dtype)
     check_gemm(values_MK, weight_NK.shape[1], weight_NK.shape[0], bias_N, (weight_NK.dtype,))
     if out_dtype not in OUT_DTYPES:
-        raise ValueError(f"out_dtype is {out_dtype}; supported: {', '.join(map(str, OUT_DTYPES))}")
+        raise ValueError(f"out_dtype is {out_dtype}; must be one of {', '.join(map(str, OUT_DTYPES))}")
     for name, scales, length in (("x", scales_M, len(values_MK)), ("weight", scales_N, len(weight_NK))):
         if scales.dtype != torch.float32 or scales.shape != (length,):
             raise ValueError(
-                f"scales of {name} are {scales.dtype} {list(scales.shape)}; supported: fp32 [{length}]"
+                f"scales of {name} are {scales.dtype} {list(scales.shape)}; must be fp32 [{length}]"
             )
     if not weight_NK.is_contiguous():
         raise ValueError("weight must be contiguous")
@@ -122,16 +122,16 @@ def w8a8_gemm_reference(
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Raises ValueError unless the chip of the launches multiplies this 8-bit type."""
+    """Raises ValueError unless the target of launches supports this 8-bit type."""
     if dtype not in LARGEST:
-        raise ValueError(f"{dtype} is not supported; supported: {', '.join(map(str, LARGEST))}")
+        raise ValueError(f"{dtype}: must be one of {', '.join(map(str, LARGEST))}")
     chip = target()
     if dtype == FP8 and chip.startswith("sm_") and int(chip[3:]) < 89:
-        raise ValueError(f"{dtype} needs sm_89 or later, this is {chip}; torch.int8 is supported")
+        raise ValueError(f"{dtype} needs sm_89 or later, this is {chip}; use torch.int8")
 
 
 def cases() -> Iterator[Case]:
-    """Yields Llama-3.1-8B's MLP and attention output in both types; activations of a prefill chunk."""
+    """Yields Llama-3.1-8B's MLP and attention output in both types, and the quantisation of activations."""
     for dtype in LARGEST:
         kind = "fp8" if dtype == FP8 else "int8"
         for m in (1, 64, 512):
@@ -159,7 +159,7 @@ def _gemm_case(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device)
 def quantise_tokens_kernel(
     x_ptr, values_ptr, scales_ptr, k, stride_xm, LARGEST: tl.constexpr, TILE: tl.constexpr
 ):
-    """Quantises one token by its largest magnitude to 8 bits, and stores the scale."""
+    """Quantises one token's row to 8 bits by its largest magnitude, and stores the scale."""
     row = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, TILE)
     b_most = tl.zeros([TILE], dtype=tl.float32)

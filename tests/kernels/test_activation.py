@@ -55,7 +55,7 @@ def test_gate_reads_rows_apart(guarded):
     ("x", "said"),
     [
         (torch.ones(2, 3), "2 \\* size"),
-        (torch.ones(2, 4, dtype=torch.int32), "fp32, fp16, bf16"),
+        (torch.ones(2, 4, dtype=torch.int32), "fp32, fp16 or bf16"),
         (torch.ones(4, 2).t(), "contiguous"),
     ],
 )

@@ -81,11 +81,17 @@ def test_gather_and_scatter_match_reference(shape, dtype, num_tensors, count, se
     [
         (lambda c: CacheSet.of([]), "no cache tensors"),
         (lambda c: CacheSet.of([torch.ones(2, 3, dtype=torch.int8)]), "multiple of 4"),
-        (lambda c: CacheSet.of([torch.ones(2, 4), torch.ones(3, 4)]), "must be alike"),
+        (
+            lambda c: CacheSet.of([torch.ones(2, 4), torch.ones(3, 4)]),
+            "must have the same dtype, shape and device",
+        ),
         (lambda c: CacheSet.of([torch.ones(4, 2).t()]), "contiguous"),
         (lambda c: copy_blocks(c, torch.ones(3, 3, dtype=torch.int32)), r"\[N, 2\]"),
         (lambda c: gather_blocks(c, torch.ones(3), c.staging(3)), "int32 or int64"),
-        (lambda c: gather_blocks(c, torch.tensor([1, 2]), c.staging(1)), "holds 1 blocks, 2"),
+        (
+            lambda c: gather_blocks(c, torch.tensor([1, 2]), c.staging(1)),
+            "staging of 1 blocks: must have at least 2",
+        ),
         (lambda c: scatter_blocks(torch.ones(2, 2), torch.tensor([1]), c), "staging"),
     ],
 )

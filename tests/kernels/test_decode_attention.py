@@ -119,20 +119,20 @@ def test_refusals_say_what_is_supported():
 
     scales = torch.ones(2, 16, 2)
     for match, wrong in (
-        ("float64 are not supported; torch.float32", {"q": q.double()}),
-        ("head_dim 24 is not supported; multiples of 16", {"q": torch.zeros(1, 4, 24)}),
-        ("head_dim 512 is not", {"q": torch.zeros(1, 4, 512)}),
+        ("float64: must be one of torch.float32", {"q": q.double()}),
+        ("head_dim 24: must be a multiple of 16", {"q": torch.zeros(1, 4, 24)}),
+        ("head_dim 512: must be", {"q": torch.zeros(1, 4, 512)}),
         ("3 heads", {"q": torch.zeros(1, 3, 64)}),
-        ("to be of the queries' dtype", {"kv": PagedKv(cache.half(), cache.half())}),
+        ("both must be torch.float32 like the queries", {"kv": PagedKv(cache.half(), cache.half())}),
         ("num_blocks, block_size", {"kv": PagedKv(cache[:1], cache)}),
-        ("with key and value scales", {"kv": PagedKv(cache.char(), cache.char())}),
-        ("without key and value scales", {"kv": PagedKv(cache, cache, scales, scales)}),
+        ("key and value scales are needed", {"kv": PagedKv(cache.char(), cache.char())}),
+        ("key and value scales must be None", {"kv": PagedKv(cache, cache, scales, scales)}),
         ("int32", {"tables": tables.long()}),
-        ("1 queries, but 2 block tables", {"tables": tables.repeat(2, 1)}),
+        ("1 queries, 2 block tables", {"tables": tables.repeat(2, 1)}),
         ("window of 0", {"window": 0}),
         ("softcap of 0", {"softcap": 0.0}),
-        ("sinks: contiguous float32", {"sinks_H": torch.zeros(3)}),
-        ("num_splits of 65: 1 to 64", {"num_splits": 65}),
+        ("sinks: must be contiguous float32", {"sinks_H": torch.zeros(3)}),
+        ("num_splits of 65: must be 1 to 64", {"num_splits": 65}),
     ):
         with pytest.raises(ValueError, match=match):
             call(**wrong)

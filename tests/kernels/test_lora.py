@@ -109,15 +109,15 @@ def test_refusals():
     with pytest.raises(ValueError, match="2 segments need 3 starts"):
         lora_shrink(x, a, given._replace(adapters=int32([0, 0])))
     parts, out = torch.zeros(1, 2, 8), torch.zeros(2, 8)
-    with pytest.raises(ValueError, match="rank 65 is not supported; supported: up to 64"):
+    with pytest.raises(ValueError, match="rank 65: must be at most 64"):
         lora_expand(parts, torch.zeros(1, 8, 65).half(), torch.ones(1), given, out)
-    with pytest.raises(ValueError, match=r"out is \[2, 9\]; needed: \[2, 8\]"):
+    with pytest.raises(ValueError, match=r"out is \[2, 9\]; must be \[2, 8\]"):
         lora_expand(parts, b, torch.ones(1), given, torch.zeros(2, 9))
-    with pytest.raises(ValueError, match=r"slices=\[4, 5\]: must be up to 3 that sum to 8 outputs"):
+    with pytest.raises(ValueError, match=r"slices=\[4, 5\]: must be up to 3 numbers with a sum of 8 outputs"):
         lora_expand(parts, b, torch.ones(1), given, out, slices=(4, 5))
     with pytest.raises(ValueError, match=r"slices=.*must be up to 3"):
         lora_expand(parts, b, torch.ones(1), given, out, slices=(2, 2, 2, 2))
-    with pytest.raises(ValueError, match="parts have 8 ranks; 2 slices of 8"):
+    with pytest.raises(ValueError, match="parts have 8 ranks; must be 16 for 2 slices"):
         lora_expand(parts, b, torch.ones(1), given, out, slices=(4, 4))
     with pytest.raises(ValueError, match="scaling is"):
         lora_expand(parts, b, torch.ones(2), given, out)

@@ -149,16 +149,16 @@ def test_experts_elsewhere_are_left_out():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match=r"5 of 4 experts; supported: 1 to 32 of up to 512"):
+    with pytest.raises(ValueError, match=r"5 of 4 experts: must be 1 to 32 of at most 512"):
         moe_route(torch.zeros(1, 4), 5)
-    with pytest.raises(ValueError, match=r"supported: contiguous torch.int32"):
+    with pytest.raises(ValueError, match=r"must be contiguous torch.int32"):
         moe_align(torch.zeros(1, 2, dtype=torch.int64), 4, 16)
-    with pytest.raises(ValueError, match="powers of two"):
+    with pytest.raises(ValueError, match="must be a power of two"):
         moe_align(torch.zeros(1, 2, dtype=torch.int32), 4, 12)
     alignment = moe_align(torch.zeros(1, 2, dtype=torch.int32), 2, 16)
     with pytest.raises(ValueError, match=r"x is torch.float32"):
         moe_gemm(torch.zeros(1, 16), torch.zeros(2, 8, 16), alignment, 2, gated=False)
-    with pytest.raises(ValueError, match=r"2 entries of 4 rows"):
+    with pytest.raises(ValueError, match=r"2 entries: must be a multiple of the 4 rows"):
         moe_gemm(torch.zeros(4, 16).half(), torch.zeros(2, 8, 16).half(), alignment, 2, gated=False)
     with pytest.raises(ValueError, match="2 rows"):
         moe_combine(

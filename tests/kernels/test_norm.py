@@ -88,14 +88,17 @@ def test_no_tokens_are_fine():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: rms_norm(torch.ones(2, 4, dtype=torch.float64), torch.ones(4), 1e-6), "fp32, fp16, bf16"),
+        (lambda: rms_norm(torch.ones(2, 4, dtype=torch.float64), torch.ones(4), 1e-6), "fp32, fp16 or bf16"),
         (lambda: rms_norm(torch.ones(2, 40000), torch.ones(40000), 1e-6), "1 to 32768"),
         (lambda: rms_norm(torch.ones(2, 4), torch.ones(5), 1e-6), r"contiguous \[4\]"),
         (lambda: rms_norm(torch.ones(4, 2).t(), torch.ones(4), 1e-6), "contiguous rows"),
-        (lambda: add_rms_norm(torch.ones(2, 4), torch.ones(3, 4), torch.ones(4), 1e-6), "must be alike"),
+        (
+            lambda: add_rms_norm(torch.ones(2, 4), torch.ones(3, 4), torch.ones(4), 1e-6),
+            "must have the same dtype",
+        ),
         (
             lambda: qk_norm(torch.ones(1, 2, 4), torch.ones(2, 2, 4), torch.ones(4), torch.ones(4), 1e-6),
-            "beside",
+            "of the same dtype",
         ),
         (lambda: qk_norm(*[torch.ones(1, 2, 600)] * 2, *[torch.ones(600)] * 2, 1e-6), "1 to 512"),
     ],

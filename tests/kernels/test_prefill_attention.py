@@ -161,11 +161,14 @@ def test_refusals_say_what_is_supported():
 
     mask, mask_start = torch.ones(4, dtype=torch.bool), torch.zeros(1, dtype=torch.int32)
     for match, wrong in (
-        ("64 query heads a KV head are not supported", {}),
-        ("one table a sequence is needed, and one start more", {"starts": (0, 1, 2)}),
+        ("64 query heads per KV head: must be at most", {}),
+        ("must be one table per sequence, and one start more", {"starts": (0, 1, 2)}),
         ("torch.bool", {"tree": DraftTree(mask.int(), mask_start)}),
-        ("mask_start: torch.int32", {"tree": DraftTree(mask, mask_start.long())}),
-        ("needs the tokens' positions", {"tree": DraftTree(mask, mask_start), "window": 3}),
+        ("mask_start_B: must be torch.int32", {"tree": DraftTree(mask, mask_start.long())}),
+        (
+            "positions_T: must be torch.int32 with a window",
+            {"tree": DraftTree(mask, mask_start), "window": 3},
+        ),
         ("head_dim 40", {"q": torch.zeros(2, 4, 40)}),
     ):
         with pytest.raises(ValueError, match=match):

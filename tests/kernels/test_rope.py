@@ -131,13 +131,13 @@ def test_rotation_turns_each_pair_by_position_times_frequency():
         (lambda s: setattr(s, "slots", s.slots[:1]), r"slots.*\[2\]"),
         (
             lambda s: setattr(s, "scales", [torch.ones(2, 4, 1), None]),
-            "key_scales: needed for an int8 or fp8",
+            "key_scales: must be given for an int8 or fp8",
         ),
         (
             lambda s: setattr(s, "caches", [c.double() for c in s.caches]),
-            "int8 and float8_e4m3fn are supported",
+            "int8 or float8_e4m3fn, the same for both",
         ),
-        (lambda s: setattr(s, "caches", [c.to(torch.int8) for c in s.caches]), "key_scales: needed"),
+        (lambda s: setattr(s, "caches", [c.to(torch.int8) for c in s.caches]), "key_scales: must be given"),
         (lambda s: setattr(s, "caches", [c[..., :32] for c in s.caches]), "num_blocks, block_size, 1, 64"),
         (lambda s: setattr(s, "qkv", (s.qkv[0], s.qkv[1].half(), s.qkv[2])), "k: torch.float16"),
     ],

@@ -48,11 +48,11 @@ def test_quantising_is_within_half_a_step(generator):
 
 def test_refusals():
     weight = quantise_int8(torch.randn(8, 64))
-    with pytest.raises(ValueError, match=r"x is torch.float32; supported: torch.bfloat16, torch.float16"):
+    with pytest.raises(ValueError, match=r"x is torch.float32; must be one of torch.bfloat16, torch.float16"):
         w8a16_gemm(torch.zeros(1, 64), weight)
-    with pytest.raises(ValueError, match=r"supported: contiguous int8"):
+    with pytest.raises(ValueError, match=r"must be contiguous int8"):
         w8a16_gemm(torch.zeros(1, 64).half(), Int8Weight(weight.values_NK.float(), weight.scales_N))
-    with pytest.raises(ValueError, match=r"supported: torch.float32 \[8\]"):
+    with pytest.raises(ValueError, match=r"must be torch.float32 \[8\]"):
         w8a16_gemm(torch.zeros(1, 64).half(), Int8Weight(weight.values_NK, weight.scales_N[:4]))
     with pytest.raises(ValueError, match="must be contiguous"):
         w8a16_gemm(torch.zeros(64, 2).half().T, weight)

@@ -201,7 +201,7 @@ def test_a_bias_of_zeros_is_no_bias_and_another_is_refused(tmp_path):
         ("q_proj.qzeros", None, r"missing: model\.layers\.0\.self_attn\.q_proj\.qzeros"),
         ("q_proj.qweight", torch.zeros(4, 32), r"q_proj\.qweight is F32; supported: I32"),
         ("q_proj.weight", torch.zeros(32, 32), r"unknown to this architecture.*q_proj\.weight"),
-        ("k_proj.g_idx", torch.ones(32, dtype=torch.int32), "k_proj.*g_idx: every group must have 32 inputs"),
+        ("k_proj.g_idx", torch.ones(32, dtype=torch.int32), "k_proj.*g_idx: each group must have 32 inputs"),
     ],
 )
 def test_damaged_tensors_are_named(tmp_path, name, tensor, message):
