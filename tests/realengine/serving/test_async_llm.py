@@ -155,6 +155,21 @@ def stepwise(llm):
     return steps
 
 
+def paced(llm):
+    """Lets the event loop turn before each step from now on, so that consumers see every step's tokens."""
+    loop, step = asyncio.get_running_loop(), llm.engine.step
+
+    async def turn():
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def paced_step():
+        asyncio.run_coroutine_threadsafe(turn(), loop).result(TIMEOUT_S)
+        return step()
+
+    llm.engine.step = paced_step
+
+
 ALL = 1000
 """More steps than any request takes."""
 
@@ -699,6 +714,7 @@ def test_fifty_requests_with_random_ends_leave_nothing_behind(overlap, offline):
         return outputs[-1]
 
     async def scenario(llm):
+        paced(llm)
         return await asyncio.gather(*(ask(llm, number) for number in range(50)))
 
     outputs = run_scenario(
