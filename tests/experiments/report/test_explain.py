@@ -15,7 +15,9 @@ SMALL = ("workload=poisson", "output.progress=false", "output.report=false")
 
 def simulate(folder: Path, *arguments: str) -> pd.DataFrame:
     """Simulates, and returns the table of requests by request id."""
-    assert main(["simulate", *SMALL, f"hydra.run.dir={folder}", *arguments]) == 0
+    asked = {argument.partition("=")[0] for argument in arguments}
+    small = [choice for choice in SMALL if choice.partition("=")[0] not in asked]
+    assert main(["simulate", *small, f"hydra.run.dir={folder}", *arguments]) == 0
     return pd.read_parquet(folder / "requests.parquet").set_index("request_id")
 
 

@@ -366,7 +366,7 @@ def test_a_run_without_settings_is_named(score, tmp_path):
             {"kind": "experiments"},
             "id=run-0: itl_mean_ms=0.003: 1 x RTX 4090 cannot read the weights",
         ),
-        ([SILICON], {"measured": "absent.csv"}, "measured=absent.csv: cannot be read"),
+        ([SILICON], {"measured": "absent.csv"}, "measured=absent.csv: no such file"),
         ([SILICON], {"where": "'isl>9999'"}, "where=isl>9999: no row of the table matches"),
         ([SILICON], {"where": "'no_such_column>1'"}, "where=no_such_column>1: "),
     ],

@@ -32,7 +32,9 @@ def choices(group: str) -> list[str]:
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.chdir(folder)
-    return main(["simulate", *SMALL, "output.progress=false", *arguments])
+    asked = {argument.partition("=")[0] for argument in arguments}
+    small = [choice for choice in SMALL if choice.partition("=")[0] not in asked]
+    return main(["simulate", *small, "output.progress=false", *arguments])
 
 
 def build(*overrides: str):

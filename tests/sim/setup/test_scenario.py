@@ -38,7 +38,7 @@ def build(*overrides):
             ["batching=decode_only"],
             "batching=DecodeOnly, role=mixed: needs role=decode; .*such as batching=chunked",
         ),
-        (["scheduling=s3"], "prediction=none: S3 needs .*choose a predictor, such as prediction=histogram"),
+        (["scheduling=s3"], "prediction=none: s3 needs .*choose a predictor, such as prediction=histogram"),
         (
             ["caching=contiguous", "caching.reserve=predicted"],
             "caching.reserve=predicted, prediction=none: .*or caching.reserve=max_tokens",
