@@ -44,7 +44,7 @@ class DecodeSet:
         self.ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
         self._limits: list[tuple[int, int, int, Sequence]] = []  # KV limit clock, request id, join, member
         self.num_joins = 0
-        self._num_steady = 0  # members whose context does not grow
+        self._num_steady = 0  # members with a context that does not grow (sliding window)
         self._num_reserved = 0  # members that have all their blocks
         self._max_num_seqs = max_num_seqs
 
@@ -56,7 +56,7 @@ class DecodeSet:
 
     @property
     def num_widening(self) -> int:
-        """Members whose context grows."""
+        """Number of members with a growing context."""
         return self.size - self._num_steady
 
     @property

@@ -1,12 +1,12 @@
-"""The engine of the common run in a few numbers: all that an `EngineCore` knows where nothing surprises it.
+"""The lane: a simplified engine for the simulator, with the same decisions as `EngineCore`, but faster.
 
     enter -> waiting --seat--> prefilling --complete--> decodes --advance, end-->
 
-Its requests name no contents, so none finds anything in a cache, and blocks are only counted. A sequence has
-neither a slot nor a place in a set, and the queue is a deque. The batching policy is asked as ever, through a
-view and a builder with the few names that it has declared to use (policies/core/lane_step.py). Nothing here
-preempts: before blocks could run out, and for all else that a lane does not know, an `EngineCore` takes over
-and goes on as if it had been there from the beginning (`give_to`).
+It handles the common case. No request has shared contents, so there are no prefix cache hits, and KV blocks
+need only be counted; sequences have no slots, and the queue is a deque. The batching policy is called as
+usual, with a view and a builder that have only the members which it has declared to use
+(policies/core/lane_step.py). A lane never preempts: before blocks could run out, and for everything else that
+a lane does not support, an `EngineCore` takes over its state and continues (`give_to`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HOOKS = ("before_step", "chunk_rank", "queue", "on_commit", "on_end")
 
 
 def suits(core: EngineCore) -> bool:
-    """Returns whether an engine's parts allow a lane, until an event comes that a lane does not handle."""
+    """Returns whether a lane can replace this engine, until an event that a lane does not support."""
     pool = core.block_pool
     return (
         type(core) is EngineCore
@@ -47,7 +47,7 @@ def suits(core: EngineCore) -> bool:
 
 
 def is_common(request: Request) -> bool:
-    """Returns whether a request is one that a lane handles: no shared contents, branches or adapter."""
+    """Returns whether a lane supports a request: one without shared contents, branches and adapter."""
     _, segments, num_pinned = request.prompt
     if segments or num_pinned:
         return False
@@ -55,9 +55,10 @@ def is_common(request: Request) -> bool:
 
 
 class Lane:
-    """The sequences of an engine, and its KV blocks: `num_kept` of the free ones have contents.
+    """The sequences of an engine, and the counts of its KV blocks.
 
-    decodes: the engine's own. Blocks with contents are taken last.
+    decodes: the decode set of the engine. num_kept: free blocks that still have cached contents; they are
+    used (and evicted) after the other free blocks.
     """
 
     __slots__ = (
@@ -84,7 +85,7 @@ class Lane:
         pool = core.block_pool
         self.decodes = core.decodes
         self.sequences: dict[int, Sequence] = {}
-        """All by request id, in the order in which they entered."""
+        """All sequences by request id, in the order in which they were added."""
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.num_running = 0
@@ -101,7 +102,7 @@ class Lane:
         self._bounds_of = core.limits.of
         self._rank = core.scheduling.rank
 
-    # Sequences come and go.
+    # Changes of sequences.
 
     def sequence_of(self, request: Request, stop_after: StopAfter) -> Sequence:
         """Returns the sequence of a common request, as `EngineCore.sequence_of` does."""
@@ -109,7 +110,7 @@ class Lane:
         return Sequence(request, self.decodes, end_known, end_reason, max_known)
 
     def enter(self, seq: Sequence) -> None:
-        """Adds a waiting sequence, in the order of ranks."""
+        """Adds a sequence to the queue by its rank."""
         seq.rank = rank = self._rank(seq)
         self.sequences[seq.request_id] = seq
         waiting = self.waiting
@@ -119,7 +120,10 @@ class Lane:
             waiting.append(seq)
 
     def complete(self, seq: Sequence) -> bool:
-        """Adds the first token of a sequence whose prefill is complete; returns whether it ends with it."""
+        """Moves a sequence with a complete prefill to the decodes.
+
+        Returns whether it ends with its first token.
+        """
         self.prefilling.remove(seq)
         seq.stored_known += 1
         if seq.stored_known == seq._end_known:
@@ -136,10 +140,10 @@ class Lane:
         return False
 
     def advance(self, num_iterations: int) -> list[Sequence]:
-        """Advances all decoding sequences by that many tokens; returns those that end."""
+        """Advances all decoding sequences by num_iterations tokens. Returns those that end."""
         decodes, block_size = self.decodes, self.block_size
         clock, due = decodes.clock, decodes.blocks_due_by_phase
-        if num_iterations > 1:  # the first one has its blocks
+        if num_iterations > 1:  # the blocks of the first iteration are already taken
             begin = (clock + 1) % block_size
             end = begin + num_iterations - 1
             if end <= block_size:
@@ -166,7 +170,7 @@ class Lane:
         return ended
 
     def end(self, ended: list[Sequence]) -> None:
-        """Removes sequences that have ended decoding, and sorts the list by admission."""
+        """Removes sequences that have ended, and sorts the list `ended` by admission."""
         if len(ended) > 1:
             ended.sort(key=_admission)
         block_size = self.block_size
@@ -181,16 +185,16 @@ class Lane:
         self.num_running -= len(ended)
 
     def take(self, num_blocks: int) -> None:
-        """Takes blocks for new contents, first those without contents."""
+        """Takes free blocks, those without cached contents first."""
         self.num_free = num_free = self.num_free - num_blocks
         if num_free < self.num_kept:
             self.num_evicted += self.num_kept - num_free
             self.num_kept = num_free
 
     def seat(self, seq: Sequence, num_tokens: int) -> Cause | None:
-        """Gives the first waiting sequence a slot, and blocks for its first tokens.
+        """Admits the first waiting sequence, and takes the blocks of its first num_tokens tokens.
 
-        Returns the cause for which it has to wait, or None if it is admitted.
+        Returns the cause if it cannot be admitted, else None. Raises ValueError if `seq` is not the first.
         """
         if self.num_running >= self._max_num_seqs:
             return _SLOT
@@ -200,7 +204,8 @@ class Lane:
             return _MEMORY
         if self.waiting.popleft() is not seq:
             raise ValueError(
-                f"fills_in_order: the policy admits {seq!r} before others that wait in front of it"
+                f"fills_in_order: the policy admits {seq!r} before sequences of smaller rank; "
+                "do not declare fills_in_order, or admit in the order of `waiting`"
             )
         seq.admission = self._num_admissions = self._num_admissions + 1
         seq.state = PREFILLING
@@ -215,8 +220,7 @@ class Lane:
     def begin_decodes(self) -> int:
         """Takes the blocks of an iteration in which all sequences decode.
 
-        Returns the number of iterations for which that holds; 0, with nothing done, if the policy must be
-        asked.
+        Returns the number of such iterations; 0 if the batching policy must be called, and then takes none.
         """
         decodes, block_size = self.decodes, self.block_size
         size, clock = decodes.size, decodes.clock
@@ -233,25 +237,25 @@ class Lane:
         return horizon
 
     def horizon(self) -> int:
-        """Returns for how many iterations all sequences decode as in the one whose blocks were just taken."""
+        """Returns the number of iterations in which all sequences decode, with the one just prepared."""
         decodes = self.decodes
         repeats = range(decodes.ends[0][0] - decodes.clock)
         return bisect_right(repeats, self.num_free, key=lambda num: decodes.blocks_due_after(1, num))
 
     def is_safe(self) -> bool:
-        """Returns whether the next step has all blocks for running sequences, whatever the policy does."""
+        """Returns whether the free blocks suffice for the running sequences' next step in any case."""
         decodes, block_size = self.decodes, self.block_size
         num_needed = decodes.blocks_due_by_phase[decodes.clock % block_size]
         for seq in self.prefilling:
             num_needed += -(-seq.stored_known // block_size) + -seq.stored_computed // block_size
         return num_needed <= self.num_free and decodes.size <= self._max_decodes
 
-    # The end of the lane.
+    # The change to a complete engine.
 
     def give_to(self, core: EngineCore, num_iterations: int, chunks: SequenceOf[Chunk]) -> None:
-        """Hands all sequences over to an empty engine.
+        """Moves all sequences to an empty engine.
 
-        num_iterations: iterations that have run. chunks: prompt chunks of the running step.
+        num_iterations: number of iterations that have run. chunks: prompt chunks of the running step.
         """
         planned = {chunk.seq: chunk.num_tokens for chunk in chunks}
         running = [seq for seq in self.sequences.values() if seq.state is not WAITING]

@@ -1,7 +1,7 @@
-"""The view and the step of a lane, for a batching policy that fills in order.
+"""The view and the step builder of a lane, for batching policies that declare `fills_in_order`.
 
-The names are those of `StepView` and `StepBuilder`, as far as `policies.batching.FillsInOrder` allows them. A
-lane has made sure (`Lane.is_safe`) that running sequences find their blocks, so nothing is preempted.
+They have the members of `StepView` and `StepBuilder` that `policies.batching.FillsInOrder` allows. The lane
+has checked (`Lane.is_safe`) that there are blocks for all running sequences, so no sequence is preempted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEW_CHUNK: Final[Callable[..., Chunk]] = partial(tuple.__new__, Chunk)  # witho
 
 
 class LaneView:
-    """The part of a lane that a policy that fills in order reads; see `policies.core.view.StepView`."""
+    """The part of `policies.core.view.StepView` that a policy with `fills_in_order` reads."""
 
     __slots__ = ("_lane", "prefilling")
 
@@ -31,18 +31,18 @@ class LaneView:
 
     @property
     def waiting(self) -> Iterator[Sequence]:
-        """Sequences without KV, smallest rank first; they may be admitted while iterating."""
+        """Sequences in the queue, smallest rank first; they may be admitted while iterating."""
         waiting = self._lane.waiting
         while waiting:
             first = waiting[0]
             yield first
-            if waiting and waiting[0] is first:  # not admitted: the caller looks further
+            if waiting and waiting[0] is first:  # not admitted, but the caller continues
                 yield from list(islice(waiting, 1, None))
                 return
 
 
 class LaneStep:
-    """The methods with which such a policy acts; see `policies.core.step.StepBuilder`."""
+    """The methods of `policies.core.step.StepBuilder` that a policy with `fills_in_order` calls."""
 
     __slots__ = ("_lane", "admitted", "chunks", "promise", "refusal", "tokens_left")
 
@@ -56,7 +56,7 @@ class LaneStep:
         self.chunks: list[Chunk] = []
         self.admitted: list[Sequence] = []
         self.refusal: Cause | None = None
-        """Why the first of the waiting was not admitted."""
+        """The cause for which the first waiting sequence was not admitted."""
         self.promise = 1
 
     def budget(self, max_num_tokens: int) -> None:
@@ -73,7 +73,7 @@ class LaneStep:
         return True
 
     def prefill(self, seq: Sequence, max_num_tokens: int) -> bool:
-        """Computes up to max_num_tokens more tokens of a sequence whose prefill has begun."""
+        """Computes up to max_num_tokens more tokens of a sequence in prefill."""
         num_computed = seq.stored_computed
         num_tokens = min(index(max_num_tokens), seq.stored_known - num_computed, self.tokens_left)
         if num_tokens < 1:
@@ -85,7 +85,7 @@ class LaneStep:
         return True
 
     def admit(self, seq: Sequence, max_num_tokens: int, *, may_cut: bool = True) -> bool:
-        """Gives the first waiting sequence a slot and up to max_num_tokens tokens of prefill."""
+        """Admits the first waiting sequence with up to max_num_tokens tokens of prefill."""
         num_known, tokens_left = seq.stored_known, self.tokens_left
         num_wanted = num_known if num_known < max_num_tokens else index(max_num_tokens)
         num_tokens = num_wanted if num_wanted <= tokens_left else tokens_left
@@ -103,5 +103,5 @@ class LaneStep:
         return True
 
     def repeat(self) -> None:
-        """Promises that this very step would be decided again."""
+        """Promises that the policy would decide the same step again."""
         self.promise = FOREVER

@@ -12,7 +12,7 @@ class SequenceView(Protocol):
     """A `Sequence` as policies see it; its properties can be read and not written.
 
     A type checker refuses what is not declared here. The true end is private at run time, too; the
-    conformance suite finds policies whose decisions depend on it (`blind_to_the_truth`).
+    conformance suite finds policies with decisions that depend on it (`blind_to_the_truth`).
     """
 
     @property

@@ -13,8 +13,8 @@ from sim.records.run import RunRecords
 def adapter_use(records: RunRecords) -> dict[str, Any] | None:
     """Computes the figures over all replicas and the whole run; returns None if no adapters are served.
 
-    hit_share: share of the started sequences whose adapter was already loaded. batch_adapters: number of
-    different adapters in an iteration, mean over the iterations with at least one.
+    hit_share: share of the started sequences for which the adapter was already loaded. batch_adapters: number
+    of different adapters in an iteration, mean over the iterations with at least one.
     """
     by_replica = list(records.adapters)
     if not by_replica:

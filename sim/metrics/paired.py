@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from sim.metrics.quantiles import student_t
 
 CONFIDENCE = 0.95
-"""Confidence level of every interval: the share of experiments whose interval holds the true value."""
+"""Confidence level of every interval: the share of intervals that contain the true value."""
 
 SAME_REL = 1e-9
 """Relative difference up to which two figures are equal: differences below it are rounding errors."""

@@ -48,8 +48,8 @@ def rate_over_time(time_s: Times, count: NDArray[np.int64] | None, edges_s: Time
 def cdf_points(values: Times, counts: Counts | None = None, *, max_points: int = 600) -> tuple[Times, Times]:
     """Computes the points (value, share of values <= it) of the CDF; NaN values are left out.
 
-    Up to max_points values all become points. Of more values, half of the points are at evenly spaced shares
-    and half at shares whose distance from 1 shrinks geometrically, so that p99.9 is as visible as the median.
+    Up to max_points values all become points. Of more values, half of the points are at evenly spaced shares,
+    and half at shares that approach 1 geometrically, so that p99.9 is as visible as the median.
     """
     if counts is None:
         counts = np.ones(values.shape, dtype=np.int64)

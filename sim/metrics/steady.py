@@ -26,7 +26,7 @@ are still autocorrelated (von Neumann's ratio, one-sided, 5 %), in their means o
 longer batches are used; below `MIN_BATCHES` there is no interval.
 
 Measured coverage for waits in M/M/1 (runs of 2,000, 10,000, 50,000 values; % of the runs that have an
-interval, in brackets the % of these whose interval holds the true value):
+interval, in brackets the % of these in which it contains the true value):
 
     load   p99                        mean
     0.5    1 (83), 84 (97), 97 (97)   98 (96), 99 (93), 99 (96)

@@ -7,8 +7,8 @@
     external   free slots while the first waiting request does not fit: too fragmented, or too few
     free       free slots while no request waits for memory
 
-Follows Kwon et al., SOSP 2023, section 3.1, where "external" is measured in the same way. A slot whose token
-several sequences share counts once.
+Follows Kwon et al., SOSP 2023, section 3.1, where "external" is measured in the same way. A slot with a token
+that several sequences share counts once.
 """
 
 from __future__ import annotations

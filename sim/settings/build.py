@@ -28,7 +28,7 @@ EXAMPLES = {
     "measured": "measured.csv",
     "out": "my_gpu.yaml",
 }
-"""Examples of required settings whose type says little."""
+"""Examples of values for required settings for which the type alone is not enough."""
 
 
 def build(node: Any, key: str, kind: Any = Any) -> Any:

@@ -36,7 +36,7 @@ ALIASES = {
 """Abbreviations and names of other tools -> the setting that means the same."""
 
 _GPUS = (
-    "set replicas=N or tensor_parallel_size=N, whose product is the number of GPUs, or layout=auto "
+    "set replicas=N or tensor_parallel_size=N (their product is the number of GPUs), or layout=auto "
     "layout.devices=N for the best layout of N GPUs"
 )
 _COPIES = (
@@ -66,7 +66,7 @@ _SOURCE = re.compile(r"^source: *([^\s#]+)", re.M)
 def with_new_names(overrides: Iterable[str], dirs: Sequence[Path] = (CONFIG_DIR,)) -> list[str]:
     """Replaces other names in the overrides by those that are used; prints one note per name on stderr.
 
-    dirs: the config folders, whose models may be named by their Hugging Face ids.
+    dirs: the config folders; their models may be named by their Hugging Face ids.
     """
     return [_with_new_name(text, dirs) for text in overrides]
 

@@ -154,7 +154,7 @@ class ConversationSource:
             num_history = sum(segment.num_tokens for segment in history)
             arrival = self._turn(conversation, 0, arrival_s, history, num_history)
             if arrival is None:
-                self.notes.skip("conversations whose first turn is longer than the context")
+                self.notes.skip("conversations with a first turn longer than the context")
             else:
                 yield arrival
 

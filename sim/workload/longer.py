@@ -16,7 +16,7 @@ from sim.workload.base import Arrival, Source, Workload
 
 UNLIMITED = 1 << 60
 """Context limit of the other source, because only scaled lengths show which requests fit."""
-CUT = "conversations whose first turn is longer than the context"
+CUT = "conversations with a first turn longer than the context"
 
 
 class _InFlight(NamedTuple):
