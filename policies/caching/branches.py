@@ -20,10 +20,10 @@ from collections.abc import Sequence as SequenceOf
 class Branches:
     """The branches of a sequence, which grow together by one token each.
 
-    depth: output tokens of each live branch; the KV of the newest is not stored yet. ends: the depth at which
-    each branch ends, as far as it is known. num_emitted: output tokens so far, summed over all branches that
-    ever existed. length: stored tokens of each branch after the prompt's full blocks, the rest of the prompt
-    included.
+    ends: output tokens at which each branch ends. shares: whether branches share blocks. depth: output tokens
+    of each live branch; the KV of the newest is not stored yet. num_emitted: output tokens so far, summed
+    over all branches that ever existed. length: stored tokens of each branch after the prompt's full blocks,
+    the rest of the prompt included. trunk: numbers of the blocks that all branches share.
     """
 
     __slots__ = (

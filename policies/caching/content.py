@@ -30,15 +30,15 @@ from typing import NamedTuple
 from policies.core.request import Request, Segment
 
 ENDLESS = 1 << 40
-"""Number of tokens, or of blocks, of an output of unknown length."""
+"""Number of tokens, or of blocks, that stands for an output of unknown length."""
 
 PRIVATE_PLACES = 1 << 48
-"""The smallest private place: its content can be found by one request only."""
+"""The smallest private place. The content of a private place can be found by one request only."""
 
 NAMELESS_PLACE = 1 << 62
-"""A place of content that no request can find."""
+"""The place of content that no request can find, as its request has ended and had no content ids."""
 
-MIN_PIECES_TO_FORGET = 8192
+MIN_SEGMENTS_TO_FORGET = 8192
 """Number of new segments in the tree after which unused places are dropped: about 2 MB of memory."""
 
 
@@ -122,18 +122,19 @@ class Chain:
 
     __slots__ = ("body", "last_id", "num_body_tokens", "place")
 
-    def __init__(self, place: int, pieces: list[Segment]) -> None:
+    def __init__(self, place: int, segments: list[Segment]) -> None:
         self.place = place
-        self.body = pieces[:-1]
+        self.body = segments[:-1]
         self.num_body_tokens = sum(map(_num_tokens, self.body))
-        self.last_id = pieces[-1].content_id
+        self.last_id = segments[-1].content_id
 
     def follow(self, segments: list[Segment], index: int, skip: int) -> tuple[int, int, int]:
         """Follows the segments of a request, from segments[index] on, as long as they equal the chain's.
 
         skip: tokens of the segment at `index` that are before the chain. Returns the index of the first
-        segment that is not (wholly) in the chain, the number of equal tokens, and how many tokens of that
-        segment are before its rest: if there are some, segments[index] is replaced by its rest.
+        segment that is not (wholly) in the chain, the number of equal tokens, and the number of tokens of
+        that segment that are in the chain or before it; if there are any, segments[index] is replaced by its
+        rest.
         """
         body = self.body
         if segments[index : index + len(body)] == body:
@@ -169,16 +170,19 @@ class TurnPath(NamedTuple):
 class Places:
     """The tree of prefixes: assigns a place to every (prefix, content)."""
 
-    def __init__(self, block_size: int, is_by_piece: bool = False) -> None:
-        """Creates an empty tree. is_by_piece: whether every segment of a request has a place of its own."""
+    def __init__(self, block_size: int, is_per_segment: bool = False) -> None:
+        """Creates an empty tree.
+
+        is_per_segment: whether every segment of a request has a place of its own.
+        """
         self._block_size = block_size
-        self._is_by_piece = is_by_piece
+        self._is_per_segment = is_per_segment
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
         """Children of places by (parent, tokens of it, content id, tokens of the content in the parent)."""
-        self._num_pieces = 0  # number of segments of all chains
+        self._num_segments = 0  # number of segments of all chains
         self._num_given = 0  # number of places
         self._num_old = 0  # number of places at the last `forget_unused`
-        self._forget_at = MIN_PIECES_TO_FORGET
+        self._forget_at = MIN_SEGMENTS_TO_FORGET
         self._turn_paths: dict[int, TurnPath] = {}  # by answer id, for outputs in no prompt so far
 
     def path(self, request: Request) -> list[PathPart]:
@@ -186,10 +190,10 @@ class Places:
 
         Places in which no block ends are left out.
         """
-        is_joined = request.answer_id is None and request.branching is None and not self._is_by_piece
+        is_joined = request.answer_id is None and request.branching is None and not self._is_per_segment
         if is_joined and not request.prompt.segments:
             return [(PRIVATE_PLACES + 2 * request.request_id + 2, ENDLESS)]
-        if not (is_joined or self._is_by_piece) and request.adapter is None and request.branching is None:
+        if not (is_joined or self._is_per_segment) and request.adapter is None and request.branching is None:
             return self._path_of_turn(request)
         segments = all_segments(request)
         if is_joined and len(segments) > 1 and segments[-2][0] < 0:
@@ -245,19 +249,19 @@ class Places:
                 kept.add(place)
                 place = before[place]
         self._chains = {name: chain for name, chain in self._chains.items() if chain.place in kept}
-        self._num_pieces = sum(len(chain.body) + 1 for chain in self._chains.values())
+        self._num_segments = sum(len(chain.body) + 1 for chain in self._chains.values())
         self._num_old = self._num_given
-        self._forget_at = self._num_pieces + max(MIN_PIECES_TO_FORGET, len(used))
+        self._forget_at = self._num_segments + max(MIN_SEGMENTS_TO_FORGET, len(used))
         self._turn_paths.clear()
 
     @property
     def should_forget(self) -> bool:
         """True if so many segments were added that `forget_unused` should be called."""
-        return self._num_pieces >= self._forget_at
+        return self._num_segments >= self._forget_at
 
     def _is_joined(self, request: Request) -> bool:
         """Returns whether the end of a prompt and the output are at one private place."""
-        return not self._is_by_piece and request.answer_id is None and request.branching is None
+        return not self._is_per_segment and request.answer_id is None and request.branching is None
 
     def _follow(
         self,
@@ -300,7 +304,7 @@ class Places:
     def _new_chain(self, segments: list[Segment], first: int) -> Chain:
         """Creates a place with segments[first] and the segments with a content id after it."""
         end = first + 1
-        if not self._is_by_piece:
+        if not self._is_per_segment:
             end = len(segments)
             for index in range(max(first + 1, end - 2), end):  # only the last two may have no content id
                 if segments[index][0] < 0:
@@ -308,5 +312,5 @@ class Places:
                     break
         chain = Chain(self._num_given, segments[first:end])
         self._num_given += 1
-        self._num_pieces += end - first
+        self._num_segments += end - first
         return chain

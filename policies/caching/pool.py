@@ -231,7 +231,7 @@ class BlockPool:
         self.num_free += self.blocks_held(seq, num_tokens)
         assert self.num_free <= self.num_blocks
         if seq.block_ids:
-            self._give_back_ids(seq)
+            self._release_ids(seq)
 
     def sharers(self, seq: Sequence) -> Iterable[int]:
         """Returns the request ids of sequences with a hit on blocks that this sequence has not computed yet.
@@ -264,6 +264,6 @@ class BlockPool:
         del seq.block_ids[num_blocks:]
         return ids
 
-    def _give_back_ids(self, seq: Sequence) -> None:
+    def _release_ids(self, seq: Sequence) -> None:
         self._free_ids.extend(reversed(seq.block_ids))
         seq.block_ids.clear()

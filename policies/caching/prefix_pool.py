@@ -167,7 +167,7 @@ class PrefixPool(BlockPool):
     def take_over(
         self, running: Iterable[Sequence], planned: Mapping[Sequence, int], num_kept: int, num_evicted: int
     ) -> None:
-        """Continues in an empty pool what a lane has only counted (policies/core/lane.py).
+        """Lets an empty pool continue with the sequences and counts of a lane (policies/core/lane.py).
 
         planned: tokens of the running step, by sequence. num_kept: free blocks with content, which no request
         can find.

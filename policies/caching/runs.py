@@ -63,9 +63,8 @@ class Holding:
         self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: (run, blocks) of the last lookup
         self.runs: list[Run] = []
         self.is_private = False  # whether all its blocks are private
-        self.num_private = (
-            0  # blocks of the path's last place that are in no run: only its request can name them
-        )
+        # Blocks at the path's last place that are in no run, because only this request can find them.
+        self.num_private = 0
         self.num_with_content = 0  # blocks with content: those in runs and the private ones
         self.tail_ids: list[int] = []  # ids of the blocks after them, as far as assigned
 

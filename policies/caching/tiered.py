@@ -99,7 +99,7 @@ class TieredPool(PrefixPool):
         min_load_tokens: int,
     ) -> None:
         super().__init__(num_blocks, block_size, num_watermark_blocks)
-        self._places = Places(block_size, is_by_piece=True)
+        self._places = Places(block_size, is_per_segment=True)
         self._runs = Runs(self._free_ids, self._on_evict)
         self._tiers = tiers
         self._writes_through = writes_through

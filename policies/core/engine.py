@@ -125,7 +125,7 @@ class EngineCore(EngineBase):
         waits_for: Cause | None,
         horizon: int,
     ) -> StepPlan:
-        """Puts in flight the plan that sequences were in the middle of which the engine has taken over."""
+        """Returns the plan in flight of sequences that the engine has taken over, with these properties."""
         decoding = self.decodes if num_decodes else ()
         plan = StepPlan(
             self.num_iterations, num_decodes, num_context_tokens, num_decodes, decoding, horizon, inf, chunks,

@@ -261,10 +261,10 @@ class EngineBase:
         num_admissions: int,
         num_iterations: int,
     ) -> None:
-        """Lets an empty engine go on with the sequences of another; see `policies.core.lane`.
+        """Lets an empty engine continue with the sequences of a lane (`policies.core.lane`).
 
-        running: those that do not wait, in the order of admission. Of the pool only the number of iterations
-        is set.
+        running: the sequences that do not wait, in the order of admission. Of the pool, only the number of
+        iterations is set.
         """
         self.num_iterations = self.block_pool.num_iterations = num_iterations
         self._state.running_set.take_over(running, num_admissions)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 
-FOREVER = 2**62  # a horizon without a bound of its own
+FOREVER = 2**62  # the horizon of a plan without a limit
 
 
 class Cause(IntEnum):

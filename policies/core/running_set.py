@@ -6,7 +6,7 @@
             |                               |
             +-- begin_decoding, fork -------+       from any set: leave, then release
 
-Decoding sequences advance together (policies/core/decode_set.py), those with branches apart from them
+Decoding sequences advance together (policies/core/decode_set.py), those with branches separately
 (policies/core/branch_set.py). The engine decides which sequences wait, and which ones enter and leave.
 """
 

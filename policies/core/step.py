@@ -1,4 +1,4 @@
-"""The step builder: the verbs with which a batching policy builds a step.
+"""The step builder: the methods with which a batching policy builds a step.
 
 The builder reserves blocks and slots immediately and checks every call against budget and memory, so that a
 policy cannot leak a block, exceed the budget or compute a token twice.
@@ -18,7 +18,7 @@ from policies.core.state import EngineState
 
 
 class StepBuilder:
-    """The verbs of a step.
+    """The methods that fill a step.
 
         budget                       limits the tokens of the step
         decode_all, decode, prefill  give tokens to running sequences
@@ -27,7 +27,7 @@ class StepBuilder:
         rerank                       asks the scheduling policy for a sequence's rank again
         repeat, hold, wait_until     define for how long the decision holds
 
-    A verb returns whether it succeeded; a refusal is normal and changes nothing. An invalid call raises
+    Methods return whether they succeeded; a refusal is normal and changes nothing. An invalid call raises
     ValueError, and so does every call after the end of the step.
     """
 
@@ -42,7 +42,7 @@ class StepBuilder:
     def _clear(self) -> None:
         """Empties the step."""
         self.num_tokens = 0
-        """Tokens given out in this step."""
+        """Tokens scheduled in this step."""
         self.tokens_left = FOREVER
         """Tokens that the budget still allows."""
         self._all_decode = False  # whether the whole decode set decodes

@@ -35,10 +35,10 @@ def numbered(path, num_blocks):
     return blocks
 
 
-@pytest.mark.parametrize("is_by_piece", [False, True])
+@pytest.mark.parametrize("is_per_segment", [False, True])
 @given(st.lists(asks, min_size=1, max_size=8, unique_by=lambda ask: ask[0]))
-def test_blocks_have_the_same_name_where_all_tokens_up_to_them_are_equal(is_by_piece, drawn):
-    places = Places(BLOCK_SIZE, is_by_piece)
+def test_blocks_have_the_same_name_where_all_tokens_up_to_them_are_equal(is_per_segment, drawn):
+    places = Places(BLOCK_SIZE, is_per_segment)
     name_of, tokens_at = {}, {}
     for request_id, segments, rest, answer_id, adapter in drawn:
         num_tokens = sum(n for _, n in segments) + rest
@@ -64,7 +64,7 @@ def test_a_path_has_a_stretch_for_each_place_where_requests_differ():
     texts = {n: Request(n, 0.0, Prompt(24, (Segment(7, 8), Segment(8, 8), Segment(n, 8)))) for n in (1, 2)}
     assert [end for _, end in places.path(texts[1])[:-1]] == [6]
     assert [end for _, end in places.path(texts[2])[:-1]] == [4, 6]
-    assert len(Places(BLOCK_SIZE, is_by_piece=True).path(texts[1])) == 4
+    assert len(Places(BLOCK_SIZE, is_per_segment=True).path(texts[1])) == 4
 
 
 def test_no_request_quotes_one_of_several_answers():
