@@ -56,7 +56,7 @@ def _arrivals_yaml(arrival_s: np.ndarray) -> str:
     minutes[-1] *= 60 / last_minute_s
     return (
         f"{CITATION}_target_: sim.workload.arrivals.PerMinute\n"
-        "rate_scale: 1.0\n"
+        "rate_scale: 1.0  # factor on the request rate\n"
         f"{_yaml_list('requests_per_minute', (f'{count:.4g}' for count in minutes))}"
     )
 

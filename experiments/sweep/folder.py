@@ -90,7 +90,7 @@ class SweepFolder:
             if about.get("kind") != KIND:
                 raise ConfigError(f"{path / SWEEP}: was not written by windtunnel sweep")
             folder = cls(path=path, plan=Plan.from_json(about), about=about)
-            texts = [*about["overrides"], *about["config_dirs"], *about["code"], about["cwd"]]
+            texts = [*about.get("overrides", ()), *about.get("config_dirs", ()), about.get("cwd", "")]
             if not all(isinstance(text, str) for text in texts):
                 raise ValueError("a text is expected")
         except (KeyError, TypeError, ValueError) as error:

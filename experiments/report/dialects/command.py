@@ -50,7 +50,6 @@ def main(arguments: Sequence[str]) -> None:
         print(USAGE)
         return
     options = parse(arguments)
-    check_run_folder(options.folder, ("summary.json", *(f"{name}.parquet" for name in TABLES)))
     summary = read_summary(options.folder)
     tables = {name: read_table(options.folder, f"{name}.parquet") for name in TABLES}
     try:
@@ -86,6 +85,7 @@ def parse(arguments: Sequence[str]) -> Options:
     if given.get("vllm_bench", "false") not in ("true", "false"):
         raise ConfigError(f"vllm_bench={given['vllm_bench']}: must be true or false")
     folder = Path(given["run"]).expanduser()
+    check_run_folder(folder, ("summary.json", *(f"{name}.parquet" for name in TABLES)))
     dialects = tuple(DIALECTS) if name == "all" else (name,)
     return Options(folder, dialects, given.get("vllm_bench") == "true")
 

@@ -190,7 +190,7 @@ def test_the_table_has_intervals_with_seeds_and_says_that_there_is_none_without(
     assert rows(grid_of(same, ["engine", "seed"], ReportSettings(metrics=(TTFT,)), []))[1][1] == "300 ± 0"
     alone = grid(engine=["a", "b"])
     assert rows(alone)[1][1] == "100"
-    assert alone.caveats[0].startswith("One seed has no interval")
+    assert alone.caveats[0].startswith("There is only one seed, so there are no confidence")
 
 
 def test_failed_runs_are_in_no_figure():

@@ -16,7 +16,8 @@ SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson")
 
 def simulate(folder, monkeypatch, *overrides):
     monkeypatch.chdir(folder)
-    code = main(["simulate", *SMALL, f"hydra.run.dir={folder}/out", "output.progress=false", *overrides])
+    small = [o for o in SMALL if not any(w.startswith("workload=") for w in overrides) or "workload" not in o]
+    code = main(["simulate", *small, f"hydra.run.dir={folder}/out", "output.progress=false", *overrides])
     file = folder / "out/summary.json"
     return code, json.loads(file.read_text()) if file.exists() else None
 
@@ -81,7 +82,7 @@ def test_a_found_warm_up_is_cut_and_reported(tmp_path, monkeypatch, capsys):
         ("simulate", "metrics.warmup_s=atuo", "metrics.warmup_s=atuo: must be a number or auto"),
         ("simulate", "metrics.warmup_s=-1", "metrics.warmup_s=-1: must be a finite number >= 0 s, or auto"),
         ("simulate", "metrics.cooldown_s=auto", "metrics.cooldown_s=auto: must be a number"),
-        ("validate", "metrics.warmup_s=auto", "must lose the same requests; give seconds"),
+        ("validate", "metrics.warmup_s=auto", "must drop the same requests; give seconds"),
     ],
 )
 def test_a_warm_up_that_cannot_be_had_is_reported(tmp_path, monkeypatch, capsys, command, override, message):

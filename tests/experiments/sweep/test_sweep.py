@@ -262,7 +262,7 @@ def test_resume_runs_what_is_missing_and_nothing_else(capsys, monkeypatch):
         (["resume=empty"], "resume=empty: is not a sweep folder: it has no sweep.json"),
         (["resume=run"], "it is the folder of a single run"),
         (["resume=other"], "was not written by windtunnel sweep"),
-        (["resume=broken"], "cannot be read"),
+        (["resume=broken"], "is damaged or cut short"),
         (["resume="], "must be one folder"),
         (["resume=done", "replicas=2"], "replicas=2: a resumed sweep has the same points"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.caching.content import prompt_runs
+from policies.caching.content import prompt_segments
 from policies.core.request import Prompt, Request, Segment
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -52,7 +52,7 @@ def prompts_of(prompts, scale):
 def tokens_of(request):
     """Returns each token as (content, start of the content, place in the content)."""
     tokens, start = [], 0
-    for content, length in prompt_runs(request):
+    for content, length in prompt_segments(request):
         tokens += [(content, start, i) for i in range(length)]
         start += length
     return tokens
