@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 TIMELINE_REQUESTS = 10_000
-"""Requests that timeline.json holds; the default of `output.timeline_requests` of `windtunnel simulate`."""
+"""Number of requests in timeline.json; the default of `output.timeline_requests`."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
 """Matches the texts that Hydra's command line reads as they are, without quotes."""

@@ -1,4 +1,4 @@
-"""Files that appear under their names only once they are whole, whatever ends the process while it writes."""
+"""Writes files atomically: a file gets its name only when it is complete, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 
 
 def write_whole(file: Path, content: bytes | str) -> None:
-    """Writes a file; a reader sees the file from before or the whole new one. Text is written as UTF-8."""
+    """Writes a file; readers see either the old or the complete new content. Text is written as UTF-8."""
     with written_whole(file) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def written_whole(file: Path) -> Iterator[Path]:
-    """Yields a temporary name beside the file to write to; at the end the data get the file's name.
+    """Yields a temporary path in the same folder to write to; at the end it is renamed to the file.
 
-    Nothing is left under either name if the writing fails. Raises OSError, which names the file.
+    If writing fails, the temporary file is removed and an existing file is kept. Raises OSError with the name
+    of the file.
     """
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:

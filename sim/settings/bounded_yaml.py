@@ -1,4 +1,4 @@
-"""YAML within limits: a text of a few hundred characters may stand for billions of values by its aliases."""
+"""Parses YAML within limits, because with aliases a few hundred characters can define billions of values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sim.settings.errors import ConfigError
 
 MAX_CHARACTERS = 1_000_000
 SHORT = 10_000
-"""Characters of a text that indentation alone cannot nest deeper than 141 levels."""
+"""Length in characters up to which indentation alone cannot nest a text deeper than 141 levels."""
 MAX_DEPTH = 50
-"""Deepest nesting of lists and mappings; our deepest config has eight levels."""
+"""Maximum nesting of lists and mappings; the deepest config of windtunnel has eight levels."""
 MAX_VALUES = 100_000
-"""Most keys and values, with those that aliases repeat."""
+"""Maximum number of keys and values, including those that aliases repeat."""
 
 
 def _fast_loader() -> type:
     """Returns OmegaConf's loader on libyaml's parser; without libyaml, OmegaConf's own.
 
-    It knows what is a number, refuses a key given twice, and builds nothing but plain values.
+    It reads numbers as OmegaConf does, refuses duplicate keys, and builds only plain values.
     """
     loader: type = get_yaml_loader()
     return type("FastLoader", (yaml.CSafeLoader, loader), {}) if yaml.__with_libyaml__ else loader
@@ -33,7 +33,7 @@ _LOADER = _fast_loader()
 
 
 class TooLargeError(yaml.YAMLError):  # type: ignore[misc]
-    """Raised for YAML that is larger, deeper or has more values than any config."""
+    """Raised for YAML that exceeds the limits of size, depth or number of values."""
 
 
 class NotTextError(yaml.YAMLError):  # type: ignore[misc]
@@ -43,7 +43,7 @@ class NotTextError(yaml.YAMLError):  # type: ignore[misc]
 def parse_yaml(text: str, where: str) -> Any:
     """Parses YAML to plain values. where: the file, for messages.
 
-    Raises TooLargeError beyond the limits, NotTextError, and other YAMLErrors for what is not YAML.
+    Raises TooLargeError beyond the limits, NotTextError, and other YAMLErrors for invalid YAML.
     """
     if len(text) > MAX_CHARACTERS:
         raise TooLargeError(f"{where}: must have at most {MAX_CHARACTERS:,} characters, has {len(text):,}")
@@ -91,9 +91,7 @@ def _check_size(text: str, where: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, count))
             if len(open_nodes) > MAX_DEPTH:
-                raise TooLargeError(
-                    f"{where}: nests values more than {MAX_DEPTH} levels deep; write it flatter"
-                )
+                raise TooLargeError(f"{where}: must nest lists and mappings at most {MAX_DEPTH} levels deep")
             count += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
@@ -105,7 +103,7 @@ def _check_size(text: str, where: str) -> None:
                 sizes[event.anchor] = 1
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise TooLargeError(f"{where}: *{event.anchor} stands for a value that contains it")
+                raise TooLargeError(f"{where}: the alias *{event.anchor} refers to a value that contains it")
             count += sizes[event.anchor]
         if count > MAX_VALUES:
             raise TooLargeError(f"{where}: must have at most {MAX_VALUES:,} values, with those of aliases")

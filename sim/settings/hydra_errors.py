@@ -188,7 +188,7 @@ def _cure(override: Override, source: ConfigSource) -> str:
     """Returns what to write in place of an override that Hydra cannot read."""
     value = override.value or ""
     if missing := _unclosed(value):
-        return f"close what is open: '{override.text}{missing}'"
+        return f"add what is missing at the end: '{override.text}{missing}'"
     key = f"{override.prefix}{override.name}"
     is_list = OmegaConf.is_list(_node(source.compose([]), override.key))
     if is_list or value.startswith("["):

@@ -1,9 +1,9 @@
-"""Configs that a file brings along: they are data, and may name only classes that are known to be harmless.
+"""Checks configs that are read from the folder of a run or a sweep: they may only name trusted classes.
 
-A run's or a sweep's folder may come from someone else. Building what it records would import and call
-whatever its `_target_` keys name; so only classes of windtunnel and of installed plugins are allowed, unless
-the user trusts the folder (`--trust`). A plugin is a distribution with entry points of the group
-`windtunnel.plugins`; the modules that they name are allowed, with all that they contain.
+Such a folder may come from another user. Building its config imports and calls everything that its `_target_`
+keys name, so only classes of windtunnel and of installed plugins are allowed, unless the user trusts the
+folder (`--trust`). A plugin is a distribution with entry points of the group `windtunnel.plugins`; the
+modules that these name are allowed, with all that they contain.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sim.settings.errors import ConfigError
 OWN_PACKAGES = ("policies", "hwmodels", "sim", "kernels", "realengine", "experiments")
 PLUGINS = "windtunnel.plugins"
 _REFERENCE = re.compile(r"\$\{\w+(?:\.\w+)*\}")
-"""An interpolation that stands for another value of the same config; others may read the environment."""
+"""Matches an interpolation of another key of the same config; others may read the environment."""
 
 
 def check_recorded(config: Mapping[Any, Any], where: str) -> None:
-    """Raises ConfigError for a recorded config that names classes of others, or reads more than itself.
+    """Raises ConfigError for a config that names other classes, or refers to more than its own keys.
 
     where: the setting that named the folder, with its value, for messages.
     """
@@ -32,7 +32,7 @@ def check_recorded(config: Mapping[Any, Any], where: str) -> None:
         if key.rpartition(".")[2] == TARGET:
             if not _is_of(value, allowed) or not _is_of(_home(value, key), allowed):
                 raise ConfigError(
-                    f"{where}: its config asks for {key}={value}, which belongs neither to windtunnel nor to "
+                    f"{where}: its config contains {key}={value}, which belongs neither to windtunnel nor to "
                     "an installed plugin; add --trust if you trust the folder and that code"
                 )
         elif "${" in value and not _REFERENCE.fullmatch(value):
@@ -53,7 +53,7 @@ def _is_of(path: str, modules: tuple[str, ...]) -> bool:
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yields every text of a config with its key; a `_target_` that is no text is one, too."""
+    """Yields every text of a config with its key; the value of a `_target_` is always yielded as text."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             inner = f"{key}.{name}" if key else str(name)

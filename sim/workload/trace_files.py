@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 CHUNK = 1 << 11
-"""Bytes of zstd data that are decompressed at once: at most to 64 MiB, 32,768 times as many."""
+"""Bytes of zstd data decompressed at once; the result is at most 32,768 times as large, 64 MiB."""
 MAX_LINE = 1 << 22
-"""Characters at which a line is refused: a compressed file of a few megabytes may hold one of gigabytes."""
+"""Length in characters from which a line is refused; a small compressed file may contain a huge line."""
 
 
 def require_file(path: Path) -> None:

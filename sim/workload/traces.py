@@ -30,7 +30,7 @@ class TraceRow(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     content_ids: tuple[int, ...] = ()  # content ids of the prompt's blocks, if the trace has them
-    remark: str = ""  # what a user must know of how the times were read; of one row at most
+    remark: str = ""  # note for the user on how the times were read; at most one row has it
     skip_reason: str = ""  # reason why the row is counted but not replayed; its lengths are not checked
 
 

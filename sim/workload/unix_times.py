@@ -1,4 +1,4 @@
-"""Arrival times since 1970, in seconds to nanoseconds, as seconds after the first arrival of a trace."""
+"""Converts arrival times of a trace to seconds; Unix times count from the first arrival."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _YEAR_2100_S = 4_102_444_800
 class ArrivalClock:
     """Reads the arrivals of one pass over a trace, in the order of its rows.
 
-    exponent: of the unit that the format prescribes, 3 for milliseconds. from_first: whether Unix times count
-    from the first arrival; false if the user names a window in Unix time. The unit of Unix times is found by
-    the size of the first: seconds, milliseconds, microseconds or nanoseconds that fall before 2100. The
-    differences are exact: a double cannot hold microseconds since 1970.
+    exponent: power of ten of the format's unit, 3 for milliseconds. from_first: whether Unix times count from
+    the first arrival; false if the user gives a window in Unix time. The unit of Unix times (seconds to
+    nanoseconds) is the largest with which the first one is before the year 2100. Differences are computed
+    exactly, because a double cannot represent microseconds since 1970.
     """
 
     exponent: int = 0
     from_first: bool = True
     remark: str = ""
-    """The sentence about the unit and the start of Unix times; empty for other times."""
+    """Sentence on the unit and the start of Unix times; empty for other times."""
     _first: Decimal | None = None
     _unit: Decimal = field(default=Decimal(1))
     _has_begun: bool = False
 
     def __call__(self, text: str) -> float:
-        """Returns seconds from the zero of the trace, negative for an arrival before the first Unix time.
+        """Returns the time in seconds, negative for an arrival before the first Unix time.
 
-        Raises ValueError for no number, a negative or an infinite one, and for more than `MAX_ARRIVAL_S`.
+        Raises ValueError for a text that is not a finite number >= 0, and above `MAX_ARRIVAL_S`.
         """
         value = float(text)
         if not 0 <= value < math.inf:

@@ -53,10 +53,10 @@ ROOT_NAMES = "sail, sail/cloth, seed, trip, wheel"
         ),
         (["~trip.dais"], "trip.dais: no such setting; nearest: trip.days; allowed: trip.days, trip.fast"),
         (["hydra.run.dirr=x"], "hydra.run.dirr: no such setting of Hydra"),
-        (["seed=[1"], "seed=[1: cannot be read as key=value; close what is open: 'seed=[1]'"),
+        (["seed=[1"], "seed=[1: cannot be read as key=value; add what is missing at the end: 'seed=[1]'"),
         (
             ["seed=range(0,5"],
-            "seed=range(0,5: cannot be read as key=value; close what is open: 'seed=range(0,5)'",
+            "seed=range(0,5: cannot be read as key=value; add what is missing at the end: 'seed=range(0,5)'",
         ),
         (["seed=a=b"], "seed=a=b: cannot be read as key=value; quote special characters: 'seed=\"a=b\"'"),
         (

@@ -16,11 +16,11 @@ BOMBS = {
         f"a: &a {{{', '.join(f'k{i}: 1' for i in range(400))}}}\nb: [{'*a, ' * 400}1]\n",
         "at most 100,000",
     ),
-    "brackets": ("a: " + "[" * 51 + "]" * 51, "nests values more than 50 levels deep"),
-    "dashes": ("- " * 900 + "1", "nests values more than 50 levels deep"),
-    "braces": ("{a: " * 60 + "1" + "}" * 60, "nests values more than 50 levels deep"),
+    "brackets": ("a: " + "[" * 51 + "]" * 51, "must nest lists and mappings at most 50 levels deep"),
+    "dashes": ("- " * 900 + "1", "must nest lists and mappings at most 50 levels deep"),
+    "braces": ("{a: " * 60 + "1" + "}" * 60, "must nest lists and mappings at most 50 levels deep"),
     "long": ("x" * 1_000_001, "must have at most 1,000,000 characters, has 1,000,001"),
-    "itself": ("a: &a [1, *a]", "*a stands for a value that contains it"),
+    "itself": ("a: &a [1, *a]", "the alias *a refers to a value that contains it"),
 }
 
 

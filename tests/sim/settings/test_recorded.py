@@ -36,7 +36,7 @@ def test_the_message_names_folder_key_class_and_cure():
     with pytest.raises(ConfigError) as error:
         recorded.check_recorded({"a": {"_target_": "os.system", "command": "true"}}, "run=there")
     assert str(error.value) == (
-        "run=there: its config asks for a._target_=os.system, which belongs neither to windtunnel nor to an "
+        "run=there: its config contains a._target_=os.system, which belongs neither to windtunnel nor to an "
         "installed plugin; add --trust if you trust the folder and that code"
     )
 
