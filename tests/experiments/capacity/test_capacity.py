@@ -473,7 +473,7 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
     placed = json.loads((tmp_path / "placement.json").read_text())
     assert placed["gpus"][name] == best["replicas_up"]
     assert main(["place", *asked[:-1], "measured=[out/config.yaml]"]) == 2
-    assert "is no summary.json of capacity" in capsys.readouterr().err
+    assert "is not a summary.json of capacity" in capsys.readouterr().err
     page = (tmp_path / "out/capacity.html").read_text()
     for heading in ("Answer", "Speed per user against throughput per GPU", "Forecast", "vLLM, each of"):
         assert heading in page
@@ -582,7 +582,7 @@ def test_optuna_goes_on_from_its_study_and_finds_what_the_whole_search_finds(tmp
     digest = optuna_search.digest_of(build_question(SOURCE.compose(asked), SOURCE, asked))
     more = ["capacity.search=optuna", "capacity.trials=1", "capacity.study=study.log"]
     for trials in (1, 2, 2):  # the second call simulates the other candidate, the third none
-        assert main(["capacity", *asked, *more]) == 0
+        assert main(["capacity", *asked, *more, "overwrite=true"]) == 0
         study = optuna_search._study(
             optuna_search.load_optuna(),
             "study.log",

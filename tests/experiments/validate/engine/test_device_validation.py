@@ -122,7 +122,7 @@ def test_a_suite_of_three_policies_is_decided_alike_and_what_fails_does_not_stop
     own = ("--config-dir", str(tmp_path), "suite=three")
     assert validate(folder, f"calibrated={calibrated}", "repeats=1", *own) == 2
     printed = capsys.readouterr()
-    message = "windtunnel: case all_at_once: load=0.9: the workload's requests all come at once"
+    message = "windtunnel: case all_at_once: load=0.9: the workload's requests arrive all at once"
     assert printed.err.startswith(message)
     assert printed.err.count("\n") == 1
     names = ["static", "mlfq", "swap"]
@@ -165,7 +165,7 @@ def test_without_a_calibration_the_machine_is_measured_first(tmp_path, monkeypat
 def test_a_calibration_of_another_model_is_refused_with_what_to_do(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "model=smollm2_135m") == 2
     error = capsys.readouterr().err
-    assert f"calibrated={calibrated}: latency/cpu_smollm2_135m.yaml is not there" in error
+    assert f"calibrated={calibrated}: latency/cpu_smollm2_135m.yaml is missing" in error
     assert f"windtunnel calibrate device=cpu model=... out={calibrated}" in error
 
 
@@ -188,7 +188,7 @@ def test_every_policy_that_the_engine_runs_is_decided_alike(calibrated, tmp_path
 @pytest.mark.slow
 def test_a_calibration_of_other_numbers_is_refused(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "model.weights=int8_wo") == 2
-    assert "weights=None was measured, not int8_wo; measure it anew" in capsys.readouterr().err
+    assert "was measured with weights=None, not int8_wo; measure again" in capsys.readouterr().err
     assert validate(tmp_path, f"calibrated={calibrated}", "caching.block_size=32") == 2
     assert "block_size=16 was measured, not 32" in capsys.readouterr().err
 
