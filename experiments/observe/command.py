@@ -123,6 +123,6 @@ def _print(summary: dict[str, Any], console: Console) -> None:
         f"output {numbers.number(rates['output_tokens_per_s'])} tokens/s, input "
         f"{numbers.number(rates['input_tokens_per_s'])} tokens/s, "
         f"{numbers.number(rates['requests_per_s'])} requests/s in {numbers.seconds(summary['simulated_s'])}; "
-        f"requests were sent {' and '.join(late)} late",
+        f"delay of sending: {', '.join(late)}",
         highlight=False,
     )

@@ -145,7 +145,10 @@ def describe_error(error: Exception, settings: ObserveSettings) -> str:
     if isinstance(error, TimeoutError):
         return f"no data for {settings.silence_timeout_s:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"no connection: {(error.os_error.strerror or 'refused').lower()}"
+        reason, code = error.os_error.strerror or "refused", error.os_error.errno
+        if code and reason.startswith("Connect call failed"):  # asyncio's text, which repeats the address
+            reason = os.strerror(code)
+        return f"no connection: {reason.lower()}"
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionError):
         return "the server closed the connection"
     return f"{type(error).__name__}: {error}"

@@ -37,14 +37,14 @@ def errors_by_group(
 
 
 def _line(group: str, value: str, rows: pd.DataFrame, metric: str) -> dict[str, object]:
-    answered = rows[rows[f"{metric}_predicted"].notna()]
-    error = 100 * (answered[f"{metric}_predicted"] / answered[metric] - 1).to_numpy(dtype=np.float64)
+    predicted = rows[rows[f"{metric}_predicted"].notna()]
+    error = 100 * (predicted[f"{metric}_predicted"] / predicted[metric] - 1).to_numpy(dtype=np.float64)
     figures = {"mean": np.nan, "median": np.nan, "p90": np.nan, "bias": np.nan}
     if len(error):
         absolute = np.abs(error)
         median, p90 = np.percentile(absolute, [50, 90])
         figures = {"mean": absolute.mean(), "median": median, "p90": p90, "bias": np.median(error)}
-    coverage = len(answered) / len(rows) if len(rows) else 0.0
+    coverage = len(predicted) / len(rows) if len(rows) else 0.0
     return {"by": group, "value": value, "rows": len(rows), "coverage": coverage, **figures}
 
 
@@ -59,7 +59,8 @@ def concurrency_band(concurrency: float) -> str:
 def print_errors(tables: dict[str, pd.DataFrame], console: Console) -> None:
     """Prints a table of absolute percentage errors for each metric."""
     for metric, errors in tables.items():
-        table = Table(title=f"{metric}: absolute percentage error", title_justify="left")
+        title = f"{metric}: absolute percentage error, in %; bias: median error with its sign"
+        table = Table(title=title, title_justify="left")
         for column in errors.columns:
             table.add_column(str(column), justify="left" if column in ("by", "value") else "right")
         for line in errors.to_dict("records"):

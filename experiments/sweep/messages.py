@@ -28,7 +28,8 @@ def print_done(folder: SweepFolder, num_new: int, seconds: float, console: Conso
     total, rate = folder.plan.num_points, num_new / seconds if seconds > 0 else 0.0
     parts = [f"{folder.num_of(DONE):,} of {plural(total, 'run')} done"]
     parts += [f"{count:,} {status}" for status in (FAILED, REFUSED) if (count := folder.num_of(status))]
-    console.print(Text(f"{', '.join(parts)}; {num_new:,} in {seconds:.1f} s ({rate:.1f}/s)", style="bold"))
+    new = f"; {num_new:,} simulated in {seconds:.1f} s ({rate:.1f} runs/s)" if num_new else ""
+    console.print(Text(f"{', '.join(parts)}{new}", style="bold"))
     messages: dict[str, list[dict[str, Any]]] = {}
     for row in folder.rows.values():
         if row["status"] != DONE:

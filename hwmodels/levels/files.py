@@ -51,7 +51,7 @@ class TableLevel:
         )
 
     def basis(self, replica: Replica) -> str:
-        text = f"Iteration times: operators measured, {self._read(replica).source} ({self.path})"
+        text = f"Iteration times: measured operators from {self.path} ({self._read(replica).source})"
         missing = self.iteration_model(replica).missing
         if not missing:
             return f"{text}."

@@ -68,7 +68,7 @@ def _layer_rows(layers: Mapping[str, Path], setup: Setup) -> tuple[str, Rows]:
     chosen = {name: _selected(_frame_in_folder(file), setup) for name, file in layers.items()}
     tables = {name: columns_of(frame) for name, frame in chosen.items()}
     rows = llmservingsim_rows(**tables, num_layers=setup.num_layers)
-    return f"LLMServingSim{_on_gpu(chosen['dense'])}", rows
+    return f"LLMServingSim's tables{_on_gpu(chosen['dense'])}", rows
 
 
 def _file_rows(file: Path, setup: Setup) -> tuple[str, Rows]:
@@ -78,13 +78,13 @@ def _file_rows(file: Path, setup: Setup) -> tuple[str, Rows]:
         raise ValueError(_unknown(frame))
     chosen = _selected(frame, setup)
     rows = columns_of(chosen)
-    if kind == "Vidur":
+    if kind == "Vidur's profile":
         rows = vidur_rows(vidur_columns(rows), num_layers=setup.num_layers)
     return f"{kind}{_on_gpu(chosen)}", rows
 
 
 def _on_gpu(chosen: pd.DataFrame) -> str:
-    return f" on {chosen['gpu'].iloc[0]}" if "gpu" in chosen else ""
+    return f" of {chosen['gpu'].iloc[0]}" if "gpu" in chosen else ""
 
 
 def _profile_file(path: Path) -> Path:
@@ -142,8 +142,8 @@ def _frame_in_folder(file: Path) -> pd.DataFrame:
 def _kind(frame: pd.DataFrame) -> str | None:
     """Returns the format of a table by its columns; None if it is unknown."""
     if set(frame) >= OWN_COLUMNS:
-        return "a profile in windtunnel format"
-    return "Vidur" if set(vidur_columns(columns_of(frame))) & set(VIDUR_OPERATORS) else None
+        return "windtunnel's profile"
+    return "Vidur's profile" if set(vidur_columns(columns_of(frame))) & set(VIDUR_OPERATORS) else None
 
 
 def _unknown(frame: pd.DataFrame) -> str:

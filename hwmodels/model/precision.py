@@ -20,7 +20,7 @@ def precision_notes(model: ModelSpec, device: Device) -> list[str]:
             computed = stored.compute_dtype(device, model.dtype)
             notes.append(
                 f"{setting}={stored.name}: {device.name} does not compute in {stored.compute}; weights are "
-                f"stored in that format and multiplied in {computed}."
+                f"stored in {stored.name} and multiplied in {computed}."
             )
     if model.sparsity is not None and not device.sparse_tensor_cores:
         notes.append(

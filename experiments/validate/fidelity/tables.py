@@ -9,6 +9,7 @@ from experiments.validate.fidelity.curves import Curve
 from experiments.validate.fidelity.errors import Fidelity, MetricError, Part
 from experiments.validate.fidelity.iteration_errors import IterationError
 from sim.report import numbers
+from sim.report.wording import plural
 
 VERDICTS = {
     "met": "within",
@@ -24,9 +25,9 @@ def verdict_line(fidelity: Fidelity) -> str:
     if not judged:
         return "There is no verdict, because the measured figures have no thresholds."
     met = sum(one.verdict == "met" for one in judged)
-    name = " ".join(("thresholds", fidelity.thresholds.name)).strip()
-    text = f"{met} of {len(judged)} figures are within the {name}"
-    for verdict, words in (("noise", "within the spread of the measured runs"), ("missed", "outside")):
+    name = f"thresholds ({fidelity.thresholds.name})" if fidelity.thresholds.name else "thresholds"
+    text = f"{met} of {plural(len(judged), 'figure')} {'is' if met == 1 else 'are'} within the {name}"
+    for verdict, words in (("noise", "within the noise of the measured runs"), ("missed", "outside")):
         if found := [one.metric.label for one in judged if one.verdict == verdict]:
             text += f"; {words}: {', '.join(found)}"
     return f"{text}."

@@ -49,7 +49,7 @@ def test_a_simulated_run_is_simulated_again_to_the_last_bit(simulated, tmp_path,
     assert {"ttft_p99_s", "e2e_mean_s", "requests_per_s", "kv_use_share_mean", "iteration_median"} <= names
     assert all(curve["mean_absolute_difference"] == 0 for curve in found["curves"])
     out = capsys.readouterr().out
-    assert "figures are within the thresholds gpu." in out
+    assert "figures are within the thresholds (gpu)." in out
     assert "report.html" in out
 
 

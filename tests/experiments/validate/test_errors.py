@@ -312,7 +312,7 @@ def test_trimming_takes_what_happened_between():
 
 def test_the_verdict_names_what_is_outside():
     fidelity = compare(run(first_s=(0.6, 1.6)), [run()], thresholds=Thresholds(ttft_mean=0.1, e2e_mean=0.1))
-    assert verdict_line(fidelity) == "1 of 2 figures are within the thresholds; outside: TTFT mean."
+    assert verdict_line(fidelity) == "1 of 2 figures is within the thresholds; outside: TTFT mean."
     rows = {row[0]: row[1:] for row in metric_rows(fidelity)}
     assert rows["TTFT mean"] == ["600 ms", "500 ms", "+20.0 %", "–", "10.0 %", "outside"]
     assert "ITL mean" not in rows

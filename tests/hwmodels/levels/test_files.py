@@ -102,7 +102,7 @@ def test_our_own_profile_as_csv_or_parquet(replica, tmp_path):
 def test_vidurs_rows_of_the_simulated_gpu(replica, tmp_path):
     level = TableLevel(path=write(tmp_path, "linear_ops.csv", vidur()))
     assert gemm_s(level, replica) == pytest.approx(EXPECTED_S)
-    assert "Vidur on h100" in level.basis(replica)
+    assert "Vidur's profile of h100" in level.basis(replica)
     assert "attention, elementwise, lm_head from the roofline" in level.basis(replica)
 
 
@@ -122,7 +122,7 @@ def test_a_folder_of_layer_tables(replica, tmp_path):
     parts = level.iteration_model(replica).breakdown(DECODE)
     assert parts["attention"] == pytest.approx(32 * 50e-6)
     assert parts["lm_head"] == pytest.approx(400e-6)
-    assert "LLMServingSim on H100" in level.basis(replica)
+    assert "LLMServingSim's tables of H100" in level.basis(replica)
 
 
 def test_a_folder_with_one_profile_among_other_tables(replica, tmp_path):
@@ -225,7 +225,7 @@ def leaping_and_stepping(scenario, latency):
 def test_a_table_is_simulated_alike_with_and_without_leaps(scenario, tmp_path):
     requests, summary = leaping_and_stepping(scenario, TableLevel(path=layer_tables(tmp_path)))
     assert summary["requests"]["finished"] == len(requests) == 60
-    assert "LLMServingSim on H100" in summary["notes"][0]
+    assert "LLMServingSim's tables of H100" in summary["notes"][0]
     assert summary["energy"]["joules"] > 0
 
 

@@ -17,7 +17,7 @@ def test_fp8_on_an_a100_is_weight_only_and_says_so(models, devices):
     model, device = models["llama3_1_8b"].with_weights("fp8"), devices["a100_80gb_sxm"]
     (note,) = precision_notes(model, device)
     assert note == (
-        f"weights=fp8: {device.name} does not compute in fp8; weights are stored in that format "
+        f"weights=fp8: {device.name} does not compute in fp8; weights are stored in fp8 "
         "and multiplied in bf16."
     )
 
