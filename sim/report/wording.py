@@ -337,7 +337,7 @@ def energy_line(summary: dict[str, Any]) -> str:
         return ""
     return (
         f"Energy: {figures['electricity']}, {figures['emissions']}; {figures['per output token']} per output "
-        f"token, {figures['per 1,000 requests']} per 1,000 requests; {figures['power per GPU']} per GPU"
+        f"token, {figures['per 1,000 requests']} per 1,000 requests; {figures['power per GPU']}/GPU"
     )
 
 

@@ -124,8 +124,7 @@ def test_an_empty_window_has_no_energy_per_token():
 def test_energy_is_one_line_in_words():
     summary = summary_of(two_requests(), energy=EnergySettings(grid_g_co2e_per_kwh=3.6e6, pue=1))
     assert wording.energy_line(summary) == (
-        "Energy: 0.000228 kWh, 820 g CO2e; 205 J per output token, 0.114 kWh per 1,000 "
-        "requests; 205 W per GPU"
+        "Energy: 0.000228 kWh, 820 g CO2e; 205 J per output token, 0.114 kWh per 1,000 requests; 205 W/GPU"
     )
     assert numbers.grams(1234) == "1.23 kg"
 
