@@ -502,7 +502,7 @@ def test_without_an_answer_it_says_what_fails_and_what_would_do(tmp_path, monkey
     lines = capsys.readouterr().out.splitlines()
     advice = json.loads((tmp_path / "out/summary.json").read_text())["advice"]
     assert lines[0].startswith("No candidate meets the SLO. The closest is t4")
-    assert any(line.startswith("TPOT: ") and "limit 2.50 ms" in line for line in lines)
+    assert any(line.startswith("TPOT: ") and "the limit of 2.50 ms" in line for line in lines)
     assert advice["missed_terms"]["tpot"]["needed_s"] > 0.0025
     assert any(line.startswith("Another GPU: ") for line in lines)
     looser = advice["looser_limits_s"].get("tpot")
