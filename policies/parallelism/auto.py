@@ -205,7 +205,7 @@ class Auto:
             f"layout=auto: {best.sizes} is the best of {len(found)} layouts for {self.objective.name} "
             f"({self.objective.value}; {lengths}): {self._described(best)}."
         )
-        shares = [f"{name} {share:.0%}" for name, share in best.figures.bounds(best.num_seqs).items()]
+        shares = [f"{name} {100 * share:.0f} %" for name, share in best.figures.bounds(best.num_seqs).items()]
         sequences = f"{best.num_seqs} sequence{'s' * (best.num_seqs != 1)}"
         yield f"layout=auto: a decode iteration of {sequences} is bound by {', '.join(shares[:3])}."
         twin = best.sizes._replace(sequence_parallel=not best.sizes.sequence_parallel)

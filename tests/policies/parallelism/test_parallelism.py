@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_left_out_and_reported():
     asked = Asked(lambda sizes: None if sizes.tensor_parallel_size > 2 else by_devices(sizes))
     found = Auto(devices=8).choose(facts(), asked)
     assert found.sizes == Sizes(2, 4)
-    assert found.notes[1].endswith("is bound by memory 70%, communication 30%.")
+    assert found.notes[1].endswith("is bound by memory 70 %, communication 30 %.")
     assert "runner-up is pipeline 8" in found.notes[2]
     assert "4 layouts were not possible, such as tensor 4 x pipeline 2" in found.notes[4]
 
