@@ -51,7 +51,7 @@ def calibrated(tmp_path_factory):
 
 
 def validate(folder, *arguments, traffic=TRAFFIC):
-    given = ["output.progress=false", f"hydra.run.dir={folder}"]
+    given = ["output.progress=false", f"hydra.run.dir={folder}", "overwrite=true"]
     return main(["validate", "device=cpu", *traffic, *given, *arguments])
 
 
@@ -190,7 +190,7 @@ def test_a_calibration_of_other_numbers_is_refused(calibrated, tmp_path, capsys)
     assert validate(tmp_path, f"calibrated={calibrated}", "model.weights=int8_wo") == 2
     assert "was measured with weights=None, not int8_wo; measure again" in capsys.readouterr().err
     assert validate(tmp_path, f"calibrated={calibrated}", "caching.block_size=32") == 2
-    assert "block_size=16 was measured, not 32" in capsys.readouterr().err
+    assert "was measured with block_size=16, not 32" in capsys.readouterr().err
 
 
 def test_what_the_engine_will_not_serve_is_refused_before_anything_is_measured(tmp_path, capsys):
