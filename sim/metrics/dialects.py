@@ -2,12 +2,12 @@
 
 Definitions (n: output tokens; first, last: times of these tokens; sent: arrival; q: percentile as a share):
 
-    tool        answered requests   percentiles      seconds that rates are over
+    tool        successful request  percentiles      seconds that rates are over
     ours        finished            interpolated     the measured time
-    vllm_bench  succeeded           interpolated     start of the benchmark to the last answer
-    guidellm    successful          measured value   first request sent to the last answer
+    vllm_bench  succeeded           interpolated     start of the benchmark to the last output
+    guidellm    successful          measured value   first request sent to the last output
                                     (weighted)
-    aiperf      valid               interpolated     first valid request sent to the last answer
+    aiperf      valid               interpolated     first valid request sent to the last output
     mlperf      all, or no result   sorted[n q]      start to the end of the query issued last
 
     per token   without the first: (last - first) / (n - 1)    with the first: (last - sent) / n
@@ -20,7 +20,7 @@ Definitions (n: output tokens; first, last: times of these tokens; sent: arrival
     every gap   ours and vllm_bench: ITL over all requests; aiperf: ICL; guidellm, mlperf: not reported
 
 Ours counts every first token and every gap in the measured time, those of unfinished requests included; the
-other tools count answered requests only. Sources, read in November 2026: vllm/benchmarks/serve.py
+other tools count successful requests only. Sources, read in November 2026: vllm/benchmarks/serve.py
 (calculate_metrics); guidellm schemas/base/request_stats.py, statistics.py and schemas/benchmark/goodput.py;
 aiperf docs/metrics_reference.md and metrics/types; mlcommons/inference loadgen/results.cc and logging.cc
 (Server scenario with use_token_latencies).
@@ -131,13 +131,13 @@ def vllm_bench(served: Served, slo: Slo | None) -> InDialect:
 def guidellm(served: Served, slo: Slo | None) -> InDialect:
     """Computes the figures of guidellm.
 
-    If the SLO has a TPOT limit, its goodput leaves out answers of one token, which have no TPOT.
+    If the SLO has a TPOT limit, its goodput leaves out outputs of one token, which have no TPOT.
     """
     done, tokens = served.done, served.longest_tokens.astype(np.float64)
     start_s = float(served.sent_s.min()) if len(served.sent_s) else served.window.start_s
     duration_s = _last_end_s(served) - start_s
     several = tokens > 1
-    # guidellm assumes evenly spaced tokens in an answer; its rate is over the time that all answers span.
+    # guidellm assumes evenly spaced tokens in an output; its rate is over the time that all outputs span.
     first_s, last_s = served.first_s[done], served.last_s[done]
     token_span_s = float(last_s.max() - first_s.min()) if len(first_s) else 0.0
     rates = {
@@ -173,7 +173,7 @@ def guidellm(served: Served, slo: Slo | None) -> InDialect:
 def aiperf(served: Served, slo: Slo | None) -> InDialect:
     """Computes the figures of NVIDIA AIPerf.
 
-    If the SLO has a TPOT limit, an answer of one token, which has no TPOT, is not good.
+    If the SLO has a TPOT limit, an output of one token, which has no TPOT, is not good.
     """
     done = served.done
     start_s = float(served.sent_s[done].min()) if done.any() else served.window.start_s
@@ -298,18 +298,18 @@ DIALECTS: Mapping[str, Callable[[Served, Slo | None], InDialect]] = {
 
 DIFFERENCES = (
     "Failed requests: ours counts their first tokens and gaps, and counts them in SLO attainment; the other "
-    "tools count answered requests only (AIPerf's GoodRequestFraction: all). MLPerf gives no result if a "
+    "tools count successful requests only (AIPerf's GoodRequestFraction: all). MLPerf gives no result if a "
     "request fails.",
-    "Time per token after the first: guidellm calls it ITL and weights each answer by its tokens; AIPerf "
+    "Time per token after the first: guidellm calls it ITL and weights each output by its tokens; AIPerf "
     "calls it Inter Token Latency, the others TPOT. guidellm's TPOT includes the first token.",
     "Gaps between tokens: ours and vLLM call them ITL, over all requests; AIPerf calls them Inter Chunk "
     "Latency.",
     "Percentiles: guidellm and MLPerf report a measured value, the others interpolate between two.",
-    "Rates: ours are per second of the measured time; vLLM's of the time from the start to the last answer; "
-    "guidellm's and AIPerf's of the time from the first request (AIPerf: the first answered request) to the "
-    "last answer; MLPerf's of the time to the end of the last query, for n - 1 queries. guidellm's tokens/s "
+    "Rates: ours are per second of the measured time; vLLM's of the time from the start to the last output; "
+    "guidellm's and AIPerf's of the time from the first request (AIPerf: the first successful request) to the "
+    "last output; MLPerf's of the time to the end of the last query, for n - 1 queries. guidellm's tokens/s "
     "are per second from the first token to the last.",
-    "Answers of one token have no TPOT: with a TPOT limit in the SLO, ours and vLLM count them as good, "
+    "Outputs of one token have no TPOT: with a TPOT limit in the SLO, ours and vLLM count them as good, "
     "AIPerf does not, guidellm leaves them out.",
 )
 """Reasons why the figures of the tools differ for one run."""
@@ -324,7 +324,7 @@ def _good(name: str, good: NDArray[np.bool_] | None, duration_s: float) -> dict[
 
 
 def _last_end_s(served: Served) -> float:
-    """Returns the time of the last token of all answered requests, or the window's start if there is none."""
+    """Returns the time of the last token of all successful requests, or the window's start if there is none."""
     return float(served.last_s[served.done].max()) if served.done.any() else served.window.start_s
 
 

@@ -81,7 +81,7 @@ class Served:
 
     @property
     def per_token_s(self) -> Values:
-        """Seconds per output token after the first; NaN for answers of one token."""
+        """Seconds per output token after the first; NaN for outputs of one token."""
         several = self.longest_tokens > 1
         return np.where(
             several, (self.last_s - self.first_s) / np.where(several, self.longest_tokens - 1, 1), np.nan
@@ -92,7 +92,7 @@ class Served:
         return self.gap_s[self.done[self.gap_row]]
 
     def within(self, slo: Slo, *, one_token: bool | None) -> NDArray[np.bool_]:
-        """Returns which requests meet the SLO. one_token: whether answers without a TPOT meet its limit."""
+        """Returns which requests meet the SLO. one_token: whether outputs without a TPOT meet its limit."""
         per_token_s = self.per_token_s
         latencies_s = {"ttft": self.ttft_s, "tpot": per_token_s, "e2e": self.e2e_s}
         held = self.done.copy()

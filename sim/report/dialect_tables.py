@@ -18,7 +18,7 @@ LATENCIES = {
     "e2e": "whole request",
 }
 FIGURES = {
-    "answered": "answered",
+    "answered": "successful",
     "failed": "failed",
     "duration_s": "duration, s",
     "requests_per_s": "requests/s",

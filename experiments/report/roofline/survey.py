@@ -91,7 +91,7 @@ def survey(settings: RooflineSettings) -> Survey:
     beyond = [size for size in sizes if size > at_once]
     if beyond:
         notes.append(
-            f"No prefill of {', '.join(map(str, beyond))} prompts: more than the engine's "
+            f"Prefill of {', '.join(map(str, beyond))} prompts is left out: it exceeds the engine's "
             f"{settings.max_num_batched_tokens:,} tokens per iteration."
         )
     return Survey(

@@ -67,7 +67,9 @@ def test_prints_ridge_points_and_memory(found):
     assert ["bf16", "(model)", "989", "3.35", "295"] in lines
     assert ["fp8", "1,979", "3.35", "591"] in lines
     batch = found.memory.num_blocks // (1024 // 16)
-    assert f"Largest batch at 1,024 tokens of context: {batch} sequences (KV blocks;" in printed(found)
+    assert f"Largest batch at 1,024 tokens of context: {batch} sequences (limited by KV blocks;" in printed(
+        found
+    )
 
 
 def test_marks_batches_that_do_not_fit(found):
@@ -80,7 +82,9 @@ def test_marks_batches_that_do_not_fit(found):
 def test_ends_with_what_the_figures_rest_on(found):
     notes = printed(found).splitlines()[-2:]
     assert notes[0].startswith("Iteration times: ")
-    assert notes[1].startswith("No prefill of 8, 32, 128, 512 prompts: more than the engine's 8,192 tokens")
+    assert notes[1].startswith(
+        "Prefill of 8, 32, 128, 512 prompts is left out: it exceeds the engine's 8,192 tokens"
+    )
 
 
 def test_a_format_that_the_gpu_does_not_compute_in_is_noted():

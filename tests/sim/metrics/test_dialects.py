@@ -217,7 +217,7 @@ def test_tables_name_each_figure_as_its_tool_does():
     by_label = {row[0]: row[1:] for row in rows}
     assert by_label[""] == ["ours", "vLLM bench", "guidellm", "AIPerf", "MLPerf"]
     assert by_label["per token after the first"] == ["TPOT", "TPOT", "ITL", "ITL", "Output Token"]
-    assert by_label["answered"] == ["3"] * 5
+    assert by_label["successful"] == ["3"] * 5
     assert by_label["failed"] == ["1"] * 5
     assert by_label["SLO attainment"] == ["50.0 %", "–", "50.0 %", "25.0 %", "–"]
     assert by_label["valid"] == ["–", "–", "–", "–", "no"]
