@@ -306,9 +306,9 @@ DIFFERENCES = (
     "Latency.",
     "Percentiles: guidellm and MLPerf report a measured value, the others interpolate between two.",
     "Rates: ours are per second of the measured time; vLLM's of the time from the start to the last output; "
-    "guidellm's and AIPerf's of the time from the first request (AIPerf: the first successful request) to the "
-    "last output; MLPerf's of the time to the end of the last query, for n - 1 queries. guidellm's tokens/s "
-    "are per second from the first token to the last.",
+    "guidellm's and AIPerf's of the time from the first request (AIPerf: the first successful request) to "
+    "the last output; MLPerf's of the time to the end of the last query, for n - 1 queries. guidellm's "
+    "tokens/s are per second from the first token to the last.",
     "Outputs of one token have no TPOT: with a TPOT limit in the SLO, ours and vLLM count them as good, "
     "AIPerf does not, guidellm leaves them out.",
 )
@@ -324,7 +324,7 @@ def _good(name: str, good: NDArray[np.bool_] | None, duration_s: float) -> dict[
 
 
 def _last_end_s(served: Served) -> float:
-    """Returns the time of the last token of all successful requests, or the window's start if there is none."""
+    """Returns the time of the last token of all successful requests, or the window's start if none."""
     return float(served.last_s[served.done].max()) if served.done.any() else served.window.start_s
 
 

@@ -55,8 +55,8 @@ def memory_lines(found: Survey) -> list[str]:
     batch = found.largest
     ends = "KV blocks" if batch.limit == "memory" else f"max_num_seqs={settings.engine.max_num_seqs}"
     return [
-        f"Largest batch at {settings.context:,} tokens of context: {batch.num_seqs:,} sequences (limited by {ends}; "
-        f"{memory.num_blocks:,} blocks of {memory.block_size} tokens).",
+        f"Largest batch at {settings.context:,} tokens of context: {batch.num_seqs:,} sequences (limited by "
+        f"{ends}; {memory.num_blocks:,} blocks of {memory.block_size} tokens).",
         f"Memory per GPU: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} "
         f"GiB KV cache, {(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} GiB other; "
         f"{memory.kv_bytes_per_token / 1024:.4g} KiB of KV per token.",
