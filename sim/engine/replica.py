@@ -4,13 +4,12 @@ The main loop is `_on_boundary`: `_finish_step` commits the iterations that have
 next ones, computes their end times and schedules the end. A plan that holds for several iterations is run as
 one event (a leap). An external event in the middle of a leap cuts it (`replan`): the leap then ends at the
 first iteration boundary at or after the event, where a simulation of single iterations would have seen it.
-
-`Recorder` records the events. Everything else is attached by `attach`: see `sim.engine.attachment`.
+`Recorder` records the events. The rest is attached: see `sim.engine.attachment`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -37,10 +36,7 @@ MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of th
 
 
 class Replica(LoadCounts):
-    """Drives an EngineCore on the simulated clock. It is a `policies.routing.ReplicaView`.
-
-    A crash loses the engine with all its requests, and replaces it by an empty one.
-    """
+    """Drives an EngineCore on the simulated clock. It is a `policies.routing.ReplicaView`."""
 
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
         self.index = index
@@ -62,8 +58,7 @@ class Replica(LoadCounts):
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
         self._num_crashes = 0  # `schedule` drops actions that were scheduled before a crash
-        # Request id -> callback, of what ends at the next iteration boundary: requests to be aborted, and
-        # sequences to be released as another replica has their KV.
+        # Request id -> callback, for the next iteration boundary: requests to abort, sequences that migrate.
         self._aborts: dict[int, Callable[[], None] | None] = {}
         self._migrated: dict[int, Callable[[Sequence], None]] = {}
         self._listeners = Listeners()
@@ -355,12 +350,12 @@ class Replica(LoadCounts):
             self.replan()
 
     def crash(self) -> list[int]:
-        """Crashes the engine now; returns the ids of the requests that are lost, sorted.
+        """Replaces the engine by an empty one; returns the ids of the requests that are lost, sorted.
 
         The tokens of iterations that have ended by now have been sent to the clients.
         """
         now = self._clock.now
-        self._finish_until(now)
+        self._finish_until(now, begins_at_now=False)
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._migrated]
         pending, before = self.intake.entries(), self.core
         self.core = self.pool.core()
@@ -381,15 +376,20 @@ class Replica(LoadCounts):
 
     def stop(self, now: float) -> None:
         """Ends the run: records the iterations that have ended, and the progress of unfinished requests."""
-        self._finish_until(now)
+        self._finish_until(now, begins_at_now=not self._clock.is_stopped)
         self.recorder.stopped(self.intake.entries(), now)
 
-    def _finish_until(self, now: float) -> None:
-        """Commits the iterations of the running step that have ended by `now`."""
+    def _finish_until(self, now: float, *, begins_at_now: bool) -> None:
+        """Commits the iterations that have ended by `now`. begins_at_now: whether the next begins then."""
         step = self.step
-        if step is not None and now >= step.ends_s[0]:
-            step.cut(bisect_right(step.ends_s, now))
+        if step is not None and (num_ended := step.num_ended(now)):
+            num_blocks = 0
+            if num_ended < step.num_iterations and (begins_at_now or step.ends_s[num_ended - 1] < now):
+                blocks_after = partial(self.core.blocks_of_repeats, step.plan)
+                num_blocks = blocks_after(num_ended) - blocks_after(num_ended - 1)
+            step.cut(num_ended)
             self._finish_step()
+            self.core.block_pool.take(num_blocks)  # those of the iteration in progress
 
     def holds(self, request_id: int) -> bool:
         """Returns whether a request is in the engine or on its way to it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 from hwmodels.iterations.iteration import IterationShape
 from policies.core.plan import StepPlan
@@ -41,6 +41,10 @@ class RunningStep:
     def boundary_s(self, now: float) -> float:
         """Returns the end of the first iteration that ends at `now` or later, s."""
         return self.ends_s[bisect_left(self.ends_s, now)]
+
+    def num_ended(self, now: float) -> int:
+        """Returns how many of its iterations have ended by `now`."""
+        return bisect_right(self.ends_s, now, hi=self.num_iterations)
 
     def shape_of_iteration(self, step: int) -> IterationShape:
         """Returns the shape of its iteration `step` (from 0)."""

@@ -303,3 +303,20 @@ def test_a_run_may_end_while_kv_is_on_its_way_or_has_just_come(make_world, ask, 
         until_s=half_ticks * TICK_S,
     )
     assert_leap_equals_step(world)
+
+
+@pytest.mark.parametrize("half_ticks", range(45, 68))
+def test_an_iteration_that_a_cut_interrupts_has_taken_its_blocks(make_world, ask, half_ticks):
+    """Of 16 blocks of 2 tokens, the first request leaves 6 in the cache. The second starts at tick 10 with 4
+    tokens; each iteration takes the blocks of its tokens at its start, also in the middle of a leap.
+    """
+    world = make_world(
+        ask(0.0, 4, 10),
+        ask(10 * TICK_S, 4, 24),
+        caching=PrefixCaching(block_size=2),
+        num_blocks=16,
+        until_s=half_ticks / 2 * TICK_S,
+    )
+    run = assert_leap_equals_step(world)
+    num_tokens = 4 + half_ticks // 2 - 10
+    assert run.records.num_evicted_blocks == max(0, -(-num_tokens // 2) - 10)
