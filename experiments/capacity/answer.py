@@ -12,6 +12,7 @@ from experiments.capacity.optuna_search import propose
 from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, traffic
 from experiments.capacity.results import Ranked, ranked_of
 from experiments.capacity.search import Search, State, begin
+from experiments.study.notes import merged_notes
 from experiments.study.workers import Report, in_turn
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.settings.errors import ConfigError
@@ -112,7 +113,7 @@ def answer(question: Question, report: Report) -> Answer | None:
         points={
             s.candidate.name: finals.get(s.candidate.name) or s.runs[s.num_up or 0] for s in first.ranked()
         },
-        notes=_notes(ranked, finals),
+        notes=merged_notes({row.candidate.name: finals[row.candidate.name][0].notes for row in ranked}),
         interrupted=was_interrupted,
     )
 
@@ -177,15 +178,3 @@ def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
         usd_per_hour=search.least_cost(best),
         grown_replicas=grown,
     )
-
-
-def _notes(ranked: Sequence[Ranked], finals: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Returns assumptions and notes; one that does not hold for all candidates begins with their names."""
-    candidates_by_note: dict[str, list[str]] = {}
-    for row in ranked:
-        for note in finals[row.candidate.name][0].notes:
-            candidates_by_note.setdefault(note, []).append(row.candidate.name)
-    return [
-        note if len(names) == len(ranked) else f"{', '.join(names)}: {note}"
-        for note, names in candidates_by_note.items()
-    ]

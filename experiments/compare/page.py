@@ -16,7 +16,8 @@ from experiments.compare.results import Comparison, Results
 from experiments.compare.sentences import caveats, verdicts
 from experiments.compare.tables import metric_rows
 from experiments.study.figures import Metric, titled, unit_of
-from experiments.study.pages import line_style, notes_of_arms
+from experiments.study.notes import merged_notes
+from experiments.study.pages import line_style
 from experiments.study.runs import Point, settings_that_differ
 from experiments.study.verdicts import LEVEL
 from sim.report.look import styled
@@ -56,7 +57,7 @@ def write_comparison(
             f"{drawn(figure(found))}",
             "Comparisons": tables,
             "Settings that differ between the arms": _differences(found, points),
-            "Assumptions and notes": notes_of_arms(notes),
+            "Assumptions and notes": listed(merged_notes(notes)),
             "Configuration": _configuration(found, points, config),
         },
     )

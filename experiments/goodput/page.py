@@ -15,7 +15,8 @@ from plotly.subplots import make_subplots
 from experiments.goodput.answer import Outcome
 from experiments.goodput.results import curve, goodput_curve, scale_curve
 from experiments.goodput.tables import caveats, rows, sentences
-from experiments.study.pages import COLOURS, notes_of_arms
+from experiments.study.notes import merged_notes
+from experiments.study.pages import COLOURS
 from experiments.study.verdicts import LEVEL
 from sim.report.look import GREY, LIMIT, styled
 from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
@@ -39,7 +40,7 @@ def write_goodput(
             "SLO attainment and goodput over the request rate": drawn(rate_figure(outcome)),
             "SLO attainment with tighter and looser limits": drawn(scale_figure(outcome)),
             "Highest rates": table(rows(outcome.highest)),
-            "Assumptions and notes": notes_of_arms(notes),
+            "Assumptions and notes": listed(merged_notes(notes)),
             "Configuration": folded(
                 "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
             ),

@@ -24,6 +24,17 @@ class Metric:
     """Label in tables and figures; None: derived from the key."""
 
 
+WORDS = {
+    "mean_batch_seqs": "mean batch size (sequences)",
+    "max_batch_seqs": "max batch size (sequences)",
+    "mean_batch_tokens": "mean batch size (tokens)",
+    "gpu_busy": "GPU busy",
+    "mfu": "MFU",
+    "mbu": "MBU",
+}
+"""Name of a figure -> its label, where the words of the name do not make one."""
+
+
 def figures(summary: dict[str, Any]) -> dict[str, float]:
     """Returns the numbers of a summary by dotted key; NaN for a missing figure, 0 or 1 for false or true.
 
@@ -84,7 +95,7 @@ def label_of(metric: Metric) -> str:
         return f"{LATENCIES[section]} {name.removesuffix('_s')}"
     per_second = name.removesuffix("_per_s")
     words = f"{per_second}/s" if per_second != name else name
-    words = words.replace("_", " ")
+    words = WORDS.get(name) or words.replace("_", " ")
     return words if section in ("", "throughput", "iterations") else f"{section.replace('.', ' ')} {words}"
 
 

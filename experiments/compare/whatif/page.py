@@ -23,7 +23,7 @@ from experiments.compare.whatif.sentences import (
 from experiments.compare.whatif.settings import BASELINE
 from experiments.compare.whatif.tables import LEGEND, tables
 from experiments.study.figures import label_of
-from experiments.study.pages import notes_of_arms
+from experiments.study.notes import merged_notes
 from experiments.study.runs import settings_that_differ
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Outcome
@@ -55,7 +55,7 @@ def write_answers(
     }
     if answers.questions.left_out:
         sections["Left out"] = listed(left_out(answers))
-    sections["Assumptions and notes"] = notes_of_arms(notes)
+    sections["Assumptions and notes"] = listed(merged_notes(notes))
     sections["Configuration"] = folded(
         "Settings of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
     )

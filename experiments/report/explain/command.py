@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.text import Text
 
 from experiments.app.key_values import key_values
-from experiments.app.terminal import plain_table, terminal_console
+from experiments.app.terminal import plain_table, print_tables, terminal_console
+from experiments.report.explain.comparison import compared_rows, compared_sentence
 from experiments.report.explain.narrative import heading, lines, verdicts
 from experiments.report.explain.run_folder import read_request
 from sim.report import numbers
@@ -19,7 +20,8 @@ from sim.settings.errors import ConfigError
 USAGE = """\
 usage: windtunnel explain run=DIR request=ID
 
-The phases of one request: every wait with its reason, what the cache held, preemptions and SLO attainment.
+The phases of one request: every wait with its reason, what the cache held, preemptions and SLO attainment;
+and each phase beside its mean and its 99th percentile over the requests of the run.
 
   run=DIR      folder of a run, as printed by windtunnel simulate (with output.tables=true)
   request=ID   a request_id of its requests.parquet"""
@@ -45,6 +47,9 @@ def main(arguments: Sequence[str]) -> None:
     console.print(plain_table(rows, label_columns=(2,)))
     for verdict in verdicts(story):
         console.print(Text(verdict), soft_wrap=True)
+    print_tables([compared_rows(story)], console)
+    if sentence := compared_sentence(story):
+        console.print(Text(sentence), soft_wrap=True)
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path, int]:

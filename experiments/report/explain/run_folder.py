@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from experiments.report.run_files import check_run_folder, read_summary, read_table
 from sim.metrics.slo import TERMS
 from sim.records.request_phases import RequestPhase, phases_of
@@ -24,6 +26,8 @@ class RequestStory:
     phases: list[RequestPhase]
     limits_s: dict[str, float]
     end_s: float
+    measured: pd.DataFrame
+    """Rows of requests.parquet that arrived in the measurement window, which the summary is about."""
 
     @property
     def num_replicas(self) -> int:
@@ -45,6 +49,7 @@ def read_request(folder: Path, request_id: int) -> RequestStory:
     events = read_table(folder, "events.parquet", [("request_id", "==", request_id)])
     summary = read_summary(folder)
     slo = (summary["goodput"] or {}).get("slo", {})
+    trimmed = summary["trimmed"]
     rows = list(events.itertuples(index=False))
     return RequestStory(
         request={str(name): value for name, value in requests[ids == request_id].iloc[0].items()},
@@ -52,4 +57,5 @@ def read_request(folder: Path, request_id: int) -> RequestStory:
         phases=phases_of(rows, summary["simulated_s"]),
         limits_s={term: slo[f"{term}_ms"] / 1e3 for term in TERMS if f"{term}_ms" in slo},
         end_s=summary["simulated_s"],
+        measured=requests[requests["arrival_s"].between(trimmed["start_s"], trimmed["end_s"])],
     )

@@ -591,8 +591,9 @@ def test_latencies_are_shown_in_milliseconds_and_shares_in_percent():
         ("throughput.output_tokens_per_s", "output tokens/s"),
         ("goodput.requests_per_s", "goodput requests/s"),
         ("memory.kv_bytes_per_token", "memory kv bytes per token"),
-        ("iterations.max_batch_seqs", "max batch seqs"),
-        ("mfu", "mfu"),
+        ("iterations.mean_batch_seqs", "mean batch size (sequences)"),
+        ("iterations.max_batch_seqs", "max batch size (sequences)"),
+        ("mfu", "MFU"),
     ],
 )
 def test_labels_follow_from_keys(key, label):

@@ -9,6 +9,9 @@ import pandas as pd
 import pytest
 
 from experiments.app.cli import main
+from experiments.report.explain.comparison import compare, compared_rows, compared_sentence
+from experiments.report.explain.run_folder import read_request
+from sim.report.numbers import milliseconds
 
 SMALL = ("workload=poisson", "output.progress=false", "output.report=false")
 
@@ -175,3 +178,46 @@ def test_the_folder_of_a_sweep_names_a_run_in_it(tmp_path, capsys):
 def test_help_says_what_it_needs(capsys):
     assert main(["explain", "--help"]) == 0
     assert "windtunnel explain run=DIR request=ID" in capsys.readouterr().out
+
+
+def test_each_phase_stands_beside_the_runs_mean_and_p99(pressed, explain):
+    folder, requests = pressed
+    late = requests["ttft_s"].idxmax()
+    text = explain(folder, late)
+    times_ms = {
+        "queue, from arrival to start": requests["scheduled_s"] - requests["arrival_s"],
+        "prefill, from start to first token": requests["first_token_s"] - requests["scheduled_s"],
+        "decode, from first to last token": requests["last_token_s"] - requests["first_token_s"],
+        "TTFT": requests["ttft_s"],
+        "waiting: no KV memory": requests["wait_memory_s"],
+    }
+    table = text[text.index("this request") :]
+    for label, times_s in times_ms.items():
+        row = next(line for line in table.splitlines() if line.strip().startswith(label))
+        expected = (times_s[late], times_s.mean(), times_s.quantile(0.99))
+        assert row.split()[-3:] == [milliseconds(value_s) for value_s in expected]
+    assert "Compared with the 60 requests of the run: E2E is " in text
+    assert "longer than on average: queue " in text
+
+
+def test_phases_add_up_to_e2e_and_an_unfinished_request_has_no_sentence_on_missing_phases(tmp_path):
+    simulate(tmp_path, "workload.num_requests=20", "workload.arrivals.rate_per_s=200", "sim.until_s=0.3")
+    requests = pd.read_parquet(tmp_path / "requests.parquet").set_index("request_id")
+    unserved = requests.index[requests["scheduled_s"].isna()]
+    done = requests.index[requests["last_token_s"].notna()]
+    for request_id in done[:3]:
+        found = compare(read_request(tmp_path, int(request_id)))
+        mine = requests.loc[request_id]
+        total_s = sum(found[name].value for name in ("queue", "prefill", "decode"))
+        assert total_s == pytest.approx(mine["last_token_s"] - mine["arrival_s"])
+    assert len(done) or len(unserved)
+    for request_id in unserved[:1]:
+        story = read_request(tmp_path, int(request_id))
+        assert compared_sentence(story) == ""
+        assert compared_rows(story)[1][1] == "–"
+
+
+def test_a_request_like_all_others_has_no_long_phase(tmp_path):
+    simulate(tmp_path, "workload.num_requests=20", "workload.arrivals.rate_per_s=0.01")
+    sentence = compared_sentence(read_request(tmp_path, 3))
+    assert sentence.endswith("no phase takes much longer than on average.")
