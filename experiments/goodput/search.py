@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
+from experiments.study.run_length import ANSWERS
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
 from sim.settings.build import build
@@ -24,8 +25,6 @@ from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 from sim.workload.faster import FasterSource
 
-ANSWERS = 10
-"""Least duration of the traffic over its p90 E2E latency; shorter traffic ends before a backlog builds up."""
 FINER = 1.25
 """Factor between rates if the highest rate is already known roughly from shorter runs."""
 

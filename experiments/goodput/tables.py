@@ -11,8 +11,8 @@ from rich.text import Text
 
 from experiments.app.terminal import print_tables
 from experiments.goodput.results import Highest
-from experiments.goodput.search import ANSWERS
 from experiments.goodput.settings import GoodputSettings
+from experiments.study.run_length import ANSWERS
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json

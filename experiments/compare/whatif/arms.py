@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,11 @@ class Questions:
     """Changes of the workload itself."""
     num_requests: int | None
     """Requests to which each run of the baseline was limited; None: it was not."""
+    arrivals: Mapping[str, tuple[int, float]]
+    """Arm -> its requests with the first seed, and the time of the last arrival in seconds.
+
+    Arms whose traffic has no request rate are left out.
+    """
 
 
 def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[str]) -> Questions:
@@ -114,6 +119,7 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
             name for name, config in builder.configs.items() if as_text(config["workload"]) != workload
         ],
         num_requests=builder.num_requests,
+        arrivals=builder.arrivals,
     )
 
 
@@ -140,6 +146,7 @@ class _ArmBuilder:
         self.overrides: dict[str, tuple[str, ...]] = {}
         self.targets: dict[str, float] = {}
         self.num_requests: int | None = None
+        self.arrivals: dict[str, tuple[int, float]] = {}
 
     def add(self, change: Change) -> tuple[Scenario, Source]:
         """Adds an arm; returns its scenario and traffic. Raises ConfigError, which names the change."""
@@ -166,6 +173,8 @@ class _ArmBuilder:
             self.num_requests = self._settings.requests if limit else None
         if scenario.slo is not None:
             self.targets[name] = scenario.slo.attainment_target
+        if traffic.num_requests and traffic.last_arrival_s:
+            self.arrivals[name] = (traffic.num_requests, traffic.last_arrival_s)
         return scenario, traffic
 
 

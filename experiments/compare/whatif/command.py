@@ -13,7 +13,7 @@ from experiments.app.terminal import terminal_console
 from experiments.compare.results import evaluate
 from experiments.compare.whatif.arms import Questions, build_questions
 from experiments.compare.whatif.page import write_answers
-from experiments.compare.whatif.sentences import Answers, caveats, limits_by_arm, verdicts
+from experiments.compare.whatif.sentences import Answers, caveats, limits_by_arm, times_by_arm, verdicts
 from experiments.compare.whatif.tables import print_answers
 from experiments.study.runs import Runs, run_all
 from experiments.study.workers import progress_of
@@ -49,6 +49,7 @@ class WhatifJob:
             questions=questions,
             found=evaluate(questions.experiment, runs.table, interrupted=runs.interrupted),
             limits=limits_by_arm(runs.table),
+            times_s=times_by_arm(runs.table),
         )
         print_answers(answers, console)
         self._write(folder, answers, runs)

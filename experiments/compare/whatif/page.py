@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from experiments.compare.whatif.sentences import (
     delta_text,
     introduction,
     left_out,
-    verdicts,
+    verdicts_by_change,
 )
 from experiments.compare.whatif.settings import BASELINE
 from experiments.compare.whatif.tables import LEGEND, tables
@@ -45,7 +46,7 @@ def write_answers(
         arm: " ".join(words) for arm, words in answers.questions.experiment.arms.items() if arm != BASELINE
     }
     sections = {
-        "Verdicts": listed([*caveats(answers), *verdicts(answers)]),
+        "Verdicts": listed(caveats(answers)) + _verdicts(answers),
         "Compared with the baseline": "".join(map(table, tables(answers))) + f"<p>{LEGEND}</p>",
         "Figures": "<p>Ratio to the baseline (shares: difference in percentage points), with its "
         f"{LEVEL}. Green: better; red: worse; grey: within noise.</p>{drawn(delta_figure(answers))}",
@@ -60,6 +61,12 @@ def write_answers(
         "Settings of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
     )
     write_page(path, "What if", introduction(answers.questions.settings.seeds), sections)
+
+
+def _verdicts(answers: Answers) -> str:
+    return "".join(
+        f"<h3>{html.escape(arm)}</h3>{listed(lines)}" for arm, lines in verdicts_by_change(answers).items()
+    )
 
 
 def delta_figure(answers: Answers) -> go.Figure:

@@ -12,11 +12,24 @@ from experiments.compare import sentences as compare
 from experiments.compare.results import Comparison, Results
 from experiments.compare.whatif.arms import Questions
 from experiments.compare.whatif.settings import BASELINE
-from experiments.study.figures import label_of, unit_of
-from experiments.study.verdicts import LEVEL, interval_text, ratio_text
+from experiments.study.figures import Metric, label_of, unit_of
+from experiments.study.run_length import REASONS, requests_needed
+from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome, mean_interval
 from sim.report.numbers import MISSING, number
 
+SHARE = "goodput.share"
+TIMES = ("simulated_s", "e2e.p90_s")
+MOST_NAMES = 3
+"""Largest number of settings that a warning lists by name."""
+SUBJECTS = {
+    "goodput.requests_per_s": ("goodput", "", " requests/s"),
+    "throughput.output_tokens_per_s": ("output throughput", "", " tokens/s"),
+    "cost.usd_per_hour": ("cost per hour", "$", ""),
+    "cost.usd_per_million_output_tokens": ("cost per million output tokens", "$", ""),
+    "energy.joules_per_output_token": ("energy per output token", "", " J"),
+}
+"""Key of a metric -> the subject of a sentence on it, and the units before and after its value."""
 LIMITS = "limits."
 """Prefix of the columns of the runs with the share of the requests' time of each resource."""
 
@@ -29,6 +42,8 @@ class Answers:
     found: Results
     limits: dict[str, dict[str, Interval]]
     """Arm -> {resource: share of the requests' time over the seeds}, the largest share first."""
+    times_s: dict[str, tuple[float, float]]
+    """Arm -> length of a run and p90 of E2E in seconds, means over the seeds."""
 
     @property
     def changes(self) -> list[str]:
@@ -46,6 +61,14 @@ def limits_by_arm(runs: pd.DataFrame) -> dict[str, dict[str, Interval]]:
     return found
 
 
+def times_by_arm(runs: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Returns `Answers.times_s` from the table of runs; arms without a value are left out."""
+    if not {*TIMES} <= {*runs.columns}:
+        return {}
+    means = runs.groupby("arm", sort=False)[list(TIMES)].mean().dropna()
+    return {str(row.Index): (float(row[1]), float(row[2])) for row in means.itertuples()}
+
+
 def caveats(answers: Answers) -> list[str]:
     """Returns warnings about the results."""
     questions = answers.questions
@@ -55,8 +78,37 @@ def caveats(answers: Answers) -> list[str]:
             f"Each run simulates only the first {questions.num_requests:,} requests of the workload; for all "
             "of them, set whatif.requests=null."
         )
+    lines += _too_short(answers)
     for name in questions.other_traffic:
         lines.append(f"{name}: the traffic differs from the baseline's, so intervals are wider.")
+    return lines
+
+
+def _too_short(answers: Answers) -> list[str]:
+    """Returns, for each reason why runs are too short for goodput, a sentence with the requests needed."""
+    questions = answers.questions
+    by_reason: dict[str, dict[str, int]] = {}
+    for arm, (num_requests, lasts_s) in questions.arrivals.items():
+        if arm not in questions.targets or arm not in answers.times_s:
+            continue
+        ends_s, e2e_p90_s = answers.times_s[arm]
+        target = questions.targets[arm]
+        needed = requests_needed(
+            num_requests, lasts_s=lasts_s, ends_s=ends_s, e2e_p90_s=e2e_p90_s, target=target
+        )
+        for reason, least in needed.items():
+            by_reason.setdefault(reason, {})[arm] = least
+    lines = []
+    for reason, needed in by_reason.items():
+        most = max(needed.values())
+        is_limited = questions.num_requests is not None
+        remedy = f"set whatif.requests={most}" if is_limited else "use a workload with more"
+        names, of_all = list(needed), len(questions.experiment.arms)
+        arms = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} of {of_all} settings"
+        lines.append(
+            f"Too short for goodput ({arms}): {REASONS[reason]}; at least {most:,} requests are needed, so "
+            f"{remedy}."
+        )
     return lines
 
 
@@ -65,9 +117,17 @@ def left_out(answers: Answers) -> list[str]:
     return [f"{name}: left out, {why}" for name, why in answers.questions.left_out.items()]
 
 
+def verdicts_by_change(answers: Answers) -> dict[str, list[str]]:
+    """Returns change -> a sentence on the SLO, one per changed figure, one on the others and on the limit."""
+    return {
+        arm: [line for line in (_slo(answers, arm), *_outcomes(answers, arm), _limit(answers, arm)) if line]
+        for arm in answers.changes
+    }
+
+
 def verdicts(answers: Answers) -> list[str]:
-    """Returns one sentence per change."""
-    return [f"{arm}: {_verdict(answers, arm)}" for arm in answers.changes]
+    """Returns the sentences on all changes; each begins with the name of the change."""
+    return [f"{arm}: {line}" for arm, lines in verdicts_by_change(answers).items() for line in lines]
 
 
 def limiting(answers: Answers, arm: str) -> str:
@@ -117,53 +177,72 @@ def _with_half(interval: Interval, factor: float, none: float, sign: str) -> str
     return text if math.isnan(low) or interval.is_exact else f"{text} ±{half:,.{decimals}f}"
 
 
-def _verdict(answers: Answers, arm: str) -> str:
-    parts = [part for part in (_slo(answers, arm), *_directions(answers, arm)) if part]
+def _limit(answers: Answers, arm: str) -> str:
     now, before = (limiting(answers, name) for name in (arm, BASELINE))
-    if MISSING not in (now, before):
-        comparison = "as before" if now == before else f"before: {limit_text(answers, BASELINE)}"
-        parts.append(f"limited by {limit_text(answers, arm)} of the requests' time ({comparison})")
-    return "; ".join(parts)
+    if MISSING in (now, before):
+        return ""
+    change = "as before" if now == before else f"before: {limit_text(answers, BASELINE)}"
+    return f"The limit is {limit_text(answers, arm)} of the requests' time ({change})."
 
 
 def _slo(answers: Answers, arm: str) -> str:
-    """Returns a sentence on whether the SLO is met, with the attainment before; empty without an SLO."""
+    """Returns a sentence on SLO attainment and on whether the SLO is met; empty without an SLO."""
     target = answers.questions.targets.get(arm)
-    of_share = [c for c in answers.found.comparisons if c.metric.key == "goodput.share"]
-    now = next((c.mean for c in of_share if c.arm == arm), None)
-    if target is None or now is None or math.isnan(now.mean):
+    of_share = [c for c in answers.found.comparisons if c.metric.key == SHARE]
+    now = next((c for c in of_share if c.arm == arm), None)
+    if target is None or now is None or math.isnan(now.mean.mean):
         return ""
-    base = next(c.mean for c in of_share if c.arm == BASELINE)
-    verb = "meets" if now.mean >= target else "misses"
-    doubt = "; the interval contains the target" if now.low < target < now.high else ""
-    return (
-        f"{verb} the SLO (attainment {100 * now.mean:.3g} %, target {100 * target:g} %, "
-        f"before {100 * base.mean:.3g} %{doubt})"
-    )
+    before = next(c.mean.mean for c in of_share if c.arm == BASELINE)
+    mean, low, high, _ = now.mean
+    is_met, was_met = mean >= target, before >= answers.questions.targets.get(BASELINE, target)
+    verb = ("is still met" if was_met else "is now met") if is_met else "is now missed"
+    verb = verb if is_met or was_met else "is still missed"
+    share, from_share = f"{100 * mean:.3g} %", f"{100 * before:.3g} %"
+    change = {
+        Outcome.WORSE: f"falls from {from_share} to {share}",
+        Outcome.BETTER: f"rises from {from_share} to {share}",
+        Outcome.EQUAL: f"stays at {share}",
+        Outcome.NO_DIFFERENCE: f"is {share}, no difference beyond noise from {from_share}",
+    }.get(now.outcome or Outcome.UNKNOWN, f"is {share}, before {from_share}")
+    doubt = "; its interval contains the target" if low < target < high else ""
+    return f"The SLO {verb}: attainment {change} (target {100 * target:g} %{doubt})."
 
 
-def _directions(answers: Answers, arm: str) -> list[str]:
-    """Returns the metrics that become worse, and those that become better, beyond noise."""
-    mine = [c for c in answers.found.comparisons if c.arm == arm and c.metric.key != "goodput.share"]
-    parts = []
-    for outcome in (Outcome.WORSE, Outcome.BETTER):
-        sized = [f"{label_of(c.metric)} {_size(c)}" for c in mine if c.outcome is outcome]
-        if sized:
-            parts.append(f"{outcome.value}: {', '.join(sized)}")
-    if not parts:
-        unknown = any(c.outcome is Outcome.UNKNOWN for c in mine)
-        parts.append("one seed gives no verdict" if unknown else "no difference beyond noise")
-    return parts
+def _outcomes(answers: Answers, arm: str) -> list[str]:
+    """Returns a sentence for each metric that changes beyond noise, and one on the others."""
+    mine = [c for c in answers.found.comparisons if c.arm == arm and c.metric.key != SHARE]
+    changed = [c for c in mine if c.outcome in (Outcome.WORSE, Outcome.BETTER)]
+    lines = [_changed(c, answers.found.of(c.metric, BASELINE)[0]) for c in changed]
+    if any(c.outcome is Outcome.UNKNOWN for c in mine):
+        lines.append("One seed gives no verdict on figures.")
+    elif same := [_subject(c.metric)[0] for c in mine if c not in changed]:
+        lines.append(f"No difference beyond noise: {', '.join(same)}.")
+    return lines
 
 
-def _size(comparison: Comparison) -> str:
-    paired = comparison.paired
-    if paired is None or paired.ratio is None:
-        unit = unit_of(comparison.metric)[1]
-        return f"{delta_text(comparison)} {unit}".strip()
-    if paired.ratio.is_exact:
-        return ratio_text(paired)
-    return f"{ratio_text(paired)} ({interval_text(paired.ratio)})"
+def _changed(comparison: Comparison, baseline: Comparison) -> str:
+    """Returns a sentence such as: TTFT p99 rises by 41.9 %, from 167 ms to 237 ms (worse)."""
+    assert comparison.paired is not None
+    assert comparison.outcome is not None
+    subject, before, after = _subject(comparison.metric)
+    factor, _ = unit_of(comparison.metric)
+    old, new = (f"{before}{number(factor * one.mean.mean)}{after}" for one in (baseline, comparison))
+    ratio = comparison.paired.ratio
+    rises = comparison.paired.difference.mean > 0
+    if ratio is None:
+        by = ""
+    elif 0.5 <= ratio.mean < 2:
+        by = f" by {number(100 * abs(ratio.mean - 1))} %,"
+    else:
+        by = f" to {number(ratio.mean)} times its value,"
+    verb = "rises" if rises else "falls"
+    return f"{subject[0].upper()}{subject[1:]} {verb}{by} from {old} to {new} ({comparison.outcome.value})."
+
+
+def _subject(metric: Metric) -> tuple[str, str, str]:
+    """Returns the subject of a sentence on a metric, and the units before and after its value."""
+    unit = unit_of(metric)[1]
+    return SUBJECTS.get(metric.key, (label_of(metric), "", f" {unit}" if unit else ""))
 
 
 def introduction(seeds: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from experiments.compare.whatif.sentences import (
     left_out,
     limiting,
     value_text,
-    verdicts,
+    verdicts_by_change,
 )
 from experiments.compare.whatif.settings import BASELINE
 from experiments.study.figures import Metric, titled
@@ -42,8 +42,11 @@ def print_answers(answers: Answers, console: Console) -> None:
         for part in _fitting(rows, console):
             console.print(plain_table(part, _labels(part)))
     console.print(Text(f"  {LEGEND}", style="dim"))
-    for line in verdicts(answers):
-        console.print(Text(line), soft_wrap=True)  # one line each, for grep
+    for arm, lines in verdicts_by_change(answers).items():
+        words = " ".join(answers.questions.experiment.arms[arm])
+        console.print(Text(arm if arm == words else f"{arm} ({words})", style="bold"), soft_wrap=True)
+        for line in lines:
+            console.print(Text(f"  {line}"), soft_wrap=True)
     for line in left_out(answers):
         console.print(Text(line, style="dim"), soft_wrap=True)
 

@@ -20,6 +20,7 @@ from experiments.compare.whatif.sentences import (
     delta_text,
     left_out,
     limits_by_arm,
+    times_by_arm,
     value_text,
     verdicts,
 )
@@ -68,11 +69,13 @@ def answers_of(runs, **more):
         left_out=more.get("left_out", {}),
         other_traffic=more.get("other_traffic", []),
         num_requests=more.get("num_requests"),
+        arrivals=more.get("arrivals", {}),
     )
     return Answers(
         questions=questions,
         found=evaluate(experiment, table, interrupted=False),
         limits=limits_by_arm(table),
+        times_s=times_by_arm(table),
     )
 
 
@@ -104,11 +107,70 @@ def compared(values, baseline, metric=TTFT):
     )
 
 
-def test_a_verdict_says_what_became_of_the_slo_the_figures_and_the_limit():
+def test_each_changed_outcome_has_a_sentence():
     assert verdicts(answers_of(TWICE)) == [
-        "twice: misses the SLO (attainment 78 %, target 90 %, before 98 %); worse: TTFT p99 ×3.00; "
-        "limited by compute, 60 % of the requests' time (before: memory bandwidth, 80 %)"
+        "twice: The SLO is now missed: attainment falls from 98 % to 78 % (target 90 %).",
+        "twice: TTFT p99 rises to 3.00 times its value, from 200 ms to 600 ms (worse).",
+        "twice: No difference beyond noise: cost per hour.",
+        "twice: The limit is compute, 60 % of the requests' time (before: memory bandwidth, 80 %).",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ([0.8, 0.8], [0.95, 0.95], "The SLO is now met: attainment rises from 80 % to 95 % (target 90 %)."),
+        ([0.99, 0.99], [0.99, 0.99], "The SLO is still met: attainment stays at 99 % (target 90 %)."),
+        (
+            [0.3, 0.3],
+            [0.2, 0.2],
+            "The SLO is still missed: attainment falls from 30 % to 20 % (target 90 %).",
+        ),
+        (
+            [0.95, 0.93],
+            [0.9, 0.94],
+            "The SLO is still met: attainment is 92 %, no difference beyond noise from 94 % (target 90 %; "
+            "its interval contains the target).",
+        ),
+        ([0.95], [0.92], "The SLO is still met: attainment is 92 %, before 95 % (target 90 %)."),
+    ],
+)
+def test_the_slo_is_still_or_now_met_or_missed(before, after, sentence):
+    runs = {"baseline": {"goodput.share": before}, "new": {"goodput.share": after}}
+    assert verdicts(answers_of(runs))[0] == f"new: {sentence}"
+
+
+def test_amounts_carry_their_units_and_one_seed_gives_no_verdict():
+    runs = {
+        "baseline": {"ttft.p99_s": [0.1, 0.1], "cost.usd_per_hour": [2.0, 2.0]},
+        "new": {"ttft.p99_s": [0.08, 0.08], "cost.usd_per_hour": [2.5, 2.5]},
+    }
+    assert verdicts(answers_of(runs)) == [
+        "new: TTFT p99 falls by 20.0 %, from 100 ms to 80.0 ms (better).",
+        "new: Cost per hour rises by 25.0 %, from $2.00 to $2.50 (worse).",
+    ]
+    one = {arm: {key: values[:1] for key, values in figures.items()} for arm, figures in runs.items()}
+    assert verdicts(answers_of(one)) == ["new: One seed gives no verdict on figures."]
+
+
+def test_runs_too_short_for_goodput_are_named_with_the_requests_needed():
+    runs = {
+        arm: {"goodput.share": [0.99] * 2, "simulated_s": [ends_s] * 2, "e2e.p90_s": [e2e_s] * 2}
+        for arm, ends_s, e2e_s in (("baseline", 102.0, 5.0), ("slow", 110.0, 20.0))
+    }
+    arrivals = dict.fromkeys(runs, (1000, 100.0))
+    lines = [
+        line
+        for line in caveats(answers_of(runs, arrivals=arrivals, num_requests=1000))
+        if line.startswith("Too short")
+    ]
+    assert lines == [
+        "Too short for goodput (slow): the traffic lasts less than 10 times the p90 of E2E, so an overload "
+        "may not show; at least 2,000 requests are needed, so set whatif.requests=2000.",
+        "Too short for goodput (slow): more than 5 % of the run comes after the last arrival, which lowers "
+        "goodput; at least 1,900 requests are needed, so set whatif.requests=1900.",
+    ]
+    assert not any("Too short" in line for line in caveats(answers_of(runs)))  # without a request rate
 
 
 def test_tables_have_the_baselines_figures_and_the_changes_of_them():
@@ -324,14 +386,18 @@ def test_changes_are_run_and_written(tmp_path, monkeypatch, capsys):
     assert main(["whatif", *overrides]) == 0
     printed = capsys.readouterr().out
     summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert [line for line in printed.splitlines() if line.startswith("double: ")] == [summary["verdicts"][0]]
+    lines = printed.splitlines()
+    first = lines.index("double (load=2)") + 1
+    said = [line.removeprefix("double: ") for line in summary["verdicts"] if line.startswith("double: ")]
+    assert [line.strip() for line in lines[first : first + len(said)]] == said
     by_arm = {(c["arm"], c["metric"]): c for c in summary["comparisons"]}
     # The same requests in half the time.
     assert by_arm["double", "throughput.output_tokens_per_s"]["against_baseline"]["ratio"]["mean"] > 1.3
     dear = by_arm["dear", "cost.usd_per_hour"]["against_baseline"]
     assert dear["outcome"] == "worse"
     assert by_arm["same", "ttft.p99_s"]["against_baseline"]["outcome"] == "equal in every seed"
-    assert summary["verdicts"][2].split("; ")[1] == "no difference beyond noise"
+    assert any(line.startswith("same: No difference beyond noise: ") for line in summary["verdicts"])
+    assert any(line.startswith("Too short for goodput (") for line in summary["caveats"])
     runs = pd.read_parquet(tmp_path / "out/runs.parquet")
     assert len(runs) == 4 * 2
     shares = runs.filter(like="limits.").fillna(0).sum(axis=1)
