@@ -48,6 +48,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
     print_tables([latencies, *wording.class_tables(summary)], console)
     console.print(_figures(summary, console))
+    if busy := wording.busy_line(summary):
+        console.print(Text(busy, style="dim"))
     if pools := wording.pool_table(summary):
         print_tables([pools], console)
     print_tables(dialect_tables(summary), console)

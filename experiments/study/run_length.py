@@ -39,5 +39,5 @@ def requests_needed(
 
 
 def _rounded_up(value: float) -> int:
-    unit = 10 ** max(0, floor(log10(value)) - 1)
+    unit = int(10 ** max(0, floor(log10(value)) - 1))
     return unit * ceil(round(value / unit, 6))

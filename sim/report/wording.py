@@ -30,6 +30,8 @@ WAITS = {
 }
 """Cause of a wait -> its label."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+LEAST_BUSY, LOW_MFU = 0.5, 0.5
+"""Least share of busy time, and largest ratio of MFU to it, for which the difference is explained."""
 CLASS_LATENCIES = ("ttft", "tpot", "e2e")
 """Latencies in the tables of priorities and tenants."""
 
@@ -328,6 +330,22 @@ def _waiting(summary: dict[str, Any]) -> str:
     causes = sorted(by_cause_s, key=lambda cause: -by_cause_s[cause])
     parts = [f"{WAITS[cause]} {milliseconds(by_cause_s[cause])}" for cause in causes if by_cause_s[cause] > 0]
     return f"Waiting, ms per request: {milliseconds(figures['mean_s'])}; {', '.join(parts)}"
+
+
+def busy_line(summary: dict[str, Any]) -> str:
+    """Returns why MFU is low although the GPU is busy; empty if MFU is high or the GPU is idle."""
+    busy, mfu, mbu = (summary[use] for use in ("gpu_busy", "mfu", "mbu"))
+    if None in (busy, mfu, mbu) or not (busy >= LEAST_BUSY and mfu < LOW_MFU * busy):
+        return ""
+    why = (
+        f"it mostly reads weights and KV (MBU {percent(mbu)})"
+        if mbu > mfu
+        else f"kernels, launches, the host and communication leave units idle (MBU {percent(mbu)})"
+    )
+    return (
+        f"GPU busy {percent(busy)} beside MFU {percent(mfu)} is no contradiction: an iteration runs in that "
+        f"share of the time, but {why} and uses few of the peak FLOP/s."
+    )
 
 
 def energy_line(summary: dict[str, Any]) -> str:
