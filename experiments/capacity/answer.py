@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from experiments.capacity.advice import Advice, advise
 from experiments.capacity.candidates import Question
 from experiments.capacity.day import Day, day_of
+from experiments.capacity.first_limit import FirstLimit, first_limit
 from experiments.capacity.optuna_search import propose
+from experiments.capacity.precision import Unchanged, cheapest_unchanged
 from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, traffic
 from experiments.capacity.results import Ranked, ranked_of
 from experiments.capacity.search import Search, State, begin
@@ -54,6 +56,10 @@ class Answer:
     advice: Advice | None
     points: Mapping[str, Sequence[Run]]
     """Candidate that meets the SLO -> the runs that the Pareto figure shows."""
+    unchanged: Unchanged | None
+    """Cheapest fleet with the checkpoint's number formats, if the winner has others."""
+    first_limit: FirstLimit | None
+    """What limits the winner, if it cannot be smaller."""
     notes: Sequence[str]
     interrupted: bool
 
@@ -94,6 +100,8 @@ def answer(question: Question, report: Report) -> Answer | None:
         if winner is not None:
             day = day_of(winner.candidate, winner.num_up, settings, seeds[0])
         kept = None if winner is None else _kept_with_one_less(first, winner, interrupt)
+        unchanged = cheapest_unchanged(first, interrupt)
+        limits = None if winner is None else first_limit(first, state_of(first, winner), interrupt)
         advice = None if first.ranked() or first.interrupted else advise(first, interrupt)
         was_interrupted = interrupt.noted
     return Answer(
@@ -114,6 +122,8 @@ def answer(question: Question, report: Report) -> Answer | None:
             s.candidate.name: finals.get(s.candidate.name) or s.runs[s.num_up or 0] for s in first.ranked()
         },
         notes=merged_notes({row.candidate.name: finals[row.candidate.name][0].notes for row in ranked}),
+        unchanged=unchanged,
+        first_limit=limits,
         interrupted=was_interrupted,
     )
 
@@ -148,7 +158,7 @@ def _kept_with_one_less(search: Search, winner: Ranked, interrupt: Interrupt) ->
     """Returns in how many seeds, and of how many, the winner meets the SLO with one replica fewer."""
     if winner.num_up == winner.candidate.least_up or len(search.seeds) < 2:
         return None
-    state = next(s for s in search.states if s.candidate is winner.candidate)
+    state = state_of(search, winner)
     tasks = [replace(search.probe(state, winner.num_up - 1), seeds=(seed,)) for seed in search.seeds]
     slo = search.question.slo
     found = [
@@ -158,12 +168,17 @@ def _kept_with_one_less(search: Search, winner: Ranked, interrupt: Interrupt) ->
     return sum(found), len(found)
 
 
+def state_of(search: Search, winner: Ranked) -> State:
+    """Returns the winner's state in a search at any load."""
+    return next(s for s in search.states if s.candidate is winner.candidate)
+
+
 def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
     ranked = search.ranked()
     settings = search.question.settings
     grown = None
     if winner is not None:
-        same = next(s for s in search.states if s.candidate is winner.candidate)
+        same = state_of(search, winner)
         grown = None if same.num_up is None else same.candidate.deployed(same.num_up, settings)
     if not ranked or ranked[0].num_up is None:
         return Stage(

@@ -30,6 +30,9 @@ NONE = ("pools", "scaling", "failures")
 """Groups that must be none, because a candidate is a constant number of equal replicas."""
 COMMON = ("seed", "prompt_scale", "output_scale")
 """Settings of the traffic, which must be the same for all candidates."""
+UNSUPPORTED = "the GPU, the layout or the format is not supported"
+TOO_LARGE = "the model does not fit in memory"
+TRUNCATES = "requests would be truncated"
 SIZES = ("hardware", "TP", "PP")
 """Axes whose entries a model may not allow; such a candidate is left out and is not an error."""
 
@@ -98,6 +101,8 @@ class Refused:
     name: str
     parts: Mapping[str, str]
     reason: str
+    kind: str
+    """Short reason, the same for all combinations that it applies to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,14 +174,12 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
         except ConfigError as error:
             for entry in combination:
                 errors.setdefault(entry.where, str(error))
-            refused.append(Refused(name=name, parts=parts, reason=str(error)))
+            refused.append(Refused(name=name, parts=parts, reason=str(error), kind=UNSUPPORTED))
             continue
         built.update(entry.where for entry in combination)
-        try:
-            scenario.plan_memory()
-            scenario.iteration_model()
-        except ValueError as error:
-            refused.append(Refused(name=name, parts=parts, reason=str(error)))
+        if refusal := _refusal(scenario):
+            kind, reason = refusal
+            refused.append(Refused(name=name, parts=parts, reason=reason, kind=kind))
             continue
         candidates.append(
             Candidate(
@@ -193,6 +196,16 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
             if axis not in SIZES and entry.where not in built and entry.where in errors:
                 raise ConfigError(f"{NODE}.{entry.where}: {errors[entry.where]}")
     return candidates, refused
+
+
+def _refusal(scenario: Scenario) -> tuple[str, str] | None:
+    """Returns the kind and the reason why a scenario cannot run; None if it can."""
+    for kind, check in ((TOO_LARGE, scenario.plan_memory), (UNSUPPORTED, scenario.iteration_model)):
+        try:
+            check()
+        except ValueError as error:
+            return kind, str(error)
+    return None
 
 
 def name_of(entries: Mapping[str, Entry], axes: Mapping[str, Sequence[Entry]]) -> str:
@@ -289,7 +302,9 @@ def _without_clipping(
                     f"{key}={length}: truncates {own:,} requests of seed {seed} ({all_of_it:,} with "
                     f"{whole_length:,}), so it would serve fewer tokens than the others"
                 )
-                refused.append(Refused(name=candidate.name, parts=candidate.parts, reason=reason))
+                refused.append(
+                    Refused(name=candidate.name, parts=candidate.parts, reason=reason, kind=TRUNCATES)
+                )
                 break
         else:
             kept.append(candidate)

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from experiments.app.job import UnsuccessfulError
-from experiments.app.run_folder import print_folder, resolved_config, write_study
+from experiments.app.run_folder import print_folder, print_path, resolved_config, seen_from_here, write_study
 from experiments.app.terminal import terminal_console
 from experiments.capacity.answer import Answer, answer
 from experiments.capacity.candidates import Question, build_question
@@ -20,6 +20,8 @@ from experiments.capacity.tables import print_answer, to_json
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
 from sim.settings.compose import Composition
+
+PAGE = "capacity.html"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,8 @@ class CapacityJob:
         print_answer(found, console)
         _write(folder, found, resolved_config(self.cfg))
         print_folder(folder, console)
+        if self.question.settings.report:
+            print_path(f"Page with the Pareto front: {seen_from_here(folder / PAGE)}", console)
         if found.interrupted:
             raise KeyboardInterrupt  # the results so far are written
         if not found.ranked:
@@ -60,4 +64,4 @@ def _write(folder: Path, found: Answer, config: dict[str, Any]) -> None:
     write_table(candidates_table(found.search, found.question.refused), folder / "candidates.parquet")
     write_study(folder, config, to_json(found))
     if found.question.settings.report:
-        write_capacity(folder / "capacity.html", found, config)
+        write_capacity(folder / PAGE, found, config)

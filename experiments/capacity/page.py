@@ -13,12 +13,12 @@ import plotly.graph_objects as go
 from omegaconf import OmegaConf
 
 from experiments.capacity.answer import Answer
+from experiments.capacity.exclusions import excluded, exclusion_lines
 from experiments.capacity.results import Ranked, derived, pareto
 from experiments.capacity.search import State
 from experiments.capacity.tables import (
     caveats,
     launches,
-    ruled_out_lines,
     sentences,
     stage_rows,
     turned,
@@ -31,6 +31,11 @@ from sim.report.numbers import seconds
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 
 HEIGHT_PX = 480
+PARETO = (
+    "Each point is a fleet that meets the SLO; further right is faster for each user, further up serves more "
+    "with each GPU. No fleet is better in both than one on the dotted Pareto front. The thin lines are the "
+    "decode-only rooflines of the ranked candidates, which no fleet can exceed."
+)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 
 
@@ -40,13 +45,19 @@ def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None
     sections = {"Answer": listed([*sentences(found), *caveats(found)])}
     if found.ranked:
         sections["Cheapest"] = table(turned(found.ranked))
-        sections["Speed per user against throughput per GPU"] = drawn(pareto_figure(found))
+        sections["Pareto front: speed per user against throughput per GPU"] = (
+            f"<p>{PARETO}</p>{drawn(pareto_figure(found))}"
+        )
         sections["Cost"] = drawn(cost_figure(found))
     if len(found.stages) > 1:
         sections["Forecast"] = table(stage_rows(found))
     for title, (command, notes) in launches(found).items():
         sections[title] = f"<pre>{html.escape(command)}</pre>{listed(notes)}"
-    sections["Ruled out"] = listed(ruled_out_lines(found) or ["None."])
+    out = excluded(found.question, found.search)
+    lines = [f"{one.name}: {one.reason}. {one.detail}" for one in out]
+    sections["Excluded candidates"] = listed(exclusion_lines(out) or ["None."])
+    if lines:
+        sections["Excluded candidates"] += folded("All of them", "\n".join(lines))
     sections["Assumptions and notes"] = listed(
         found.notes or ["None, because no run was simulated to its end."]
     )

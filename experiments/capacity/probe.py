@@ -43,7 +43,7 @@ class Run(NamedTuple):
     loosened_s: Mapping[str, float]
     """Term -> the smallest limit with which the whole SLO is attained, in seconds; inf if there is none."""
     figures: Mapping[str, float]
-    """Values of `FIGURES`; NaN if one does not exist."""
+    """Values of `FIGURES`, NaN if one does not exist, and `at_target` of each term of the SLO."""
     waits: Mapping[str, float]
     """Cause -> mean time that a request waited, in seconds."""
     batch: tuple[float, float]
@@ -55,16 +55,18 @@ FIGURES = (
     "usd_per_million_output_tokens",
     "output_tokens_per_s",
     "goodput_per_s",
-    "ttft_p90_s",
     "tpot_p50_s",
-    "tpot_p90_s",
-    "e2e_p90_s",
     "watts",
     "gpu_busy",
     "mfu",
     "mbu",
     "kv_peak",
 )
+
+
+def at_target(term: str) -> str:
+    """Returns the name of the figure with the latency at the percentile of the SLO's target, in seconds."""
+    return f"{term}_at_target_s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,10 +186,7 @@ def _measured(result: RunResult, num_devices: int) -> Run:
         "usd_per_million_output_tokens": summary["cost"]["usd_per_million_output_tokens"],
         "output_tokens_per_s": summary["throughput"]["output_tokens_per_s"],
         "goodput_per_s": goodput["requests_per_s"],
-        "ttft_p90_s": summary["ttft"]["p90_s"],
         "tpot_p50_s": summary["tpot"]["p50_s"],
-        "tpot_p90_s": summary["tpot"]["p90_s"],
-        "e2e_p90_s": summary["e2e"]["p90_s"],
         "watts": energy.get("mean_device_w"),
         "gpu_busy": summary["gpu_busy"],
         "mfu": summary["mfu"],
@@ -196,6 +195,11 @@ def _measured(result: RunResult, num_devices: int) -> Run:
     }
     plain = {name: float("nan") if value is None else float(value) for name, value in figures.items()}
     plain["watts"] *= num_devices
+    term_limits_s = {
+        term: least_limit(values, slo.attainment_target) if len(values) else float("inf")
+        for term, values in judged.items()
+    }
+    plain |= {at_target(term): limit_s for term, limit_s in term_limits_s.items()}
     return Run(
         share=1 - cut["missed"] / cut["requests"] if cut else float(share),
         is_cut=cut is not None,
@@ -204,10 +208,7 @@ def _measured(result: RunResult, num_devices: int) -> Run:
             term: float((values <= slo.limits_s[term]).mean()) if len(values) else 0.0
             for term, values in judged.items()
         },
-        term_limits_s={
-            term: least_limit(values, slo.attainment_target) if len(values) else float("inf")
-            for term, values in judged.items()
-        },
+        term_limits_s=term_limits_s,
         loosened_s={term: float("inf") if cut else _loosened_s(requests, slo, term) for term in slo.limits_s},
         figures=plain,
         waits={cause: value or 0.0 for cause, value in summary["waiting"]["by_cause_s"].items()},

@@ -12,13 +12,15 @@ import numpy as np
 import pandas as pd
 
 from experiments.capacity.candidates import Candidate, Question
-from experiments.capacity.probe import Run, keeps
+from experiments.capacity.probe import Run, at_target, keeps
 from experiments.capacity.search import Search, State, Status
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.operating_point import decode_shape, prefill_shape
 from sim.metrics.paired import Interval, Paired, compare_paired, mean_interval
 from sim.report.wording import LATENCIES, WAITS
 
+TABLE_FIGURES = ("output_tokens_per_s", "goodput_per_s", "tpot_p50_s", "watts")
+"""Figures of the table of candidates, besides the latencies at the percentile of the target."""
 FEW = 0.05
 """Least share of the waiting time beyond the running iteration that is mentioned."""
 
@@ -107,7 +109,7 @@ def derived(runs: Sequence[Run], usd_per_hour: float, num_devices: int) -> dict[
 def limit_of(state: State, question: Question) -> Limit | None:
     """Returns the term that the largest failing fleet misses most, and the resource that it waits for."""
     run = failing_run(state, question)
-    return None if run is None else _limit(run, state)
+    return None if run is None else limit_of_run(run, state)
 
 
 def failing_run(state: State, question: Question) -> Run | None:
@@ -119,7 +121,8 @@ def failing_run(state: State, question: Question) -> Run | None:
     return None
 
 
-def _limit(run: Run, state: State) -> Limit:
+def limit_of_run(run: Run, state: State) -> Limit:
+    """Returns the limit that a failing run misses most, and the resource that causes it."""
     slo = state.candidate.scenario.slo
     assert slo is not None
     excess = {term: run.term_limits_s[term] / limit_s for term, limit_s in slo.limits_s.items()}
@@ -181,7 +184,7 @@ def candidates_table(search: Search, refused: Sequence[Any]) -> pd.DataFrame:
                 "share": math.nan if not runs else float(np.mean([run.share for run in runs])),
                 **{
                     name: math.nan if not runs else float(np.mean([run.figures[name] for run in runs]))
-                    for name in ("output_tokens_per_s", "goodput_per_s", "ttft_p90_s", "tpot_p50_s", "watts")
+                    for name in (*TABLE_FIGURES, *map(at_target, search.question.slo.limits_s))
                 },
             }
         )

@@ -257,7 +257,7 @@ class Search:
     def exhaust(self, interrupt: Interrupt, report: Report) -> None:
         """Searches until the ranking is known, or until Ctrl-C."""
         asked: list[tuple[State, Look]] = []
-        nothing_known = [replace(s, bracket=replace(s.bracket), runs={}) for s in self.states]
+        nothing_known = [replace(s, bracket=replace(s.bracket), runs={**s.runs}) for s in self.states]
 
         def next_task() -> Look | None:
             found = self.next_look()

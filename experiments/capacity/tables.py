@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -13,9 +14,13 @@ from experiments.app.terminal import plain_table
 from experiments.capacity.advice import advice_lines
 from experiments.capacity.advice import to_json as advice_json
 from experiments.capacity.answer import Answer
+from experiments.capacity.exclusions import effort, excluded, exclusion_lines
+from experiments.capacity.exclusions import to_json as exclusions_json
 from experiments.capacity.launch import sglang_launch, vllm_launch
-from experiments.capacity.results import Ranked, reason_of
-from experiments.capacity.search import Status
+from experiments.capacity.precision import precision_sentence
+from experiments.capacity.prices import price_sentence
+from experiments.capacity.probe import at_target
+from experiments.capacity.results import Ranked
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json
@@ -37,7 +42,7 @@ def print_answer(found: Answer, console: Console) -> None:
             console.print(plain_table(turned(found.ranked[first : first + AT_ONCE]), (0,)))
     if len(found.stages) > 1:
         console.print(plain_table(stage_rows(found), (0, 2)))
-    for line in ruled_out_lines(found)[:3]:
+    for line in exclusion_lines(excluded(found.question, found.search)):
         console.print(Text(line, style="dim"), soft_wrap=True)
     for title, launch in launches(found).items():
         console.print(Text(f"{title}:"))
@@ -50,7 +55,9 @@ def sentences(found: Answer) -> list[str]:
     """Returns sentences on the winner, its confidence, the runner-up and the search, or the advice."""
     lines = []
     if found.ranked:
-        lines += [_winner(found), *_sure(found)]
+        lines += [_winner(found), *_limits(found), *_sure(found)]
+        if found.unchanged is not None:
+            lines.append(precision_sentence(found.unchanged, found.ranked[0].usd_per_hour))
         if len(found.ranked) > 1:
             lines.append(_runner_up(found.ranked[0], found.ranked[1]))
     elif found.advice is not None:
@@ -59,7 +66,9 @@ def sentences(found: Answer) -> list[str]:
         lines.append("No candidate fits in memory.")
     if found.day is not None:
         lines.append(_day(found))
-    lines.append(effort(found))
+    lines.append(effort(found.question, found.search))
+    if found.ranked:
+        lines.append(price_sentence([row.candidate for row in found.ranked], found.question.base))
     return lines
 
 
@@ -86,6 +95,24 @@ def _winner(found: Answer) -> str:
         f"${best.usd_per_hour:,.2f}/hour, "
         f"${_figure(best.figures['usd_per_million_output_tokens'])} per million output tokens."
     )
+
+
+def _limits(found: Answer) -> list[str]:
+    """Returns a sentence on what the winner would miss first with fewer replicas, or with more traffic."""
+    best, first = found.ranked[0], found.first_limit
+    if best.limit is not None:
+        return [
+            f"With one replica fewer {LATENCIES[best.limit.term]} fails first ({best.limit.resource}; "
+            f"{100 * best.limit.share:.3g} % of the measured requests meet it)."
+        ]
+    if first is None:
+        return []
+    fewest = "One replica is" if best.num_up == 1 else f"{best.num_up} replicas are"
+    margin = " with its margins" if found.question.settings.headroom else ""
+    meets = f"{fewest} the minimum, and the SLO is met up to {number(first.load)} times the traffic{margin}"
+    if first.limit is None:
+        return [f"{meets}; more was not tried."]
+    return [f"{meets}; beyond that {LATENCIES[first.limit.term]} fails first ({first.limit.resource})."]
 
 
 def _sure(found: Answer) -> list[str]:
@@ -148,29 +175,6 @@ def _day(found: Answer) -> str:
     )
 
 
-def effort(found: Answer) -> str:
-    """Returns a sentence with the number of candidates by outcome of the search."""
-    counts = found.search.states
-    by_status: dict[Status, int] = {}
-    for state in counts:
-        status = found.search.status(state)
-        by_status[status] = by_status.get(status, 0) + 1
-    simulated = sum(bool(state.runs) for state in counts)
-    runs = sum(len(runs) for state in counts for runs in state.runs.values())
-    ruled = by_status.get(Status.ruled_out, 0)
-    refused = len(found.question.refused)
-    left = by_status.get(Status.never_reached, 0)
-    parts = [f"{simulated} simulated in {runs} run{'s' * (runs != 1)}"] if simulated else []
-    parts += [f"{refused} do not fit in memory or have an unsupported layout"] if refused else []
-    parts += [f"{ruled} ruled out by bounds"] if ruled else []
-    costs = "they cost" if left > 1 else "it costs"
-    parts += [f"{left} not simulated, as {costs} at least as much as the last ranked one"] if left else []
-    if opened := by_status.get(Status.open, 0):
-        parts.append(f"{opened} undecided")
-    total = len(counts) + refused
-    return f"{total} candidate{'s' * (total != 1)}: {', '.join(parts)}."
-
-
 def caveats(found: Answer) -> list[str]:
     """Returns warnings about the answer."""
     settings, lines = found.question.settings, []
@@ -216,8 +220,7 @@ def _line(row: Ranked) -> dict[str, str]:
         "$/hour": f"{row.usd_per_hour:,.2f}",
         "$ per M output tokens": _cell(figures["usd_per_million_output_tokens"]),
         "SLO attainment, %": _cell(row.share_at_margin, 100),
-        "TTFT p90, ms": _cell(figures["ttft_p90_s"], 1e3),
-        "TPOT p90, ms": _cell(figures["tpot_p90_s"], 1e3),
+        **{f"{label}, ms": _cell(figures[at_target(term)], 1e3) for term, label in _percentiles(row).items()},
         "goodput, requests/s": _cell(figures["goodput_per_s"]),
         "  per GPU": _cell(figures["goodput_per_s_and_gpu"]),
         "  requests per $": _cell(figures["good_requests_per_usd"]),
@@ -230,6 +233,14 @@ def _line(row: Ranked) -> dict[str, str]:
         "peak KV use, %": _cell(figures["kv_peak"], 100),
         "fails with one replica fewer": MISSING if row.limit is None else str(row.limit),
     }
+
+
+def _percentiles(row: Ranked) -> dict[str, str]:
+    """Returns term of the SLO -> label with the percentile of its target: TTFT p95."""
+    slo = row.candidate.scenario.slo
+    assert slo is not None
+    percentile = f"p{100 * slo.attainment_target:g}" if slo.attainment_target < 1 else "max"
+    return {term: f"{LATENCIES[term]} {percentile}" for term in slo.limits_s}
 
 
 def stage_rows(found: Answer) -> list[list[str]]:
@@ -251,16 +262,6 @@ def stage_rows(found: Answer) -> list[list[str]]:
     ]
 
 
-def ruled_out_lines(found: Answer) -> list[str]:
-    """Returns the candidates that cannot run or cannot meet the SLO, with the reasons."""
-    lines = [f"{one.name}: {one.reason}" for one in found.question.refused]
-    for state in found.search.states:
-        status = found.search.status(state)
-        if status in (Status.ruled_out, Status.beyond):
-            lines.append(f"{state.candidate.name}: {reason_of(state, status, found.search)}")
-    return lines
-
-
 def launches(found: Answer) -> dict[str, tuple[str, list[str]]]:
     """Returns title -> launch command, and notes on what it cannot express."""
     if not found.ranked:
@@ -273,6 +274,7 @@ def launches(found: Answer) -> dict[str, tuple[str, list[str]]]:
 
 def to_json(found: Answer) -> dict[str, Any]:
     """Returns the answer as plain values; a figure that does not exist is null."""
+    out = excluded(found.question, found.search)
     by_status: dict[str, int] = {"refused": len(found.question.refused)}
     for state in found.search.states:
         name = found.search.status(state).name
@@ -285,6 +287,14 @@ def to_json(found: Answer) -> dict[str, Any]:
         "requests": found.requests,
         "window_start_s": found.window_start_s,
         "candidates": by_status,
+        "excluded": exclusions_json(out),
+        "unchanged_precision": None if found.unchanged is None else asdict(found.unchanged),
+        "first_limit": None
+        if found.first_limit is None
+        else {
+            "load": found.first_limit.load,
+            "limit": found.first_limit.limit and found.first_limit.limit._asdict(),
+        },
         "ranked": [_ranked_json(row, found.question.settings.headroom) for row in found.ranked],
         "kept_with_one_less": found.kept_with_one_less,
         "stages": [
