@@ -24,17 +24,24 @@ from experiments.capacity.tables import (
     turned,
 )
 from experiments.study.pages import COLOURS
+from experiments.study.verdicts import LEVEL
 from hwmodels.iterations.operating_point import decode_shape, largest_batch
 from sim.metrics.paired import Interval, mean_interval
 from sim.report.look import GREY, SERIES, styled
 from sim.report.numbers import seconds
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 
+LEGEND = (
+    f"±: half the width of the {LEVEL} over the seeds. Good requests are those that meet the SLO. A low MFU "
+    "beside a GPU that is always busy is no contradiction: decodes read all weights to compute one token per "
+    "sequence, so memory bandwidth (MBU) limits them."
+)
 HEIGHT_PX = 480
 PARETO = (
     "Each point is a fleet that meets the SLO; further right is faster for each user, further up serves more "
-    "with each GPU. No fleet is better in both than one on the dotted Pareto front. The thin lines are the "
-    "decode-only rooflines of the ranked candidates, which no fleet can exceed."
+    "with each GPU. No fleet is better in both than one on the Pareto front (rings, dotted line). The thin lines "
+    "show how far decodes alone could go on the ranked candidates (roofline), from one sequence to a full KV "
+    "cache."
 )
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 
@@ -44,7 +51,7 @@ def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None
     seeds = f"{len(found.seeds)} seeds" if len(found.seeds) > 1 else "one seed"
     sections = {"Answer": listed([*sentences(found), *caveats(found)])}
     if found.ranked:
-        sections["Cheapest"] = table(turned(found.ranked))
+        sections["Cheapest"] = f"<p>{LEGEND}</p>{table(turned(found.ranked))}"
         sections["Pareto front: speed per user against throughput per GPU"] = (
             f"<p>{PARETO}</p>{drawn(pareto_figure(found))}"
         )
@@ -106,8 +113,9 @@ def pareto_figure(found: Answer) -> go.Figure:
         go.Scatter(
             x=[points[i][0] for i in front],
             y=[points[i][1] for i in front],
-            mode="lines",
+            mode="lines+markers",
             line={"dash": "dot", "color": GREY},
+            marker={"symbol": "circle-open", "size": 18, "line": {"width": 2}},
             name="Pareto front",
             hoverinfo="skip",
         )

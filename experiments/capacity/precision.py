@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.search import Search, State
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
 from sim.engine.interrupt import Interrupt
+from sim.settings.build import build
+from sim.settings.override import Override
+from sim.settings.variants import Variants
+
+FORMATS = ("weights", "moe_weights", "kv_cache_dtype")
+"""Settings of a model with its number formats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,22 +37,39 @@ class Unchanged:
     """True if the search for it was complete."""
 
 
-def changed_formats(model: ModelSpec) -> tuple[str, ...]:
-    """Returns the number formats of a model that differ from those of its checkpoint."""
-    own = as_checkpoint(model)
-    found = []
-    for role, what in ((Role.dense, "weights"), (Role.routed, "weights of experts")):
-        given = model.weight_format_of(role)
-        if (role is Role.dense or model.has_experts) and given != own.weight_format_of(role):
-            found.append(f"{given} {what}")
-    if model.kv_dtype != own.kv_dtype:
-        found.append(f"{model.kv_dtype} KV cache")
-    return tuple(found)
+class Checkpoints:
+    """Models with the number formats of their checkpoints."""
+
+    def __init__(self, question: Question) -> None:
+        self._variants = Variants(question.source, _without_formats(question.base))
+        self._models: dict[tuple[str, ...], ModelSpec] = {}
+
+    def of(self, candidate: Candidate) -> ModelSpec:
+        """Returns the candidate's model without the number formats that were set for it."""
+        own = tuple(
+            text for text in _without_formats(candidate.overrides) if Override.parse(text).root == "model"
+        )
+        if own not in self._models:
+            self._models[own] = build(self._variants.config(own)["model"], "model", ModelSpec)
+        return self._models[own]
+
+    def changed(self, candidate: Candidate) -> tuple[str, ...]:
+        """Returns the number formats of a candidate that differ from those of its checkpoint."""
+        model, own = candidate.scenario.model, self.of(candidate)
+        found = []
+        for role, what in ((Role.dense, "weights"), (Role.routed, "weights of experts")):
+            given = model.weight_format_of(role)
+            if (role is Role.dense or model.has_experts) and given != own.weight_format_of(role):
+                found.append(f"{given} {what}")
+        if model.kv_dtype != own.kv_dtype:
+            found.append(f"{model.kv_dtype} KV cache")
+        return tuple(found)
 
 
-def as_checkpoint(model: ModelSpec) -> ModelSpec:
-    """Returns the model with the number formats of its checkpoint."""
-    return replace(model, weights=None, moe_weights=None, kv_cache_dtype="auto")
+def _without_formats(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides that set no number format of the model."""
+    names = {f"model.{key}" for key in FORMATS}
+    return [text for text in overrides if Override.parse(text).name not in names]
 
 
 def cheapest_unchanged(search: Search, interrupt: Interrupt) -> Unchanged | None:
@@ -53,11 +77,11 @@ def cheapest_unchanged(search: Search, interrupt: Interrupt) -> Unchanged | None
     ranked = search.ranked()
     if not ranked:
         return None
-    model = ranked[0].candidate.scenario.model
-    changed = changed_formats(model)
+    winner, checkpoints = ranked[0].candidate, Checkpoints(search.question)
+    changed = checkpoints.changed(winner)
     if not changed:
         return None
-    keeping = [s for s in search.states if not changed_formats(s.candidate.scenario.model)]
+    keeping = [s for s in search.states if not checkpoints.changed(s.candidate)]
     best = next((state for state in ranked if state in keeping), None)
     settings = search.question.settings
     is_searched = settings.search == "exhaustive" and not interrupt.noted
@@ -66,7 +90,7 @@ def cheapest_unchanged(search: Search, interrupt: Interrupt) -> Unchanged | None
         is_searched = not interrupt.noted
     return Unchanged(
         changed=changed,
-        own=as_checkpoint(model).weight_format_of(Role.dense),
+        own=checkpoints.of(winner).weight_format_of(Role.dense),
         candidates=len(keeping),
         best=None if best is None else _fleet(search, best),
         is_searched=is_searched,

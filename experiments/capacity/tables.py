@@ -40,6 +40,9 @@ def print_answer(found: Answer, console: Console) -> None:
     if found.ranked:
         for first in range(0, len(found.ranked), AT_ONCE):
             console.print(plain_table(turned(found.ranked[first : first + AT_ONCE]), (0,)))
+        if len(found.seeds) > 1:
+            text = f"  ±: half the width of the {LEVEL} over {len(found.seeds)} seeds"
+            console.print(Text(text, style="dim"))
     if len(found.stages) > 1:
         console.print(plain_table(stage_rows(found), (0, 2)))
     for line in exclusion_lines(excluded(found.question, found.search)):
@@ -154,8 +157,8 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
     elif other.num_up == other.candidate.least_up:
         fewest = "one replica is" if other.num_up == 1 else f"{other.num_up} replicas are"
         text += f"; {fewest} the minimum"
-    if other.ahead is not None and other.ahead.ratio is not None and other.ahead.num_pairs > 1:
-        ratio = other.ahead.ratio
+    ratio = None if other.ahead is None else other.ahead.ratio
+    if other.ahead is not None and ratio is not None and _differs(ratio):
         same = other.ahead.outcome("lower") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
         text += (
             f". Per token it costs {ratio.mean:.3f} times as much "
@@ -163,6 +166,12 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
             f"{', no difference beyond noise' if same else ''})"
         )
     return f"{text}."
+
+
+def _differs(ratio: Interval) -> bool:
+    """Returns whether a ratio with three decimals differs from 1 or is uncertain; False for one seed."""
+    bounds = (ratio.mean, ratio.low, ratio.high)
+    return ratio.num_values > 1 and any(abs(bound - 1) >= 5e-4 for bound in bounds)
 
 
 def _day(found: Answer) -> str:
@@ -222,9 +231,9 @@ def _line(row: Ranked) -> dict[str, str]:
         "SLO attainment, %": _cell(row.share_at_margin, 100),
         **{f"{label}, ms": _cell(figures[at_target(term)], 1e3) for term, label in _percentiles(row).items()},
         "goodput, requests/s": _cell(figures["goodput_per_s"]),
-        "  per GPU": _cell(figures["goodput_per_s_and_gpu"]),
-        "  requests per $": _cell(figures["good_requests_per_usd"]),
-        "  requests per kWh": _cell(figures["good_requests_per_kwh"]),
+        "goodput per GPU": _cell(figures["goodput_per_s_and_gpu"]),
+        "good requests per $": _cell(figures["good_requests_per_usd"]),
+        "good requests per kWh": _cell(figures["good_requests_per_kwh"]),
         "output tokens/s per GPU": _cell(figures["tokens_per_s_and_gpu"]),
         "output tokens/s per user": _cell(figures["tokens_per_s_and_user"]),
         "W, all GPUs": _cell(figures["watts"]),

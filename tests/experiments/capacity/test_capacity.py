@@ -474,8 +474,10 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
     assert placed["gpus"][name] == best["replicas_up"]
     assert main(["place", *asked[:-1], "measured=[out/config.yaml]"]) == 2
     assert "is not a summary.json of capacity" in capsys.readouterr().err
+    assert "Page with the Pareto front: out/capacity.html" in printed
+    assert any(line.startswith("Prices of a GPU for an hour: L4 $0.80 (AWS on") for line in summary["answer"])
     page = (tmp_path / "out/capacity.html").read_text()
-    for heading in ("Answer", "Speed per user against throughput per GPU", "Forecast", "vLLM, each of"):
+    for heading in ("Answer", "Pareto front: speed per user against", "Forecast", "vLLM, each of"):
         assert heading in page
     # What is reported is true: simulate agrees at this number, and not with one less.
     own = [o for o in TINY if not o.startswith(("capacity", "hydra"))] + best["overrides"]
@@ -609,16 +611,13 @@ def test_what_a_study_keeps_of_a_run_and_which_question_it_is_of():
     assert len(set(digests)) == 3
 
 
-def test_the_headline_names_growth_and_counts_are_words_that_fit():
+def test_the_headline_names_growth_and_spans_have_units_that_fit():
     settings = CapacitySettings(months=(12,), growth_per_month=0.08)
     search = SimpleNamespace(load=1.0, states=[], status=None)
     found = SimpleNamespace(search=search, question=SimpleNamespace(settings=settings, refused=()))
     assert tables._growth(found) == ""
     search.load = settings.loads[12]
     assert tables._growth(found) == " in month 12 (2.52 times the traffic)"
-    search.states = [SimpleNamespace(runs={1: [run_with(0.9)]})]
-    search.status = lambda state: Status.found
-    assert tables.effort(found) == "1 candidate: 1 simulated in 1 run."
     assert [tables._span(s) for s in (60, 570, 3600, 36000)] == ["60.0 s", "9.5 min", "60 min", "10.0 h"]
 
 
