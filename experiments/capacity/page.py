@@ -39,7 +39,7 @@ LEGEND = (
 HEIGHT_PX = 480
 PARETO = (
     "Each point is a fleet that meets the SLO; further right is faster for each user, further up serves more "
-    "with each GPU. No fleet is better in both than one on the Pareto front (rings, dotted line). The thin lines "
+    "with each GPU. No fleet is better in both than one on the Pareto front (rings, dotted line). Thin lines "
     "show how far decodes alone could go on the ranked candidates (roofline), from one sequence to a full KV "
     "cache."
 )
