@@ -59,7 +59,7 @@ class Answer:
     unchanged: Unchanged | None
     """Cheapest fleet with the checkpoint's number formats, if the winner has others."""
     first_limit: FirstLimit | None
-    """What limits the winner, if it cannot be smaller."""
+    """Limit of the winner if it cannot be smaller."""
     notes: Sequence[str]
     interrupted: bool
 

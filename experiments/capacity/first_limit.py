@@ -18,7 +18,7 @@ PRECISION = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstLimit:
-    """What a fleet of the least number of replicas can bear, with the first seed."""
+    """Largest traffic of a fleet with the least number of replicas, with the first seed."""
 
     load: float
     """Largest tried multiple of the traffic, margins included, at which the SLO is met."""
