@@ -56,6 +56,7 @@ def _measured(record: Record) -> dict[str, Any]:
     node = case.config["model"]
     check(settings, node)
     found = measure(settings, node, progress)
+    found.write()
     report: dict[str, Any] = json.loads(found.files.report.read_text(encoding="utf-8"))
     host = report["host"]
     summary = f"{len(found.operators)} operators; host time {host['iteration_s'] * 1e6:.0f} us per step"

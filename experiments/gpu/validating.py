@@ -120,7 +120,9 @@ def _run_case(record: Record, case_run: CaseRun, executors: ExecutorCache) -> di
     """Runs one case, compares it with the simulator and writes its results."""
     case = case_run.case
     folder = record.folder / f"validated_{model_name(record)}" / case_run.suite_run.suite / case.name
-    verdict, recordings = run_case(case, executors, folder / "recordings")
+    verdict, recordings = run_case(
+        case, executors, lambda recording, number: recording.save(folder / "recordings" / str(number))
+    )
     title = f"{case.scenario.model.name} on {case.scenario.hardware.name}, {case_run.name}"
     write_verdict(
         folder,

@@ -15,7 +15,9 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
+from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.terminal import terminal_console
+from experiments.calibrate.engine.pace import in_words, is_noisy
 from experiments.calibrate.engine.settings import MeasureSettings
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
@@ -29,7 +31,10 @@ class MeasureJob:
     node: Mapping[str, Any]
 
     def run(self, folder: Path) -> None:
-        """Measures the machine, writes its configs and prints the errors of the table."""
+        """Measures the machine, prints the errors of the table and writes the configs.
+
+        Raises UnsuccessfulError if the machine was too noisy, and CannotWriteError if it cannot write.
+        """
         console = terminal_console()
         with console.status("measuring") as status:
             try:
@@ -42,7 +47,18 @@ class MeasureJob:
         console.print(error_table(found.errors, self.settings.device))
         for note in found.notes:
             console.print(note, highlight=False, soft_wrap=True)
+        try:
+            found.write()
+        except OSError as error:
+            raise CannotWriteError(
+                f"{error.filename}: {error.strerror}; make room or choose another out="
+            ) from error
         console.print(found.next_command, style="dim", highlight=False, soft_wrap=True)
+        if found.pace is not None and is_noisy(found.pace):
+            raise UnsuccessfulError(
+                f"the machine was too noisy: {in_words(found.pace)}; the files are written; measure again "
+                "while fewer other programs run"
+            )
 
 
 def prepare(cfg: DictConfig) -> MeasureJob:

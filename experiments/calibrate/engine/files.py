@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from experiments.app.job import CannotWriteError
 from experiments.study.yaml_text import figure, quoted
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from sim.setup.engine_profile import EngineProfile
@@ -52,7 +53,8 @@ class Files(NamedTuple):
     def check(self) -> None:
         """Creates the folders.
 
-        Raises ValueError if a file cannot be written, or exists and was not written by calibrate.
+        Raises ValueError if a file exists that was not written by calibrate, or if the folder is none or is
+        read-only, and CannotWriteError if the disk is full or broken.
         """
         for file in self:
             try:
@@ -67,9 +69,12 @@ class Files(NamedTuple):
                 if not existed:
                     file.unlink()
             except OSError as error:
-                raise ValueError(
+                text = (
                     f"out={self.hardware.parents[1]}: cannot be written: {error.strerror}: {error.filename}"
-                ) from error
+                )
+                if isinstance(error, FileExistsError | NotADirectoryError | PermissionError):
+                    raise ValueError(text) from error
+                raise CannotWriteError(text) from error
 
 
 def plain(name: str) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from experiments.calibrate.engine.grids import BATCHES, upto
 from experiments.calibrate.engine.served import Served
+from experiments.calibrate.engine.steps import REFERENCE
 from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from realengine.engine import Engine
@@ -43,13 +44,17 @@ class HostTime(NamedTuple):
     by_batch: dict[int, float]
 
 
-def measure_host(max_num_seqs: int, block_size: int, served: Served | None = None) -> HostTime:
+def measure_host(
+    max_num_seqs: int, block_size: int, served: Served | None = None, usual_s: float | None = None
+) -> HostTime:
     """Measures the thread time of decode steps (plan, pack, read, commit) and fits it by batch size.
 
     served: its executor runs between the steps, which changes its block tables; None: no executor runs.
+    usual_s: usual time of the reference step, which then runs before each step, so that the times are
+    corrected by the machine's pace; None: they are not corrected.
     """
     largest = max_num_seqs if served is not None else max(max_num_seqs, LEAST_BATCH)
-    by_batch = {count: _step_s(count, block_size, served) for count in upto(BATCHES, largest)}
+    by_batch = {count: _step_s(count, block_size, served, usual_s) for count in upto(BATCHES, largest)}
     counts, seconds = np.array(list(by_batch)), np.array(list(by_batch.values()))
     # Relative errors are minimised, so that large batches do not dominate the fit of small ones.
     columns = np.stack([np.ones(len(counts)), counts], axis=1) / seconds[:, None]
@@ -57,7 +62,7 @@ def measure_host(max_num_seqs: int, block_size: int, served: Served | None = Non
     return HostTime(max(float(fixed_s), 0.0), max(float(each_s), 0.0), by_batch)
 
 
-def _step_s(num_seqs: int, block_size: int, served: Served | None) -> float:
+def _step_s(num_seqs: int, block_size: int, served: Served | None, usual_s: float | None) -> float:
     """Returns the median host time of one step, in seconds."""
     blocks_each = (PROMPT + STEPS + WARM_UP) // block_size + 2
     padding = Padding(num_seqs, blocks_each) if served is None else served.padding
@@ -91,9 +96,14 @@ def _step_s(num_seqs: int, block_size: int, served: Served | None) -> float:
     params = SamplingParams(temperature=0.0, max_tokens=STEPS + WARM_UP, ignore_eos=True)
     for seq in range(num_seqs):
         engine.add([seq, *range(1, PROMPT)], params)
-    found = []
+    found, paces = [], []
     while engine.num_unfinished:
+        if served is not None and usual_s is not None:
+            begin_s = time.thread_time()
+            served.plain.run(served.work(REFERENCE))
+            paces.append((time.thread_time() - begin_s) / usual_s)
         begin_s, executed_s = time.thread_time(), 0.0
         engine.step()
         found.append(time.thread_time() - begin_s - executed_s)
-    return float(np.median(found[-STEPS:-1]))
+    pace = np.median(paces[-STEPS:-1]) if paces else 1.0
+    return float(np.median(found[-STEPS:-1]) / pace)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.calibrate.engine.grids import Point
-from experiments.calibrate.engine.pace import paces
+from experiments.calibrate.engine.pace import Pace, Reference, paces
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE, Step
 from experiments.calibrate.engine.watch import OUTPUTS, Stopwatch
@@ -59,10 +59,10 @@ def measure(
     budget_s: float,
     seed: int,
     progress: Progress,
-) -> tuple[list[Sections], list[Total], float]:
+) -> tuple[list[Sections], list[Total], Reference]:
     """Measures on a CPU, in thread time, the operators of the points and whole steps without a watch.
 
-    Returns the operators, the whole steps, and the seconds of the reference step.
+    Returns the operators, the whole steps, and the reference step.
     """
     watch = served.watched.watch = Stopwatch()
     num_points = len(points)
@@ -112,7 +112,7 @@ def measure(
         Sections(point, {name: value - mark_s * calls[name] for name, value in seconds.items()})
         for point, seconds, calls in zip(points, watched_s, marks, strict=False)
     ]
-    return sections, totals[len(short) :], reference.seconds
+    return sections, totals[len(short) :], Reference(reference.seconds, Pace.of(pace))
 
 
 def _mark_seconds(

@@ -1,11 +1,20 @@
-"""Speed of a shared machine during a measurement, estimated from the measured times themselves.
+"""Pace of a shared machine during a measurement: how long it takes for the same work, relative to the usual.
 
-Other virtual machines on the same host take cache, memory bandwidth and clock, so that the same step takes
-20 to 40 % longer, also in thread time. The slowdown lasts: consecutive runs of different steps deviate by
-nearly the same factor (correlation 0.8, and still 0.5 a minute later).
+Other programs and other virtual machines on the same host take cache, memory bandwidth and clock, so that
+the same step takes 20 to 40 % longer, also in thread time. The slowdown lasts: consecutive runs of different
+steps deviate by nearly the same factor (correlation 0.8, and still 0.5 a minute later).
+
+`windtunnel calibrate` estimates the pace from the measured times themselves. `windtunnel validate` runs a
+reference step between the engine's steps, and compares its time with that in the calibration. Times are
+corrected by the pace in both. The correction is not exact, because other programs slow down small and large
+steps, and Python, by different factors. So both commands state how much the pace varied, and call a
+measurement too noisy if it varied by more than `MOST_VARIATION`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +25,54 @@ NEAR = 3
 """Runs before and after a run from which its slowdown is estimated."""
 ROUNDS = 8
 """Iterations after which the estimates have converged."""
+MOST_VARIATION = 0.25
+"""Largest variation of the pace at which a measurement of times is accepted."""
+
+
+class Pace(NamedTuple):
+    """Time of the reference step relative to its usual time: median, 10th and 90th percentile."""
+
+    median: float
+    p10: float
+    p90: float
+
+    @classmethod
+    def of(cls, paces: Sequence[float] | NDArray[np.float64]) -> Pace:
+        """Summarises the paces at different moments of a measurement."""
+        p10, median, p90 = np.percentile(paces, [10, 50, 90]).tolist()
+        return cls(median, p10, p90)
+
+
+class Reference(NamedTuple):
+    """Usual seconds of the reference step, and the pace while they were measured, whose median is 1.
+
+    pace: None for a calibration that did not record it.
+    """
+
+    seconds: float
+    pace: Pace | None
+
+
+def variation(*measurements: Pace) -> float:
+    """Returns by which share the pace varied over all measurements, without the extreme tenths of each.
+
+    0.25: the slowest moment took 1.25 times as long as the fastest one.
+    """
+    return max(one.p90 for one in measurements) / min(one.p10 for one in measurements) - 1
+
+
+def is_noisy(*measurements: Pace) -> bool:
+    """Returns whether the pace varied more than is accepted."""
+    return bool(measurements) and variation(*measurements) > MOST_VARIATION
+
+
+def in_words(*measurements: Pace) -> str:
+    """Describes the variation of the pace, and the one that is accepted."""
+    fastest, slowest = min(one.p10 for one in measurements), max(one.p90 for one in measurements)
+    return (
+        f"the machine's pace varied by {100 * variation(*measurements):.0f} % (a reference step took "
+        f"{fastest:.2f} to {slowest:.2f} times its usual time; {100 * MOST_VARIATION:.0f} % is accepted)"
+    )
 
 
 def paces(places: NDArray[np.intp], seconds: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -22,6 +23,7 @@ from experiments.calibrate.engine.grids import decode_points, longest, prefill_p
 from experiments.calibrate.engine.host_time import HostTime, measure_host
 from experiments.calibrate.engine.machine import Machine, measure_machine
 from experiments.calibrate.engine.measure import Progress, Sections, Total
+from experiments.calibrate.engine.pace import Pace, Reference, in_words
 from experiments.calibrate.engine.profile_rows import profile_rows
 from experiments.calibrate.engine.residuals import errors_by_kind, random_steps, residual_table
 from experiments.calibrate.engine.served import (
@@ -47,7 +49,7 @@ from realengine.model.backend import check_supported, choose_backend, choose_dev
 from realengine.model.kv_cache import KvCache
 from realengine.runner.rank import CPU_KV_BYTES
 from realengine.settings import DTYPES
-from sim.report.files import write_table
+from sim.report.files import table_bytes
 from sim.report.whole_file import write_whole
 from sim.settings.build import build
 from sim.setup.engine_profile import EngineProfile
@@ -56,13 +58,21 @@ NO_HOST = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_repl
 
 
 class Results(NamedTuple):
-    """Results to print, and the paths of the files written."""
+    """Results to print, and the files to write."""
 
     operators: pd.DataFrame
     errors: pd.DataFrame
     notes: list[str]
     next_command: str
     files: Files
+    pace: Pace | None
+    """Pace of a CPU during the measurement; None for a GPU."""
+    contents: dict[Path, bytes | str]
+
+    def write(self) -> None:
+        """Writes all files. Raises OSError."""
+        for file, content in self.contents.items():
+            write_whole(file, content)
 
 
 def check(settings: MeasureSettings, node: Mapping[str, Any]) -> None:
@@ -89,7 +99,7 @@ def check_model(model: ModelSpec, node: Mapping[str, Any], device: str) -> None:
 
 
 def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progress) -> Results:
-    """Measures the machine and writes the files. Raises the same errors as `check`."""
+    """Measures the machine; `Results.write` writes the files. Raises the same errors as `check`."""
     device = choose_device(settings.device)
     if device.type == "cpu":
         torch.set_num_threads(1)  # thread time does not include other threads
@@ -98,20 +108,17 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     progress("the machine")
     machine = measure_machine(device, DTYPES[TORCH_DTYPES[settings.model.dtype]])
     link = _link_between_gpus(device)
-    served, sections, totals, usual_s = _operators(settings, architecture, device, progress)
+    served, sections, totals, reference = _operators(settings, architecture, device, progress)
+    usual_s, pace = reference or (None, None)
     progress("the host time")
     with_executor = served if device.type == "cpu" else None
-    host = measure_host(settings.limit("max_num_seqs"), settings.block_size, with_executor)
+    host = measure_host(settings.limit("max_num_seqs"), settings.block_size, with_executor, usual_s)
     rows = profile_rows(sections, architecture.num_layers)
     chunks_apart = int(served.backend.name == "torch")  # the torch reference computes chunks one by one
     rows = rows.assign(gpu=name, model=settings.model.name, chunks_apart=chunks_apart)
-    write_table(rows, files.table)
     hardware_text = hardware_yaml(name, machine, link)
-    write_whole(files.hardware, hardware_text)
     profile = _profile(settings, served, machine, host)
-    write_whole(files.engine, engine_yaml(name, profile, settings.block_size))
-    write_whole(files.latency, latency_yaml(name, settings.model.name, files.table))
-    priced = _priced(settings, device_of(hardware_text), files.table, machine)
+    priced = _priced(settings, device_of(hardware_text), rows, machine)
     steps = [total.step for total in totals]
     residuals = residual_table(
         steps,
@@ -130,13 +137,20 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
         "link": None if link is None else link._asdict(),
         "host": host._asdict(),
         "reference_s": usual_s,
+        "pace": None if pace is None else pace._asdict(),
         "operators": operators.to_dict("records"),
         "errors": errors.to_dict("records"),
         "iterations": residuals.to_dict("records"),
     }
-    write_whole(files.report, json.dumps(report, indent=2) + "\n")
-    notes = _notes(machine, host, residuals)
-    return Results(operators, errors, notes, _next_command(settings, name, files), files)
+    contents: dict[Path, bytes | str] = {
+        files.table: table_bytes(rows),
+        files.hardware: hardware_text,
+        files.engine: engine_yaml(name, profile, settings.block_size),
+        files.latency: latency_yaml(name, settings.model.name, files.table),
+        files.report: json.dumps(report, indent=2) + "\n",
+    }
+    notes = _notes(machine, host, residuals, pace)
+    return Results(operators, errors, notes, _next_command(settings, name, files), files, pace, contents)
 
 
 def check_same(files: Files, model: ModelSpec, block_size: int) -> None:
@@ -150,10 +164,13 @@ def check_same(files: Files, model: ModelSpec, block_size: int) -> None:
             )
 
 
-def reference_s(files: Files) -> float | None:
-    """Returns the seconds of a reference step on the CPU at its usual speed, or None for a GPU."""
-    seconds: float | None = json.loads(files.report.read_text(encoding="utf-8")).get("reference_s")
-    return seconds
+def reference_of(files: Files) -> Reference | None:
+    """Returns the reference step of a measured CPU, or None for a GPU."""
+    report = json.loads(files.report.read_text(encoding="utf-8"))
+    if report.get("reference_s") is None:
+        return None
+    pace = report.get("pace")
+    return Reference(report["reference_s"], None if pace is None else Pace(**pace))
 
 
 def device_of(hardware_text: str) -> Device:
@@ -166,7 +183,7 @@ def device_of(hardware_text: str) -> Device:
 
 def _operators(
     settings: MeasureSettings, architecture: Architecture, device: torch.device, progress: Progress
-) -> tuple[Served, list[Sections], list[Total], float | None]:
+) -> tuple[Served, list[Sections], list[Total], Reference | None]:
     max_num_seqs, max_model_len, max_tokens = (
         settings.limit(name) for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
     )
@@ -224,7 +241,9 @@ def _profile(settings: MeasureSettings, served: Served, machine: Machine, host: 
     )
 
 
-def _priced(settings: MeasureSettings, device: Device, table: Path, machine: Machine) -> IterationModel:
+def _priced(
+    settings: MeasureSettings, device: Device, rows: pd.DataFrame, machine: Machine
+) -> IterationModel:
     """Builds the iteration model of latency=table for the executor alone, without the engine's host time."""
     on_gpu = settings.device == "cuda"
     host = HostOverhead(
@@ -239,7 +258,10 @@ def _priced(settings: MeasureSettings, device: Device, table: Path, machine: Mac
         cuda_graphs=CudaGraphs(enabled=on_gpu, max_capture_size=min(settings.limit("max_num_seqs"), 512)),
         kernels=Kernels(),
     )
-    return TableLevel(path=str(table)).iteration_model(replica)
+    with TemporaryDirectory() as folder:
+        table = Path(folder) / "table.parquet"
+        table.write_bytes(table_bytes(rows))
+        return TableLevel(path=str(table)).iteration_model(replica)
 
 
 def _summary(rows: pd.DataFrame) -> pd.DataFrame:
@@ -254,7 +276,7 @@ def _summary(rows: pd.DataFrame) -> pd.DataFrame:
     return summary.reset_index()
 
 
-def _notes(machine: Machine, host: HostTime, residuals: pd.DataFrame) -> list[str]:
+def _notes(machine: Machine, host: HostTime, residuals: pd.DataFrame, pace: Pace | None) -> list[str]:
     peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in machine.flops_per_s.items())
     notes = [
         f"{machine.name}: memory bandwidth {machine.copy_bytes_per_s / 1e9:.1f} GB/s copying, "
@@ -272,6 +294,8 @@ def _notes(machine: Machine, host: HostTime, residuals: pd.DataFrame) -> list[st
             f"Spread of the repetitions of one iteration: {spread:.0%} (p90 - p10 over the median, corrected "
             "for the machine's speed)."
         )
+    if pace is not None:
+        notes.append(f"During the measurement {in_words(pace)}.")
     return notes
 
 

@@ -13,13 +13,14 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.app.job import UnsuccessfulError
 from experiments.app.run_folder import write_config
 from experiments.calibrate.engine.files import Files
 from experiments.calibrate.engine.settings import MeasureSettings
 from experiments.simulate.output import OutputSettings
 from experiments.validate.engine.matrix import Row, print_matrix, write_matrix
+from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.suite import Case, cases_of, model_of
+from experiments.validate.engine.verdict import check_success
 from experiments.validate.fidelity.printed import print_files
 from experiments.validate.fidelity.settings import ValidateSettings
 from hwmodels.model.model_spec import ModelSpec
@@ -45,7 +46,7 @@ class DeviceValidation:
         engine = _engine()
         calibrated = self._calibrated(folder, engine, console)
         cases = cases_of(self.composition, self.settings.suite, self.device, calibrated)
-        executors = engine.ExecutorCache.of(self.device, engine.reference_s(calibrated))
+        executors = engine.ExecutorCache.of(self.device, engine.reference_of(calibrated))
         rows: list[Row] = []
         failed: list[str] = []
         try:
@@ -67,16 +68,28 @@ class DeviceValidation:
                 print_files(rows[0].files, console)
         if failed:
             raise ConfigError("; ".join(failed))
-        if not all(row.verdict.is_equal for row in rows):
-            raise UnsuccessfulError
+        check_success([row.verdict for row in rows])
 
     def _run_case(
         self, case: Case, folder: Path, engine: Any, executors: Any, console: Console | None
     ) -> Row:
-        """Runs, compares and writes a case; its verdict is printed on the console, if there is one."""
-        verdict, recordings = engine.run_case(case, executors, folder / "recordings")
+        """Runs, compares and writes a case; its verdict is printed on the console, if there is one.
+
+        A recording that cannot be written ends the command only after the verdict has been printed.
+        """
+        unwritten: list[OSError] = []
+
+        def save(recording: Recording, number: int) -> None:
+            try:
+                recording.save(folder / "recordings" / str(number))
+            except OSError as error:
+                unwritten.append(error)
+
+        verdict, recordings = engine.run_case(case, executors, save)
         if console is not None:
             verdict.print(console)
+        if unwritten:
+            raise unwritten[0]
         write_config(folder, case.config)
         title = f"{case.scenario.model.name} on {case.scenario.hardware.name}: simulated against our engine"
         files = engine.write_verdict(
@@ -118,6 +131,7 @@ class DeviceValidation:
                 found = engine.measure(measure, self.node, lambda text: status.update(f"measuring: {text}"))
             except (ValueError, RuntimeError, OSError) as error:
                 raise ConfigError(" ".join(str(error).split())) from error
+        found.write()
         files = found.files
         assert isinstance(files, Files)
         return files

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from experiments.calibrate.engine.pace import Reference
 from experiments.calibrate.engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
 from experiments.calibrate.engine.steps import padding_work
 from experiments.validate.engine.drive import Drive, PromptTokens
@@ -154,9 +155,9 @@ def run_on_engine(
     first = _First(
         scenario.source(), WARM_UP_REQUESTS
     )  # the first requests take longer: they warm the engine up
-    _run_once(first, architecture, settings, executor, memory, executors.reference_s)
+    _run_once(first, architecture, settings, executor, memory, executors.reference)
     source = scenario.source()
-    recording, engine = _run_once(source, architecture, settings, executor, memory, executors.reference_s)
+    recording, engine = _run_once(source, architecture, settings, executor, memory, executors.reference)
     kept = deciding(config)
     recording.engine |= {
         "device": torch.cuda.get_device_name(executor.device) if executor.device.type == "cuda" else "cpu",
@@ -176,11 +177,11 @@ def _run_once(
     settings: EngineSettings,
     executor: Executor,
     memory: Memory,
-    reference_s: float | None,
+    reference: Reference | None,
 ) -> tuple[Recording, Engine]:
     about: dict[str, Any] = {}
     if executor.device.type == "cpu":
-        clock = _cpu_clock(executor, settings, reference_s)
+        clock = _cpu_clock(executor, settings, reference)
         stopwatch = Stopwatch(executor.run, clock)
         engine = assemble(Model.of(architecture), settings, executor, memory, stopwatch.execute, clock)
         recorder = Recorder(engine.core, stopwatch.take)
@@ -191,17 +192,19 @@ def _run_once(
     engine.observer = recorder
     about["start_s"] = Drive(engine, source, PromptTokens(architecture.vocab_size)).run()
     if isinstance(clock, PacedClock):
-        about["pace"] = clock.pace._asdict()
+        about["pace"] = clock.end()._asdict()
+        if reference is not None and reference.pace is not None:
+            about["calibration_pace"] = reference.pace._asdict()
     return recorder.recording(about), engine
 
 
 def _cpu_clock(
-    executor: Executor, settings: EngineSettings, reference_s: float | None
+    executor: Executor, settings: EngineSettings, reference: Reference | None
 ) -> ThreadTimeClock | PacedClock:
-    if reference_s is None:
+    if reference is None:
         return ThreadTimeClock()
     padding = padding_of(settings)
-    return PacedClock(lambda: executor.run(padding_work(padding)), reference_s)
+    return PacedClock(lambda: executor.run(padding_work(padding)), reference.seconds)
 
 
 class _First:

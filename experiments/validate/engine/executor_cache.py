@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from experiments.calibrate.engine.pace import Reference
 from policies.batching.chunked import Chunked
 from realengine.model.architecture import Architecture
 from realengine.model.backend import choose_device
@@ -60,17 +61,17 @@ class ExecutorCache:
     """
 
     device: torch.device
-    reference_s: float | None = None
-    """Time of the reference step on this machine, in seconds; None unless it is a calibrated CPU."""
+    reference: Reference | None = None
+    """The reference step of this machine; None unless it is a calibrated CPU."""
     _built: Built | None = None
 
     @classmethod
-    def of(cls, device: str, reference_s: float | None = None) -> ExecutorCache:
+    def of(cls, device: str, reference: Reference | None = None) -> ExecutorCache:
         """Creates the cache for a device, cpu or cuda. Raises ValueError or RuntimeError if there is none."""
         chosen = choose_device(device)
         if chosen.type == "cpu":
             torch.set_num_threads(1)  # the clock is the CPU time of this thread
-        return cls(chosen, reference_s)
+        return cls(chosen, reference)
 
     def executor(self, model: Model, settings: EngineSettings) -> tuple[Executor, Memory]:
         """Returns an executor, valid until the next call. Raises ValueError for unsupported settings."""

@@ -121,6 +121,8 @@ def measured(recording: Recording, name: str = "measured") -> Measured:
             "(80 % of the "
             f"time {pace['p10']:.2f} to {pace['p90']:.2f}); times are scaled to the calibration.",
         )
+    if (attempts := recording.engine.get("attempts", 1)) > 1:
+        notes += (f"{name}: the quietest of {attempts} runs, because the machine's pace varied.",)
     if not recording.is_whole:
         notes += (
             f"The recording of {name} is truncated: its first {len(recording.steps):,} steps are used.",

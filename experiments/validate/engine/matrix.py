@@ -64,7 +64,7 @@ def matrix_rows(
     for row in rows:
         errors = {one.metric.name: one for one in row.verdict.fidelity.metrics}
         cells = [_cell(errors.get(name), with_noise) for name in shown]
-        verdict = VERDICTS[row.verdict.fidelity.verdict] if row.verdict.is_equal else "plans that differ"
+        verdict = _in_words(row.verdict)
         table.append([row.name, _decisions(row.verdict), *cells, verdict])
     return table
 
@@ -75,6 +75,12 @@ def _cell(one: MetricError | None, with_noise: bool) -> str:
     signed = plain_percent if one.metric.family == "iteration" else signed_percent
     has_noise = with_noise and not math.isnan(one.noise)
     return f"{signed(one.error)} ({100 * one.noise:.1f})" if has_noise else signed(one.error)
+
+
+def _in_words(verdict: Verdict) -> str:
+    if not verdict.is_equal:
+        return "plans that differ"
+    return "too noisy" if verdict.fidelity.refusal else VERDICTS[verdict.fidelity.verdict]
 
 
 def _decisions(verdict: Verdict) -> str:
@@ -123,6 +129,7 @@ def _record(row: Row) -> dict[str, Any]:
     parts = () if verdict.decomposition is None else verdict.decomposition.parts
     return {
         "verdict": (verdict.fidelity.verdict or None) if verdict.is_equal else "plans that differ",
+        "refusal": verdict.fidelity.refusal or None,
         "decisions": verdict.decisions,
         "plans_equal": verdict.num_equal,
         "plans": verdict.num_steps,

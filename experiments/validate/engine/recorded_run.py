@@ -11,13 +11,12 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.app.job import UnsuccessfulError
 from experiments.app.run_folder import resolved_config
 from experiments.simulate.output import OutputSettings
 from experiments.validate.engine.from_recording import until_s
 from experiments.validate.engine.recording import Recording, load
 from experiments.validate.engine.swapped import RecordedSource
-from experiments.validate.engine.verdict import judge, write_verdict
+from experiments.validate.engine.verdict import check_success, judge, write_verdict
 from experiments.validate.fidelity.printed import print_files
 from experiments.validate.fidelity.recorded_settings import config_differences, deciding
 from experiments.validate.fidelity.settings import ValidateSettings, split
@@ -57,8 +56,7 @@ class RecordedRun:
             tables=self.output.tables,
         )
         print_files(written, console)
-        if not verdict.is_equal:
-            raise UnsuccessfulError
+        check_success([verdict])
 
 
 def build(cfg: DictConfig) -> RecordedRun:

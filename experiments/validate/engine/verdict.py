@@ -9,8 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.app.job import UnsuccessfulError
 from experiments.validate.engine.decomposition import Decomposition, decompose
 from experiments.validate.engine.from_recording import measured
+from experiments.validate.engine.noise import WHAT_TO_DO, refusal_of
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.replay import Equivalence, replay
 from experiments.validate.fidelity.errors import Fidelity, fidelity_of
@@ -21,6 +23,7 @@ from experiments.validate.fidelity.report import write_validation
 from experiments.validate.fidelity.settings import ValidateSettings
 from experiments.validate.foreign.run import write_tables
 from sim.metrics.result import RunResult
+from sim.report.wording import plural
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
@@ -97,6 +100,7 @@ def judge(
         trim=scenario.metrics,
         thresholds=settings.thresholds,
         slos=scaled(scenario.slo, settings.slo_scales),
+        refusal=refusal_of(recordings),
     )
     decomposition = None
     try:
@@ -112,6 +116,16 @@ def judge(
         decomposition=decomposition,
         notes=tuple(notes),
     )
+
+
+def check_success(verdicts: Sequence[Verdict]) -> None:
+    """Raises UnsuccessfulError if plans differ, or if the machine was too noisy for a verdict."""
+    if not all(verdict.is_equal for verdict in verdicts):
+        raise UnsuccessfulError
+    num_refused = sum(bool(verdict.fidelity.refusal) for verdict in verdicts)
+    if num_refused:
+        where = f" on {num_refused} of {plural(len(verdicts), 'case')}" if len(verdicts) > 1 else ""
+        raise UnsuccessfulError(f"no verdict{where}: the machine was too noisy; {WHAT_TO_DO}")
 
 
 def write_verdict(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from experiments.validate.fidelity.curves import Curve, curves
@@ -63,7 +63,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fidelity:
-    """Comparison of one simulated run with one or more real runs of the same workload."""
+    """Comparison of one simulated run with one or more real runs of the same workload.
+
+    refusal: why there is no verdict although thresholds were given; empty if there is one.
+    """
 
     simulated: Measured
     reals: tuple[Measured, ...]
@@ -71,6 +74,7 @@ class Fidelity:
     metrics: tuple[MetricError, ...]
     curves: tuple[Curve, ...]
     iterations: tuple[IterationError, ...]
+    refusal: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -120,13 +124,21 @@ def fidelity_of(
     trim: MetricsSettings,
     thresholds: Thresholds,
     slos: Sequence[ScaledSlo],
+    refusal: str = "",
 ) -> Fidelity:
-    """Compares a simulated run with the measured ones, without warm-up and cool-down."""
+    """Compares a simulated run with the measured ones, without warm-up and cool-down.
+
+    refusal: why no error may be compared with its threshold; empty if all may.
+    """
+    refusal = "" if thresholds.is_empty else refusal
+    if refusal:
+        thresholds = Thresholds(name=thresholds.name)
     simulated, *measured = (
         run.trimmed(warmup_s=trim.known_warmup_s, cooldown_s=trim.cooldown_s)
         for run in (of_records(result.records), *reals)
     )
-    return compare(simulated, measured, thresholds=thresholds, slos=slos, model=result.models[0])
+    found = compare(simulated, measured, thresholds=thresholds, slos=slos, model=result.models[0])
+    return replace(found, refusal=refusal)
 
 
 def metric_error(

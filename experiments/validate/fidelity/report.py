@@ -68,6 +68,7 @@ def to_record(
     return {
         "title": title,
         "verdict": fidelity.verdict or None,
+        "refusal": fidelity.refusal or None,
         "thresholds": fidelity.thresholds.name,
         "measured_runs": [run.name for run in fidelity.reals],
         "requests": len(fidelity.reals[0].requests),

@@ -21,6 +21,8 @@ VERDICTS = {
 
 def verdict_line(fidelity: Fidelity) -> str:
     """Returns one sentence on all thresholds."""
+    if fidelity.refusal:
+        return f"There is no verdict on the figures, because {fidelity.refusal}."
     judged = [one for one in fidelity.metrics if one.verdict]
     if not judged:
         return "There is no verdict, because the measured figures have no thresholds."

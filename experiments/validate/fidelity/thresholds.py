@@ -35,6 +35,11 @@ class Thresholds:
             if field.name != "name" and value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{field.name}={value}: must be > 0, such as 0.03 for 3 %; null for none")
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no metric has a threshold."""
+        return all(getattr(self, field.name) is None for field in fields(self) if field.name != "name")
+
     def limit(self, metric: Metric) -> float | None:
         """Returns a metric's threshold; None if it has none."""
         statistic = f"{metric.family}_{metric.statistic}" if metric.statistic == "mean" else metric.statistic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,17 +17,17 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from experiments.app.cli import main  # noqa: E402
-from experiments.calibrate.engine import gpu_sections  # noqa: E402
+from experiments.calibrate.engine import gpu_sections, pace, run  # noqa: E402
 from experiments.calibrate.engine.collectives import SIZES, link_of, measure_link  # noqa: E402
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml  # noqa: E402
 from experiments.calibrate.engine.grids import Point, decode_points, prefill_points, spread_around  # noqa: E402
 from experiments.calibrate.engine.host_time import measure_host  # noqa: E402
 from experiments.calibrate.engine.machine import Machine  # noqa: E402
 from experiments.calibrate.engine.measure import Sections, measure  # noqa: E402
-from experiments.calibrate.engine.pace import paces  # noqa: E402
+from experiments.calibrate.engine.pace import Pace, in_words, is_noisy, paces, variation  # noqa: E402
 from experiments.calibrate.engine.profile_rows import profile_rows  # noqa: E402
 from experiments.calibrate.engine.residuals import errors_by_kind, random_steps, residual_table  # noqa: E402
-from experiments.calibrate.engine.run import device_of  # noqa: E402
+from experiments.calibrate.engine.run import Results, device_of  # noqa: E402
 from experiments.calibrate.engine.served import Served, architecture_of, quantization_of, serve  # noqa: E402
 from experiments.calibrate.engine.settings import MeasureSettings  # noqa: E402
 from experiments.calibrate.engine.steps import Chunk, Step, Tables  # noqa: E402
@@ -108,6 +109,14 @@ def served() -> Served:
     )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _any_pace():
+    """Accepts every pace: the machine that runs the tests may be busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "MOST_VARIATION", math.inf)
+        yield
+
+
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory) -> Path:
     """Returns the config folder that the command wrote for the model random_8m."""
@@ -185,10 +194,12 @@ def test_what_is_measured_is_without_the_watch_and_at_one_pace(monkeypatch):
     clockwork = Clockwork()
     monkeypatch.setattr("time.thread_time", lambda: clockwork.now_s)
     points = [Point(Step(contexts=(9,) * count), 0, 0, count, 9) for count in range(1, 9)]
-    sections, totals, _ = measure(clockwork, points, [Step(contexts=(9,) * 6)], 20.0, 0, quiet)
+    sections, totals, reference = measure(clockwork, points, [Step(contexts=(9,) * 6)], 20.0, 0, quiet)
     usual = totals[0].seconds / 24e-3
     assert usual == pytest.approx(1.0, rel=1e-6) or usual == pytest.approx(1.5, rel=1e-6)
     assert totals[0].spread < 0.05
+    assert reference.seconds == pytest.approx(32e-3 * usual)
+    assert variation(reference.pace) == pytest.approx(0.5, rel=1e-6)
     for place, section in enumerate(sections, start=1):
         assert section.seconds["qkv"] == pytest.approx(2e-3 * place * usual, rel=0.01)
         assert section.seconds["o"] == pytest.approx(1e-3 * place * usual, rel=0.01)
@@ -216,6 +227,50 @@ def test_the_pace_of_a_machine_comes_out_of_what_it_did():
     assert np.median(found) == pytest.approx(1)
     assert np.std(np.log(found / slower)) < 0.06
     assert paces(np.zeros(3, int), np.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_the_pace_may_vary_by_a_quarter_over_all_measurements():
+    calm, slow = Pace(1.0, 0.95, 1.1), Pace(1.15, 1.05, 1.2)
+    assert variation(calm) == pytest.approx(1.1 / 0.95 - 1)
+    assert variation(calm, slow) == pytest.approx(1.2 / 0.95 - 1)
+    assert Pace.of(np.linspace(1, 2, 101)) == pytest.approx((1.5, 1.1, 1.9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "MOST_VARIATION", 0.25)
+        assert [is_noisy(calm), is_noisy(slow), is_noisy(calm, slow), is_noisy()] == [
+            False,
+            False,
+            True,
+            False,
+        ]
+        assert in_words(calm, slow) == (
+            "the machine's pace varied by 26 % (a reference step took 0.95 to 1.20 times its usual time; "
+            "25 % is accepted)"
+        )
+
+
+def test_a_noisy_calibration_is_written_and_refused(served, tmp_path, monkeypatch, capsys):
+    """The measured machine is replaced by a recorded one that became slower by half."""
+    files = Files.under(tmp_path, "cpu", "tiny")
+    errors = errors_by_kind(residual_table([Step(contexts=(4,))], [1.0], [1.1]))
+    operators = pd.DataFrame(
+        columns=["operator", "component", "calls", "points", "smallest_us", "largest_us"]
+    )
+    contents = {files.report: "{}"}
+    found = Results(operators, errors, ["A note."], "Next.", files, Pace(1.0, 0.9, 1.35), contents)
+    files.report.parent.mkdir()
+    monkeypatch.setattr(run, "measure", lambda *given: found)
+    monkeypatch.setattr(pace, "MOST_VARIATION", 0.25)
+    assert main(["calibrate", "device=cpu", "model=random_8m", f"out={tmp_path}"]) == 3
+    said = capsys.readouterr()
+    assert "Next." in said.out
+    assert files.report.read_text() == "{}"
+    assert said.err == (
+        "windtunnel: the machine was too noisy: the machine's pace varied by 50 % (a reference step took "
+        "0.90 to 1.35 times its usual time; 25 % is accepted); the files are written; measure again while "
+        "fewer other programs run\n"
+    )
+    found = found._replace(pace=Pace(1.0, 0.95, 1.1))
+    assert main(["calibrate", "device=cpu", "model=random_8m", f"out={tmp_path}"]) == 0
 
 
 def test_a_catcher_keeps_calls_that_can_be_made_again(served):
@@ -338,6 +393,8 @@ def test_the_host_is_measured_without_the_executor_that_works_in_between(served,
     host = measure_host(2, 16, served)
     assert set(host.by_batch) == {1, 2}
     assert 0 < host.by_batch[1] < 10e-3
+    halved = measure_host(2, 16, served, usual_s=10e-3)  # the reference step takes at least 20 ms
+    assert 0 < halved.by_batch[1] < 0.8 * host.by_batch[1]
 
 
 def test_the_written_machine_is_a_device():

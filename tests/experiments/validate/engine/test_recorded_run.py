@@ -111,6 +111,24 @@ def test_a_recording_is_decided_again_and_its_error_taken_apart(recorded, tmp_pa
         assert text in page
 
 
+def test_a_recording_of_a_noisy_machine_gets_no_verdict_unless_none_is_wanted(copy, tmp_path, capsys):
+    about = json.loads((copy / "recording.json").read_text())
+    about["engine"] |= {"pace": {"median": 1.1, "p10": 0.9, "p90": 1.8}, "attempts": 4}
+    (copy / "recording.json").write_text(json.dumps(about))
+    assert validate(tmp_path / "a", copy) == 3
+    said, record = capsys.readouterr(), found(tmp_path / "a")
+    assert said.err.startswith("windtunnel: no verdict: the machine was too noisy; run it again while")
+    assert said.err.count("\n") == 1
+    assert "There is no verdict on the figures, because the machine's pace varied by 100 %" in said.out
+    assert "run 0: the quietest of 4 runs" in said.out
+    assert record["refusal"].startswith("the machine's pace varied by 100 %")
+    assert record["verdict"] is None
+    assert all(one["threshold"] is None and not one["verdict"] for one in record["metrics"])
+    assert validate(tmp_path / "b", copy, "thresholds=none") == 0
+    record = found(tmp_path / "b")
+    assert record["refusal"] is None
+
+
 def test_the_simulated_requests_are_the_recorded_ones(recorded, tmp_path):
     assert validate(tmp_path, recorded / "0") == 0
     simulated = pd.read_parquet(tmp_path / "simulated_requests.parquet")
