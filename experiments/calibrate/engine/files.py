@@ -9,6 +9,8 @@ profiles/NAME_MODEL.json     the fit report
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from datetime import date
 from pathlib import Path
@@ -25,6 +27,8 @@ if TYPE_CHECKING:  # they need torch
 
 WRITTEN_BY = "# Written by `windtunnel calibrate`"
 """Comment that marks the files that a later measurement may overwrite."""
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of the disk, not of the setting out=."""
 UNKNOWN_TDP_W = 1.0
 """Placeholder, because `Device` requires a TDP."""
 
@@ -53,8 +57,8 @@ class Files(NamedTuple):
     def check(self) -> None:
         """Creates the folders.
 
-        Raises ValueError if a file exists that was not written by calibrate, or if the folder is none or is
-        read-only, and CannotWriteError if the disk is full or broken.
+        Raises ValueError if a file cannot be written, or exists and was not written by calibrate, and
+        CannotWriteError if the disk is full or broken.
         """
         for file in self:
             try:
@@ -63,18 +67,26 @@ class Files(NamedTuple):
                     raise ValueError(
                         f"out: {file} was not written by calibrate; choose another out= or measure.name="
                     )
-                existed = file.exists()
-                with file.open("ab"):
-                    pass
-                if not existed:
-                    file.unlink()
+                _check_writable(file)
             except OSError as error:
                 text = (
                     f"out={self.hardware.parents[1]}: cannot be written: {error.strerror}: {error.filename}"
                 )
-                if isinstance(error, FileExistsError | NotADirectoryError | PermissionError):
-                    raise ValueError(text) from error
-                raise CannotWriteError(text) from error
+                if error.errno in DISK_ERRORS:
+                    raise CannotWriteError(text) from error
+                raise ValueError(text) from error
+
+
+def _check_writable(file: Path) -> None:
+    """Raises OSError if a file cannot be written; an empty file is never left under its name."""
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb"):
+            pass
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def plain(name: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.calibrate.engine.grids import Point
-from experiments.calibrate.engine.pace import Pace, Reference, paces
+from experiments.calibrate.engine.pace import CoreTime, Pace, Reference, paces
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE, Step
 from experiments.calibrate.engine.watch import OUTPUTS, Stopwatch
@@ -82,7 +82,7 @@ def measure(
         marks.append(watch.marks)
         return sum(seconds.values())
 
-    begin_s = time.thread_time()
+    begin_s, core = time.thread_time(), CoreTime()
     first_s = [run_first(place) for place in range(num_points)]
     short = np.argsort(first_s)[: num_points // 3 + 1].tolist()  # short steps show the overhead of the watch
     todo += [*(todo[place] for place in short), *steps, REFERENCE]
@@ -94,6 +94,7 @@ def measure(
             progress(f"{number} of {len(places)} steps, {time.thread_time() - begin_s:.0f} s")
         found.append(run(place))
     served.watched.watch = None
+    core_share = core.share
     pace = paces(places, np.array([sum(seconds.values()) for seconds in found]))
     repetitions: list[list[dict[str, float]]] = [[] for _ in todo]
     for place, seconds, slowdown in zip(places.tolist(), found, pace.tolist(), strict=True):
@@ -112,7 +113,7 @@ def measure(
         Sections(point, {name: value - mark_s * calls[name] for name, value in seconds.items()})
         for point, seconds, calls in zip(points, watched_s, marks, strict=False)
     ]
-    return sections, totals[len(short) :], Reference(reference.seconds, Pace.of(pace))
+    return sections, totals[len(short) :], Reference(reference.seconds, Pace.of(pace, core_share))
 
 
 def _mark_seconds(

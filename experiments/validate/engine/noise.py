@@ -28,7 +28,7 @@ def refusal_of(recordings: Sequence[Recording]) -> str:
 def quiet_runs(run: Callable[[], Recording], count: int) -> Iterator[Recording]:
     """Yields `count` recordings; each is repeated while the machine is too noisy, and the quietest is kept.
 
-    The choice depends on the pace alone, never on the measured latencies. Nothing is repeated if the
+    The choice depends on the machine alone, never on the measured latencies. Nothing is repeated if the
     calibration was too noisy itself.
     """
     left = MORE_RUNS
@@ -36,11 +36,17 @@ def quiet_runs(run: Callable[[], Recording], count: int) -> Iterator[Recording]:
         best, attempts = run(), 1
         while left and is_noisy(*_paces(best)) and not is_noisy(*_paces(best)[1:]):
             again = run()
-            best = min(best, again, key=lambda one: variation(*_paces(one)))
+            best = min(best, again, key=_noise)
             attempts += 1
             left -= 1
         best.engine["attempts"] = attempts
         yield best
+
+
+def _noise(recording: Recording) -> tuple[bool, float]:
+    """Sort key: recordings that are quiet enough come first, then those with little variation."""
+    paces = _paces(recording)
+    return is_noisy(*paces), variation(*paces)
 
 
 def _paces(recording: Recording) -> list[Pace]:

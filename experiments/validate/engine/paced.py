@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from experiments.calibrate.engine.pace import Pace
+from experiments.calibrate.engine.pace import CoreTime, Pace
 
 REST = 4
 """Time between two reference steps, in units of a reference step.
@@ -33,6 +33,7 @@ class PacedClock:
         self._reference = reference
         self._usual_s = usual_s
         self._paces: list[float] = []
+        self._core = CoreTime()
         self._near: deque[float] = deque(maxlen=NEAR)
         self._slower = 1.0
         self._time_s = 0.0
@@ -53,7 +54,7 @@ class PacedClock:
     def end(self) -> Pace:
         """Measures the machine's speed after the run, and returns the pace since the start."""
         self._look_often()
-        return Pace.of(self._paces)
+        return Pace.of(self._paces, self._core.share)
 
     def _look_often(self) -> None:
         """Measures the speed until no earlier moment counts."""

@@ -114,6 +114,7 @@ def _any_pace():
     """Accepts every pace: the machine that runs the tests may be busy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "MOST_VARIATION", math.inf)
+        patch.setattr(pace, "LEAST_CORE_SHARE", 0.0)
         yield
 
 
@@ -233,9 +234,11 @@ def test_the_pace_may_vary_by_a_quarter_over_all_measurements():
     calm, slow = Pace(1.0, 0.95, 1.1), Pace(1.15, 1.05, 1.2)
     assert variation(calm) == pytest.approx(1.1 / 0.95 - 1)
     assert variation(calm, slow) == pytest.approx(1.2 / 0.95 - 1)
-    assert Pace.of(np.linspace(1, 2, 101)) == pytest.approx((1.5, 1.1, 1.9))
+    assert Pace.of(np.linspace(1, 2, 101), 0.9) == pytest.approx((1.5, 1.1, 1.9, 0.9))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "MOST_VARIATION", 0.25)
+        patch.setattr(pace, "LEAST_CORE_SHARE", 0.8)
+        assert is_noisy(calm._replace(core_share=0.7))
         assert [is_noisy(calm), is_noisy(slow), is_noisy(calm, slow), is_noisy()] == [
             False,
             False,
@@ -244,7 +247,7 @@ def test_the_pace_may_vary_by_a_quarter_over_all_measurements():
         ]
         assert in_words(calm, slow) == (
             "the machine's pace varied by 26 % (a reference step took 0.95 to 1.20 times its usual time; "
-            "25 % is accepted)"
+            "25 % is accepted) and its thread got 100 % of a core (at least 80 % is needed)"
         )
 
 
@@ -260,14 +263,15 @@ def test_a_noisy_calibration_is_written_and_refused(served, tmp_path, monkeypatc
     files.report.parent.mkdir()
     monkeypatch.setattr(run, "measure", lambda *given: found)
     monkeypatch.setattr(pace, "MOST_VARIATION", 0.25)
+    monkeypatch.setattr(pace, "LEAST_CORE_SHARE", 0.8)
     assert main(["calibrate", "device=cpu", "model=random_8m", f"out={tmp_path}"]) == 3
     said = capsys.readouterr()
     assert "Next." in said.out
     assert files.report.read_text() == "{}"
     assert said.err == (
         "windtunnel: the machine was too noisy: the machine's pace varied by 50 % (a reference step took "
-        "0.90 to 1.35 times its usual time; 25 % is accepted); the files are written; measure again while "
-        "fewer other programs run\n"
+        "0.90 to 1.35 times its usual time; 25 % is accepted) and its thread got 100 % of a core (at "
+        "least 80 % is needed); the files are written; measure again while fewer other programs run\n"
     )
     found = found._replace(pace=Pace(1.0, 0.95, 1.1))
     assert main(["calibrate", "device=cpu", "model=random_8m", f"out={tmp_path}"]) == 0

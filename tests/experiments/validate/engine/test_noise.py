@@ -19,6 +19,7 @@ WORST = {"median": 1.3, "p10": 0.9, "p90": 2.0}
 @pytest.fixture(autouse=True)
 def _a_quarter(monkeypatch):
     monkeypatch.setattr(pace, "MOST_VARIATION", 0.25)
+    monkeypatch.setattr(pace, "LEAST_CORE_SHARE", 0.8)
 
 
 class Machine:
@@ -26,7 +27,9 @@ class Machine:
 
     def __init__(self, monkeypatch):
         self.now_s, self.slower = 5.0, 1.0
+        self.others_s = 0.0
         monkeypatch.setattr("time.thread_time", lambda: self.now_s)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now_s + self.others_s)
 
     def work(self, seconds):
         self.now_s += seconds * self.slower
@@ -60,9 +63,10 @@ def test_work_takes_as_long_as_in_the_calibration(monkeypatch):
 def test_the_pace_counts_before_during_and_after_the_run(monkeypatch):
     machine = Machine(monkeypatch)
     clock = machine.clock()
-    assert clock.end() == pytest.approx((1.0, 1.0, 1.0))
+    assert clock.end() == pytest.approx((1.0, 1.0, 1.0, 1.0))
     machine.slower = 1.5
-    assert clock.end() == pytest.approx((1.0, 1.0, 1.5))
+    machine.others_s = machine.now_s - 5.0 + NEAR * 3e-3
+    assert clock.end() == pytest.approx((1.0, 1.0, 1.5, 0.5))
 
 
 def test_the_clock_stands_still_during_reference_steps(monkeypatch):
@@ -91,7 +95,8 @@ def test_after_a_few_repetitions_the_verdict_is_refused():
     assert sum(one.engine["attempts"] for one in kept) == 2 + MORE_RUNS
     assert refusal_of(kept) == (
         "the machine's pace varied by 34 % (a reference step took 0.98 to 1.31 times its usual time; 25 % is "
-        "accepted) between the calibration and the runs"
+        "accepted) and its thread got 100 % of a core (at "
+        "least 80 % is needed) between the calibration and the runs"
     )
 
 
@@ -99,6 +104,13 @@ def test_a_change_between_calibration_and_run_is_noise_too():
     later = {"median": 1.4, "p10": 1.35, "p90": 1.45}
     assert refusal_of([runs_of(later)()]) == ""
     assert "0.98 to 1.45 times" in refusal_of([runs_of(later, calibration=CALM)()])
+
+
+def test_half_a_core_is_too_little():
+    busy = CALM | {"core_share": 0.5}
+    kept = list(quiet_runs(runs_of(busy, CALM), 1))
+    assert [one.engine["pace"] for one in kept] == [CALM]
+    assert "got 50 % of a core" in refusal_of([runs_of(busy)()])
 
 
 def test_nothing_is_repeated_after_a_noisy_calibration():
