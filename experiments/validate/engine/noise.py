@@ -1,4 +1,4 @@
-"""Whether the machine was too noisy during a measurement, so that its errors get no verdict.
+"""Detects that the machine was too noisy during a measurement; its errors then get no verdict.
 
 Only a CPU's clock knows the pace of the machine (`experiments.validate.engine.paced`). It counts from the
 calibration on: other paces in the run than in the calibration are noise as well.
@@ -44,7 +44,7 @@ def quiet_runs(run: Callable[[], Recording], count: int) -> Iterator[Recording]:
 
 
 def _noise(recording: Recording) -> tuple[bool, float]:
-    """Sort key: recordings that are quiet enough come first, then those with little variation."""
+    """Returns a sort key: recordings that are quiet enough come first, then those with little variation."""
     paces = _paces(recording)
     return is_noisy(*paces), variation(*paces)
 

@@ -37,7 +37,7 @@ class Thresholds:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no metric has a threshold."""
+        """True if no metric has a threshold."""
         return all(getattr(self, field.name) is None for field in fields(self) if field.name != "name")
 
     def limit(self, metric: Metric) -> float | None:
