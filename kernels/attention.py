@@ -263,7 +263,7 @@ def combine_splits_kernel(
 ):
     """Combines splits; grid: tokens, query heads, tiles of VALUE_DIM.
 
-    A split whose log-sum-exp is -inf has no output.
+    A split with a log-sum-exp of -inf has no output.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

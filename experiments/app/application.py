@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, explained
-from sim.settings.override import Override
+from sim.settings.override import check_chosen_once
 from sim.settings.renamed import with_new_names
 
 
@@ -51,7 +51,7 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
     overwrite, given = overwrite_of(options.overrides)
     source = application.source(options.config_dir)
     overrides = with_new_names(given, source.dirs)
-    _check_chosen_once(overrides, find_groups(source.dirs))
+    check_chosen_once(overrides, find_groups(source.dirs))
     if options.help:
         with explained(source, overrides):
             print_help(application.name, application.summary, source, overrides)
@@ -65,17 +65,6 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
         else:
             module, multirun = application.module, options.multirun
             run_command(source, overrides, module, multirun=multirun, overwrite=overwrite)
-
-
-def _check_chosen_once(overrides: Sequence[str], groups: Collection[str]) -> None:
-    """Raises ConfigError for a group that the command line chooses twice; only the last would count."""
-    chosen: dict[str, str] = {}
-    for override in map(Override.parse, overrides):
-        if override.key not in groups or override.is_deleted:
-            continue
-        before = chosen.setdefault(override.name, override.text)
-        if before != override.text:
-            raise ConfigError(f"{override.text}: {override.name} is chosen twice; leave out {before}")
 
 
 def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str]) -> None:

@@ -16,6 +16,7 @@ from policies.batching.prefill_first import PrefillFirst
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
+from policies.core.policy_names import name_of
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
@@ -51,14 +52,14 @@ def vllm_launch(candidate: Candidate) -> Launch:
     flags += _quantised(candidate, VLLM_WEIGHTS, "fp8", notes)
     if not isinstance(scenario.batching, Chunked):
         notes.append(
-            f"batching={_named(scenario.batching)}: vLLM has no flag for it; it uses chunked prefill"
+            f"batching={name_of(scenario.batching)}: vLLM has no flag for it; it uses chunked prefill"
         )
     if isinstance(scenario.scheduling, Priority):
         flags.append("--scheduling-policy priority")
     elif not isinstance(scenario.scheduling, Fcfs):
-        notes.append(f"scheduling={_named(scenario.scheduling)}: vLLM has no flag for it")
+        notes.append(f"scheduling={name_of(scenario.scheduling)}: vLLM has no flag for it")
     if not isinstance(scenario.caching, Paged | PrefixCaching):
-        notes.append(f"caching={_named(scenario.caching)}: vLLM has no flag for it")
+        notes.append(f"caching={name_of(scenario.caching)}: vLLM has no flag for it")
     return Launch(_joined(["vllm", "serve", _model(scenario)], flags), notes + _common_notes(scenario))
 
 
@@ -110,13 +111,13 @@ def sglang_launch(candidate: Candidate) -> Launch:
     elif isinstance(scenario.scheduling, Priority):
         flags += ["--enable-priority-scheduling", "--schedule-low-priority-values-first"]
     else:
-        notes.append(f"scheduling={_named(scenario.scheduling)}: SGLang has no flag for it")
+        notes.append(f"scheduling={name_of(scenario.scheduling)}: SGLang has no flag for it")
     if not isinstance(scenario.batching, Chunked | PrefillFirst):
-        notes.append(f"batching={_named(scenario.batching)}: SGLang has no flag for it")
+        notes.append(f"batching={name_of(scenario.batching)}: SGLang has no flag for it")
     if isinstance(scenario.batching, Chunked) and scenario.batching.long_prefill_token_threshold:
         notes.append("batching.long_prefill_token_threshold: SGLang has no flag for it")
     if not isinstance(scenario.caching, Paged | PrefixCaching | Radix):
-        notes.append(f"caching={_named(scenario.caching)}: SGLang has no flag for it")
+        notes.append(f"caching={name_of(scenario.caching)}: SGLang has no flag for it")
     notes.append(
         "gpu_memory_utilization: --mem-fraction-static covers weights and KV cache, but not activations; "
         "lower it if the server runs out of memory"
@@ -198,17 +199,13 @@ def _common_notes(scenario: Scenario) -> list[str]:
         notes.append("adapters: add the server's LoRA flags (--enable-lora, --max-loras)")
     if scenario.prediction is not None:
         notes.append(
-            f"prediction={_named(scenario.prediction)}: has no flag; engines do not predict output lengths"
+            f"prediction={name_of(scenario.prediction)}: has no flag; engines do not predict output lengths"
         )
     return notes
 
 
 def _model(scenario: Scenario) -> str:
     return scenario.model.source or scenario.model.name
-
-
-def _named(part: object) -> str:
-    return type(part).__name__
 
 
 def _joined(command: list[str], flags: list[str]) -> str:

@@ -12,8 +12,11 @@ from experiments.compare.settings import CompareSettings
 from experiments.study.figures import as_text, check_metrics, leaves
 from experiments.study.runs import Point
 from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import find_groups
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.override import Override
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
 from sim.settings.variants import Variants
@@ -22,6 +25,8 @@ from sim.settings.variants import Variants
 def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:
     """Composes and builds every arm at every swept value. Raises ConfigError, which names the arm."""
     experiment, found = settings.experiment, []
+    _check_choices("experiment.base", experiment.base, source)
+    _check_choices("also", settings.also, source)
     variants = Variants(source, [*experiment.base, *settings.also])
     for arm, own in experiment.arms.items():
         for i, value in enumerate(experiment.swept):
@@ -40,6 +45,19 @@ def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:
             found.append(Point(arm=arm, swept=value, config=config))
     _check_traffic(found, settings)
     return found
+
+
+def _check_choices(name: str, overrides: Sequence[str], source: ConfigSource) -> None:
+    """Raises ConfigError for a choice that does not exist, which an arm's own choice would conceal."""
+    groups = find_groups(source.dirs)
+    for override in map(Override.parse, overrides):
+        if override.is_deleted or override.key not in groups:
+            continue
+        if override.value not in [c.name for c in groups[override.key]]:
+            try:
+                composed(source, [override.text])  # there are other values, such as quoted ones
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
 
 
 def _check_traffic(found: Sequence[Point], settings: CompareSettings) -> None:

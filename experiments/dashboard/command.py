@@ -17,8 +17,9 @@ from typing import Any
 from experiments.dashboard.controls import Board, board_of
 from experiments.dashboard.simulation_service import SimulationService
 from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import config_dirs
+from sim.settings.config_groups import config_dirs, find_groups
 from sim.settings.errors import ConfigError
+from sim.settings.override import check_chosen_once
 from sim.settings.renamed import with_new_names
 from sim.settings.scenario import build_run
 
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str]) -> None:
 def build_board(config_dir: Path | None, overrides: Sequence[str]) -> Board:
     """Builds the controls, and checks that the default state can be built. Raises ConfigError."""
     source = ConfigSource(config_name="simulate", dirs=config_dirs(config_dir))
-    board = board_of(source, with_new_names(overrides, source.dirs))
+    named = with_new_names(overrides, source.dirs)
+    check_chosen_once(named, find_groups(source.dirs))
+    board = board_of(source, named)
     build_run(board.cfg)
     return board
 

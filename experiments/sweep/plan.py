@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import find_groups
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import COMPOSE_ERRORS, explain
@@ -104,6 +105,7 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
     if empty is not None:
         raise ConfigError(f"{empty}: has no value; a glob matches choices of a group, such as glob(*)")
     several = [of_one for of_one in alternatives if len(of_one) > 1]
+    _check_groups(own, source)
     if not several:
         raise ConfigError(
             "no setting has several values; write batching=chunked,prefill_first or seed=range(0,5) "
@@ -126,6 +128,18 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
 def _name(alternatives: Sequence[str]) -> str:
     """Returns the key of the alternatives, for a group with its package."""
     return Override.parse(alternatives[0]).name
+
+
+def _check_groups(overrides: Sequence[str], source: ConfigSource) -> None:
+    """Raises ConfigError for a group that is chosen in two places; only the last would count."""
+    groups = find_groups(source.dirs)
+    chosen = [one for one in map(Override.parse, overrides) if one.key in groups and not one.is_deleted]
+    for one in chosen:
+        values = [other.value or "" for other in chosen if other.name == one.name]
+        if len(values) > 1:
+            raise ConfigError(
+                f"{one.name}: is given twice; give all its values once, as {one.name}={','.join(values)}"
+            )
 
 
 def _check_axis(overrides: Sequence[str], names: Sequence[str]) -> None:

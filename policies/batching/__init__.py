@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from policies.core.policy_names import name_of
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
@@ -43,8 +44,9 @@ def max_unasked_of(batching: Batching) -> int:
         return 0
     limit: object = batching.max_unasked_decodes
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        name = type(batching).__name__
-        raise ValueError(f"{name}.max_unasked_decodes={limit!r}: must be a whole number >= 0")
+        raise ValueError(
+            f"batching={name_of(batching)}: its max_unasked_decodes={limit!r} must be a whole number >= 0"
+        )
     return limit
 
 

@@ -24,6 +24,7 @@ from policies.caching.eviction.candidates import Candidates
 from policies.caching.eviction.future import NO_HISTORY, FutureUses
 from policies.caching.eviction.lru import Lru
 from policies.caching.radix_node import Node, Segments, child_key, locate, num_shared
+from policies.core.policy_names import name_of
 from policies.core.request import Segment
 
 
@@ -68,7 +69,7 @@ class RadixTree:
         eviction = Lru() if eviction is None else eviction
         if eviction.is_offline and future is None:
             raise ValueError(
-                f"eviction={type(eviction).__name__}: needs the future requests, future=FutureUses(...)"
+                f"eviction={name_of(eviction)}: needs the future requests, future=FutureUses(...)"
             )
         self.page_size = page_size
         self.num_tokens = 0

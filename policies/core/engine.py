@@ -31,6 +31,7 @@ from policies.core.plan import (
     StepPlan,
     Transfer,
 )
+from policies.core.policy_names import name_of
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
 
 
@@ -90,8 +91,9 @@ class EngineCore(EngineBase):
         if self._state.is_transferring or (wake_s is not None and now < wake_s):
             return None
         raise RuntimeError(
-            f"{type(self.batching).__name__} scheduled nothing with {self.num_waiting} waiting "
-            f"and {len(self.running)} running: the engine would never continue"
+            f"batching={name_of(self.batching)}: scheduled nothing with {self.num_waiting} waiting and "
+            f"{len(self.running)} running, so the engine would never continue; `fill` must decode, prefill "
+            "or admit a sequence, or say with `step.wait_until` when to call it again"
         )
 
     def _plan_unasked(self) -> StepPlan | None:

@@ -19,6 +19,7 @@ from policies.core.plan import (
     Migrant,
     StepPlan,
 )
+from policies.core.policy_names import name_of
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
 from policies.core.sequence import WAITING, FinishReason, Sequence
@@ -53,8 +54,10 @@ class EngineBase:
     ) -> None:
         _check_settings(max_num_seqs, max_model_len, num_swap_blocks)
         if scheduling.needs_predictor and predictor is None:
-            name = type(scheduling).__name__
-            raise ValueError(f"{name} needs predicted output lengths: choose a predictor")
+            raise ValueError(
+                f"scheduling={name_of(scheduling)}: needs predicted output lengths; choose a predictor, "
+                "such as prediction=histogram"
+            )
         self.batching, self.scheduling, self.predictor = deepcopy((batching, scheduling, predictor))
         self._needs_truth = self.predictor is not None and self.predictor.needs_truth
         self.block_pool = block_pool
@@ -234,8 +237,10 @@ class EngineBase:
         if request.branching is not None:
             self.branched.prepare(seq, request.branching, stop_after)
         if self._needs_truth and stop_after is None:
-            name = type(self.predictor).__name__
-            raise ValueError(f"{name} needs the true output lengths, which only a simulator knows")
+            raise ValueError(
+                f"prediction={name_of(self.predictor)}: needs the true output lengths, which only a "
+                "simulator knows; choose a predictor that learns, such as prediction=histogram"
+            )
         return seq
 
     def enter(self, seq: Sequence) -> Sequence:

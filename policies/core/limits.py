@@ -88,7 +88,10 @@ class Limits:
         if width < 1 or (every is not None and every < 1):
             raise RejectedError(f"branching.width={width}, branching.every={every}: must be >= 1")
         if not self._pool.can_fork:
-            raise RejectedError(f"{width} branches: {type(self._pool).__name__} cannot share KV between them")
+            raise RejectedError(
+                f"{width} branches: this cache cannot share KV between them; "
+                "choose caching=paged, prefix or radix"
+            )
         if width > self._max_num_seqs:
             raise RejectedError(f"{width} branches: max_num_seqs is {self._max_num_seqs}")
         if isinstance(stop_after, tuple) and (len(stop_after) != width or min(stop_after) < 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
+from policies.core.policy_names import name_of
 from policies.core.request import Request
 
 
@@ -37,7 +38,7 @@ def require_truth(predictor: LengthPredictor, true_num_tokens: int | None) -> in
     """Returns the true length. Raises ValueError if it is unknown, as in an engine that serves clients."""
     if true_num_tokens is None:
         raise ValueError(
-            f"{type(predictor).__name__} needs the true output length of every request, which only a "
+            f"prediction={name_of(predictor)}: needs the true output length of every request, which only a "
             "simulator knows; use a predictor that learns, such as prediction=histogram"
         )
     return true_num_tokens

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol, TypeVar
 
+from policies.core.policy_names import name_of
 from policies.core.request import Request
 
 
@@ -125,12 +126,15 @@ def chosen(routing: Routing, position: int, replicas: Sequence[Member], key: str
 
     Raises UnknownReplicaError for a position outside `replicas`.
     """
-    if not 0 <= position < len(replicas):
-        raise UnknownReplicaError(
-            f"{key}={type(routing).__name__}: choose returned {position}; must be a position in `replicas`, "
-            f"0 to {len(replicas) - 1} (not a replica's `index`, which also counts removed replicas)"
-        )
-    return replicas[position]
+    try:
+        if 0 <= position < len(replicas):
+            return replicas[position]
+    except TypeError:  # not a number, such as None
+        pass
+    raise UnknownReplicaError(
+        f"{key}={name_of(routing)}: `choose` returned {position!r}; it must return a position in `replicas`, "
+        f"0 to {len(replicas) - 1} (not a replica's `index`, which also counts removed replicas)"
+    )
 
 
 COUNTS = {"requests": "num_outstanding", "tokens": "num_outstanding_tokens"}

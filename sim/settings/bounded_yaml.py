@@ -85,7 +85,7 @@ def _check_size(text: str, where: str) -> None:
     sizes: dict[str, int] = {}
     """Anchor -> number of values that it stands for."""
     open_nodes: list[tuple[str | None, int]] = []
-    """Of the lists and mappings around: the anchor, and the number of values before it."""
+    """Lists and mappings that are not closed yet: the anchor, and the number of values before each."""
     count = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):

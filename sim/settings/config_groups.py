@@ -5,11 +5,11 @@ Reads files directly, so that `list`, shell completion and error messages need n
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sim.settings.errors import ConfigError
+from sim.settings.errors import ConfigError, suggest
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 
@@ -49,6 +49,15 @@ def find_groups(dirs: Sequence[Path]) -> dict[str, list[Choice]]:
             for choice in choices:
                 found.setdefault(group, {}).setdefault(choice.name, choice)
     return {group: [by_name[name] for name in sorted(by_name)] for group, by_name in sorted(found.items())}
+
+
+def check_choice(key: str, value: str, group: str, groups: Mapping[str, Sequence[Choice]]) -> None:
+    """Raises ConfigError unless a group has a choice of that name. key: where it is chosen."""
+    choices = [choice.name for choice in groups[group]]
+    if value not in choices:
+        raise ConfigError(
+            f"{key}={value}: no such choice; {suggest(value, choices, listed_by=f'windtunnel list {group}')}"
+        )
 
 
 def first_comment(file: Path) -> str:

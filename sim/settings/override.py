@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from sim.settings.errors import ConfigError
 
 _INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 
@@ -88,6 +90,17 @@ def about(overrides: Sequence[str], *roots: str) -> list[str]:
 def not_about(overrides: Sequence[str], *roots: str) -> list[str]:
     """Returns the overrides with other roots than these keys."""
     return [text for text in overrides if Override.parse(text).root not in roots]
+
+
+def check_chosen_once(overrides: Sequence[str], groups: Collection[str]) -> None:
+    """Raises ConfigError for a group that is chosen twice; only the last choice would count."""
+    chosen: dict[str, str] = {}
+    for override in map(Override.parse, overrides):
+        if override.key not in groups or override.is_deleted:
+            continue
+        before = chosen.setdefault(override.name, override.text)
+        if before != override.text:
+            raise ConfigError(f"{override.text}: {override.name} is chosen twice; leave out {before}")
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from sim.settings.config_groups import Choice
+from sim.settings.config_groups import Choice, check_choice
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.override import Override, not_about
@@ -36,6 +36,7 @@ def complete(
     common = not_about(overrides, "pools")
     found = {}
     plain: Any = OmegaConf.to_container(cfg.pools)
+    _check_replicas(overrides, plain)
     for name, node in plain.items():
         where = f"pools.{name}"
         if node is None:
@@ -52,7 +53,7 @@ def complete(
                     f"{where}.{key}: must be set for the whole run, not for a pool; {suggest(root, names)}"
                 )
             if key in groups and not isinstance(value, Mapping):
-                _check_choice(f"{where}.{key}", shown(value), key, [choice.name for choice in groups[key]])
+                check_choice(f"{where}.{key}", shown(value), key, groups)
         whole = compose([*common, "pools=none", *(f"{key}={shown(value)}" for key, value in own)])
         kept = OmegaConf.masked_copy(whole, [key for key in names if key in whole])
         OmegaConf.resolve(whole)
@@ -61,11 +62,18 @@ def complete(
         cfg.pools = found
 
 
-def _check_choice(key: str, value: str, group: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{key}={value}: no such choice; {suggest(value, choices, listed_by=f'windtunnel list {group}')}"
-        )
+def _check_replicas(overrides: Sequence[str], pools: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a number of replicas of the run that the number of every pool replaces."""
+    parsed = list(map(Override.parse, overrides))
+    of_run = next((one for one in parsed if one.key == "replicas"), None)
+    if of_run is None or not all(isinstance(pool, Mapping) and "replicas" in pool for pool in pools.values()):
+        return
+    chosen = next((one.text for one in parsed if one.name == "pools"), "the pools")
+    keys = " and ".join(f"pools.{name}.replicas" for name in pools)
+    raise ConfigError(
+        f"{of_run.text}: has no effect beside {keys}; set these and leave out {of_run.text}, or leave out "
+        f"{chosen}"
+    )
 
 
 def forced(overrides: Sequence[str]) -> list[str]:

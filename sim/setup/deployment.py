@@ -19,9 +19,9 @@ from policies.adapters.registry import AdapterMemory
 from policies.batching import Batching
 from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import Caching, KvMemory
+from policies.core.policy_names import name_of
 from policies.scheduling import Scheduling
 from sim.setup.engine_profile import EngineProfile
-from sim.setup.names import name_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

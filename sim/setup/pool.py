@@ -13,12 +13,13 @@ from policies.adapters.registry import Adapter, Registry
 from policies.batching import max_unasked_of
 from policies.caching.eviction.future import FutureUses
 from policies.core.engine import EngineCore
+from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
+from policies.scheduling.longest_prefix import LongestPrefix
 from sim.engine.links import Links
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
-from sim.setup.names import name_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +58,8 @@ class PoolSettings(Deployment):
             )
         check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
+        self._check_batch_size()
+        self._check_order()
         name = name_of(self.scheduling)
         if self.scheduling.needs_predictor and self.prediction is None:
             raise ValueError(
@@ -85,6 +88,27 @@ class PoolSettings(Deployment):
             raise ValueError(
                 f"caching.disk_gib={disk_gib:g}: must be <= storage.disk_gib="
                 f"{self.storage.disk_gib:g}, the disk space per GPU"
+            )
+
+    def _check_batch_size(self) -> None:
+        """Raises ValueError for a batching policy whose batches are larger than the number of slots."""
+        limit = self.engine.max_num_seqs
+        for name in ("batch_size", "n_parallel"):
+            batch_size = getattr(self.batching, name, None)
+            if isinstance(batch_size, int) and batch_size > limit:
+                raise ValueError(
+                    f"batching.{name}={batch_size}: must be <= engine.max_num_seqs={limit}, the sequences that "
+                    f"run at once; set batching.{name}={limit} or engine.max_num_seqs={batch_size}"
+                )
+
+    def _check_order(self) -> None:
+        """Raises ValueError for an order by cached prefixes beside a cache that finds none."""
+        if not isinstance(self.scheduling, LongestPrefix):
+            return
+        if not self.caching.pool(self.kv_memory(1, FutureUses(()))).finds_kv:
+            raise ValueError(
+                f"scheduling=longest_prefix, caching={name_of(self.caching)}: this cache finds no prefixes; "
+                "choose caching=prefix, tiered or radix, or scheduling=fcfs"
             )
 
     def pool(

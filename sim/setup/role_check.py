@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from policies.batching import supports_mixed_role
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
+from policies.core.policy_names import name_of
 from policies.roles import Roles
-from sim.setup.names import name_of
 from sim.setup.pool import PoolSettings
 from sim.transfer.topology import NetworkSettings
 
@@ -41,8 +41,8 @@ def _check_batching(where: str, pool: PoolSettings) -> None:
     for role, half in _HALVES.items():
         if isinstance(pool.batching, half) and pool.role != role:
             raise ValueError(
-                f"{where}batching={half.__name__}, {where}role={pool.role}: needs role={role}; set that, or "
-                "choose a policy that prefills and decodes, such as batching=chunked"
+                f"{where}batching={name_of(pool.batching)}, {where}role={pool.role}: needs role={role}; "
+                "set that, or choose a policy that prefills and decodes, such as batching=chunked"
             )
     if pool.role == "mixed" and not supports_mixed_role(pool.batching):
         raise ValueError(

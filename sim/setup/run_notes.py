@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.model.precision import precision_notes
 from policies.caching.eviction.future import FutureUses
-from policies.scheduling.longest_prefix import LongestPrefix
+from policies.core.policy_names import name_of
 from sim.metrics.slo import Slo
-from sim.setup.names import name_of
 from sim.setup.pool import PoolSettings
 from sim.workload.base import WorkloadNotes
 
@@ -29,7 +28,7 @@ def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> It
 
 
 def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
-    """Yields notes on what these settings rule out: latencies, contexts, batch sizes, cache hits."""
+    """Yields notes on what these settings rule out: latencies, contexts."""
     limits_s = slo.limits_s if slo else {}
     for term, least_s in _lone_seconds(model).items():
         if term in limits_s and limits_s[term] < least_s:
@@ -37,20 +36,7 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
                 f"slo.{term}_ms={limits_s[term] * 1e3:g}: cannot be met, "
                 f"as a single short request alone takes {least_s * 1e3:.3g} ms"
             )
-    limit = pool.engine.max_num_seqs
-    for name in ("batch_size", "n_parallel"):
-        batch_size = getattr(pool.batching, name, None)
-        if isinstance(batch_size, int) and batch_size > limit:
-            yield (
-                f"batching.{name}={batch_size}: at most engine.max_num_seqs={limit} sequences run at once; "
-                f"raise engine.max_num_seqs for batches of {batch_size}."
-            )
     kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
-    if isinstance(pool.scheduling, LongestPrefix) and not kv_pool.finds_kv:
-        yield (
-            f"scheduling=longest_prefix, caching={name_of(pool.caching)}: the cache "
-            "finds no prefixes, so the order is that of arrival; choose caching=prefix, tiered or radix."
-        )
     num_tokens = kv_pool.max_tokens_per_seq
     if num_tokens < pool.max_model_len:
         yield (

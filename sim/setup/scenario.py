@@ -12,6 +12,7 @@ from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
+from policies.core.policy_names import name_of
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.metrics.dialects import in_dialects
@@ -23,7 +24,6 @@ from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
-from sim.setup.names import name_of
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import pool_notes, workload_notes

@@ -14,7 +14,6 @@ from typing import ClassVar, NamedTuple
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow
-from sim.workload.unix_times import ArrivalClock
 
 Clock = Callable[[str], float]
 """Converts the text of an arrival time to seconds from the trace's zero; raises ValueError."""
@@ -36,16 +35,18 @@ class CsvTrace(Trace):
     arrival_rule: ClassVar[str] = f"a number of seconds >= 0, at most {MAX_ARRIVAL_S:g} after the first"
     min_output_tokens: ClassVar[int] = 1  # 0: a row without output is a failed request
 
-    def clock(self) -> Clock:
-        """Returns the function that reads arrival times; each pass over the file needs a new one."""
-        return ArrivalClock(from_first=self.start_s < MAX_ARRIVAL_S)
+    def date_clock(self) -> Clock | None:
+        """Returns the function that reads arrival times as dates; None if they are numbers."""
+        return None
 
     def rows(self) -> Iterator[TraceRow]:
         reader = csv.reader(lines_of(self.path))
         try:
             header = next(reader, [])
             arrival_at, prompt_at, output_at = self._positions(header)
-            to_seconds, width, min_output = self.clock(), len(header), self.min_output_tokens
+            numbers = self.number_clock()
+            to_seconds = self.date_clock() or numbers
+            width, min_output = len(header), self.min_output_tokens
             for fields in reader:
                 if not fields:
                     continue  # a blank line
@@ -59,8 +60,8 @@ class CsvTrace(Trace):
                 if not sound:
                     raise self._bad_row(reader.line_num, header, fields, to_seconds)
                 row = TraceRow(reader.line_num, arrival_s, prompt, output)
-                if isinstance(to_seconds, ArrivalClock) and to_seconds.remark:
-                    row, to_seconds.remark = row._replace(remark=to_seconds.remark), ""
+                if remark := numbers.take_remark():
+                    row = row._replace(remark=remark)
                 yield row if output else row._replace(skip_reason="failed: no output tokens")
         except csv.Error as error:
             raise ValueError(f"{self.path}:{reader.line_num}:1: expected CSV, found: {error}") from None
@@ -112,7 +113,7 @@ class AzureCsv(CsvTrace):
     columns: ClassVar[CsvColumns] = CsvColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     arrival_rule: ClassVar[str] = "a time such as 2023-11-16 18:17:03.9799600"
 
-    def clock(self) -> Clock:
+    def date_clock(self) -> Clock:
         return _date_clock()
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 from policies.core.request import Segment
-from sim.workload.checks import MAX_TOKENS, require_positive
+from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, require_positive
 from sim.workload.table import rows_of
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow
+from sim.workload.unix_times import ArrivalClock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,7 @@ class MooncakeJsonl(Trace):
     are required, because without them no prefix cache would have hits.
     """
 
+    time_exponent: ClassVar[int] = 3
     tokens_per_hash: int = 512
 
     def __post_init__(self) -> None:
@@ -31,7 +32,7 @@ class MooncakeJsonl(Trace):
         require_positive(self, "tokens_per_hash")
 
     def rows(self) -> Iterator[TraceRow]:
-        line = 0
+        line, clock = 0, self.number_clock()
         for line, text in enumerate(lines_of(self.path), 1):
             if text.isspace():
                 continue
@@ -47,7 +48,7 @@ class MooncakeJsonl(Trace):
                 raise ValueError(
                     f"{self.path}:{line}:1: expected one JSON object per line: {error}"
                 ) from None
-            yield self._checked(line, text, row)
+            yield self._checked(line, text, row, clock)
         if not line:
             wanted = ", ".join(RULES)
             raise ValueError(f"{self.path}:1:1: expected JSON lines with {wanted}, found an empty file")
@@ -57,7 +58,7 @@ class MooncakeJsonl(Trace):
         whole = tuple(rows_of(Segment, content_ids[:full], repeat(self.tokens_per_hash)))
         return whole + tuple(Segment(content_id, rest) for content_id in content_ids[full : full + 1] if rest)
 
-    def _checked(self, line: int, text: str, row: Any) -> TraceRow:
+    def _checked(self, line: int, text: str, row: Any, clock: ArrivalClock) -> TraceRow:
         if not isinstance(row, dict):
             raise ValueError(f"{self.path}:{line}:1: expected a JSON object, found {text.strip()[:80]}")
         for key, (is_sound, rule) in RULES.items():
@@ -71,8 +72,13 @@ class MooncakeJsonl(Trace):
         if len(row["hash_ids"]) > max_ids:
             rule = f"at most {max_ids} ids for {row['input_length']} tokens, {self.tokens_per_hash} each"
             raise self._bad_value(line, text, "hash_ids", rule, f"{len(row['hash_ids'])} ids")
+        try:
+            arrival_s = clock(str(row["timestamp"]))
+        except ValueError:
+            raise self._bad_value(line, text, "timestamp", TIME_RULE, row["timestamp"]) from None
+        hash_ids = tuple(row["hash_ids"])
         return TraceRow(
-            line, row["timestamp"] / 1e3, row["input_length"], row["output_length"], tuple(row["hash_ids"])
+            line, arrival_s, row["input_length"], row["output_length"], hash_ids, clock.take_remark()
         )
 
     def _bad_value(self, line: int, text: str, key: str, rule: str, found: object) -> ValueError:
@@ -81,7 +87,7 @@ class MooncakeJsonl(Trace):
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= sys.float_info.max
+    return type(value) in (int, float)  # the clock checks its size
 
 
 def _is_count(value: Any) -> bool:
@@ -92,8 +98,9 @@ def _is_list_of_ids(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
+TIME_RULE = f"a finite number of ms >= 0, at most {MAX_ARRIVAL_S * 1e3:g} after the first"
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # for the keys that a row must have
-    "timestamp": (_is_time, "a finite number of ms >= 0"),
+    "timestamp": (_is_time, TIME_RULE),
     "input_length": (_is_count, f"a whole number of tokens from 1 to {MAX_TOKENS:,}"),
     "output_length": (_is_count, f"a whole number of tokens from 1 to {MAX_TOKENS:,}"),
     "hash_ids": (_is_list_of_ids, "a list of whole numbers"),

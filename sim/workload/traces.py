@@ -10,16 +10,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from policies.core.request import Segment
 from sim.workload.base import Source, WorkloadNotes
-from sim.workload.checks import require_not_negative, require_positive
+from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
 from sim.workload.lengths import clip_to_context
 from sim.workload.table import TableSource
 from sim.workload.trace_files import require_file
+from sim.workload.unix_times import ArrivalClock
 
 
 class TraceRow(NamedTuple):
@@ -44,6 +45,9 @@ class Trace:
     seed k replays the k-th window of duration_s after start_s, so that several seeds show how windows differ.
     """
 
+    time_exponent: ClassVar[int] = 0
+    """Power of ten of the unit of arrival times that are numbers: 3 for milliseconds."""
+
     path: Path
     start_s: float = 0.0
     duration_s: float | None = None
@@ -61,6 +65,10 @@ class Trace:
                 "window_by_seed=true, duration_s=null: duration_s must be set to the length of a window"
             )
         require_file(self.path)
+
+    def number_clock(self) -> ArrivalClock:
+        """Returns the reader of arrival times that are numbers; each pass over the file needs a new one."""
+        return ArrivalClock(self.time_exponent, from_first=self.start_s < MAX_ARRIVAL_S)
 
     def rows(self) -> Iterator[TraceRow]:
         """Yields the rows in file order, with times from the trace's zero. Raises ValueError at a bad row."""

@@ -18,18 +18,18 @@ class ArrivalClock:
     """Reads the arrivals of one pass over a trace, in the order of its rows.
 
     exponent: power of ten of the format's unit, 3 for milliseconds. from_first: whether Unix times count from
-    the first arrival; false if the user gives a window in Unix time. The unit of Unix times (seconds to
-    nanoseconds) is the largest with which the first one is before the year 2100. Differences are computed
-    exactly, because a double cannot represent microseconds since 1970.
+    the first arrival; false if the user gives a window in Unix time. The arrivals are Unix times if the
+    number of the first is at least `MAX_ARRIVAL_S`, whatever the format's unit: no trace begins later. Their
+    unit (seconds to nanoseconds) is the largest with which the first one is before the year 2100. Differences
+    are computed exactly, because a double cannot represent microseconds since 1970.
     """
 
     exponent: int = 0
     from_first: bool = True
-    remark: str = ""
-    """Sentence on the unit and the start of Unix times; empty for other times."""
     _first: Decimal | None = None
     _unit: Decimal = field(default=Decimal(1))
     _has_begun: bool = False
+    _remark: str = ""
 
     def __call__(self, text: str) -> float:
         """Returns the time in seconds, negative for an arrival before the first Unix time.
@@ -41,7 +41,7 @@ class ArrivalClock:
             raise ValueError(text)
         if not self._has_begun:
             self._has_begun = True
-            if self.from_first and value >= MAX_ARRIVAL_S * 10**self.exponent:
+            if value >= MAX_ARRIVAL_S:
                 self._begin(text, value)
         if self._first is not None:
             seconds = float((Decimal(text) - self._first) * self._unit)
@@ -51,14 +51,23 @@ class ArrivalClock:
             raise ValueError(text)
         return seconds
 
+    def take_remark(self) -> str:
+        """Returns the sentence on the unit and the start of Unix times, once; otherwise an empty text."""
+        remark, self._remark = self._remark, ""
+        return remark
+
     def _begin(self, text: str, value: float) -> None:
         fitting = [(unit, power) for unit, power in _EXPONENTS.items() if value < _YEAR_2100_S * 10**power]
         if not fitting:
             raise ValueError(text)
         unit, exponent = fitting[0]
-        self._first, self._unit = Decimal(text), Decimal(1).scaleb(-exponent)
+        self._unit = Decimal(1).scaleb(-exponent)
+        if not self.from_first:
+            self._first = Decimal(0)
+            return
+        self._first = Decimal(text)
         start = datetime.fromtimestamp(int(self._first * self._unit), UTC)
-        self.remark = (
+        self._remark = (
             f"The arrivals are Unix times in {unit}; 0 s of the run is the first, "
             f"{start:%Y-%m-%d %H:%M:%S} UTC."
         )

@@ -169,7 +169,7 @@ def test_hits_count_requests_and_not_their_chunks():
 def test_bad_settings_and_runs_are_refused():
     with pytest.raises(ValueError, match="page_size=0: must be >= 1"):
         RadixTree(page_size=0)
-    with pytest.raises(ValueError, match="eviction=Belady: needs the future requests"):
+    with pytest.raises(ValueError, match="eviction=belady: needs the future requests"):
         RadixTree(eviction=Belady())
     with pytest.raises(ValueError, match="num_tokens=0: a segment must have >= 1 token"):
         RadixTree().match(runs((1, 3), (2, 0)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
+from policies.core.policy_names import name_of
 from policies.core.request import Prompt, Request
 from policies.prediction import LengthPredictor
 from policies.prediction.buckets import S3_ACCURACY, BucketClassifier
@@ -128,7 +129,8 @@ def test_learners_do_not_look_at_the_truth(predictor):
 def test_stand_ins_refuse_to_work_without_the_true_length(predictor):
     assert predictor.needs_truth
     with pytest.raises(
-        ValueError, match=f"{ids(predictor)} needs the true output length.*prediction=histogram"
+        ValueError,
+        match=f"prediction={name_of(predictor)}: needs the true output length.*prediction=histogram",
     ):
         predictor.predict(request(), None)
 

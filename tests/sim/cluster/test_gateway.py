@@ -252,7 +252,7 @@ def test_a_router_that_names_an_unknown_replica_is_named(make_world, ask):
         def choose(self, request, replicas, now):
             return 2
 
-    with pytest.raises(ValueError, match=r"^routing=Lost: choose returned 2; must be a position"):
+    with pytest.raises(ValueError, match=r"^routing=lost: `choose` returned 2; it must return a position"):
         make_world(ask(0.0, 4, 10), num_replicas=2, routing=Lost()).simulate()
 
 

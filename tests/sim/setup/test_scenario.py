@@ -36,7 +36,7 @@ def build(*overrides):
         (["routing=power_of_two"], "^routing.num_choices=2: must be <= 1, the number of replicas$"),
         (
             ["batching=decode_only"],
-            "batching=DecodeOnly, role=mixed: needs role=decode; .*such as batching=chunked",
+            "batching=decode_only, role=mixed: needs role=decode; .*such as batching=chunked",
         ),
         (["scheduling=s3"], "prediction=none: s3 needs .*choose a predictor, such as prediction=histogram"),
         (
@@ -148,26 +148,27 @@ def notes(*overrides):
     ("batching", "name"),
     [("slots", "n_parallel"), ("static", "batch_size"), ("orca", "batch_size"), ("dynamic", "batch_size")],
 )
-def test_notes_say_that_a_batch_larger_than_the_slots_is_cut(batching, name):
-    """Twelve may run at once: thirteen are noted, twelve are not."""
-    note = f"batching.{name}=13: at most engine.max_num_seqs=12 sequences run at once"
+def test_a_batch_larger_than_the_slots_is_refused(batching, name):
+    """Twelve may run at once: thirteen are refused, twelve are not."""
+    message = f"batching.{name}=13: must be <= engine.max_num_seqs=12, .*; set batching.{name}=12 or "
     settings = [f"batching={batching}", "engine.max_num_seqs=12"]
-    assert note in notes(*settings, f"batching.{name}=13")
-    assert "run at once" not in notes(*settings, f"batching.{name}=12")
+    with pytest.raises(ConfigError, match=message):
+        build(*settings, f"batching.{name}=13")
+    build(*settings, f"batching.{name}=12")
 
 
 @pytest.mark.parametrize("caching", ["paged", "contiguous", "streaming_llm", "snapkv"])
-def test_notes_say_that_a_cache_never_finds_what_longest_prefix_asks_for(caching):
+def test_longest_prefix_beside_a_cache_that_finds_no_prefixes_is_refused(caching):
     settings = [f"caching={caching}", "engine.max_model_len=2048", "engine.num_kv_blocks=2000"]
-    note = "the cache finds no prefixes, so the order is that of arrival"
-    assert note in notes("scheduling=longest_prefix", *settings)
-    assert note not in notes("scheduling=fcfs", *settings)
+    message = f"scheduling=longest_prefix, caching={caching}: this cache finds no prefixes; choose caching="
+    with pytest.raises(ConfigError, match=message):
+        build("scheduling=longest_prefix", *settings)
+    build("scheduling=fcfs", *settings)
 
 
 @pytest.mark.parametrize("caching", ["prefix", "tiered", "radix"])
 def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
-    settings = [f"caching={caching}", "engine.num_kv_blocks=20000"]
-    assert "is ever found" not in notes("scheduling=longest_prefix", *settings)
+    build("scheduling=longest_prefix", f"caching={caching}", "engine.num_kv_blocks=20000")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
         (["role=both"], "role=both: must be one of mixed, prefill, decode"),
         (
             ["pools=disaggregated", "pools.decode.batching=prefill_only"],
-            r"pools\.decode\.batching=PrefillOnly",
+            r"pools\.decode\.batching=prefill_only",
         ),
         (
             ["pools=disaggregated", "+pools.decode.model=llama2_7b"],

@@ -251,7 +251,10 @@ def test_rejects_bad_csv_with_file_line_and_column(tmp_path, workload, text, mes
     [
         ({"input_length": None}, r"t.jsonl:2:1: no key input_length; expected timestamp, input_length"),
         ({"hash_ids": None}, r"t.jsonl:2:1: no key hash_ids"),
-        ({"timestamp": -1}, r"t.jsonl:2:2: timestamp: expected a finite number of ms >= 0, found -1"),
+        (
+            {"timestamp": -1},
+            r"t.jsonl:2:2: timestamp: expected a finite number of ms >= 0, at most .* found -1",
+        ),
         ({"timestamp": "0"}, r"t.jsonl:2:2: timestamp: expected a finite number of ms"),
         ({"timestamp": 10**400}, r"t.jsonl:2:2: timestamp: expected a finite number of ms"),
         (
