@@ -4,7 +4,26 @@ from __future__ import annotations
 
 import re
 
+OTHERWISE_NAMED = {
+    "AdmitAll": "none",
+    "BestFitDecreasing": "best_fit",
+    "BucketClassifier": "buckets",
+    "EarliestDeadlineFirst": "edf",
+    "FirstFitDecreasing": "first_fit",
+    "InFlight": "inflight",
+    "OracleWithNoise": "oracle",
+    "PrefixCaching": "prefix",
+    "PromptLengthRegression": "regression",
+    "RunningHistogram": "histogram",
+    "SnapKv": "snapkv",
+    "SplitFuse": "splitfuse",
+}
+"""Classes with a choice of another name in configs/ -> the choice."""
+
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
 
 def name_of(policy: object) -> str:
-    """Returns the class's name as the choices of a group are written: LongestPrefix -> longest_prefix."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(policy).__name__).lower()
+    """Returns the choice that a policy's class is, by its name: LongestPrefix -> longest_prefix."""
+    name = type(policy).__name__
+    return OTHERWISE_NAMED.get(name) or _WORD.sub("_", name).lower()

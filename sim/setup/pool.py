@@ -97,8 +97,8 @@ class PoolSettings(Deployment):
             batch_size = getattr(self.batching, name, None)
             if isinstance(batch_size, int) and batch_size > limit:
                 raise ValueError(
-                    f"batching.{name}={batch_size}: must be <= engine.max_num_seqs={limit}, the sequences that "
-                    f"run at once; set batching.{name}={limit} or engine.max_num_seqs={batch_size}"
+                    f"batching.{name}={batch_size}: must be <= engine.max_num_seqs={limit}, the sequences "
+                    f"that run at once; set batching.{name}={limit} or engine.max_num_seqs={batch_size}"
                 )
 
     def _check_order(self) -> None:

@@ -216,5 +216,5 @@ def test_a_declaration_that_is_no_number_of_sequences_is_refused(make_core, limi
     class Mistaken(Chunked):
         max_unasked_decodes = limit
 
-    with pytest.raises(ValueError, match="batching=mistaken: its max_unasked_decodes=.* must be a whole"):
+    with pytest.raises(ValueError, match=r"batching=mistaken: its max_unasked_decodes=.* must be a whole"):
         make_core(batching=Mistaken())
