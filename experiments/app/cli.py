@@ -40,6 +40,7 @@ COMMANDS = {
         "experiments.compare.command",
         "Compare policies on the same traffic, with confidence intervals over seeds and a verdict.",
         "compare",
+        by_runner=False,
     ),
     "goodput": Command(
         "experiments.goodput.command",

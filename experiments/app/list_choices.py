@@ -32,10 +32,11 @@ def main(arguments: Sequence[str]) -> None:
     console = Console(highlight=False)
     for group in [options.group] if options.group else groups:
         console.print(Text(group, style="bold"))
-        console.print(_table(groups[group], width=min(console.width, 100)))
+        console.print(choices_table(groups[group], width=min(console.width, 100)))
 
 
-def _table(choices: Sequence[Choice], width: int) -> Table:
+def choices_table(choices: Sequence[Choice], width: int) -> Table:
+    """Returns the names of the choices, each with its description."""
     table = Table(box=None, show_header=False, width=width, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="cyan", no_wrap=True, min_width=20)
     table.add_column(ratio=1)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
+from rich.console import Console
 
+from experiments.app.application import Application, launch, parser_of
+from experiments.app.list_choices import choices_table
 from experiments.app.run_folder import print_folder, resolved_config, write_study
 from experiments.app.terminal import terminal_console
 from experiments.compare.arms import points
@@ -20,6 +23,34 @@ from experiments.study.runs import Point, Runs, run_all
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
 from sim.settings.compose import Composition, ConfigSource
+from sim.settings.config_groups import find_groups
+
+APPLICATION = Application(
+    name="compare",
+    summary="Compare policies on the same traffic, with confidence intervals over seeds and a verdict.",
+    module="experiments.compare.command",
+    config_name="compare",
+)
+
+USAGE = """\
+usage: windtunnel compare experiment=NAME [key=value ...]
+
+Runs the arms of an experiment on the same traffic. `windtunnel compare experiment=NAME --help` has all settings.
+
+experiments"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs a comparison; without a setting, prints the experiments. Raises what `launch` raises."""
+    options = parser_of(APPLICATION).parse_intermixed_args(arguments)
+    if any(value for name, value in vars(options).items() if name != "config_dir"):
+        launch(APPLICATION, arguments)
+        return
+    console = Console(stderr=True, highlight=False)
+    console.print(USAGE, soft_wrap=True)
+    choices = find_groups(APPLICATION.source(options.config_dir).dirs)["experiment"]
+    console.print(choices_table(choices, width=min(console.width, 100)))
+    raise SystemExit(2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,8 +65,9 @@ def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
             wrong = _join(key, name)
             raise ConfigError(f"{wrong}: no such setting; {suggest(wrong, allowed)}")
     for name, (annotation, required) in parameters.items():
-        if settings.get(name, _MISSING if required else None) == _MISSING:
-            where = _join(key, name)
+        where = _join(key, name)
+        absent = (_MISSING, "") if where in EXAMPLES else (_MISSING,)
+        if settings.get(name, _MISSING if required else None) in absent:
             example = EXAMPLES.get(where) or example_of(annotation)
             raise ConfigError(f"{where}: must be given, for example {where}={example}")
     for name, value in settings.items():

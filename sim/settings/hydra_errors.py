@@ -26,6 +26,7 @@ from sim.settings.convert import shown
 from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
 from sim.settings.override import Override
 from sim.settings.renamed import ADVICE
+from sim.settings.unreadable import cure
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
 """Exceptions of Hydra, before or after a run, that are mistakes of the user."""
@@ -173,7 +174,9 @@ def _by_text(text: str, overrides: Sequence[str], source: ConfigSource) -> str |
 def _bad_syntax(error: OverrideParseException, source: ConfigSource) -> str:
     written = error.override
     if "=" in written or written.startswith("~"):
-        return f"{written}: cannot be read as key=value; {_cure(Override.parse(written), source)}"
+        override = Override.parse(written)
+        is_list = OmegaConf.is_list(_node(source.compose([]), override.key))
+        return f"{written}: cannot be read as key=value; {cure(override, is_list=is_list)}"
     best = nearest(written, [*find_groups(source.dirs), *_keys(source.compose([]))])
     return f"{written}: must be key=value" + (f"; nearest: {best}=..." if best else "")
 
@@ -182,31 +185,6 @@ def _not_given(key: str, source: ConfigSource) -> str:
     """Returns the message for a setting without a default, with the comment of the root config about it."""
     meaning = key_comments(source.dirs[0] / f"{source.config_name}.yaml").get(key)
     return f"{key}: must be given, as {key}=...{f': {meaning}' if meaning else ''}"
-
-
-def _cure(override: Override, source: ConfigSource) -> str:
-    """Returns what to write in place of an override that Hydra cannot read."""
-    value = override.value or ""
-    if missing := _unclosed(value):
-        return f"add what is missing at the end: '{override.text}{missing}'"
-    key = f"{override.prefix}{override.name}"
-    is_list = OmegaConf.is_list(_node(source.compose([]), override.key))
-    if is_list or value.startswith("["):
-        parts = value.removeprefix("[").removesuffix("]").split(",")
-        items = ",".join("'{}'".format(part.strip(" '\"")) for part in parts)
-        return f'write each text of the list in quotes: "{key}=[{items}]"'
-    return f"quote special characters: '{key}=\"{value}\"'"
-
-
-def _unclosed(value: str) -> str:
-    """Returns the brackets that are open at the end of a value, closed in their order; empty if none is."""
-    missing = ""
-    for char in value:
-        if char in "([{":
-            missing = ")]}"["([{".index(char)] + missing
-        elif missing and char == missing[0]:
-            missing = missing[1:]
-    return missing
 
 
 def _no_such_choice(error: MissingConfigException, overrides: Sequence[str], source: ConfigSource) -> str:

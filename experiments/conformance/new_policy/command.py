@@ -10,6 +10,8 @@ from sim.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
 from sim.settings.errors import ConfigError, nearest, suggest
 
 TEMPLATES = Path(__file__).with_name("templates")
+EXTRA = "windtunnel[conformance]"
+"""Has what the written tests import. Of other extras, dash brings a pytest plugin, which warns about itself."""
 CONFIGS = "my_policies"
 """Folder of the config, for --config-dir."""
 
@@ -147,11 +149,13 @@ def _next_steps(family: str, name: str, folder: Path, files: dict[Path, str]) ->
     choice = FAMILIES[family].format(name=name)
     written = [f"wrote {folder / path}" for path in files]
     where = [] if folder == Path() else [f"  cd {folder}"]
+    quiet = "-p no:dash " if importlib.util.find_spec("dash") else ""
     return [
         *written,
         "next steps:",
         *where,
         f"  windtunnel simulate --config-dir {CONFIGS} {choice}",
-        f"  pytest test_{name}.py",
-        f"  pytest --policy {name}.{class_name(name)}",
+        f"  pip install '{EXTRA}'  # for the tests",
+        f"  pytest {quiet}test_{name}.py",
+        f"  pytest {quiet}--policy {name}.{class_name(name)}  # the same promises in five times as many worlds",
     ]

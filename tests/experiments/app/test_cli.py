@@ -53,6 +53,10 @@ ROOT_NAMES = "sail, sail/cloth, seed, trip, wheel"
         ),
         (["~trip.dais"], "trip.dais: no such setting; nearest: trip.days; allowed: trip.days, trip.fast"),
         (["hydra.run.dirr=x"], "hydra.run.dirr: no such setting of Hydra"),
+        (
+            ["seed=range(0,5)x"],
+            "seed=range(0,5)x: cannot be read as key=value; remove x at the end: 'seed=range(0,5)'",
+        ),
         (["seed=[1"], "seed=[1: cannot be read as key=value; add what is missing at the end: 'seed=[1]'"),
         (
             ["seed=range(0,5"],

@@ -352,6 +352,21 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
 # What is refused, before anything runs
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_without_a_setting_the_experiments_are_listed(folder, capsys, own):
+    """The user's experiments are listed as well."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["compare", *(["--config-dir", str(folder / "own")] if own else [])])
+    assert exit_.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: windtunnel compare experiment=NAME [key=value ...]")
+    words = " ".join(printed.split())
+    for path in SHIPPED:
+        assert f"{path.stem} {first_comment(path)}" in words
+    assert ("tiny A few requests on a small model" in words) is own
+    assert not list((folder / "here").iterdir())
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -367,6 +382,8 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
         (['experiment.arms.mine=["+batchin.x=1"]'], "arm mine: batchin.x: no such"),
         (['experiment.arms.mine=["batching"]'], "experiment.arms.mine=batching: must be key=value"),
         (['experiment.arms.mine=["seed=3"]'], "arms.mine=seed: .* experiment.seeds sets the seeds"),
+        (['also=["batching=typo"]'], "also: batching=typo: no such choice; .*windtunnel list batching"),
+        (['experiment.base=["batching=typo"]'], "experiment.base: batching=typo: no such choice"),
         (['also=["output.report=true"]'], "also=output.report: must not be set here"),
         (
             ['experiment.arms.mine=["load=2"]'],

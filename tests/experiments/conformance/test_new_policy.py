@@ -1,5 +1,6 @@
 """`windtunnel new policy`: the files that it writes work unchanged, and existing files are left alone."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -65,9 +66,10 @@ def test_the_hand_computed_schedule_passes_and_the_suite_is_in_the_test(family, 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_written_test_passes(family, here, capsys):
     new(capsys, "policy", family, "my_own")
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "test_my_own.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:dash", "test_my_own.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout
+    assert "warning" not in done.stdout
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,7 +85,11 @@ def test_what_is_written_is_clean_and_has_nothing_left_of_the_template(family, h
     assert "_target_: my_own.MyOwn" in config.read_text()
 
 
-def test_says_what_to_run_next(here, capsys):
+@pytest.mark.parametrize(("has_dash", "quiet"), [(True, "-p no:dash "), (False, "")])
+def test_says_what_to_run_next(here, capsys, monkeypatch, has_dash, quiet):
+    """dash brings a pytest plugin that warns about itself."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: has_dash if name == "dash" else find(name))
     code, printed = new(capsys, "policy", "batching", "my_own", "--dir", "kit")
     assert code == 0
     assert printed.splitlines() == [
@@ -93,8 +99,9 @@ def test_says_what_to_run_next(here, capsys):
         "next steps:",
         "  cd kit",
         "  windtunnel simulate --config-dir my_policies batching=my_own",
-        "  pytest test_my_own.py",
-        "  pytest --policy my_own.MyOwn",
+        "  pip install 'windtunnel[conformance]'  # for the tests",
+        f"  pytest {quiet}test_my_own.py",
+        f"  pytest {quiet}--policy my_own.MyOwn  # the same promises in five times as many worlds",
     ]
 
 

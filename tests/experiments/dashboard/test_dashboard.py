@@ -315,6 +315,8 @@ def test_a_taken_port_is_reported_with_the_next_free_one():
 def test_bad_settings_and_a_missing_dash_end_the_command_with_a_message(monkeypatch, capsys):
     assert main(["dashboard", "hardware=h10"]) == 2
     assert "hardware=h10: no such choice" in capsys.readouterr().err
+    assert main(["dashboard", "batching=chunked", "batching=orca"]) == 2
+    assert "batching=orca: batching is chosen twice; leave out batching=chunked" in capsys.readouterr().err
     assert main(["dashboard", "model=llama3_1_405b"]) == 2
     assert "llama-3.1-405b" in capsys.readouterr().err
     nothing = SimpleNamespace(find_spec=lambda name: None)

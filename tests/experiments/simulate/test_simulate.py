@@ -231,6 +231,11 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
             ["tensor_parallel_size=2", "expert_parallel_size=2"],
             "expert_parallel_size=2: llama-3.1-8b has no experts",
         ),
+        (
+            ["replicas=7", "pools=two_gpus"],
+            "replicas=7: has no effect beside pools.large.replicas and pools.small.replicas; set these and "
+            "leave out replicas=7, or leave out pools=two_gpus",
+        ),
         (["pools=two_gpus", "pools.small.replicas=0"], "pools.small.replicas=0: must be >= 1"),
         (["pools=two_gpus", "+pools.small.replcas=2"], "pools.small.replcas: .* nearest: replicas"),
         (["pools=two_gpus", "pools.small.hardware=l40"], "pools.small.hardware=l40: .* nearest: l40s"),

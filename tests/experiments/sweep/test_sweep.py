@@ -147,6 +147,11 @@ def test_a_point_has_the_settings_that_hydra_would_give_it(overrides):
     [
         (["seed=1"], "^no setting has several values"),
         (["replicas=1,2", "replicas=3"], "^replicas: is given twice"),
+        (
+            ["batching=chunked", "batching=orca"],
+            "^batching: is given twice; give all its values once, as batching=chunked,orca",
+        ),
+        (["batching=chunked,orca", "batching=static", "seed=1,2"], "as batching=chunked,orca,static"),
         (["replicas=1,1"], "^replicas=1,1: must be different"),
         (["load=1,1.0"], "^load=1,1.0: must be different"),
         (["workload.arrivals.x=[1,true],[1.0,true]"], "must be different"),

@@ -11,6 +11,7 @@ import pytest
 
 from policies.admission.queue_bound import QueueBound
 from policies.admission.token_bucket import TokenBucket
+from policies.routing import UnknownReplicaError
 from policies.routing.least_outstanding import LeastOutstanding
 from sim.cluster.failures import Failures, Scripted
 from sim.records.failure import FailureKind
@@ -247,12 +248,16 @@ def test_a_request_that_can_never_be_served_is_sent_once(run_world, ask):
     assert "max_model_len is 40" in requests.reason[0]
 
 
-def test_a_router_that_names_an_unknown_replica_is_named(make_world, ask):
+@pytest.mark.parametrize("position", [2, -1, None, "first", 1.0])
+def test_a_router_that_names_an_unknown_replica_is_named(make_world, ask, position):
     class Lost:
         def choose(self, request, replicas, now):
-            return 2
+            return position
 
-    with pytest.raises(ValueError, match=r"^routing=lost: `choose` returned 2; it must return a position"):
+    message = (
+        f"routing=lost: `choose` returned {position!r}; it must return a position in `replicas`, 0 to 1 "
+    )
+    with pytest.raises(UnknownReplicaError, match=message):
         make_world(ask(0.0, 4, 10), num_replicas=2, routing=Lost()).simulate()
 
 
