@@ -35,7 +35,7 @@ APPLICATION = Application(
 USAGE = """\
 usage: windtunnel compare experiment=NAME [key=value ...]
 
-Runs the arms of an experiment on the same traffic. `windtunnel compare experiment=NAME --help` has all settings.
+Runs the arms of an experiment on the same traffic. All settings: windtunnel compare experiment=NAME --help
 
 experiments"""
 

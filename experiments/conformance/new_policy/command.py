@@ -11,7 +11,7 @@ from sim.settings.errors import ConfigError, nearest, suggest
 
 TEMPLATES = Path(__file__).with_name("templates")
 EXTRA = "windtunnel[conformance]"
-"""Has what the written tests import. Of other extras, dash brings a pytest plugin, which warns about itself."""
+"""Has what the written tests import. The dash of other extras has a pytest plugin that prints a warning."""
 CONFIGS = "my_policies"
 """Folder of the config, for --config-dir."""
 
@@ -157,5 +157,5 @@ def _next_steps(family: str, name: str, folder: Path, files: dict[Path, str]) ->
         f"  windtunnel simulate --config-dir {CONFIGS} {choice}",
         f"  pip install '{EXTRA}'  # for the tests",
         f"  pytest {quiet}test_{name}.py",
-        f"  pytest {quiet}--policy {name}.{class_name(name)}  # the same promises in five times as many worlds",
+        f"  pytest {quiet}--policy {name}.{class_name(name)}  # checks five times as many worlds",
     ]

@@ -101,7 +101,7 @@ def test_says_what_to_run_next(here, capsys, monkeypatch, has_dash, quiet):
         "  windtunnel simulate --config-dir my_policies batching=my_own",
         "  pip install 'windtunnel[conformance]'  # for the tests",
         f"  pytest {quiet}test_my_own.py",
-        f"  pytest {quiet}--policy my_own.MyOwn  # the same promises in five times as many worlds",
+        f"  pytest {quiet}--policy my_own.MyOwn  # checks five times as many worlds",
     ]
 
 

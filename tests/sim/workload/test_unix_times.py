@@ -87,7 +87,5 @@ def test_other_milliseconds_stay_as_they_are(tmp_path):
 
 
 def test_milliseconds_in_millennia_are_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"jsonl:2:2: timestamp: .* at most 1e.12 after the first, found 1e.300"
-    ):
+    with pytest.raises(ValueError, match=r":2:2: timestamp: .* at most 1e.12 after the first, found 1e.300"):
         mooncake(tmp_path, ["0", "1e300"])
