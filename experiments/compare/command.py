@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         launch(APPLICATION, arguments)
         return
     console = Console(stderr=True, highlight=False)
-    console.print(USAGE, soft_wrap=True)
+    console.print(USAGE, soft_wrap=True, markup=False)
     choices = find_groups(APPLICATION.source(options.config_dir).dirs)["experiment"]
     console.print(choices_table(choices, width=min(console.width, 100)))
     raise SystemExit(2)
