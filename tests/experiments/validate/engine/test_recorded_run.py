@@ -155,7 +155,9 @@ def test_runs_of_other_traffic_are_no_repetitions(recorded, tmp_path, capsys):
 
 def test_other_settings_are_refused_with_what_to_add(recorded, tmp_path, capsys):
     """The suggested arguments remove the error."""
-    error = refusal(capsys, tmp_path, recorded / "0", "batching=orca", blocks="engine.num_kv_blocks=11")
+    error = refusal(
+        capsys, tmp_path, recorded / "0", "batching=prefill_first", blocks="engine.num_kv_blocks=11"
+    )
     assert error.startswith(f"windtunnel: against={recorded / '0'}: was recorded with other settings; add  ")
     advice = re.search(r"add  (.*)  or check_config=false", error).group(1).split(" ")
     assert advice == ["engine.num_kv_blocks=10", "batching=chunked"]
