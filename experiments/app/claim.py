@@ -23,6 +23,7 @@ TABLES = ("requests", "iterations", "replicas", "events", "gaps", "itl", "runs",
 RESULTS = (
     *("config.yaml", "multirun.yaml", "summary.json", "records.json", "timeline.json", "vllm_bench.json"),
     *("recording.json", "events.jsonl", "steps.parquet", "tokens.parquet"),
+    *("requests.csv.gz", "error.txt"),
     *("simulated_*.parquet", "measured_*.parquet", ".*.part"),
     *(f"{name}.{kind}" for name in STUDIES for kind in ("json", "html")),
     *(f"{name}.parquet" for name in TABLES),

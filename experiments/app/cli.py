@@ -1,15 +1,14 @@
 """The console script `windtunnel <command> ...`. A command is imported only when it is called.
 
-Exit codes: 0 success; 1 a bug (with its traceback); 2 a wrong command or setting (one message); 3 the command
-ended, but requests to a server failed, the engine's decisions differ from the simulator's, or no fleet meets
-the SLO; 130 Ctrl-C.
+Exit codes: 0 success; 1 files or output cannot be written, or a bug (with its traceback); 2 a wrong command
+or setting (one message); 3 the command ended, but requests to a server failed, the engine's decisions differ
+from the simulator's, or no fleet meets the SLO; 130 Ctrl-C; 143 SIGTERM.
 """
 
 import atexit
 import gc
 import importlib
 import importlib.util
-import os
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from types import FrameType, ModuleType
 from typing import NamedTuple
 
 from experiments.app.job import CannotWriteError, UnsuccessfulError
+from experiments.app.standard_output import output_errors_kept
 from sim.settings.errors import ConfigError, suggest
 
 
@@ -150,11 +150,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # short run.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
+    with output_errors_kept() as output:
+        code = _exit_code(given)
+    if output.error is None or isinstance(output.error, BrokenPipeError):  # as in `windtunnel list | head`
+        return code
+    print(f"windtunnel: standard output: {output.error.strerror}; make room, then try again", file=sys.stderr)
+    return code or 1
+
+
+def _exit_code(given: list[str]) -> int:
+    """Runs one command, and prints its errors."""
     terminated = threading.Event()
     try:
         with _terminated_like_ctrl_c(terminated):
             _run(given)
-            sys.stdout.flush()
     except ConfigError as error:
         print(f"windtunnel: {error}", file=sys.stderr)
         return 2
@@ -168,9 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"windtunnel: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
         return 143 if terminated.is_set() else 130
-    except BrokenPipeError:  # as in `windtunnel list | head`; the interpreter must not flush again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return 0
 
 

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from experiments.app.claim import claim, set_folder
 from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError
+from experiments.app.output_file import file_errors_reported
 from sim.report.whole_file import write_whole
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.errors import ConfigError
@@ -205,27 +206,6 @@ def _in_its_folder(job: Job) -> None:
     folder = Path(HydraConfig.get().runtime.output_dir)
     with file_errors_reported(folder):
         job.run(folder)
-
-
-@contextmanager
-def file_errors_reported(folder: Path) -> Iterator[None]:
-    """Raises CannotWriteError in place of an OSError about a run's folder, or a file in or folder above it.
-
-    An OSError about any other file comes from a policy or from a bug, and keeps its traceback.
-    """
-    try:
-        yield
-    except OSError as error:
-        place = folder.absolute()
-        if error.filename is None or not _is_above_or_below(Path(error.filename).absolute(), place):
-            raise
-        raise CannotWriteError(
-            f"{error.filename}: {error.strerror}; make room or choose another hydra.run.dir"
-        ) from error
-
-
-def _is_above_or_below(path: Path, other: Path) -> bool:
-    return path.is_relative_to(other) or other.is_relative_to(path)
 
 
 @dataclass(frozen=True)

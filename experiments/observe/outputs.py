@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import html
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sim.report.attainment import slo_attainment
 from sim.report.files import write_table
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.plain_page import drawn, write_page
+from sim.report.whole_file import write_whole
 
 
 def write_observation(
@@ -40,7 +42,8 @@ def write_observation(
     write_table(requests, folder / "requests.parquet")
     write_table(chunks_table(load.replies), folder / "chunks.parquet")
     write_table(events_table(records), folder / "events.parquet")
-    capture_table(requests, load.replies, folder.name).to_csv(folder / "requests.csv.gz", index=False)
+    capture = capture_table(requests, load.replies, folder.name).to_csv(index=False)
+    write_whole(folder / "requests.csv.gz", gzip.compress(capture.encode()))
     if report:
         _write_page(folder / "report.html", records, requests, summary, config, slo)
 

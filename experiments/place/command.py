@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from experiments.app.output_file import file_errors_reported
 from experiments.app.run_folder import print_path
 from experiments.app.terminal import terminal_console
 from experiments.place.problem import Placed, place
@@ -28,7 +29,8 @@ class PlaceJob:
         console, out = terminal_console(), self.placed.settings.out
         print_plan(self.placed, console)
         if out is not None:
-            write_whole(Path(out), json.dumps(as_json(self.placed), indent=2) + "\n")
+            with file_errors_reported(Path(out), "choose another file with out="):
+                write_whole(Path(out), json.dumps(as_json(self.placed), indent=2) + "\n")
             print_path(out, console)
 
 

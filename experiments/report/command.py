@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments.app.key_values import key_values
-from experiments.app.runner import file_errors_reported
+from experiments.app.output_file import file_errors_reported
 from experiments.app.terminal import terminal_console
 from experiments.report.run import redraw
 from experiments.sweep.folder import SweepFolder
@@ -36,6 +36,7 @@ Draws the report of a run or a sweep from the files in its folder, without simul
   report.format=F,.. some of {", ".join(FORMATS)}; images are written to DIR/figures
   --trust            allow the folder of a run to name classes of your own, which are then imported and run"""
 TRUST = "--trust"
+ELSEWHERE = "copy the folder to another place"
 OF_A_SWEEP = ("report.metrics", "report.x", "report.y", "report.colour", "report.facet")
 SETTINGS = ("run", "sweep", "metric", "report.format", *OF_A_SWEEP)
 
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     console = terminal_console()
     if trust:
         sys.path.append(os.getcwd())  # where the user's own classes are
-    with file_errors_reported(Path(given.get("run") or given["sweep"])):
+    with file_errors_reported(Path(given.get("run") or given["sweep"]), ELSEWHERE):
         written = _drawn(given, settings, console, trust=trust)
     for file in written:
         console.print(Text(str(file), style="dim"), soft_wrap=True)

@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import track
 
-from experiments.app.output_file import check_output_file
+from experiments.app.output_file import check_output_file, file_errors_reported
+from experiments.app.run_folder import print_path
 from experiments.score import per_request, runs, silicon
 from experiments.score.physical import impossible_rows
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
@@ -23,6 +24,7 @@ from experiments.score.table import read_table
 from experiments.study import measured_requests
 from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
+from sim.report.whole_file import write_whole
 from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
@@ -104,12 +106,11 @@ class ScoreJob:
     """Reasons why the measurements of some rows are impossible, by id."""
 
     def run(self, folder: Path) -> None:
-        """Predicts all rows, and writes and prints the results."""
+        """Predicts all rows, and prints and writes the results."""
         settings, table, console = self.settings, self.table, Console()
         kind = KINDS[settings.kind]
         columns = ["id", *kind.metrics, "status"]
         predicted = pd.DataFrame(list(_predictions(settings, table, console))).reindex(columns=columns)
-        predicted.to_csv(settings.out, index=False)
         renamed = predicted.rename(columns={metric: f"{metric}_predicted" for metric in kind.metrics})
         scored = table.merge(renamed.drop(columns="status"), on="id")
         if "concurrency" in scored:
@@ -117,7 +118,7 @@ class ScoreJob:
         credible = scored[~scored["id"].isin(list(self.impossible))]
         print_errors(errors_by_group(credible, kind.metrics, kind.groups), console)
         is_predicted = predicted["status"] == "ok"
-        console.print(f"{is_predicted.sum():,} of {plural(len(predicted), 'row')} predicted: {settings.out}")
+        console.print(f"{is_predicted.sum():,} of {plural(len(predicted), 'row')} predicted")
         for reason, count in predicted.loc[~is_predicted, "status"].value_counts().items():
             console.print(f"  {plural(count, 'row')} not predicted: {reason}", highlight=False)
         for row_id, reason in self.impossible.items():
@@ -125,6 +126,9 @@ class ScoreJob:
             console.print(text, highlight=False, soft_wrap=True)
         for line in not_measured(settings, table[table["id"].isin(predicted.loc[is_predicted, "id"])]):
             console.print(line, highlight=False, soft_wrap=True)
+        with file_errors_reported(Path(settings.out), "choose another file with out="):
+            write_whole(Path(settings.out), predicted.to_csv(index=False))
+        print_path(settings.out, console)
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> ScoreJob:

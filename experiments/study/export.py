@@ -20,28 +20,25 @@ WIDTH_PX = 1100
 def export(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Exports every figure in every format under its name; the browser is started once.
 
-    Raises ConfigError if kaleido or Chromium is missing, or the folder cannot be written.
+    Raises ConfigError if kaleido or Chromium is missing, and OSError if the folder cannot be written.
     """
     if not formats:
         return []
     kaleido = _kaleido()
     _check_browser(formats)
     written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    kaleido.start_sync_server(silence_warnings=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        kaleido.start_sync_server(silence_warnings=True)
-        try:
-            for name, figure in figures.items():
-                for kind in formats:
-                    file = folder / f"{re.sub('[^A-Za-z0-9.]+', '_', name)}.{kind}"
-                    size = {"width": WIDTH_PX, "height": figure.layout.height or 400}
-                    opaque = go.Figure(figure).update_layout(paper_bgcolor="white", plot_bgcolor="white")
-                    write_whole(file, kaleido.calc_fig_sync(opaque, opts={"format": kind, **size}))
-                    written.append(file)
-        finally:
-            kaleido.stop_sync_server(silence_warnings=True)
-    except OSError as error:
-        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
+        for name, figure in figures.items():
+            for kind in formats:
+                file = folder / f"{re.sub('[^A-Za-z0-9.]+', '_', name)}.{kind}"
+                size = {"width": WIDTH_PX, "height": figure.layout.height or 400}
+                opaque = go.Figure(figure).update_layout(paper_bgcolor="white", plot_bgcolor="white")
+                write_whole(file, kaleido.calc_fig_sync(opaque, opts={"format": kind, **size}))
+                written.append(file)
+    finally:
+        kaleido.stop_sync_server(silence_warnings=True)
     return written
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.claim import claim
-from experiments.app.runner import file_errors_reported
+from experiments.app.output_file import file_errors_reported
 from experiments.study.launchers.outcome import Launcher
 from experiments.sweep.code import code_version
 from experiments.sweep.folder import SweepFolder
@@ -24,6 +24,7 @@ from experiments.sweep.settings import ReportSettings, SweepSettings, Unbuildabl
 from sim.settings.build import build, build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import config_dirs
+from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.override import Override, not_about
@@ -31,6 +32,12 @@ from sim.settings.recorded import check_recorded
 
 HARMLESS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir")
 """Recorded settings of Hydra that a resumed sweep does not read."""
+LAUNCHED_HERE: dict[str, tuple[Any, ...]] = {
+    "address": (None, "local", "auto"),
+    "slurm_setup": ([],),
+    "folder": (".submitit",),
+}
+"""Settings of launchers with the values that a recorded sweep may have; others decide who runs code here."""
 
 
 class SweepOptions(NamedTuple):
@@ -96,7 +103,8 @@ def resumed(
         sys.path += [os.getcwd(), folder.about["cwd"]]
         sweep_options, _ = _sweep_options(source, [*first, *overrides], [os.getcwd(), folder.about["cwd"]])
     else:
-        sweep_options, _ = _sweep_options(source, [*first, *overrides], [], where)
+        sweep_options, cfg = _sweep_options(source, [*first, *overrides], [], where)
+        _check_recorded_launcher(cfg, overrides, where)
     check_roles([axis.key for axis in folder.plan.axes], sweep_options.report)
     if sweep_options.code not in folder.about["code"]:
         folder.about["code"].append(sweep_options.code)
@@ -109,11 +117,27 @@ def _check_untrusted(folder: SweepFolder, where: str, user_dir: Path | None) -> 
     own = [*folder.about["overrides"], *itertools.chain(*folder.plan.alternatives)]
     for override in map(Override.parse, own):
         is_harmless = override.key.startswith(HARMLESS) or override.root != "hydra"
-        if not is_harmless or override.key.startswith("launcher.slurm_setup"):
+        if not is_harmless:
             raise ConfigError(f"{where}: was begun with {override.text}; add --trust if you trust the folder")
     if folder.about["config_dirs"] and not user_dir:
         dirs = " ".join(f"--config-dir {path}" for path in folder.about["config_dirs"])
         raise ConfigError(f"{where}: was begun with configs of your own; add {dirs} or --trust")
+
+
+def _check_recorded_launcher(cfg: DictConfig, overrides: Sequence[str], where: str) -> None:
+    """Raises ConfigError if the folder chooses a machine, shell lines or a folder of pickles for the runs.
+
+    overrides: of the user, who may choose them.
+    """
+    chosen = {Override.parse(override).name for override in overrides}
+    recorded: Any = OmegaConf.to_container(cfg.launcher)
+    for name, allowed in LAUNCHED_HERE.items():
+        key, value = f"launcher.{name}", recorded.get(name, allowed[0])
+        if value not in allowed and key not in chosen:
+            raise ConfigError(
+                f"{where}: was begun with {key}={shown(value)}; give it again, choose another launcher with "
+                "launcher=local, or add --trust if you trust the folder"
+            )
 
 
 def _sweep_options(

@@ -6,6 +6,8 @@ import keyword
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.app.output_file import file_errors_reported
+from sim.report.whole_file import write_whole
 from sim.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
 from sim.settings.errors import ConfigError, nearest, suggest
 
@@ -115,19 +117,26 @@ def contents(family: str, name: str) -> dict[Path, str]:
 
 
 def write(folder: Path, files: dict[Path, str]) -> None:
-    """Writes all files. Raises ConfigError if one of them exists or the folder cannot be written to."""
+    """Writes all files, or none of them.
+
+    Raises ConfigError if one of them exists, and CannotWriteError if the folder cannot be written to.
+    """
     for path in files:
         if (folder / path).exists():
             raise ConfigError(
                 f"{folder / path}: already exists and is not overwritten; choose another name or --dir"
             )
+    begun: list[Path] = []
     try:
-        for path, text in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            with (folder / path).open("x", encoding="utf-8") as file:
-                file.write(text)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; choose another --dir") from error
+        with file_errors_reported(folder, "choose another --dir"):
+            for path, text in files.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                begun.append(folder / path)
+                write_whole(begun[-1], text)
+    except BaseException:
+        for file in begun:
+            file.unlink(missing_ok=True)
+        raise
 
 
 def class_name(name: str) -> str:

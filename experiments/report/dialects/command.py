@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from experiments.app.key_values import key_values
+from experiments.app.output_file import file_errors_reported
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.report.run_files import check_run_folder, read_summary, read_table
 from sim.metrics.dialects import DIALECTS, DIFFERENCES, in_dialects
@@ -70,7 +71,8 @@ def main(arguments: Sequence[str]) -> None:
         if times is None:
             raise ConfigError(f"vllm_bench=true: {FILE} has one output per request, but this run has several")
         file = options.folder / FILE
-        write_vllm_bench(file, tables["requests"], times, window, slo, _model(options.folder))
+        with file_errors_reported(file, "copy the folder to another place"):
+            write_vllm_bench(file, tables["requests"], times, window, slo, _model(options.folder))
         console.print(str(file), style="dim", soft_wrap=True)
 
 

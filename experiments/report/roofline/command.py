@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-from experiments.app.output_file import check_output_file
+from experiments.app.output_file import check_output_file, file_errors_reported
 from experiments.app.run_folder import print_path
 from experiments.app.terminal import terminal_console
 from experiments.report.roofline.chart import write_chart
@@ -44,7 +44,8 @@ class RooflineJob:
         console, out = terminal_console(), self.found.settings.out
         print_survey(self.found, console)
         if out is not None:
-            write_chart(Path(out), self.found)
+            with file_errors_reported(Path(out), "choose another file with out="):
+                write_chart(Path(out), self.found)
             print_path(out, console)
 
 

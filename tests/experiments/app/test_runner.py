@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from experiments.app.application import launch
 from experiments.app.job import CannotWriteError, UnsuccessfulError
-from experiments.app.runner import file_errors_reported
+from experiments.app.output_file import file_errors_reported
 from sim.settings.compose import PoolsLoader
 from sim.settings.errors import ConfigError
 

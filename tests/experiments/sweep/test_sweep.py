@@ -1,6 +1,7 @@
 """windtunnel sweep: the right points, each saved when it is done, whatever happens to the others."""
 
 import errno
+import gc
 import io
 import itertools
 import json
@@ -283,6 +284,29 @@ def test_resume_refuses_what_is_no_sweep(arguments, message, capsys):
         Path(name, file).write_text("{" if name == "broken" else "{}")
     assert sweep(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recorded", "key"),
+    [
+        (["launcher=ray", "launcher.address=ray://elsewhere:9"], "launcher.address=ray://elsewhere:9"),
+        (
+            ["++launcher={_target_: experiments.study.launchers.on_ray.OnRay, address: 'elsewhere:9'}"],
+            "launcher.address=elsewhere:9",
+        ),
+        (["launcher=submitit", "launcher.folder=pickles"], "launcher.folder=pickles"),
+        (["launcher=submitit", "+launcher={slurm_setup: [rm]}"], "launcher.slurm_setup=[rm]"),
+    ],
+)
+def test_a_recorded_launcher_sends_no_runs_elsewhere(recorded, key, capsys, tmp_path):
+    plan = plan_of([*SMALL, "seed=0,1"], SOURCE)
+    about = {"overrides": [*SMALL, "seed=0,1", *recorded], "config_dirs": [], "cwd": "", "code": []}
+    SweepFolder.create(tmp_path / "out", plan, about)
+    gc.collect()  # its lock
+    assert sweep("resume=out") == 2
+    assert f"resume=out: was begun with {key}; give it again" in capsys.readouterr().err
+    assert not (tmp_path / "pickles").exists()
+    assert sweep("resume=out", "launcher=local", "launcher.jobs=1") == 0
 
 
 def test_a_new_sweep_does_not_overwrite_another(tmp_path):
