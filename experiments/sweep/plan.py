@@ -82,8 +82,17 @@ class Plan:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Plan:
-        """Returns the plan of `to_json`: the same points, even if the configs have changed."""
+        """Returns the plan of `to_json`: the same points, even if the configs have changed.
+
+        Raises KeyError, TypeError or ValueError if the record is damaged or has too many runs.
+        """
         alternatives = tuple(tuple(of_one) for of_one in record["alternatives"])
+        for of_one in record["alternatives"]:
+            if not (isinstance(of_one, list) and of_one and all(isinstance(text, str) for text in of_one)):
+                raise ValueError("alternatives: each must be a list of texts")
+        num_points = math.prod(map(len, alternatives))
+        if num_points > MAX_RUNS:
+            raise ValueError(f"{num_points:,} runs: must be <= {MAX_RUNS:,}")
         axes = tuple(_axis(of_one) for of_one in alternatives if len(of_one) > 1)
         return cls(alternatives=alternatives, axes=axes)
 

@@ -37,7 +37,7 @@ LAUNCHED_HERE: dict[str, tuple[Any, ...]] = {
     "slurm_setup": ([],),
     "folder": (".submitit",),
 }
-"""Settings of launchers with the values that a recorded sweep may have; others decide who runs code here."""
+"""Settings of launchers with the values that a recorded sweep may have; others decide which code runs where."""
 
 
 class SweepOptions(NamedTuple):
@@ -127,7 +127,7 @@ def _check_untrusted(folder: SweepFolder, where: str, user_dir: Path | None) -> 
 def _check_recorded_launcher(cfg: DictConfig, overrides: Sequence[str], where: str) -> None:
     """Raises ConfigError if the folder chooses a machine, shell lines or a folder of pickles for the runs.
 
-    overrides: of the user, who may choose them.
+    overrides: those of the user, which may choose them.
     """
     chosen = {Override.parse(override).name for override in overrides}
     recorded: Any = OmegaConf.to_container(cfg.launcher)

@@ -287,6 +287,23 @@ def test_resume_refuses_what_is_no_sweep(arguments, message, capsys):
 
 
 @pytest.mark.parametrize(
+    ("alternatives", "message"),
+    [
+        ([[f"seed={i}" for i in range(1000)]] * 4, "1,000,000,000,000 runs: must be <= 100,000"),
+        (["seed=0"], "alternatives: each must be a list of texts"),
+        ([[]], "alternatives: each must be a list of texts"),
+        ([[1, 2]], "alternatives: each must be a list of texts"),
+        (3, "'int' object is not iterable"),
+    ],
+)
+def test_a_damaged_record_is_refused_at_once(alternatives, message, capsys):
+    Path("out").mkdir()
+    Path("out/sweep.json").write_text(json.dumps({"kind": "windtunnel sweep", "alternatives": alternatives}))
+    assert sweep("resume=out") == 2
+    assert f"resume=out: sweep.json is damaged: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("recorded", "key"),
     [
         (["launcher=ray", "launcher.address=ray://elsewhere:9"], "launcher.address=ray://elsewhere:9"),
