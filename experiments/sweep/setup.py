@@ -37,7 +37,7 @@ LAUNCHED_HERE: dict[str, tuple[Any, ...]] = {
     "slurm_setup": ([],),
     "folder": (".submitit",),
 }
-"""Settings of launchers with the values that a recorded sweep may have; others decide which code runs where."""
+"""Settings of launchers with the values that a recorded sweep may have; others decide where code runs."""
 
 
 class SweepOptions(NamedTuple):
