@@ -433,7 +433,7 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     notes = "\n".join(vllm_launch(other).notes)
     assert "batching=prefill_first: vLLM has no flag" in notes
     assert "scheduling=shortest_job_first: vLLM has no flag" in notes
-    assert "caching=Radix" in notes
+    assert "caching=radix" in notes
     assert "model.weights=int4_wo: replace the model's name by that of a checkpoint" in notes
     assert "prediction=" in notes
     pruned = vllm_launch(candidate_with("model/transform=prune_depth"))
