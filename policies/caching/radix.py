@@ -26,7 +26,7 @@ from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import TwoQ
 from policies.caching.pool import BlockPool
 from policies.caching.radix_node import Node, Segments
-from policies.caching.radix_tree import RadixTree
+from policies.caching.radix_tree import Lookup, RadixTree
 from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.core.request import Request
 from policies.core.sequence import Sequence
@@ -73,11 +73,12 @@ class Radix(Caching):
 class Holding:
     """The KV of a sequence: the tokens up to the end of a locked node, and its own blocks after them."""
 
-    __slots__ = ("ids", "node", "num_in_tree", "segments")
+    __slots__ = ("ids", "lookup", "node", "num_in_tree", "segments")
 
     def __init__(self, segments: Segments, node: Node) -> None:
         self.segments = segments
         self.node = node  # locked; while the sequence waits: result of the last lookup
+        self.lookup: Lookup | None = None  # while the sequence waits
         self.num_in_tree = 0
         self.ids: list[int] = []  # ids of its own blocks, as far as assigned
 
@@ -106,7 +107,10 @@ class RadixPool(BlockPool):
         if self._future is not None:
             self._future.begin(seq.request_id)
         held = self._held(seq)
-        num_cached, held.node = self._tree.match(held.segments, self._most(seq, seq.stored_known - 1))
+        lookup, max_tokens = held.lookup, self._most(seq, seq.stored_known - 1)
+        if lookup is None or lookup.max_tokens != max_tokens:
+            held.lookup = lookup = self._tree.lookup(held.segments, max_tokens)
+        num_cached, held.node = self._tree.match_again(lookup)
         return num_cached
 
     @property
@@ -129,6 +133,7 @@ class RadixPool(BlockPool):
         held = self._held(seq)
         if not num_cached:
             held.node = self._tree.root
+        held.lookup = None
         held.num_in_tree = num_cached
         self._tree.lock(held.node)
         self._count()

@@ -23,7 +23,7 @@ from policies.caching.eviction import Eviction
 from policies.caching.eviction.candidates import Candidates
 from policies.caching.eviction.future import NO_HISTORY, FutureUses
 from policies.caching.eviction.lru import Lru
-from policies.caching.radix_node import Node, Segments, child_key, locate, num_shared
+from policies.caching.radix_node import Key, Node, Segments, child_key, locate, num_shared
 from policies.core.policy_names import name_of
 from policies.core.request import Segment
 
@@ -33,6 +33,18 @@ class Match(NamedTuple):
 
     num_tokens: int
     node: Node
+
+
+class Lookup:
+    """A prompt that may be looked up repeatedly, as that of a waiting request, with its last result."""
+
+    __slots__ = ("max_tokens", "next_key", "node", "segments")
+
+    def __init__(self, segments: Segments, max_tokens: int | None) -> None:
+        self.segments = segments  # those that may be found: whole pages
+        self.max_tokens = max_tokens
+        self.node: Node | None = None  # end of the prefix that was found; None: not looked up yet
+        self.next_key: Key | None = None  # key of the page after it; None: the whole prompt was found
 
 
 class Insertion(NamedTuple):
@@ -92,8 +104,32 @@ class RadixTree:
         Marks the nodes of the prefix as accessed. A node that continues after it is split; the second half is
         marked, too.
         """
-        usable, _ = self._usable(segments, max_tokens)
-        node, _, _ = self._walk(usable, None, 0)
+        return self.match_again(self.lookup(segments, max_tokens))
+
+    def lookup(self, segments: Segments, max_tokens: int | None = None) -> Lookup:
+        """Returns an object for `match_again`; it does not look up yet."""
+        return Lookup(self._usable(segments, max_tokens)[0], max_tokens)
+
+    def match_again(self, lookup: Lookup) -> Match:
+        """Does the same as `match`, without comparing segments if the result is the same as the last time.
+
+        That is so while the node at the end of the prefix is in the tree and has no child that continues it.
+        """
+        node = lookup.node
+        is_gone = node is not self.root and (node is None or node.parent is None)
+        if node is None or is_gone or lookup.next_key in node.children:
+            node, first, skip = self._walk(lookup.segments, None, 0)
+            is_whole = first == len(lookup.segments)
+            lookup.node = node
+            lookup.next_key = None if is_whole else child_key(lookup.segments, first, skip, self.page_size)
+            return Match(node.num_prefix_tokens, node)
+        stamp = self._next_stamp()
+        above: Node | None = node
+        while above is not None:
+            above.last_access = stamp
+            above = above.parent
+        if not node.children:
+            self._candidates.offer(node)
         return Match(node.num_prefix_tokens, node)
 
     def peek(self, segments: Segments, max_tokens: int | None = None) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from policies.core.sequence import SequenceState
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -29,6 +30,7 @@ class LongestPrefix(Scheduling):
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _num_found: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _by_hit: dict[int, SequenceView] = field(init=False, default_factory=dict, repr=False, compare=False)
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -44,7 +46,10 @@ class LongestPrefix(Scheduling):
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (0, arrival) if overdue, else (1, -tokens of the hit, arrival)."""
-        return self._overdue.rank(seq, self.max_wait_s, -self._num_found.get(seq.request_id, 0))
+        num_found = self._num_found.get(seq.request_id, 0)
+        if num_found and seq.state is SequenceState.waiting:
+            self._by_hit[seq.request_id] = seq
+        return self._overdue.rank(seq, self.max_wait_s, -num_found)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Moves overdue requests to the front, and looks up the prefix hits of all waiting requests."""
@@ -52,14 +57,27 @@ class LongestPrefix(Scheduling):
         if not view.num_waiting:
             return
         step.hold(1)
-        sorts = view.num_waiting <= self.max_sorted
+        if view.num_waiting > self.max_sorted:
+            self._order_by_arrival(step)
+            return
         for seq in sorted(view.waiting, key=lambda seq: seq.request_id):
-            num_found = view.num_found(seq) if sorts else 0
-            if num_found != self._num_found.get(seq.request_id, 0):
-                self._num_found[seq.request_id] = num_found
-                step.rerank(seq)
+            self._note_hit(seq, view.num_found(seq), step)
 
     def on_end(self, seq: SequenceView) -> None:
         """Removes a sequence that has ended."""
         self._num_found.pop(seq.request_id, None)
+        self._by_hit.pop(seq.request_id, None)
         self._overdue.forget(seq)
+
+    def _order_by_arrival(self, step: StepBuilder) -> None:
+        """Forgets the hits of waiting sequences; the others have none, so they need not be visited."""
+        for seq in list(self._by_hit.values()):
+            if seq.state is SequenceState.waiting:
+                self._note_hit(seq, 0, step)
+        self._by_hit.clear()
+
+    def _note_hit(self, seq: SequenceView, num_found: int, step: StepBuilder) -> None:
+        """Ranks a waiting sequence again if its hit has changed."""
+        if num_found != self._num_found.get(seq.request_id, 0):
+            self._num_found[seq.request_id] = num_found
+            step.rerank(seq)

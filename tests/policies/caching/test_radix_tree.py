@@ -281,6 +281,48 @@ TreeAgainstAList.TestCase.settings = settings(max_examples=60, stateful_step_cou
 TestTreeAgainstAList = TreeAgainstAList.TestCase
 
 
+few_runs = st.lists(st.builds(Segment, st.integers(0, 1), st.integers(2, 5)), min_size=2, max_size=4)
+changes = st.tuples(st.sampled_from(["insert", "look up", "look up", "evict"]), st.integers(0, 99))
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(few_runs.map(tuple), min_size=4, max_size=4),
+    st.lists(changes, min_size=20, max_size=40),
+    st.integers(1, 2),
+    st.sampled_from([None, 7]),
+)
+def test_a_repeated_lookup_does_what_a_new_one_does(prompts, actions, page_size, max_tokens):
+    """Two trees: one repeats kept lookups, the other matches anew. Both evict the same leaves."""
+    gone, trees = ([], []), []
+    for each in gone:
+        trees.append(RadixTree(page_size=page_size, on_evict=lambda leaf, each=each: each.append(leaf)))
+    kept, anew = trees
+    lookups = [kept.lookup(prompt, max_tokens) for prompt in prompts]
+    for action, number in actions:
+        prompt = prompts[number % 4]
+        if action == "look up":
+            match = kept.match_again(lookups[number % 4])
+            assert (
+                match.num_tokens == match.node.num_prefix_tokens == anew.match(prompt, max_tokens).num_tokens
+            )
+        elif action == "insert":
+            assert (
+                kept.insert(prompt, number // 4).node.num_tokens
+                == anew.insert(prompt, number // 4).node.num_tokens
+            )
+        else:
+            assert kept.evict(number // 4) == anew.evict(number // 4)
+        kept.check_integrity()
+        assert nodes(kept) == nodes(anew)
+    assert [leaf.segments for leaf in gone[0]] == [leaf.segments for leaf in gone[1]]
+
+
+def nodes(tree):
+    """Returns what eviction reads of every node, sorted."""
+    return sorted((tree.path(n), n.depth, n.inserted, n.last_access, n.hits) for n in tree.nodes())
+
+
 @given(st.lists(some_runs, min_size=1, max_size=10), st.data())
 def test_the_next_use_of_a_node_is_the_next_prompt_with_its_first_token(prompts, data):
     future = FutureUses(prompts)

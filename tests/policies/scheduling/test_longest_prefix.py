@@ -1,6 +1,8 @@
 """Longest prefix first."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.radix import Radix
@@ -11,12 +13,25 @@ from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.longest_prefix import LongestPrefix
 
 
-def make_engine(**settings):
+class VisitsAll(LongestPrefix):
+    """Visits every waiting request in every step, also where the order is that of arrival."""
+
+    def before_step(self, view, step, now):
+        self._overdue.bring_forward(view, step, now)
+        if not view.num_waiting:
+            return
+        step.hold(1)
+        sorts = view.num_waiting <= self.max_sorted
+        for seq in sorted(view.waiting, key=lambda seq: seq.request_id):
+            self._note_hit(seq, view.num_found(seq) if sorts else 0, step)
+
+
+def make_engine(policy=LongestPrefix, num_blocks=200, max_num_seqs=1, **own):
     return EngineCore(
         batching=Chunked(max_num_batched_tokens=64),
-        scheduling=LongestPrefix(**settings),
-        block_pool=Radix().pool(KvMemory(200)),
-        max_num_seqs=1,
+        scheduling=policy(**own),
+        block_pool=Radix().pool(KvMemory(num_blocks)),
+        max_num_seqs=max_num_seqs,
         max_model_len=500,
     )
 
@@ -30,9 +45,9 @@ def order_of_service(core, now=0.0):
     return order
 
 
-def add(core, request_id, *segments):
+def add(core, request_id, *segments, num_output=1):
     prompt = Prompt(sum(n for _, n in segments) + 1, tuple(Segment(*segment) for segment in segments))
-    core.add(Request(request_id, float(request_id), prompt), stop_after=1)
+    core.add(Request(request_id, float(request_id), prompt), stop_after=num_output)
 
 
 def test_the_longest_hit_goes_first_and_is_looked_up_again_before_every_admission():
@@ -67,6 +82,44 @@ def test_a_request_that_has_waited_for_too_long_goes_before_any_hit(max_wait_s, 
     add(core, 2, (0, 10))
     add(core, 3, (0, 20))
     assert order_of_service(core, 10.0) == order
+
+
+some_prompts = st.lists(st.tuples(st.integers(0, 2), st.integers(4, 12)), min_size=1, max_size=3)
+
+
+@settings(max_examples=120)
+@given(
+    st.lists(st.tuples(some_prompts, st.integers(1, 30), st.integers(0, 6)), min_size=8, max_size=14),
+    st.integers(60, 100),
+    st.integers(1, 4),
+    st.sampled_from([None, 8.0]),
+)
+def test_requests_without_a_hit_need_not_be_visited(requests, num_blocks, max_sorted, max_wait_s):
+    """Random prompts that share beginnings, too little memory, a queue around max_sorted: two engines."""
+    own = {"num_blocks": num_blocks, "max_num_seqs": 3, "max_sorted": max_sorted, "max_wait_s": max_wait_s}
+    one, other = make_engine(LongestPrefix, **own), make_engine(VisitsAll, **own)
+    now, request_id = 0.0, 0
+    while request_id < len(requests) or one.num_unfinished:
+        num_steps = 1
+        for prompt, num_output, num_steps in requests[request_id : request_id + 3]:  # noqa: B007
+            for core in (one, other):
+                add(core, request_id, *prompt, num_output=num_output)
+            request_id += 1
+        for _ in range(num_steps):
+            now += 1.0
+            assert step(one, now) == step(other, now)
+
+
+def step(core, now):
+    """Runs a step and returns what it decided."""
+    plan = core.plan(now)
+    if plan is None:
+        return None
+    decided = plan.num_decodes, [chunk[1:] for chunk in plan.chunks]
+    decided += tuple([seq.request_id for seq in seqs] for seqs in (plan.admitted, plan.preempted))
+    core.commit(plan, StepOutcome(), now)
+    core.check_integrity()
+    return decided
 
 
 def test_rejects_sorting_no_request():
