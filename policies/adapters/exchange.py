@@ -15,6 +15,7 @@ Memory pressure: none. Horizon: the plan repeats until an event, or until the ne
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +121,10 @@ class ExchangeResidents(SlotResidents):
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether the sequence's adapter is active."""
         return seq.request.adapter is None or seq.request.adapter in self._active
+
+    def open_adapters(self) -> Collection[str | None]:
+        """Returns the active adapters."""
+        return (None, *self._active)
 
     def _fits_evicting(self, name: str) -> bool:
         return self._fits(name) or self._victim(name) is not None

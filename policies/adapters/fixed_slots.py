@@ -10,6 +10,7 @@ Memory pressure: none, as slots are not part of KV memory. Horizon: the plan rep
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -111,6 +112,10 @@ class SlotResidents(Residents):
     def slot_of(self, name: str) -> int | None:
         """Returns the slot of an adapter on the GPU or being loaded, else None."""
         return self._slots.get(name)
+
+    def open_adapters(self) -> Collection[str | None] | None:
+        """Returns the adapters with a slot, while each slot is in use."""
+        return None if self._idle or self._free_slots else (None, *self._slots)
 
     def _is_pinned(self, name: str) -> bool:
         return name in self._pinned

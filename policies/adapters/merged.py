@@ -11,7 +11,7 @@ Memory pressure: none. Horizon: the plan repeats until an event, or until max_se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
@@ -107,6 +107,10 @@ class MergedResidents(Residents):
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether the sequence's adapter is the current one and accepts new requests."""
         return self._key(seq) == self._current and not self._is_closing
+
+    def open_adapters(self) -> Collection[str | None]:
+        """Returns the current adapter, if it accepts new requests."""
+        return () if self._is_closing else (self._current or None,)
 
     def use(self, decodes: Iterable[SequenceView], chunks: Iterable[Chunk]) -> AdapterUse | None:
         """Returns None: merged adapters add no computation to a step."""

@@ -9,7 +9,7 @@ No sequence is preempted for an adapter, and an adapter in use is never evicted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import islice
 from typing import ClassVar
@@ -129,6 +129,13 @@ class Residents:
         """Returns whether a waiting sequence's adapter is resident, or could be loaded."""
         name = self._key(seq)
         return name is None or self.is_resident(name) or self._fits_evicting(name)
+
+    def open_adapters(self) -> Collection[str | None] | None:
+        """Returns the adapters of which `may_start` can be true now; None: any, also none at all.
+
+        `None` in the collection stands for sequences without an adapter. A queue then need not be searched.
+        """
+        return None
 
     def num_missing(self, seq: SequenceView) -> int:
         """Returns the number of KV blocks to allocate for the adapter of a waiting sequence."""

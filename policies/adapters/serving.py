@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from policies.adapters.queue import AdapterQueue
 from policies.adapters.residents import Residents
 from policies.core.limits import Bounds, StopAfter
 from policies.core.plan import Cause, StepPlan
@@ -13,6 +14,7 @@ from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
+from policies.core.waiting import Key, WaitingQueue
 
 
 class AdapterState(EngineState):
@@ -24,6 +26,8 @@ class AdapterState(EngineState):
     def __init__(self, residents: Residents, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._residents = residents
+        if type(self.waiting) is WaitingQueue:  # other orders have queues of their own
+            self.waiting = AdapterQueue()
 
     @property
     def num_free_blocks(self) -> int:
@@ -44,7 +48,20 @@ class AdapterState(EngineState):
 
     def candidates(self) -> Iterable[SequenceView]:
         """Returns the waiting sequences that may start, by their adapters."""
-        return (seq for seq in self.waiting if self._residents.may_start(seq))
+        waiting = self.waiting
+        found = self._of_open_adapters(waiting) if isinstance(waiting, AdapterQueue) else waiting
+        return (seq for seq in found if self._residents.may_start(seq))
+
+    def _of_open_adapters(self, waiting: AdapterQueue) -> Iterator[SequenceView]:
+        """Yields waiting sequences in order; which adapters are open may change whenever one is admitted."""
+        key: Key | None = None
+        while True:
+            adapters = self._residents.open_adapters()
+            seq = waiting.after(key) if adapters is None else waiting.after_of(key, adapters)
+            if seq is None:
+                return
+            key = (seq.rank, seq.request_id)
+            yield seq
 
     def refusal(self, seq: Sequence, num_cached: int, has_preempted: bool) -> Cause | None:
         """Returns the reason why a waiting sequence cannot start, adapter or memory; None if it can."""

@@ -340,11 +340,6 @@ class LevelQueue(WaitingQueue):
         super().__init__()
         self._policy = policy
 
-    @property
-    def first(self) -> SequenceView | None:
-        """The first waiting sequence, whether it may run or not."""
-        return self._heap[0][3] if self._heap else None
-
     def remove(self, seq: SequenceView) -> None:
         """Removes a sequence. Raises KeyError if it is not here."""
         super().remove(seq)

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from itertools import pairwise
 
 from policies.core.plan import StepPlan
+from policies.core.sequence import Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -148,13 +148,24 @@ class FairQueue(WaitingQueue):
         super().__init__()
         self._policy = policy
         self._ledger = policy._ledger
-        self._heaps: dict[str, list[tuple[tuple[float, ...], int, int, SequenceView]]] = {}  # rank, id, push
+        self._queues: dict[str, WaitingQueue] = {}  # by tenant; none is empty
         self._new: list[SequenceView] = []
+
+    def __len__(self) -> int:
+        return len(self._new) + sum(map(len, self._queues.values()))
+
+    def __contains__(self, seq: object) -> bool:
+        return isinstance(seq, Sequence) and (
+            seq in self._queues.get(seq.request.tenant, ()) or seq in self._new
+        )
+
+    @property
+    def first(self) -> SequenceView | None:
+        """The first sequence of the tenant that is served next."""
+        return next(iter(self), None)
 
     def push(self, seq: SequenceView) -> None:
         """Queues a sequence."""
-        self._num_pushes += 1
-        self._push_of[seq.request_id] = self._num_pushes
         self._new.append(seq)
 
     def remove(self, seq: SequenceView) -> None:
@@ -162,52 +173,45 @@ class FairQueue(WaitingQueue):
 
         Raises KeyError if not here.
         """
-        del self._push_of[seq.request_id]
         tenant, ledger = seq.request.tenant, self._ledger
         if seq in self._new:
             self._new.remove(seq)
         else:
+            queue = self._queues[tenant]
+            queue.remove(seq)
             ledger.last_tenant = tenant
-            self._drop_void_of(tenant)
+            if not queue:
+                del self._queues[tenant]
         if ledger.step is not None and ledger.step.is_open:
             self._policy.charge(seq)
             ledger.step.hold(1)
 
     def take_in(self) -> None:
         """Adds the sequences pushed since the last step; lifts tenants that had no waiting requests."""
-        policy, ledger, heaps = self._policy, self._ledger, self._heaps
+        policy, ledger, queues = self._policy, self._ledger, self._queues
         for seq in self._new:
             tenant = seq.request.tenant
-            if tenant not in heaps:
-                if heaps:
-                    policy.lift(tenant, min(map(policy.counter, heaps)))
+            if tenant not in queues:
+                if queues:
+                    policy.lift(tenant, min(map(policy.counter, queues)))
                 elif ledger.last_tenant is not None:
                     policy.lift(tenant, policy.counter(ledger.last_tenant))
-            entry = (seq.rank, seq.request_id, self._push_of[seq.request_id], seq)
-            heappush(heaps.setdefault(tenant, []), entry)
+                queues[tenant] = WaitingQueue()
+            queues[tenant].push(seq)
         self._new.clear()
 
     def tenants_in_order(self) -> list[tuple[float, str]]:
         """Returns (counter, tenant) of the waiting tenants; the first is served next."""
-        return sorted((self._policy.counter(tenant), tenant) for tenant in self._heaps)
+        return sorted((self._policy.counter(tenant), tenant) for tenant in self._queues)
 
     def __iter__(self) -> Iterator[SequenceView]:
-        counter = self._policy.counter
-        while self._heaps:
-            _, tenant = min((counter(tenant), tenant) for tenant in self._heaps)
-            first = self._heaps[tenant][0]
-            yield first[3]
-            if self._push_of.get(first[1]) == first[2]:  # it was not removed, and the caller continues
+        counter, queues = self._policy.counter, self._queues
+        while queues:
+            _, tenant = min((counter(tenant), tenant) for tenant in queues)
+            first = queues[tenant].first
+            assert first is not None
+            yield first
+            if tenant in queues and queues[tenant].first is first:  # the caller continues without removing it
                 for _, other in self.tenants_in_order():
-                    for entry in sorted(self._heaps.get(other, ())):
-                        if self._push_of.get(entry[1]) == entry[2] and entry is not first:
-                            yield entry[3]
+                    yield from (seq for seq in queues.get(other, ()) if seq is not first)
                 return
-
-    def _drop_void_of(self, tenant: str) -> None:
-        """Removes invalid entries from the top of a tenant's heap, and the tenant if none is left."""
-        heap, push_of = self._heaps[tenant], self._push_of
-        while heap and push_of.get(heap[0][1]) != heap[0][2]:
-            heappop(heap)
-        if not heap:
-            del self._heaps[tenant]

@@ -1,5 +1,7 @@
 """The waiting queue against a sorted list."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +60,50 @@ def test_queue_behaves_as_a_sorted_list(ranks, actions):
         assert list(queue) == sorted(held, key=order)
         assert len(queue) == len(held)
         assert next(iter(queue), None) is min(held, key=order, default=None)
+
+
+def test_many_sequences_are_kept_in_order_through_any_changes():
+    """3,000 sequences, more than a block holds, pushed and removed in an order that looks random."""
+    queue, held = WaitingQueue(), {}
+    for number in range(9000):
+        request_id = number * 7919 % 3001
+        seq = held.pop(request_id, None)
+        if seq is None:
+            held[request_id] = make_sequence(request_id, rank=request_id * 31 % 17)
+            queue.push(held[request_id])
+        else:
+            queue.remove(seq)
+    expected = sorted(held.values(), key=order)
+    assert list(queue) == expected
+    for seq, following in pairwise(expected):
+        assert queue.after(order(seq)) is following
+    assert queue.after(order(expected[-1])) is None
+    assert queue.after(None) is queue.first is expected[0]
+
+
+def test_iteration_goes_on_behind_the_last_sequence_whatever_changes():
+    queue = WaitingQueue()
+    seqs = [make_sequence(request_id) for request_id in range(6)]
+    for seq in seqs[:5]:
+        queue.push(seq)
+    seen = []
+    for seq in queue:
+        seen.append(seq.request_id)
+        if seq is seqs[1]:
+            queue.remove(seqs[0])
+            queue.remove(seqs[2])
+            queue.push(seqs[5])
+            queue.push(seqs[0])
+    assert seen == [0, 1, 3, 4, 5]
+
+
+def test_a_rank_without_an_order_is_refused():
+    queue = WaitingQueue()
+    seqs = [make_sequence(request_id, rank) for request_id, rank in enumerate([5, float("nan"), 3])]
+    for seq in seqs:
+        queue.push(seq)
+    with pytest.raises(ValueError, match="must have an order, so must not be nan"):
+        queue.remove(seqs[0])
 
 
 def test_rejects_removal_of_a_stranger():
