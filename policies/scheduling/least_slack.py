@@ -14,7 +14,7 @@ from then on, until a running one is margin_s ahead of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
@@ -37,6 +37,11 @@ class LeastSlack(Scheduling):
     margin_s: float = 1.0
     """Minimum slack, in seconds more than the waiting sequence's, at which a decode is preempted."""
 
+    _targets: dict[int, tuple[float, float, float]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+    """By request id: the time at which its first token is due, its TPOT target, and its arrival, in s."""
+
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
         for name in ("ttft_s", "tpot_s"):
@@ -49,11 +54,15 @@ class LeastSlack(Scheduling):
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (latest start, arrival)."""
-        request = seq.request
-        due_s = request.arrival_s + by_priority(self.ttft_s, request)
-        due_s += seq.num_output_tokens * by_priority(self.tpot_s, request)
+        targets = self._targets.get(seq.request_id)
+        if targets is None:
+            request = seq.request
+            due_s = request.arrival_s + by_priority(self.ttft_s, request)
+            targets = (due_s, by_priority(self.tpot_s, request), request.arrival_s)
+            self._targets[seq.request_id] = targets
+        due_s, tpot_s, arrival_s = targets
         num_tokens = seq.num_uncomputed - seq.num_swapped
-        return (due_s - num_tokens / self.prefill_tokens_per_s, request.arrival_s)
+        return (due_s + seq.num_output_tokens * tpot_s - num_tokens / self.prefill_tokens_per_s, arrival_s)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Updates the slack of running sequences and preempts for a waiting one with no slack left."""
@@ -67,11 +76,16 @@ class LeastSlack(Scheduling):
             step.hold(until_s=latest_s)
             return
         limit_s = latest_s + self.margin_s
-        ahead = []
+        ahead, num_tokens = [], float(2**31)  # tokens until the next one is ahead
         for seq in view.decoding:
-            if seq.rank[0] > limit_s:
+            latest_s = seq.rank[0]
+            if latest_s > limit_s:
                 ahead.append(seq)
-            else:  # one iteration early rather than a rounding error late
-                num_tokens = (limit_s - seq.rank[0]) / by_priority(self.tpot_s, seq.request)
-                step.hold(max(1, int(min(num_tokens, 2**31))))
+            else:
+                num_tokens = min(num_tokens, (limit_s - latest_s) / self._targets[seq.request_id][1])
+        step.hold(max(1, int(num_tokens)))  # one iteration early rather than a rounding error late
         displace(view, step, head, displaceable(ahead))
+
+    def on_end(self, seq: SequenceView) -> None:
+        """Removes a sequence that has ended."""
+        self._targets.pop(seq.request_id, None)
