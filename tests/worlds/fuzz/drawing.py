@@ -53,6 +53,10 @@ FIXED = (
 SIZES = ("tensor", "pipeline", "context", "attention_data", "expert")
 KEPT = ("workload", "workload.num_requests", "workload.num_conversations", "workload.of.num_requests")
 """Keys that repairs do not leave out, because they make a run small."""
+STORMS = 0.85
+"""Share of the worlds in which many requests run at once."""
+CALMING = (".patience_s", ".duration_s", ".timeout_s", ".max_tokens", ".frontend_s", ".width", ".batch_size")
+"""Ends of the keys of settings that keep requests from running at once."""
 MAX_REPAIRS = 12
 MAX_REQUESTS = 100
 """Limit of the requests of a world that do not follow others."""
@@ -200,6 +204,30 @@ def _is_accepted(root: str, node: dict[str, Any]) -> bool:
     return True
 
 
+def draw_storm(rng: Random, cfg: dict[str, Any], world: Overrides) -> None:
+    """Makes many requests of a world run at once, so that KV memory can become short."""
+    for key in [key for key in world if key.endswith(CALMING)]:
+        del world[key]
+    for key in ("admission", "adapters.max_loras"):
+        _forget(world, key)
+    world["engine.max_num_seqs"] = shown(rng.choice([8, 16, 40]))
+    world["engine.max_num_batched_tokens"] = shown(rng.choice([32, 64, 512]))
+    if "prompt_scale" in world:  # of lengths in the thousands
+        world |= {"prompt_scale": "0.05", "output_scale": "0.2"}
+    for holder, path in _leaves(cfg["workload"], ("workload",)):
+        name, key = path[-1], ".".join(path)
+        if name in ("num_requests", "num_conversations"):
+            world[key] = shown(rng.choice([8, 12, 20]))
+        elif name.endswith("per_s") and "arrivals" in path:
+            world[key] = shown(log_uniform(rng, 1000, 20_000))
+        elif name in ("mean", "value", "high") and path[-2].endswith("tokens"):
+            world[key] = shown(rng.randint(25, 90))
+        elif name == "low":
+            world[key] = shown(rng.randint(5, 25))
+        elif holder[name] is not None and name == "num_users":
+            world[key] = shown(rng.randint(5, 20))
+
+
 def draw_pools(rng: Random, cfg: dict[str, Any]) -> Overrides:
     """Draws settings of the pools, and at times a mixed pool beside prefill and decode pools."""
     drawn: Overrides = {}
@@ -225,6 +253,8 @@ def draw_world(rng: Random) -> Overrides | None:
     else:
         return None
     world |= draw_sizes(rng, cfg) | draw_settings(rng, cfg) | draw_pools(rng, cfg)
+    if rng.random() < STORMS:
+        draw_storm(rng, cfg, world)
     return world if accepted(rng, world) and is_small(build_world(as_list(world))) else None
 
 
@@ -289,7 +319,7 @@ def draw_pressure(rng: Random, world: Overrides, records: RunRecords) -> Overrid
     num_longest = longest / records.pools[0].block_size
     num_blocks = rng.uniform(0.3, 0.95) * int(rows["kv_blocks_used"].max())
     if rng.random() < 0.85:
-        num_blocks = max(num_blocks, num_longest + rng.choice([0, 1, 2]))
+        num_blocks = max(num_blocks, num_longest + rng.choice([0, 0, 1]))
     return world | {"engine.num_kv_blocks": shown(max(1, math.ceil(num_blocks)))}
 
 

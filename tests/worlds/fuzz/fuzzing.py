@@ -76,7 +76,7 @@ def _whole_world(rng: Random) -> Overrides | None:
     world = draw_world(rng)
     if world is None:
         return None
-    for draw, share in ((draw_pressure, 0.7), (draw_failures, 0.35), (draw_cut, 0.4)):
+    for draw, share in ((draw_pressure, 0.9), (draw_failures, 0.35), (draw_cut, 0.4)):
         if rng.random() < share:
             try:
                 records = run(build_world(as_list(world))).records
