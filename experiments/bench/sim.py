@@ -34,7 +34,8 @@ TRACES = {
 }
 """Override of a workload that replays a trace -> the trace's file."""
 
-VLLM = ("engine=vllm", "model=llama3_1_8b", "hardware=h100_sxm")
+ON_H100 = ("model=llama3_1_8b", "hardware=h100_sxm")
+VLLM = ("engine=vllm", *ON_H100)
 """Overrides for vLLM's scheduler with its prefix cache on."""
 
 
@@ -48,6 +49,25 @@ def poisson(num_requests: int, replicas: int = 1, routing: str = "round_robin") 
         f"replicas={replicas}",
         f"routing={routing}",
     )
+
+
+OVERLOADED = {
+    "lpm": ("longest_prefix, radix cache", ("scheduling=longest_prefix", "caching=radix")),
+    "slack": ("least_slack", ("scheduling=least_slack",)),
+    "prefills": ("partial_prefills", ("batching=partial_prefills", "scheduling=priority")),
+    "lora": (
+        "exchange of 1,000 adapters",
+        ("workload=lora", "adapters=exchange", "workload.of.arrivals.rate_per_s=100"),
+    ),
+}
+"""Policies that look at waiting requests: case -> name, overrides."""
+
+
+def overloaded(overrides: tuple[str, ...], num_requests: int) -> tuple[str, ...]:
+    """Returns overrides for 100 requests/s on one replica, several times what it serves."""
+    if "workload=lora" in overrides:
+        return (*ON_H100, *overrides, f"workload.of.num_requests={num_requests}")
+    return (*poisson(num_requests), "workload.arrivals.rate_per_s=100", *overrides)
 
 
 CASES = {
@@ -71,6 +91,26 @@ CASES = {
     "l256": (
         "51,200 Poisson requests, 256 replicas, least outstanding",
         poisson(51_200, 256, "least_outstanding"),
+    ),
+    **{
+        f"{case}{num_requests // 1000}": (
+            f"{num_requests:,} requests in overload, {name}",
+            overloaded(overrides, num_requests),
+        )
+        for case, (name, overrides) in OVERLOADED.items()
+        for num_requests in (2_000, 8_000)
+    },
+    "million": (
+        "100 prompts of a million tokens, radix cache",
+        (
+            *poisson(100),
+            "model=llama4_scout",
+            "hardware=b200_sxm",
+            "tensor_parallel_size=8",
+            "caching=radix",
+            "workload.arrivals.rate_per_s=0.01",
+            "workload.lengths.prompt_tokens.value=1000000",
+        ),
     ),
 }
 COLUMNS = {

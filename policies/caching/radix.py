@@ -73,12 +73,13 @@ class Radix(Caching):
 class Holding:
     """The KV of a sequence: the tokens up to the end of a locked node, and its own blocks after them."""
 
-    __slots__ = ("ids", "lookup", "node", "num_in_tree", "segments")
+    __slots__ = ("has_inserted", "ids", "lookup", "node", "num_in_tree", "segments")
 
     def __init__(self, segments: Segments, node: Node) -> None:
         self.segments = segments
         self.node = node  # locked; while the sequence waits: result of the last lookup
         self.lookup: Lookup | None = None  # while the sequence waits
+        self.has_inserted = False  # whether it has inserted tokens since its admission
         self.num_in_tree = 0
         self.ids: list[int] = []  # ids of its own blocks, as far as assigned
 
@@ -149,10 +150,20 @@ class RadixPool(BlockPool):
     def computed(self, seq: Sequence, num_tokens: int) -> None:
         """Inserts the full blocks of a sequence's first num_tokens tokens into the tree."""
         held: Holding = seq.kv
+        self._insert(seq, num_tokens, held.node if held.has_inserted else None)
+
+    def _insert(self, seq: Sequence, num_tokens: int, above: Node | None) -> None:
+        """Inserts tokens; above: see `RadixTree.insert`."""
+        held: Holding = seq.kv
+        held.has_inserted = True
         num_tokens = self._most(seq, num_tokens)
         num_before = held.num_in_tree
         num_new, node = self._tree.insert(
-            held.segments, num_tokens, priority=-seq.request.priority, num_counted_tokens=num_before
+            held.segments,
+            num_tokens,
+            priority=-seq.request.priority,
+            num_counted_tokens=num_before,
+            above=above,
         )
         num_after = node.num_prefix_tokens
         if num_after == num_before:
@@ -166,13 +177,12 @@ class RadixPool(BlockPool):
             if num_new:
                 node.ids = held.ids[num_duplicates:num_own]
             del held.ids[:num_own]
-        self._tree.lock(node)
-        self._tree.unlock(held.node)
+        self._tree.move_lock(held.node, node)
         held.node, held.num_in_tree = node, num_after
         self._count()
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        self.computed(seq, num_tokens - num_planned)
+        self._insert(seq, num_tokens - num_planned, None)
         held: Holding = seq.kv
         self._num_unused += self.blocks_for(num_tokens) - held.num_in_tree // self.block_size
         self._free_ids.extend(reversed(held.ids))

@@ -155,14 +155,17 @@ class RadixTree:
         *,
         priority: int = 0,
         num_counted_tokens: int = 0,
+        above: Node | None = None,
     ) -> Insertion:
         """Inserts the path of the first num_tokens tokens, in whole pages.
 
         Tokens without a segment cannot be inserted. num_counted_tokens: tokens that the same request inserted
-        before, for example in earlier chunks: nodes up to there get no second hit.
+        before, for example in earlier chunks: nodes up to there get no second hit. above: a locked node of
+        the path, up to which the request has inserted it before. The nodes up to there are not visited and
+        not marked as accessed: the last insert before they are unlocked must be without it.
         """
         usable, total = self._usable(segments, num_tokens)
-        node, first, skip = self._walk(usable, priority, num_counted_tokens)
+        node, first, skip = self._walk(usable, priority, num_counted_tokens, above)
         num_new = total - node.num_prefix_tokens
         if num_new:
             leaf = Node(usable[first:], skip, num_new, node.num_prefix_tokens, self._next_stamp())
@@ -186,6 +189,15 @@ class RadixTree:
                 self.num_locked += node.num_tokens
             node.lock_count += 1
             node = node.parent
+
+    def move_lock(self, node: Node, below: Node) -> None:
+        """Moves a lock of a node to one below it, so that the path between them is locked, too."""
+        while below is not node:
+            assert below.parent is not None, "the lock must be moved to a node below"
+            if below.lock_count == 0:
+                self.num_locked += below.num_tokens
+            below.lock_count += 1
+            below = below.parent
 
     def unlock(self, node: Node) -> None:
         """Removes one lock of a node. Raises ValueError if there is none."""
@@ -296,14 +308,19 @@ class RadixTree:
         last = Segment(segments[count - 1][0], lengths[count - 1] - (total - target))
         return (*segments[: count - 1], last), target
 
-    def _walk(self, segments: Segments, priority: int | None, num_counted: int) -> tuple[Node, int, int]:
-        """Follows `segments` from the root as far as the tree has them, and marks the nodes as accessed.
+    def _walk(
+        self, segments: Segments, priority: int | None, num_counted: int, above: Node | None = None
+    ) -> tuple[Node, int, int]:
+        """Follows `segments` as far as the tree has them, from the root or a node above the rest of them.
 
-        priority: None for a match, which counts no hits. Returns the last node, split if necessary, and the
-        position of the first token after it: its segment, and the offset in the segment.
+        Marks the nodes as accessed. priority: None for a match, which counts no hits. Returns the last node,
+        split if necessary, and the position of the first token after it: its segment, and the offset in the
+        segment.
         """
         stamp, page_size = self._next_stamp(), self.page_size
         node, first, skip = self.root, 0, 0
+        if above is not None:
+            node, (first, skip) = above, locate(segments, above.num_prefix_tokens)
         is_split = False
         while first < len(segments) and not is_split:
             content_id, end = segments[first]

@@ -318,6 +318,35 @@ def test_a_repeated_lookup_does_what_a_new_one_does(prompts, actions, page_size,
     assert [leaf.segments for leaf in gone[0]] == [leaf.segments for leaf in gone[1]]
 
 
+@settings(max_examples=100)
+@given(
+    st.lists(few_runs.map(tuple), min_size=3, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6), st.integers(0, 2)), min_size=4, max_size=20),
+    st.integers(1, 2),
+)
+def test_chunks_may_be_inserted_behind_those_before(prompts, chunks, page_size):
+    """Two trees: one visits the whole path for every chunk. In the end both have the same nodes."""
+    trees = RadixTree(page_size=page_size), RadixTree(page_size=page_size)
+    ends = [[tree.root] * 3 for tree in trees]
+    num_tokens = [0, 0, 0]
+    for which, num_more, priority in chunks:
+        known = {"priority": priority, "num_counted_tokens": ends[0][which].num_prefix_tokens}
+        above = ends[0][which] if num_tokens[which] and priority == 0 else None
+        num_tokens[which] += num_more
+        for tree, locked, start in zip(trees, ends, (above, None), strict=True):
+            node = tree.insert(prompts[which], num_tokens[which], above=start, **known).node
+            tree.move_lock(locked[which], node)
+            locked[which] = node
+            tree.check_integrity()
+    for which in range(3):
+        for tree, locked in zip(trees, ends, strict=True):
+            tree.insert(prompts[which], num_counted_tokens=len(tokens(prompts[which])), priority=2)
+            tree.unlock(locked[which])
+    assert nodes(trees[0]) == nodes(trees[1])
+    assert trees[0].evict(1) == trees[1].evict(1)
+    trees[0].check_integrity()
+
+
 def nodes(tree):
     """Returns what eviction reads of every node, sorted."""
     return sorted((tree.path(n), n.depth, n.inserted, n.last_access, n.hits) for n in tree.nodes())
