@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
+from sim.report.look import BLUE, GREY, LIMIT, ORANGE, log_axis, styled
 
 MAX_POINTS = 2000
 """Largest number of points of each colour in a plot."""
@@ -55,9 +55,8 @@ def residual_figure(lines: pd.DataFrame, size_label: str, seed: int = 0) -> go.F
         row=1,
         col=2,
     )
-    figure.update_xaxes(type="log")
-    figure.update_xaxes(title="measured, us", row=1, col=1)
-    figure.update_xaxes(title=size_label, row=1, col=2)
-    figure.update_yaxes(type="log", title="predicted, us", row=1, col=1)
+    figure.update_xaxes(**log_axis(limits), title="measured, us", row=1, col=1)
+    figure.update_xaxes(**log_axis(predicted["size"]), title=size_label, row=1, col=2)
+    figure.update_yaxes(**log_axis(1e6 * predicted["predicted_s"]), title="predicted, us", row=1, col=1)
     figure.update_yaxes(range=[-100, 150], row=1, col=2)
     return styled(figure, height_px=420)

@@ -22,6 +22,8 @@ from sim.report.look import GREY, LIMIT, styled
 from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
 
 HEIGHT_PX = 420
+SHARES = [0, 1.03]
+"""Range of an axis of shares; bands may exceed 1, which means nothing."""
 
 
 def write_goodput(
@@ -37,7 +39,8 @@ def write_goodput(
         f"Bands are the {LEVEL} of the mean. Each seed has the same requests at every rate.",
         {
             "Verdicts": listed([*sentences(outcome.highest), *caveats(outcome.settings, outcome.short)]),
-            "SLO attainment and goodput over the request rate": drawn(rate_figure(outcome)),
+            "SLO attainment and goodput over the request rate": "<p>Open circles: the "
+            f"service was overloaded, and the run was stopped early.</p>{drawn(rate_figure(outcome))}",
             "SLO attainment with tighter and looser limits": drawn(scale_figure(outcome)),
             "Highest rates": table(rows(outcome.highest)),
             "Assumptions and notes": listed(merged_notes(notes)),
@@ -81,15 +84,10 @@ def rate_figure(outcome: Outcome) -> go.Figure:
         drawing.add_hline(y=target, line=LIMIT, row=1, col=1)
     drawing.update_xaxes(title="requests/s", rangemode="tozero")
     drawing.update_yaxes(rangemode="tozero")
-    drawing.add_annotation(
-        text="Open circles: the service was overloaded, and the run was stopped early.",
-        xref="paper",
-        yref="paper",
-        x=0,
-        y=-0.32,
-        showarrow=False,
-    )
-    return styled(drawing, height_px=HEIGHT_PX, margin={"l": 64, "r": 20, "t": 70, "b": 100})
+    drawing.update_yaxes(range=SHARES, row=1, col=1)
+    # The legend is above the titles of the panels.
+    legend = {"orientation": "h", "y": 1.12, "yanchor": "bottom", "x": 0}
+    return styled(drawing, height_px=HEIGHT_PX, legend=legend, margin={"l": 64, "r": 20, "t": 80, "b": 60})
 
 
 def scale_figure(outcome: Outcome) -> go.Figure:
@@ -107,7 +105,7 @@ def scale_figure(outcome: Outcome) -> go.Figure:
     rate = outcome.scale_rate
     rate_text = "" if rate is None else f" at {rate:.4g} requests/s"
     drawing.update_xaxes(title=f"factor on all SLO limits{html.escape(rate_text)}", rangemode="tozero")
-    drawing.update_yaxes(title="SLO attainment", rangemode="tozero")
+    drawing.update_yaxes(title="SLO attainment", range=SHARES)
     for target in {arm.target for arm in outcome.arms if not math.isnan(arm.target)}:
         drawing.add_hline(y=target, line=LIMIT)
     return styled(drawing, height_px=HEIGHT_PX)

@@ -14,7 +14,7 @@ from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.pages import line_style
 from experiments.sweep.grid import MAX_PANELS, Grid, GridAxis, panel_title
 from sim.metrics.paired import Interval
-from sim.report.look import styled
+from sim.report.look import log_axis, styled
 from sim.report.plain_page import line_with_band
 from sim.settings.convert import shown
 
@@ -55,7 +55,7 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
             type="category", categoryorder="array", categoryarray=[shown(v) for v in x.values]
         )
     drawing.update_xaxes(title=x.key)
-    drawing.update_yaxes(**({"rangemode": "tozero"} if floor is None else {"type": "log"}))
+    drawing.update_yaxes(**({"rangemode": "tozero"} if floor is None else log_axis(_means(grid, metric))))
     drawing.update_yaxes(title=titled(metric), col=1)
     return _laid_out(drawing, len(panels), legend_title=grid.colour.key if grid.colour else "")
 
@@ -113,7 +113,7 @@ def parallel(grid: Grid) -> go.Figure | None:
         finite = [value for value in values if math.isfinite(value)]
         if finite:  # a line needs a value on every axis: a missing one is drawn at the bottom
             filled = [value if math.isfinite(value) else min(finite) for value in values]
-            dimensions.append({"label": titled(metric), "values": filled})
+            dimensions.append({"label": titled(metric), "values": filled, "tickformat": ",.4~g"})
     first = dimensions[len(grid.axes)] if len(dimensions) > len(grid.axes) else dimensions[0]
     drawing = go.Figure(
         go.Parcoords(

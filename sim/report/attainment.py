@@ -13,7 +13,7 @@ from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 from sim.report import numbers
 from sim.report.chart import Chart, panels
-from sim.report.look import BLUE, GREEN, LIMIT, ORANGE, PURPLE, time_unit
+from sim.report.look import BLUE, GREEN, LIMIT, ORANGE, PURPLE, log_axis, time_unit
 
 NUM_TIME_BUCKETS = 60
 TERM_COLOURS = {"ttft": ORANGE, "tpot": PURPLE, "e2e": GREEN}
@@ -38,6 +38,7 @@ def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> Chart:
         marker={"color": list(colours.values())},
         text=[numbers.percent_at_least(share) for share in whole],
         textposition="auto",
+        textangle=0,
         insidetextanchor="middle",
         showlegend=False,
     )
@@ -61,10 +62,10 @@ def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> Chart:
         chart.add("scatter", 2, x=lengths * 2**0.5, y=100 * by_length, **style)
     chart.horizontal_line(100 * slo.attainment_target, LIMIT)
     chart.x_axes(1, title=unit)
-    chart.x_axes(2, title="prompt tokens", type="log")
+    chart.x_axes(2, title="prompt tokens", **log_axis(lengths, max_labels=6))
     chart.y_axes(range=[0, 102])
     chart.y_axes(0, title="% of requests")
-    return chart.styled(height_px=400, legend={"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0.25})
+    return chart.styled(height_px=400, legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0})
 
 
 def _shares(met: NDArray[np.bool_], group: NDArray[np.int64], num_groups: int) -> NDArray[np.float64]:

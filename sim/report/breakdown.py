@@ -13,7 +13,7 @@ from sim.metrics.utilisation import KINDS, iteration_kind, rented_s, seconds_by_
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report.chart import Chart
-from sim.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS
+from sim.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS, log_axis
 
 MAX_POINTS_PER_KIND = 1200
 
@@ -54,6 +54,6 @@ def iteration_times(records: RunRecords, inside_s: NDArray[np.float64]) -> Chart
         marker = {"color": KIND_COLOURS.get(name, GREY), "size": 4, "opacity": 0.45}
         chart.add("scatter", x=tokens[shown], y=duration_ms[shown], mode="markers", marker=marker, name=name)
     chart.update_traces(hovertemplate="%{x:,} tokens, %{y:.4g} ms")
-    chart.x_axes(type="log", title="tokens in the batch")
-    chart.y_axes(type="log", title="iteration time, ms")
+    chart.x_axes(**log_axis(tokens, max_labels=16), title="tokens in the batch")
+    chart.y_axes(**log_axis(duration_ms), title="iteration time, ms")
     return chart.styled(height_px=330)

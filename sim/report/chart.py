@@ -86,6 +86,13 @@ class Chart:
             shape = {**settings, "type": "rect", **ends, "yref": f"{_axis('y', panel)} domain"}
             self._add_shape(_in_order(shape))
 
+    def note(self, x: float, y: float, text: str, panel: int = 0, **settings: Any) -> None:
+        """Writes a text at a point of a panel; on a logarithmic axis x or y is the logarithm to base 10."""
+        axes = {"xref": _axis("x", panel), "yref": _axis("y", panel), "showarrow": False}
+        self.layout.setdefault("annotations", []).append(
+            _in_order({"x": x, "y": y, "text": text, **axes, **settings})
+        )
+
     def styled(self, *, height_px: int, legend: Mapping[str, Any] | None = None, **layout: Any) -> Self:
         """Sets the height and further settings of the layout; returns the chart."""
         self.layout |= {} if legend is None else {"legend": legend}
@@ -103,7 +110,7 @@ class Chart:
         return go.Figure({"data": self.traces, "layout": self.layout})
 
     def html(self, config: Mapping[str, Any]) -> str:
-        """Returns the HTML of the plot, for a page that contains the code of `plotly_js`."""
+        """Returns the HTML of the plot, for a page that contains the code of `page_js`."""
         spec = self.spec()
         return _DIV.format(
             id=uuid.uuid4(),
@@ -161,8 +168,18 @@ def panels(
     return chart
 
 
+def page_js() -> bytes:
+    """Returns the code that a page with plots needs once: plotly.js, and its use on narrow screens."""
+    return plotly_js() + b"\n" + narrow_js().encode()
+
+
+def narrow_js() -> str:
+    """Returns the code that draws the plots of plotly.js for the width of the screen."""
+    return Path(__file__).with_name("narrow.js").read_text(encoding="utf-8")
+
+
 def plotly_js() -> bytes:
-    """Returns the code of plotly.js, which a page needs once, from the Python package plotly."""
+    """Returns the code of plotly.js from the Python package plotly."""
     spec = importlib.util.find_spec("plotly")
     assert spec is not None
     assert spec.origin is not None

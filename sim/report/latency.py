@@ -2,52 +2,99 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 
-from sim.metrics.definitions import weighted_percentile
+from sim.metrics.definitions import Counts, Times, weighted_percentile
 from sim.metrics.series import cdf_points, octaves, thinned
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report.chart import Chart, panels
-from sim.report.look import BLUE, LIMIT, ORANGE, RED
+from sim.report.look import BLUE, LIMIT, ORANGE, RED, log_axis
+from sim.report.numbers import number
 
+MARKED = (50, 99)
+"""Percentiles that are marked on distributions."""
 MAX_SCATTER_POINTS = 3000
 
 
 def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, slo: Slo | None) -> Chart:
-    """Plots the cumulative share of requests (ITL: of gaps between tokens) for each of the four latencies."""
+    """Plots the cumulative share of requests (ITL: of gaps between tokens) for each of the four latencies.
+
+    p50 and p99 are marked on each curve.
+    """
     inside = window.holds(records.gap_end_s)
-    series = {
-        "ttft": ("TTFT", cdf_points(measured["ttft_s"].to_numpy())),
-        "tpot": ("TPOT", cdf_points(measured["tpot_s"].to_numpy())),
-        "itl": ("ITL", cdf_points(records.gap_s[inside], records.gap_count[inside])),
-        "e2e": ("E2E", cdf_points(measured["e2e_s"].to_numpy())),
+    gaps = records.gap_s[inside], records.gap_count[inside]
+    series: dict[str, tuple[Times, Counts | None]] = {
+        name: gaps if name == "itl" else (measured[f"{name}_s"].to_numpy(dtype=np.float64), None)
+        for name in ("ttft", "tpot", "itl", "e2e")
     }
-    limits_s = slo.limits_s if slo else {}
+    limits_ms = {name: limit_s * 1e3 for name, limit_s in slo.limits_s.items()} if slo else {}
     titles = [
-        f"{label}, limit {limits_s[name] * 1e3:g} ms" if name in limits_s else label
-        for name, (label, _) in series.items()
+        f"{name.upper()}, limit {limits_ms[name]:g} ms" if name in limits_ms else name.upper()
+        for name in series
     ]
-    chart = panels(titles, num_columns=2, vertical_spacing=0.17)
-    for panel, (name, (label, (values_s, share))) in enumerate(series.items()):
+    chart = panels(titles, num_columns=2, vertical_spacing=0.2)
+    for panel, (name, (times_s, counts)) in enumerate(series.items()):
+        values_s, share = cdf_points(times_s, counts)
+        shown_ms = values_s * 1e3
         chart.add(
             "scatter",
             panel,
-            x=values_s * 1e3,
+            x=shown_ms,
             y=share * 100,
-            name=label,
+            name=name.upper(),
             mode="lines" if len(values_s) > 1 else "markers",
             line={"color": BLUE, "width": 2, "shape": "hv"},
             hovertemplate="%{y:.2f} % within %{x:,.4g} ms<extra></extra>",
         )
-        if name in limits_s:
-            chart.vertical_line(limits_s[name] * 1e3, LIMIT, panel)
-    chart.x_axes(type="log", title="ms")
+        if name in limits_ms:
+            chart.vertical_line(limits_ms[name], LIMIT, panel)
+            shown_ms = np.append(shown_ms, limits_ms[name])
+        chart.x_axes(panel, **log_axis(shown_ms), title="ms")
+        _mark(chart, panel, 1e3 * marked_percentiles(times_s, counts), shown_ms)
     chart.y_axes(title="% of requests", range=[0, 101])
     chart.y_axes(2, title="% of gaps")
     return chart.styled(height_px=600, showlegend=False)
+
+
+def marked_percentiles(times_s: Times, counts: Counts | None = None) -> Times:
+    """Returns the `MARKED` percentiles of the times, none if there are no times; NaN is left out."""
+    known = ~np.isnan(times_s)
+    if not known.any():
+        return np.array([])
+    counts = np.ones(len(times_s), np.int64) if counts is None else counts
+    return weighted_percentile(times_s[known], counts[known], MARKED)
+
+
+def _mark(chart: Chart, panel: int, marked_ms: Times, shown_ms: Times) -> None:
+    """Marks percentiles on a curve, and writes them beside it where there is room."""
+    if not len(marked_ms):
+        return
+    marker = {"color": BLUE, "size": 7, "line": {"color": "white", "width": 1}}
+    hover = "p%{y}: %{x:,.4g} ms<extra></extra>"
+    chart.add("scatter", panel, x=marked_ms, y=MARKED, mode="markers", marker=marker, hovertemplate=hover)
+    positive = shown_ms[shown_ms > 0]
+    for q, value_ms in zip(MARKED, marked_ms, strict=True):
+        if not value_ms > 0:  # a logarithmic axis has no place for it
+            continue
+        place = math.log(value_ms / positive.min()) / max(math.log(positive.max() / positive.min()), 1e-9)
+        is_left = place < (0.65 if q > 90 else 0.5)
+        chart.note(
+            math.log10(value_ms),
+            q,
+            f"p{q} {number(float(value_ms))} ms",
+            panel,
+            xanchor="left" if is_left else "right",
+            yanchor="top" if q > 90 else "middle",
+            xshift=8 if is_left else -8,
+            yshift=-4 if q > 90 else 0,
+            bgcolor="rgba(255,255,255,0.75)",
+            font={"size": 11},
+        )
 
 
 def ttft_by_prompt_length(measured: pd.DataFrame, slo: Slo | None) -> Chart:
@@ -70,8 +117,10 @@ def ttft_by_prompt_length(measured: pd.DataFrame, slo: Slo | None) -> Chart:
         line = {"color": colour, "width": 2}
         chart.add("scatter", x=lower * 2**0.5, y=heights, mode="lines+markers", line=line, name=label)
     if slo and "ttft" in slo.limits_s:
-        chart.horizontal_line(slo.limits_s["ttft"] * 1e3, LIMIT)
+        limit_ms = slo.limits_s["ttft"] * 1e3
+        chart.horizontal_line(limit_ms, LIMIT)
+        ttft_ms = np.append(ttft_ms, limit_ms)
     chart.update_traces(hovertemplate="%{x:,.0f} prompt tokens, %{y:,.4g} ms")
-    chart.x_axes(type="log", title="prompt tokens")
-    chart.y_axes(type="log", title="TTFT, ms")
+    chart.x_axes(**log_axis(lengths, max_labels=16), title="prompt tokens")
+    chart.y_axes(**log_axis(ttft_ms), title="TTFT, ms")
     return chart.styled(height_px=420)

@@ -18,7 +18,7 @@ from sim.records.run import RunRecords
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
-from sim.report.chart import Chart, plotly_js
+from sim.report.chart import Chart, page_js
 from sim.report.config_text import config_yaml
 from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
@@ -84,7 +84,7 @@ class Section(NamedTuple):
 
 
 _PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-_CODE = "plotly.js\N{NULL}"
+_CODE = "page_js\N{NULL}"
 """Placeholder for 5 MB of code while the rest of the page is filled in."""
 
 
@@ -138,7 +138,7 @@ def write_report(
         plotly=_CODE,
     )
     before, after = page.encode().split(_CODE.encode())
-    write_whole(Path(path), b"".join((before, plotly_js(), after)))
+    write_whole(Path(path), b"".join((before, page_js(), after)))
 
 
 def report_sections(
@@ -161,7 +161,7 @@ def report_sections(
         sections.append(Section("SLO attainment", caption, slo_attainment(measured, window, slo)))
     caption = (
         "Share of the requests (ITL: of the gaps between tokens) with at most the latency on the x axis. "
-        "Dashed: the limit of the SLO."
+        "Points: p50 and p99. Dashed: the limit of the SLO."
     )
     sections.append(Section("Latency", caption, latency_cdfs(records, measured, window, slo)))
     caption = (

@@ -10,9 +10,9 @@ from string import Template
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from sim.metrics.paired import Interval
+from sim.report.chart import page_js
 from sim.report.whole_file import write_whole
 
 _PAGE = Template(
@@ -20,13 +20,21 @@ _PAGE = Template(
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>
-body { max-width: 1100px; margin: 24px auto; padding: 0 20px; color: #1f2733; }
+* { box-sizing: border-box; }
+body { max-width: 1140px; margin: 24px auto; padding: 0 20px; color: #1f2733; overflow-wrap: break-word; }
 body { font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 24px; } h2 { font-size: 18px; margin-top: 36px; }
+h1 { font-size: 24px; } h2 { font-size: 18px; margin-top: 36px; } ul { padding-left: 22px; }
 table { border-collapse: collapse; } td, th { padding: 2px 12px; text-align: right; font-weight: 400; }
-th:first-child { text-align: left; } thead th { color: #647084; border-bottom: 1px solid #e1e5ec; }
+th:first-child { text-align: left; padding-left: 0; }
+thead th { color: #647084; border-bottom: 1px solid #e1e5ec; vertical-align: bottom; }
+table { font-variant-numeric: tabular-nums; margin-bottom: 12px; }
+td { white-space: nowrap; } tbody th { min-width: 8em; }
+.scroll, pre { overflow-x: auto; } pre { font-size: 13px; }
+summary { cursor: pointer; }
+@media (max-width: 640px) { body { padding: 0 14px; } h1 { font-size: 21px; } td, th { padding: 2px 8px; } }
 </style>
 <script>$plotly</script>
 </head>
@@ -47,14 +55,15 @@ def write_page(path: Path, title: str, introduction: str, sections: Mapping[str,
         title=html.escape(title),
         introduction=html.escape(introduction),
         sections=body,
-        plotly=get_plotlyjs(),
+        plotly=page_js().decode(),
     )
     write_whole(path, page)
 
 
 def drawn(figure: go.Figure) -> str:
     """Returns the HTML of a figure, without plotly's own code."""
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
+    config = {"displaylogo": False, "responsive": True}
+    return f"<div class=scroll>{figure.to_html(full_html=False, include_plotlyjs=False, config=config)}</div>"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -66,7 +75,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         for row in body
     )
     whole = f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<div style="overflow-x:auto">{whole}</div>'
+    return f'<div class="scroll">{whole}</div>'
 
 
 def listed(lines: Sequence[str]) -> str:

@@ -59,7 +59,7 @@ def timeline(records: RunRecords, window: Window) -> Chart | None:
     chart.y_axes(rangemode="tozero")
     return chart.styled(
         height_px=1230,
-        legend={"orientation": "h", "y": -0.047, "yanchor": "top", "x": 0},
+        legend={"orientation": "h", "y": -0.055, "yanchor": "top", "x": 0},
         hovermode="x unified",
     )
 

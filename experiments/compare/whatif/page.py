@@ -28,7 +28,7 @@ from experiments.study.notes import merged_notes
 from experiments.study.runs import settings_that_differ
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Outcome
-from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, styled
+from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, log_axis, styled
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 from sim.settings.convert import shown
 
@@ -88,11 +88,14 @@ def delta_figure(answers: Answers) -> go.Figure:
     for i, metric in enumerate(metrics):
         where = {"row": i // COLUMNS + 1, "col": i % COLUMNS + 1}
         is_share = metric.key.endswith("share")
+        ratios = [1.0]
         for arm in reversed(arms):
-            drawing.add_trace(_dot(answers.found.of(metric, arm)[0], is_share=is_share), **where)
+            dot = _dot(answers.found.of(metric, arm)[0], is_share=is_share)
+            drawing.add_trace(dot, **where)
+            ratios += [x for x in dot.x if x is not None]
         drawing.add_vline(x=0 if is_share else 1, line={"color": GREY, "width": 1}, **where)
         if not is_share:
-            drawing.update_xaxes(type="log", nticks=5, **where)
+            drawing.update_xaxes(**log_axis(ratios, max_labels=7), **where)
     return styled(drawing, height_px=height, showlegend=False, margin={"l": 220, "r": 20, "t": 50, "b": 40})
 
 

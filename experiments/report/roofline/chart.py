@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from experiments.report.roofline.survey import Survey
 from experiments.report.roofline.tables import explained_title, memory_lines, title
 from hwmodels.iterations.operating_point import OperatingPoint, ridge_points
-from sim.report.look import BLUE, GREEN, GREY, ORANGE, styled
+from sim.report.look import BLUE, GREEN, GREY, ORANGE, log_axis, styled
 from sim.report.numbers import number, percent
 from sim.report.plain_page import drawn, write_page
 from sim.report.wording import plural
@@ -78,8 +78,12 @@ def roofline(found: Survey) -> go.Figure:
             marker={"size": 10},
             hovertemplate="%{customdata}<extra></extra>",
         )
-    figure.update_xaxes(type="log", title="FLOP/byte of weights and KV (operators: of all bytes moved)")
-    figure.update_yaxes(type="log", title="FLOP/s")
+    figure.update_xaxes(
+        **log_axis([lowest, highest], max_labels=16),
+        title="FLOP/byte of weights and KV (operators: of all bytes moved)",
+    )
+    rates = [rate for trace in figure.data for rate in trace.y]
+    figure.update_yaxes(**log_axis(rates) | {"tickformat": "~s"}, title="FLOP/s")
     return styled(figure, height_px=640, legend={"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top"})
 
 

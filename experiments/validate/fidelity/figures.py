@@ -5,7 +5,7 @@ The simulated run is blue and solid, real ones are orange and dotted; repetition
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,9 +15,11 @@ from plotly.subplots import make_subplots
 from experiments.validate.fidelity.curves import Curve
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.fidelity.metrics import LATENCIES
+from sim.metrics.definitions import Counts, Times
 from sim.metrics.series import cdf_points
 from sim.metrics.utilisation import KINDS, iteration_kind
-from sim.report.look import BLUE, KIND_COLOURS, ORANGE, styled, time_unit
+from sim.report.latency import MARKED, marked_percentiles
+from sim.report.look import BLUE, KIND_COLOURS, ORANGE, log_axis, styled, time_unit
 
 GANTT_ITERATIONS = 200
 MAX_REALS = 5
@@ -27,7 +29,7 @@ REAL = {"color": ORANGE, "width": 2, "dash": "dot"}
 
 
 def distributions(simulated: Measured, reals: Sequence[Measured]) -> go.Figure:
-    """Draws CDFs of TTFT, TPOT and E2E, and of ITL if all runs have recorded it."""
+    """Draws CDFs of TTFT, TPOT and E2E, and of ITL if all runs have recorded it; p50 and p99 are marked."""
     reals = reals[:MAX_REALS]
     names = [
         name
@@ -36,14 +38,17 @@ def distributions(simulated: Measured, reals: Sequence[Measured]) -> go.Figure:
     ]
     columns = 2 if len(names) == 4 else 3
     titles = [LATENCIES[name] for name in names]
-    figure = make_subplots(len(names) // columns, columns, subplot_titles=titles, vertical_spacing=0.17)
+    figure = make_subplots(len(names) // columns, columns, subplot_titles=titles, vertical_spacing=0.2)
+    shown_ms: list[list[float]] = [[] for _ in names]
     for run, label, line in _styles(simulated, reals):
         latencies = run.latencies
         for i, name in enumerate(names):
+            counts = None
             if name == "itl" and run.gaps is not None:
-                values_s, share = cdf_points(run.gaps.gap_s, run.gaps.gap_count)
+                times_s, counts = run.gaps.gap_s, run.gaps.gap_count
             else:
-                values_s, share = cdf_points(latencies[f"{name}_s"].to_numpy(dtype=np.float64))
+                times_s = latencies[f"{name}_s"].to_numpy(dtype=np.float64)
+            values_s, share = cdf_points(times_s, counts)
             trace = go.Scatter(
                 x=(values_s * 1e3).astype(np.float32),
                 y=(share * 100).astype(np.float32),
@@ -54,17 +59,38 @@ def distributions(simulated: Measured, reals: Sequence[Measured]) -> go.Figure:
                 line={**line, "shape": "hv"},
                 hovertemplate=f"{label}: %{{y:.1f}} % within %{{x:,.4g}} ms<extra></extra>",
             )
-            figure.add_trace(trace, row=i // columns + 1, col=i % columns + 1)
-    figure.update_xaxes(type="log", title="ms")
+            where = {"row": i // columns + 1, "col": i % columns + 1}
+            figure.add_trace(trace, **where)
+            figure.add_trace(_percentiles(times_s, counts, label, line), **where)
+            shown_ms[i].extend(values_s * 1e3)
+    for i, values_ms in enumerate(shown_ms):
+        figure.update_xaxes(**log_axis(values_ms), row=i // columns + 1, col=i % columns + 1)
+    figure.update_xaxes(title="ms")
     figure.update_yaxes(title="% of requests", range=[0, 101])
     if "itl" in names:
-        where = names.index("itl")
-        figure.update_yaxes(title="% of gaps", row=where // columns + 1, col=where % columns + 1)
+        itl = names.index("itl")
+        figure.update_yaxes(title="% of gaps", row=itl // columns + 1, col=itl % columns + 1)
     return styled(
         figure,
-        height_px=300 * (len(names) // columns),
+        height_px=300 * (len(names) // columns) + 40,
         margin={"l": 64, "r": 20, "t": 70, "b": 48},
-        legend={"orientation": "h", "y": 1.12, "yanchor": "bottom", "x": 0},
+        legend={"orientation": "h", "y": 1.08, "yanchor": "bottom", "x": 0},
+    )
+
+
+def _percentiles(times_s: Times, counts: Counts | None, label: str, line: Mapping[str, object]) -> go.Scatter:
+    """Marks the percentiles of a run on its curve; the simulated run's have names."""
+    return go.Scatter(
+        x=1e3 * marked_percentiles(times_s, counts),
+        y=MARKED,
+        text=[f"p{q}" for q in MARKED] if label == "simulated" else None,
+        textposition=["middle right", "bottom right"],
+        mode="markers+text",
+        marker={"color": line["color"], "size": 8, "line": {"color": "white", "width": 1}},
+        name=label,
+        legendgroup=label,
+        showlegend=False,
+        hovertemplate=f"{label}: p%{{y}} %{{x:,.4g}} ms<extra></extra>",
     )
 
 
@@ -99,7 +125,8 @@ def over_time(curves: Sequence[Curve]) -> go.Figure:
         figure,
         height_px=220 * len(curves) + 80,
         hovermode="x unified",
-        legend={"orientation": "h", "y": -0.06, "yanchor": "top", "x": 0},
+        legend={"orientation": "h", "y": 1 + 30 / (220 * len(curves) - 40), "yanchor": "bottom", "x": 0},
+        margin={"l": 64, "r": 20, "t": 70, "b": 48},
     )
 
 

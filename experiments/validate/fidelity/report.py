@@ -133,7 +133,7 @@ def table_html(rows: Sequence[Sequence[str]], *, labels: int) -> str:
         for row in body
     )
     table = f"<table style='white-space:nowrap'><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<div style="overflow-x:auto">{table}</div>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def _folded(title: str, content: Mapping[str, Any]) -> str:
