@@ -12,8 +12,9 @@ from dash.exceptions import PreventUpdate
 from experiments.dashboard.controls import Board
 from experiments.dashboard.figures import curve_figure, limit_sentence, roofline_figure
 from experiments.dashboard.guard import guard
-from experiments.dashboard.page import INDEX, drawn, field_id, latency, layout, summary, values
+from experiments.dashboard.page import INDEX, drawn, field_id, latency, layout, summary, tables, values
 from experiments.dashboard.simulation_service import SimulationService, Superseded
+from experiments.dashboard.stepping import stepped
 from sim.settings.errors import ConfigError
 
 STALE = "stale"
@@ -46,12 +47,25 @@ class Callbacks:
             return no_update, problems, no_update, *[no_update] * len(given)
         return state, [], board.query(state), *[no_update] * len(given)
 
+    def step(self, source: Any, given: Sequence[Any]) -> list[Any]:
+        """Returns one value per control of numbers, changed by the button whose id is `source`."""
+        board = self.board
+        values_of = dict(zip([control.key for control in board.controls], given, strict=True))
+        state, _ = board.parse(values_of)
+        name, _, direction = str(source).rpartition("-")
+        return [
+            stepped(board, state, control.key, up=direction == "more")
+            if field_id(control) == name
+            else no_update
+            for control in board.numbers
+        ]
+
     def answer(self, client: Any, given: Any, problems: Any) -> tuple[Any, ...]:
         """Simulates the state and returns the contents of the page.
 
-        These are (error, class of the results, summary, latency figure, request number, polling disabled,
-        command line). given: the browser's state, which is parsed like an address, because any program may
-        have sent it. After an error the previous results stay on the page, greyed out.
+        These are (error, class of the results, summary, tables, latency figure, request number, polling
+        disabled, command line). given: the browser's state, which is parsed like an address, because any
+        program may have sent it. After an error the previous results stay on the page, greyed out.
         """
         client, problems = _name(client), _lines(problems)
         state: dict[str, Any] | None = None
@@ -60,9 +74,9 @@ class Callbacks:
             problems += [line for line in wrong if line not in problems]
         message = "\n".join(problems)
         if state is None:
-            return message, STALE, no_update, no_update, no_update, no_update, no_update
+            return message, STALE, *[no_update] * 6
         if problems and ctx_triggered() == "problems":
-            return message, STALE, no_update, no_update, no_update, no_update, no_update
+            return message, STALE, *[no_update] * 6
         command = self.board.command_line(state)
         try:
             found = self.service.answer(client, state)
@@ -70,8 +84,9 @@ class Callbacks:
             raise PreventUpdate from None
         except ConfigError as error:
             errors = "\n".join([*problems, str(error)])
-            return errors, STALE, no_update, no_update, no_update, True, command
-        return message, "", summary(found), latency(found), self._number(client), False, command
+            return errors, STALE, *[no_update] * 4, True, command
+        shown = summary(found), tables(found), latency(found)
+        return message, "", *shown, self._number(client), False, command
 
     def _number(self, client: str) -> int:
         """Returns the number of the request that was answered last."""
@@ -148,10 +163,22 @@ def make_app(service: SimulationService) -> dash.Dash:
     def synchronise(query: str | None, *given: Any) -> Any:
         return callbacks.synchronise(ctx.triggered_id, query, given)
 
+    numbers = [field_id(control) for control in board.numbers]
+
+    @app.callback(
+        *(Output(name, "value", allow_duplicate=True) for name in numbers),
+        *(Input(f"{name}-{way}", "n_clicks") for name in numbers for way in ("less", "more")),
+        *(State(name, "value") for name in fields),
+        prevent_initial_call=True,
+    )
+    def step(*given: Any) -> Any:
+        return callbacks.step(ctx.triggered_id, given[2 * len(numbers) :])
+
     @app.callback(
         Output("error", "children"),
         Output("results", "className"),
         Output("summary", "children"),
+        Output("tables", "children"),
         Output("latency", "figure"),
         Output("answered", "data"),
         Output("poll", "disabled"),

@@ -39,6 +39,8 @@ FLAGS = (
 )
 TIMEOUT_MS = 120_000
 """Long enough that a check never fails because a shared machine is slow."""
+PHONE_PX = 430
+"""Width of the widest phone."""
 RATE = "#control-workload-arrivals-rate_per_s"
 RATES = (5, 6, 7, 9, 10, 12, 14, 16, 18, 20)
 
@@ -106,19 +108,27 @@ def served(overrides: Sequence[str]) -> Iterator[str]:
 @contextmanager
 def opened(address: str, *, width: int = 1280, height: int = 800, scale: float = 1.0) -> Iterator[Opened]:
     """Opens the page and yields it with its first results. Raises ConfigError if there is no browser."""
+    with visited(address, width=width, height=height, scale=scale) as found:
+        found.page.wait_for_selector("#verdict")
+        yield found
+
+
+@contextmanager
+def visited(address: str, *, width: int = 1280, height: int = 800, scale: float = 1.0) -> Iterator[Opened]:
+    """Opens any page; up to `PHONE_PX` wide, as on a phone. Raises ConfigError if there is no browser."""
     if reason := missing():
         raise ConfigError(reason)
     sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_browser(), args=list(FLAGS))
-        page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
+        screen = {"width": width, "height": height}
+        page = browser.new_page(viewport=screen, device_scale_factor=scale, is_mobile=width <= PHONE_PX)
         page.set_default_timeout(TIMEOUT_MS)
-        found = Opened(page)
+        found, own = Opened(page), address.partition("?")[0]
         page.on("console", lambda m: found.errors.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: found.errors.append(str(error)))
-        page.on("request", lambda r: found.foreign.append(r.url) if _is_foreign(r.url, address) else None)
+        page.on("request", lambda r: found.foreign.append(r.url) if _is_foreign(r.url, own) else None)
         page.goto(address)
-        page.wait_for_selector("#verdict")
         try:
             yield found
         finally:

@@ -117,6 +117,11 @@ class Board:
     controls: tuple[Control, ...]
 
     @property
+    def numbers(self) -> list[Control]:
+        """Controls of numbers."""
+        return [control for control in self.controls if control.kind != "choice"]
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """State of the controls before any change."""
         return {control.key: control.default for control in self.controls}

@@ -1,4 +1,4 @@
-"""Layout of the page: controls on the left, results on the right; on a narrow screen, results below."""
+"""Layout of the page: verdict, controls, results; on a wide screen, the controls are on the left."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from experiments.dashboard.controls import Board, Control, State
 from experiments.dashboard.figures import caveats, latency_figure
 from experiments.dashboard.simulation_service import Answer
 from sim.report import numbers, wording
+from sim.report.chart import narrow_js
 
 POLL_MS = 400
 """Interval at which the page asks for new points of the curve, in ms."""
@@ -23,15 +24,21 @@ STYLE = """
 :root { --ink: #1f2733; --soft: #647084; --line: #e1e5ec; --blue: #2563a8; }
 * { box-sizing: border-box; }
 body { margin: 0; color: var(--ink); background: #f6f7f9; font: 14px/1.45 system-ui, sans-serif; }
-main { display: grid; grid-template-columns: 250px minmax(0, 1fr); gap: 16px; max-width: 1500px; margin: auto;
-  padding: 14px 18px; }
-h1 { font-size: 18px; margin: 0 0 8px; } h2 { font-size: 14px; margin: 0 0 4px; }
+main { display: grid; grid-template: "title title" auto "settings verdict" auto "settings results" 1fr /
+  250px minmax(0, 1fr); column-gap: 16px; max-width: 1500px; margin: auto; padding: 14px 18px; }
+h1 { grid-area: title; font-size: 18px; margin: 0 0 8px; }
+.head { grid-area: verdict; min-width: 0; } .results { grid-area: results; min-width: 0; }
+h2 { font-size: 14px; margin: 0 0 4px; }
 section, form { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; }
 section { margin-bottom: 12px; min-width: 0; }
-form { align-self: start; position: sticky; top: 14px; }
+form { grid-area: settings; align-self: start; position: sticky; top: 14px; margin-bottom: 12px; }
 form label { display: block; color: var(--soft); font-size: 12px; margin-top: 7px; }
 form input { width: 100%; font: inherit; color: inherit; padding: 4px 8px; border: 1px solid #c3c9d3;
   border-radius: 4px; }
+.number { display: flex; gap: 4px; } .number .dash-input { flex: 1; min-width: 0; }
+.number button { flex: none; width: 34px; height: 34px; font: inherit; font-size: 17px; color: var(--blue);
+  background: #f1f3f6; border: 1px solid #c3c9d3; border-radius: 4px; cursor: pointer; }
+.dash-input-stepper { display: none; }
 form input:focus-visible, form button:focus-visible { outline: 2px solid var(--blue); outline-offset: 1px; }
 .error { background: #fdecec; border: 1px solid #c43838; color: #7d1f1f; border-radius: 8px;
   padding: 8px 12px; margin-bottom: 12px; max-height: 12em; overflow: auto;
@@ -39,21 +46,26 @@ form input:focus-visible, form button:focus-visible { outline: 2px solid var(--b
 .error:empty { display: none; }
 .verdict { font-size: 17px; font-weight: 600; } .attained { color: #2f8f5b; } .missed { color: #c43838; }
 .caveat { color: #8a5a00; margin: 3px 0; } .soft { color: var(--soft); margin: 3px 0; }
-.stale { opacity: .4; filter: grayscale(1); } .stale::before { color: #c43838;
-  content: "Results of the previous settings:";  font-weight: 600; }
-#busy { position: sticky; top: 8px; z-index: 9; height: 0; text-align: center; visibility: hidden; }
+.stale, main:has(.stale) #summary { opacity: .4; filter: grayscale(1); }
+main:has(.stale) #summary::before { color: #c43838; content: "Results of the previous settings:";
+  font-weight: 600; }
+#busy { position: fixed; top: 8px; left: 0; right: 0; z-index: 9; text-align: center; visibility: hidden;
+  pointer-events: none; }
 #busy span { background: var(--ink); color: #fff; border-radius: 14px; padding: 4px 14px; }
 main:has(#summary[data-dash-is-loading]) #busy { visibility: visible; transition: visibility 0s .3s; }
-main:has(#summary[data-dash-is-loading]) #results { opacity: .4; filter: grayscale(1);
+main:has(#summary[data-dash-is-loading]) :is(#results, #summary) { opacity: .4; filter: grayscale(1);
   transition: opacity 0s .3s, filter 0s .3s; }
-.blocks { display: flex; flex-wrap: wrap; gap: 8px 22px; } table { border-collapse: collapse; }
+.blocks { display: flex; flex-wrap: wrap; gap: 8px 22px; margin-top: 10px; }
+table { border-collapse: collapse; }
 td, th { padding: 1px 10px 1px 0; font-weight: 400; text-align: left; } td { text-align: right; }
 th { color: var(--soft); } thead th { text-align: right; } .scroll { overflow-x: auto; }
 code { display: block; background: #f1f3f6; border-radius: 4px; padding: 7px 9px; overflow-wrap: anywhere;
   user-select: all; }
-@media (max-width: 760px) { main { grid-template-columns: minmax(0, 1fr); padding: 8px; }
-  form { position: static; display: grid; grid-template-columns: 1fr 1fr; gap: 0 12px; }
-  form h1 { grid-column: 1 / 3; } }
+@media (max-width: 760px) { main { grid-template: "title" "verdict" "settings" "results" / minmax(0, 1fr);
+    padding: 8px; }
+  form { position: static; display: grid; grid-template-columns: 1fr 1fr; gap: 6px 10px;
+    align-items: center; }
+  form label { margin-top: 0; } .blocks > div { flex: 1 1 100%; } .blocks table { width: 100%; } }
 """
 """Style sheet. Dash marks an output while its callback runs, here the summary during a simulation.
 
@@ -63,7 +75,7 @@ The results are greyed out only after 0.3 s, so that the page does not flicker d
 INDEX = f"""<!DOCTYPE html>
 <html lang="en">
 <head>{{%metas%}}<title>{{%title%}}</title>
-<link rel="icon" href="data:,">{{%css%}}<style>{STYLE}</style></head>
+<link rel="icon" href="data:,">{{%css%}}<style>{STYLE}</style><script>{narrow_js()}</script></head>
 <body>{{%app_entry%}}<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer></body>
 </html>
 """
@@ -83,34 +95,22 @@ def layout(board: Board) -> html.Div:
             dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
             html.Main(
                 [
-                    html.Form([html.H1("windtunnel"), *fields], title="settings"),
+                    html.H1("windtunnel"),
                     html.Div(
                         [
                             html.Div(id="error", className="error", role="alert"),
                             html.Div(html.Span("simulating ..."), id="busy", role="status"),
-                            html.Div(
-                                [
-                                    html.Section(id="summary"),
-                                    html.Section([html.H2("Latency"), _graph("latency")]),
-                                    html.Section(
-                                        [
-                                            html.H2("SLO attainment and cost over the request rate"),
-                                            _graph("curve"),
-                                            html.Div(id="curve-note", className="soft"),
-                                        ]
-                                    ),
-                                    html.Section(
-                                        [
-                                            html.H2("Roofline"),
-                                            html.P(id="limits", className="soft"),
-                                            _graph("roofline"),
-                                        ]
-                                    ),
-                                ],
-                                id="results",
-                            ),
+                            html.Section(id="summary"),
+                        ],
+                        className="head",
+                    ),
+                    html.Form(fields, title="settings"),
+                    html.Div(
+                        [
+                            html.Div(_results(), id="results"),
                             html.Section([html.H2("Equivalent command"), html.Code(id="command")]),
-                        ]
+                        ],
+                        className="results",
                     ),
                 ]
             ),
@@ -118,22 +118,44 @@ def layout(board: Board) -> html.Div:
     )
 
 
+def _results() -> list[html.Section]:
+    return [
+        html.Section(id="tables"),
+        html.Section([html.H2("Latency"), _graph("latency")]),
+        html.Section(
+            [
+                html.H2("SLO attainment and cost over the request rate"),
+                _graph("curve"),
+                html.Div(id="curve-note", className="soft"),
+            ]
+        ),
+        html.Section([html.H2("Roofline"), html.P(id="limits", className="soft"), _graph("roofline")]),
+    ]
+
+
 def summary(answer: Answer) -> list[Any]:
-    """Returns the verdict, caveats, latencies and headline figures."""
+    """Returns the verdict and what qualifies it."""
     figures = answer.result.summary
     attained = figures["goodput"]["attained"] if figures["goodput"] else None
     kind = "" if attained is None else " attained" if attained else " missed"
-    blocks = wording.headline(figures)
-    blocks["Cost"] = {"per hour": numbers.dollars(figures["cost"]["usd_per_hour"]), **blocks["Cost"]}
-    if energy := wording.energy(figures):
-        blocks["Energy"] = energy
     terms = "; ".join(wording.slo_terms(figures["goodput"])) if figures["goodput"] else ""
-    lines = [*wording.pressure_lines(figures), *wording.fleet_lines(figures)]
-    latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(figures)]
     return [
         html.Div(wording.verdict(figures), className=f"verdict{kind}", id="verdict"),
         html.P(terms, className="soft"),
         *(html.P(text, className="caveat") for text in caveats(answer)),
+    ]
+
+
+def tables(answer: Answer) -> list[Any]:
+    """Returns the latencies and the headline figures."""
+    figures = answer.result.summary
+    blocks = wording.headline(figures)
+    blocks["Cost"] = {"per hour": numbers.dollars(figures["cost"]["usd_per_hour"]), **blocks["Cost"]}
+    if energy := wording.energy(figures):
+        blocks["Energy"] = energy
+    lines = [*wording.pressure_lines(figures), *wording.fleet_lines(figures)]
+    latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(figures)]
+    return [
         html.Div(html.Div(_table(latencies), className="scroll")),
         html.Div([_block(title, rows) for title, rows in blocks.items()], className="blocks"),
         *(html.P(text, className="soft") for text in lines),
@@ -174,14 +196,27 @@ def _field(control: Control) -> Any:
     if control.kind == "choice":
         options = [{"label": o.name, "value": o.name, "title": o.description} for o in control.options]
         return dcc.Dropdown(options, control.default, id=field_id(control), clearable=False)
-    return dcc.Input(
-        id=field_id(control),
+    name = field_id(control)
+    box = dcc.Input(
+        id=name,
         type="number",
         value=control.default,
         min=control.minimum if control.kind == "whole" else None,
         max=control.maximum if control.kind == "whole" else None,
         step=control.step if control.kind == "whole" else "any",
         debounce=0.35,
+    )
+    return html.Div([_button(control, "less"), box, _button(control, "more")], className="number")
+
+
+def _button(control: Control, direction: str) -> html.Button:
+    """Returns a button that changes a number; Dash's own are disabled by the limits of the first value."""
+    sign, verb = ("+", "Increase") if direction == "more" else ("−", "Decrease")
+    return html.Button(
+        sign,
+        id=f"{field_id(control)}-{direction}",
+        type="button",
+        title=f"{verb} {control.label}",
     )
 
 

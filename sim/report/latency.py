@@ -82,16 +82,18 @@ def _mark(chart: Chart, panel: int, marked_ms: Times, shown_ms: Times) -> None:
         if not value_ms > 0:  # a logarithmic axis has no place for it
             continue
         place = math.log(value_ms / positive.min()) / max(math.log(positive.max() / positive.min()), 1e-9)
-        is_left = place < (0.65 if q > 90 else 0.5)
+        anchor = (
+            "left" if place < (0.65 if q > 90 else 0.5) else "center" if q > 90 and place < 0.88 else "right"
+        )
         chart.note(
             math.log10(value_ms),
             q,
             f"p{q} {number(float(value_ms))} ms",
             panel,
-            xanchor="left" if is_left else "right",
+            xanchor=anchor,
             yanchor="top" if q > 90 else "middle",
-            xshift=8 if is_left else -8,
-            yshift=-4 if q > 90 else 0,
+            xshift={"left": 8, "center": 0, "right": -8}[anchor],
+            yshift=-6 if q > 90 else 0,
             bgcolor="rgba(255,255,255,0.75)",
             font={"size": 11},
         )

@@ -115,7 +115,6 @@
 
   function narrowed(data, layout, width) {
     data = data.map(t => t.name ? { ...t, name: wrapped(t.name, MAX_NAME) } : t);
-    layout = structuredClone(layout);
     const margin = { t: 40, b: 48, ...layout.template?.layout?.margin, ...layout.margin };
     const height = stack(data, layout, width, margin);
     const below = legendBelow(data, layout, width);
@@ -127,9 +126,14 @@
   }
 
   const isNarrow = plot => plot.clientWidth > 0 && plot.clientWidth < NARROW_PX;
-  const plots = new Map(); // plot -> whether it was drawn for a narrow screen, and how to draw it again
+  const plots = new WeakMap(); // plot -> whether it was drawn for a narrow screen, and how to draw it again
+  const sizes = new ResizeObserver(entries => entries.forEach(({ target }) => {
+    const { narrow, again } = plots.get(target);
+    if (target.clientWidth && isNarrow(target) !== narrow) again();
+  }));
 
-  function fitted(plot, data, layout) {
+  function fitted(plot, data, asked) {
+    let layout = structuredClone(asked); // plotly writes into it
     const parallel = data.find(t => t.type === "parcoords"); // too wide for a phone: it scrolls sideways
     if (parallel) plot.style.minWidth = `${AXIS_PX * (parallel.dimensions.length + 1)}px`;
     else if (isNarrow(plot) && layout.height) [data, layout] = narrowed(data, layout, plot.clientWidth);
@@ -146,15 +150,12 @@
       plotly[method] = (target, data, ...rest) => {
         const plot = typeof target === "string" ? document.getElementById(target) : target;
         plots.set(plot, { narrow: isNarrow(plot), again: () => plotly.react(plot, data, ...rest) });
+        sizes.observe(plot);
         if (Array.isArray(data)) return draw(plot, ...fitted(plot, data, rest[0] ?? {}), ...rest.slice(1));
         const [traces, layout] = fitted(plot, data.data ?? [], data.layout ?? {});
         return draw(plot, { ...data, data: traces, layout });
       };
     }
-    addEventListener("resize", () => plots.forEach(({ narrow, again }, plot) => {
-      if (!plot.isConnected) plots.delete(plot);
-      else if (isNarrow(plot) !== narrow) again();
-    }));
     return plotly;
   }
 

@@ -221,7 +221,7 @@ def test_figures_show_the_answer(answer):
     figure = curve_figure(Curve(answer=answer, points=points))
     assert list(figure.data[0].x) == pytest.approx([load * answer.rate_per_s for load in (0.5, 1, 2)])
     assert list(figure.data[0].y) == pytest.approx([100, 95, 10])
-    assert [trace.name for trace in latency_figure(answer).data] == ["TTFT", "TPOT", "ITL", "E2E"]
+    assert [trace.name for trace in latency_figure(answer).data[::2]] == ["TTFT", "TPOT", "ITL", "E2E"]
     assert {"decode, by batch size", "prefill, by batch size"} <= {
         t.name for t in roofline_figure(answer).data
     }
@@ -264,14 +264,46 @@ class TestCallbacks:
         assert state is self.dash.no_update
         assert problems == ["seed: must be a whole number from 0 to 4,294,967,295, such as 0"]
 
+    @pytest.mark.parametrize(
+        ("model", "value", "button", "next_value"),
+        [
+            ("smollm2_135m", 1, "more", 3),  # 9 heads: a size of 2 is no choice
+            ("smollm2_135m", 3, "less", 1),
+            ("smollm2_135m", 1, "less", 1),
+            ("llama3_1_8b", 2, "more", 4),
+            ("llama3_1_8b", 4, "less", 2),
+        ],
+    )
+    def test_buttons_step_to_sizes_that_the_model_allows(
+        self, callbacks, board, model, value, button, next_value
+    ):
+        given = {**board.defaults, "model": model, "hardware": "h100_sxm", "tensor_parallel_size": value}
+        found = callbacks.step(f"control-tensor_parallel_size-{button}", list(given.values()))
+        changed = [new for new in found if new is not self.dash.no_update]
+        assert changed == [next_value]
+
+    @pytest.mark.parametrize(
+        ("key", "value", "button", "next_value"),
+        [
+            ("replicas", 64, "more", 64),
+            ("slo.attainment_target", 0.9, "more", 0.91),
+            ("slo.ttft_ms", None, "more", 500),
+            (RATE, 4, "less", 3),
+        ],
+    )
+    def test_buttons_stay_within_the_limits(self, callbacks, board, key, value, button, next_value):
+        name = f"control-{key.replace('.', '-')}-{button}"
+        found = callbacks.step(name, list({**board.defaults, key: value}.values()))
+        assert [new for new in found if new is not self.dash.no_update] == [next_value]
+
     def test_an_answer_fills_the_page_and_an_error_keeps_it_stale(self, callbacks, board):
-        message, style, shown, figure, _, off, command = callbacks.answer("page", board.defaults, [])
+        message, style, shown, _, figure, _, off, command = callbacks.answer("page", board.defaults, [])
         assert (message, style, off) == ("", "", False)
         assert shown[0].children.startswith("SLO chat")
-        assert len(figure.data) == 4
+        assert [len(trace.x) for trace in figure.data[1::2]] == [2] * 4  # p50 and p99 of each latency
         assert command.startswith("windtunnel simulate model=smollm2_135m hardware=l4")
         large = {**board.defaults, "model": "llama3_1_405b"}
-        message, style, shown, figure, _, off, command = callbacks.answer("page", large, [])
+        message, style, shown, _, figure, _, off, command = callbacks.answer("page", large, [])
         assert "llama-3.1-405b" in message
         assert style == "stale"
         assert shown is self.dash.no_update

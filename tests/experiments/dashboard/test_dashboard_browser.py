@@ -11,7 +11,7 @@ import pytest
 from experiments.dashboard.browser import RATE, missing, opened, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")]
-SMALL = ("model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload.num_requests=100")
+SMALL = ("model=smollm2_135m", "hardware=h100_sxm", "workload=synthetic", "workload.num_requests=100")
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,17 @@ def test_while_a_run_is_under_way_the_last_answer_is_grey_and_says_so(address):
         held[0].continue_()
         page.answered("seed=11")
         page.page.wait_for_function(f"() => !({grey})()")
+        assert (page.errors, page.foreign) == ([], [])
+
+
+def test_buttons_work_on_an_address_with_settings(address):
+    size = "#control-tensor_parallel_size"
+    with opened(f"{address}?model=llama3_2_1b&tensor_parallel_size=2") as page:
+        page.page.set_viewport_size({"width": 1280, "height": 1200})
+        for button, value in (("less", "1"), ("more", "2"), ("more", "4"), ("less", "2")):
+            page.page.click(f"{size}-{button}")
+            page.answered("model=llama3_2_1b" + f" tensor_parallel_size={value}" * (value != "1"))
+            assert page.page.input_value(size) == value
         assert (page.errors, page.foreign) == ([], [])
 
 
