@@ -28,10 +28,10 @@ def figure(page):
 def test_a_change_is_answered_and_its_address_brings_it_back(address):
     with opened(address) as page:
         page.answered("windtunnel simulate")
-        before = page.page.inner_text("#summary table"), figure(page)
+        before = page.page.inner_text("#tables table"), figure(page)
         page.set(RATE, 40)
         page.answered("rate_per_s=40")
-        after = page.page.inner_text("#summary table"), figure(page)
+        after = page.page.inner_text("#tables table"), figure(page)
         assert after != before
         page.drawn_whole()
         assert page.page.inner_text("#curve-note") == ""
@@ -46,7 +46,7 @@ def test_a_change_is_answered_and_its_address_brings_it_back(address):
     with opened(where) as again:
         again.answered("rate_per_s=40")
         assert again.page.input_value(RATE) == "40"
-        assert again.page.inner_text("#summary table") == after[0]
+        assert again.page.inner_text("#tables table") == after[0]
 
 
 def test_what_does_not_fit_is_reported_and_the_last_answer_stays_stale(address):
