@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from policies.placement import Hosting
 from sim.settings.errors import ConfigError
+from sim.settings.json_files import read_json_object
 from sim.setup.deployment import Deployment
 
 EXAMPLE = "outputs/capacity/DATE/TIME/summary.json"
@@ -32,17 +33,16 @@ def measured_rates(files: Sequence[str]) -> dict[Replica, float]:
     rates: dict[Replica, float] = {}
     for i, file in enumerate(files):
         try:
-            rows = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))["ranked"]
-            for row in rows:
+            for row in read_json_object(Path(file).expanduser())["ranked"]:
                 if row["gpus_per_replica"] != row["tensor_parallel_size"]:
                     continue  # `place` has no replicas of this layout
                 replica = Replica(row["model"], row["weights"], row["gpu"], row["gpus_per_replica"])
                 rate = float(row["kept_output_tokens_per_s_and_replica"])
+                if not 0 <= rate < math.inf:
+                    raise ValueError(f"rate {rate}")
                 rates[replica] = max(rate, rates.get(replica, 0.0))
-        except OSError as error:
-            raise ConfigError(
-                f"measured[{i}]={file}: {error.strerror}; give a file such as {EXAMPLE}"
-            ) from error
+        except ConfigError as error:
+            raise ConfigError(f"measured[{i}]={error}; give a file such as {EXAMPLE}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"measured[{i}]={file}: is not a summary.json of capacity; give a file such as {EXAMPLE}"

@@ -15,6 +15,7 @@ import pandas as pd
 from experiments.study.measured_requests import scenario_of
 from experiments.study.measured_rows import simulated
 from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels.table_files import read_table_file
 from sim.settings.errors import ConfigError
 
 COLUMNS = ("id", "run", "arrival_s", "input_tokens", "output_tokens")
@@ -26,8 +27,8 @@ def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Returns a row per run: its settings from runs.csv, its requests as a table, and measured means."""
     settings_path = path.parent / "runs.csv"
     try:
-        settings = pd.read_csv(settings_path).set_index("run")
-    except (OSError, ValueError) as error:
+        settings = read_table_file(settings_path).set_index("run")
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"measured={path}: the settings of its runs, {settings_path}, cannot be read: {error}"
         ) from error

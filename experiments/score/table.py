@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hwmodels.levels.table_files import read_table_file
 from sim.settings.errors import ConfigError, suggest
+
+MAX_NAME, MAX_COLUMNS = 60, 200
+"""Limits of the names of columns that a message lists: characters of a name, and number of names."""
 
 
 def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd.DataFrame:
@@ -21,12 +25,12 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
         kind = "is a folder; name a table in it" if path.is_dir() else "no such file"
         raise ConfigError(f"measured={path}: {kind}; give a measured table in CSV or parquet")
     try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        table = read_table_file(path)
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise ConfigError(f"measured={path}: cannot be read: {error}") from error
     for name in needed:
         if name not in table.columns:
-            columns = [str(column) for column in table.columns]
+            columns = [str(column)[:MAX_NAME] for column in table.columns[:MAX_COLUMNS]]
             raise ConfigError(f"measured={path}: column {name} is missing; {suggest(name, columns)}")
     for name in positive:
         if name in table.columns:

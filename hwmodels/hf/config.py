@@ -110,6 +110,8 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
 def load_json_object(file: Path) -> dict[str, Any]:
     """Reads a JSON object of at most MAX_JSON_BYTES; raises ValueError that names file, line and column."""
     try:
+        if file.exists() and not file.is_file():  # a pipe or a device may never end
+            raise ValueError(f"{file}: must be a file")
         if (size := file.stat().st_size) > MAX_JSON_BYTES:
             raise ValueError(f"{file}: must have at most {MAX_JSON_BYTES:,} bytes, has {size:,}")
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -25,6 +25,7 @@ import pandas as pd
 
 from hwmodels.levels.profile import Profile, Rows
 from hwmodels.levels.readers import VIDUR_OPERATORS, llmservingsim_rows, vidur_columns, vidur_rows
+from hwmodels.levels.table_files import read_table_file
 
 SUFFIXES = (".parquet", ".csv.gz", ".csv")
 LAYER_TABLES = ("dense", "attention", "per_sequence")
@@ -126,7 +127,7 @@ def read_frame(file: Path) -> pd.DataFrame:
     if _stem(file) is None:
         raise ValueError(f"must be a table: {', '.join(SUFFIXES)}")
     try:
-        return pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
+        return read_table_file(file)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot be read: {error}") from error
 

@@ -20,6 +20,8 @@ def read_json_object(file: Path, where: str = "") -> dict[str, Any]:
     name = f"{where}: {file.name}" if where else str(file)
     try:
         size = file.stat().st_size
+        if not file.is_file():  # a pipe or a device may never end
+            raise ConfigError(f"{name}: must be a file")
         if size > MAX_BYTES:
             raise ConfigError(f"{name}: must have at most {MAX_BYTES:,} bytes, has {size:,}")
         found = json.loads(file.read_text(encoding="utf-8"))

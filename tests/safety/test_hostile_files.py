@@ -10,6 +10,9 @@ import sys
 import pytest
 import zstandard
 
+from experiments.place.measured import measured_rates
+from sim.settings.errors import ConfigError
+
 GIB = 1 << 30
 DEEP = 100_000
 CONFIG = {
@@ -21,6 +24,14 @@ CONFIG = {
     "vocab_size": 100,
     "max_position_embeddings": 128,
 }
+
+
+def ranked(rate):
+    """Returns the summary.json of a capacity search whose only candidate has this rate."""
+    return (
+        '{"ranked": [{"gpus_per_replica": 1, "tensor_parallel_size": 1, "model": "a", "weights": null, '
+        f'"gpu": "b", "kept_output_tokens_per_s_and_replica": {rate}}}]}}'
+    )
 
 
 def simulate(folder, *words):
@@ -105,3 +116,24 @@ def test_a_config_that_stands_for_billions_of_values(tmp_path):
     assert (code, error.count("\n")) == (2, 1)
     assert "laughs.yaml: must have at most 100,000 values" in error
     assert seconds < 3
+
+
+def test_a_model_config_that_never_ends_is_refused(tmp_path):
+    code, error, seconds = simulate(tmp_path, "model=hf", "model.path=/dev/zero")
+    assert (code, error) == (2, "windtunnel: model: /dev/zero: must be a file\n")
+    assert seconds < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * DEEP + "]" * DEEP, "nests values too deeply to be read"),
+        (ranked(-5), "is not a summary.json of capacity"),
+        (ranked("NaN"), "is not a summary.json of capacity"),
+    ],
+)
+def test_measured_rates_that_are_none(text, message, tmp_path):
+    file = tmp_path / "summary.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"^measured.0.=.*{message}; give a file such as"):
+        measured_rates([str(file)])
