@@ -50,7 +50,11 @@ class AdapterState(EngineState):
         """Returns the waiting sequences that may start, by their adapters."""
         waiting = self.waiting
         found = self._of_open_adapters(waiting) if isinstance(waiting, AdapterQueue) else waiting
-        return (seq for seq in found if self._residents.may_start(seq))
+        return filter(self._residents.may_start, found)
+
+    def may_start(self, seq: SequenceView) -> bool:
+        """Returns whether the adapter of a waiting sequence is resident or could be loaded."""
+        return self._residents.may_start(seq)
 
     def _of_open_adapters(self, waiting: AdapterQueue) -> Iterator[SequenceView]:
         """Yields waiting sequences in order; which adapters are open may change whenever one is admitted."""
@@ -75,6 +79,12 @@ class AdapterState(EngineState):
         cause = super().refusal(seq, num_cached, has_preempted)
         seq.num_adapter_blocks = num_missing
         return cause
+
+    def num_blocks_lacking(self, seq: Sequence, is_alone: bool) -> int:
+        """Counts the KV blocks that must become free before a waiting sequence and its adapter fit."""
+        residents = self._residents
+        seq.num_adapter_blocks = residents.num_missing(seq)
+        return super().num_blocks_lacking(seq, is_alone) - residents.num_idle_blocks(seq)
 
     def cause_if_untried(self) -> Cause:
         """Returns Cause.adapter if the first waiting sequence may not start by its adapter, else policy."""

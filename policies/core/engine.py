@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from policies.core.engine_base import EngineBase
 from policies.core.horizon import blocks_of_repeats, cut_horizon
+from policies.core.livelock import MAX_STEPS
 from policies.core.plan import (
     AdapterLoad,
     Cause,
@@ -78,6 +79,8 @@ class EngineCore(EngineBase):
                 before_step(self.view, step, now)
             self.batching.fill(self.view, step, now)
             plan = step.end()
+            if step.preempted and self._preemption_watch.is_livelock():
+                self._refuse_livelock()
             if plan is not None:
                 if self._lost or self._arrived:
                     self._add_earlier_changes(plan)
@@ -342,6 +345,13 @@ class EngineCore(EngineBase):
             for chunk in chunks:
                 first = chunk.num_cached + (1 + turn * per_turn) * chunk.num_tokens
                 self.block_pool.grow(chunk.seq, first, first + per_turn * chunk.num_tokens)
+
+    def _refuse_livelock(self) -> NoReturn:
+        raise RuntimeError(
+            f"scheduling={name_of(self.scheduling)}, batching={name_of(self.batching)}: {MAX_STEPS:,} steps "
+            "have preempted sequences and no sequence has got a token, so the requests would never end; a "
+            "policy must preempt only for a sequence that can be admitted (see `StepView.may_start`)"
+        )
 
     @staticmethod
     def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:

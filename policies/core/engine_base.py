@@ -14,6 +14,7 @@ from policies.batching import Batching, max_unasked_of
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
+from policies.core.livelock import PreemptionWatch
 from policies.core.plan import (
     Cause,
     Migrant,
@@ -80,6 +81,7 @@ class EngineBase:
         self._num_reserved = 0  # iterations of the plan in flight, if `reserve` was asked
         self._now = float("-inf")
         self._step = StepMaker(state)
+        self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
         self._attach()
 

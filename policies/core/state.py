@@ -100,6 +100,10 @@ class EngineState:
         """Returns the waiting sequences that may be admitted, smallest rank first."""
         return self.waiting
 
+    def may_start(self, seq: SequenceView) -> bool:
+        """Returns whether a waiting sequence could be admitted if there were a slot and KV memory."""
+        return True
+
     def refusal(self, seq: Sequence, num_cached: int, has_preempted: bool) -> Cause | None:
         """Returns the reason why a waiting sequence cannot get KV memory now; None if it can.
 
@@ -108,6 +112,15 @@ class EngineState:
         if has_preempted or not self.block_pool.can_admit(seq, num_cached, not self.running):
             return Cause.memory
         return None
+
+    def num_blocks_lacking(self, seq: Sequence, is_alone: bool) -> int:
+        """Counts the KV blocks that must become free before a waiting sequence can start; <= 0: none.
+
+        is_alone: whether no other sequence will run then. Tokens in the cache count as missing.
+        """
+        pool = self.block_pool
+        num_kept_free = 0 if is_alone else pool.num_watermark_blocks
+        return pool.blocks_to_admit(seq) + num_kept_free - pool.num_free
 
     def cause_if_untried(self) -> Cause:
         """Returns the reason why the first waiting sequence waits, if no policy has tried to admit it."""

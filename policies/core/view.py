@@ -84,15 +84,17 @@ class StepView:
             + seq.num_extra_blocks
         )
 
-    def num_blocks_to_admit(self, seq: SequenceView) -> int:
-        """Counts the KV blocks that a waiting sequence would hold with all its known tokens computed."""
-        assert isinstance(seq, Sequence)
-        return self._state.block_pool.blocks_to_admit(seq)
-
     def num_blocks_missing(self, seq: SequenceView) -> int:
         """Counts the KV blocks that a sequence in prefill still needs for its known tokens."""
         assert isinstance(seq, Sequence)
         return self._state.block_pool.blocks_to_grow(seq, seq.num_computed, seq.num_known)
+
+    def may_start(self, seq: SequenceView) -> bool:
+        """Returns whether a waiting sequence could be admitted if there were a slot and memory for it.
+
+        False: it waits for its adapter, so that a preemption for it would be in vain; `waiting` skips it.
+        """
+        return self._state.may_start(seq)
 
     def has_room(self, seq: SequenceView) -> bool:
         """Returns whether there is a slot and memory for a waiting sequence now; ignores the budget."""
@@ -101,6 +103,22 @@ class StepView:
         if len(state.free_slots) < seq.width:
             return False
         return state.refusal(seq, state.transfers.num_cached(seq), has_preempted=False) is None
+
+    def would_have_room(self, seq: SequenceView, victims: SequenceOf[SequenceView]) -> bool:
+        """Returns whether a waiting sequence would have room if these running sequences were preempted.
+
+        Each KV block that they hold counts as free, although others may share it in a prefix cache.
+        """
+        assert isinstance(seq, Sequence)
+        state = self._state
+        num_slots = seq.width - len(state.free_slots)
+        num_blocks = state.num_blocks_lacking(seq, is_alone=len(victims) == len(state.running))
+        for victim in victims:
+            if num_slots <= 0 and num_blocks <= 0:
+                break
+            num_slots -= victim.width
+            num_blocks -= self.num_blocks_held(victim)
+        return num_slots <= 0 and num_blocks <= 0
 
     @property
     def num_blocks(self) -> int:

@@ -26,18 +26,16 @@ def displaceable(seqs: Iterable[SequenceView]) -> list[SequenceView]:
 def displace(
     view: StepView, step: StepBuilder, head: SequenceView, victims: SequenceOf[SequenceView]
 ) -> None:
-    """Preempts victims in order until the waiting sequence `head` fits; none if it would not fit at all."""
+    """Preempts victims in order until the waiting sequence `head` fits; none if it would not fit at all.
+
+    head: must be one that may start (`StepView.may_start`): a preemption gives it no adapter.
+    """
     if not victims:
         return
     if view.has_room(head):
         step.hold(1)
         return
-    missing = view.num_blocks_to_admit(head) - view.num_free_blocks
-    for seq in victims:
-        if missing <= 0:
-            break
-        missing -= view.num_blocks_held(seq)
-    if missing > 0:
+    if not view.would_have_room(head, victims):
         return
     for seq in victims:
         step.preempt(seq)

@@ -22,6 +22,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import takewhile
 
 from policies.core.plan import FOREVER
 from policies.core.sequence import SequenceState
@@ -259,16 +260,12 @@ class Mlfq(Scheduling):
             self._rerank(entry, step)
 
     def _preempt_for_first(self, view: StepView, step: StepBuilder, limit: int) -> None:
-        """Preempts sequences of worse levels for the first waiting one, if it may run."""
-        memory = self._memory
-        assert memory.queue is not None
-        head = memory.queue.first
+        """Preempts sequences of worse levels for the first waiting one that may start, if it may run."""
+        head = self._first_above(view)
         if head is None:
             return
-        movable, (level, _) = memory.movable, head.rank
+        movable, (level, _) = self._memory.movable, head.rank
         first = bisect_left(movable, ((level + 1,),))  # first of the worse levels
-        if first == len(movable):
-            return
         if view.num_running - len(view.paused) >= limit:
             key = (head.rank, head.request_id)
             running = (seq for seq in view.running if seq.state is not SequenceState.paused)
@@ -279,6 +276,16 @@ class Mlfq(Scheduling):
         if len(served) < len(worse):
             step.hold(1)
         displace(view, step, head, served)
+
+    def _first_above(self, view: StepView) -> SequenceView | None:
+        """Returns the first waiting sequence that may start, if its level is better than a running one's."""
+        memory = self._memory
+        assert memory.queue is not None
+        if not memory.movable:
+            return None
+        worst_level = memory.movable[-1][0][0]
+        better = takewhile(lambda seq: seq.rank[0] < worst_level, memory.queue.by_rank())
+        return next(filter(view.may_start, better), None)
 
     def _pause_others(self, view: StepView, step: StepBuilder, limit: int) -> None:
         """Lets the first decodes run and pauses the others; sequences in prefill continue."""
@@ -345,8 +352,12 @@ class LevelQueue(WaitingQueue):
         super().remove(seq)
         self._policy.note_admission()
 
+    def by_rank(self) -> Iterator[SequenceView]:
+        """Yields all sequences, also those that may not run yet."""
+        return super().__iter__()
+
     def __iter__(self) -> Iterator[SequenceView]:
-        for seq in super().__iter__():
+        for seq in self.by_rank():
             if not self._policy.is_next(seq):
                 return
             yield seq
