@@ -17,7 +17,7 @@ from typing import Any, Self, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.settings.convert import Planned, WrongObject, convert, example_of, shown
+from sim.settings.convert import Planned, WrongObject, convert, example_of, is_object, shown
 from sim.settings.errors import ConfigError, suggest
 
 TARGET = "_target_"
@@ -144,6 +144,15 @@ def _parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
         for name, parameter in inspect.signature(target).parameters.items()
         if parameter.kind in by_name
     }
+
+
+def is_node(path: str, name: str) -> bool:
+    """Returns whether a setting of the target at a dotted path is an object, a mapping with a `_target_`."""
+    try:
+        annotation, _ = _parameters(locate(path, ""))[name]
+    except (ConfigError, KeyError):
+        return False
+    return is_object(annotation)
 
 
 def _plain(node: Any, key: str) -> Any:

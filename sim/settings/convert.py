@@ -64,6 +64,18 @@ def convert(value: Any, annotation: Any) -> Any:
     return _to_object(value, container)
 
 
+def is_object(annotation: Any) -> bool:
+    """Returns whether only objects, or None, have the type of an annotation."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = [
+        kind for kind in (get_args(annotation) if is_union else (annotation,)) if kind is not types.NoneType
+    ]
+    return all(
+        isinstance(kind, type) and not issubclass(kind, (*PLAIN_TYPES, Path, Enum, Mapping, Sequence))
+        for kind in kinds
+    )
+
+
 def example_of(annotation: Any) -> str:
     """Returns an example value of a type, for messages."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)

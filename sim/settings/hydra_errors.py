@@ -26,6 +26,7 @@ from sim.settings.convert import shown
 from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
 from sim.settings.override import Override
 from sim.settings.renamed import ADVICE
+from sim.settings.replaced_nodes import check_nodes
 from sim.settings.unreadable import cure
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
@@ -72,6 +73,7 @@ def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource)
     `key=choice` where the choice must be written with its group, and `~key` with a root key, because the
     commands read all root keys.
     """
+    check_nodes(cfg, overrides, source)
     groups = find_groups(source.dirs)
     for key, group in GROUP_OF.items():
         if key in cfg and not isinstance(cfg[key], DictConfig):
@@ -315,13 +317,18 @@ def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
 def _config_without(key: str, overrides: Sequence[str], source: ConfigSource) -> DictConfig:
     """Composes the config without the overrides of a key, with Hydra's node.
 
-    Returns the default config if this config cannot be composed either.
+    If this config cannot be composed either, only the choices of the overrides are kept, or none.
     """
     culprit = _override_of(key, overrides)
-    try:
-        return source.compose([o for o in overrides if o != culprit], with_hydra=True)
-    except COMPOSE_ERRORS:
-        return source.compose([], with_hydra=True)
+    others = [o for o in overrides if o != culprit]
+    groups = find_groups(source.dirs)
+    choices = [o for o in others if Override.parse(o).key in groups]
+    for kept in (others, choices):
+        try:
+            return source.compose(kept, with_hydra=True)
+        except COMPOSE_ERRORS:
+            continue
+    return source.compose([], with_hydra=True)
 
 
 def _override_of(key: str, overrides: Sequence[str]) -> str | None:

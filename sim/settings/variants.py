@@ -123,7 +123,7 @@ def _has_pools(parsed: Sequence[Override]) -> bool:
 
 
 def _set(config: dict[str, Any], key: str, value: Any) -> bool:
-    """Sets an existing key; returns False and changes nothing for a missing key or a mapping at the root."""
+    """Sets an existing key; returns False and changes nothing for a missing key or a mapping."""
     *above, last = key.split(".")
     node: Any = config
     for part in above:
@@ -132,7 +132,7 @@ def _set(config: dict[str, Any], key: str, value: Any) -> bool:
             return False
         node = node[place]
     place = _place(node, last)
-    if place is None or (not above and isinstance(node[place], dict)):
+    if place is None or isinstance(node[place], dict):
         return False
     node[place] = value
     return True

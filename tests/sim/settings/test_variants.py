@@ -24,7 +24,7 @@ def variants():
     [
         ["hardware=l40s", "engine=sglang", "engine.max_num_seqs=7", "batching.max_num_batched_tokens=512"],
         ["hardware=l40s", "engine=sglang", "tensor_parallel_size=2", "model.weights=fp8"],
-        ["workload.lengths.prompt_tokens=100", "slo={_target_: sim.metrics.slo.Slo, ttft_ms: 3}"],
+        ["workload.lengths.prompt_tokens=null", "slo={_target_: sim.metrics.slo.Slo, ttft_ms: 3}"],
         ["++model.name=mine", "model.name=yours", "load=2"],
         ["failures=crash", "failures.events.0.at_s=5", "failures.events.0.replicas=[1,2]"],
         ["routing@decode_routing=power_of_two", "slo=none", "seed=3"],
@@ -39,7 +39,16 @@ def test_a_variant_is_what_is_composed(variants, overrides):
 
 
 @pytest.mark.parametrize(
-    "override", ["hardware=l40x", "model.weight=fp8", "load=[", "decode_routing=random", "load=1,2", "~seed"]
+    "override",
+    [
+        "hardware=l40x",
+        "model.weight=fp8",
+        "load=[",
+        "decode_routing=random",
+        "load=1,2",
+        "~seed",
+        "workload.lengths.prompt_tokens=100",
+    ],
 )
 def test_mistakes_are_reported_as_by_composing(override):
     with pytest.raises(ConfigError) as composing:
