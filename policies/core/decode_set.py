@@ -83,6 +83,11 @@ class DecodeSet:
             self._begin_growth(seq, growth)
         heappush(self.ends, (seq._end_known - 1 - origin, seq.request_id, number, seq))
 
+    def stay(self, seq: Sequence) -> None:
+        """Keeps a member that has just ended for one more token."""
+        seq._end_known += 1
+        heappush(self.ends, (seq._end_known - 1 - seq.origin, seq.request_id, seq.join_number, seq))
+
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Removes a member; its token counts are written back to it, and its state becomes `state`."""
         clock = self.clock

@@ -73,7 +73,7 @@ class EngineCore(EngineBase):
     def _ask(self, now: float) -> StepPlan | None:
         """Lets the policies build a step, and another one if the step only freed blocks."""
         step = self._step
-        for _ in range(self.max_num_seqs + 100):  # an attempt that only preempts frees at least a slot
+        for _ in range(self._max_attempts):
             step.begin()
             for before_step in self._before_step:
                 before_step(self.view, step, now)
@@ -86,12 +86,12 @@ class EngineCore(EngineBase):
                     self._add_earlier_changes(plan)
                 return plan
             self._lost += step.preempted
-            if not step.preempted:
+            if not step.has_freed:
                 break
         wake_s, self.waits_for = step.wake_s, step.waits_for()
         if wake_s is not None:
             self.wake_s = wake_s
-        if self._state.is_transferring or (wake_s is not None and now < wake_s):
+        if self._may_compute_nothing() or (wake_s is not None and now < wake_s):
             return None
         raise RuntimeError(
             f"batching={name_of(self.batching)}: scheduled nothing with {self.num_waiting} waiting and "
@@ -99,11 +99,15 @@ class EngineCore(EngineBase):
             "or admit a sequence, or say with `step.wait_until` when to call it again"
         )
 
+    def _may_compute_nothing(self) -> bool:
+        """Returns whether a step without tokens is no error of the policies."""
+        return self._state.is_transferring
+
     def _plan_unasked(self) -> StepPlan | None:
         """Returns a step that decodes all sequences, while nothing changes; None: policies must be called."""
         decodes = self.decodes
         num_decodes = decodes.size
-        if num_decodes != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
+        if num_decodes + self._num_held != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
             return None
         pool = self.block_pool
         num_blocks = decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
@@ -154,14 +158,7 @@ class EngineCore(EngineBase):
         """
         num_iterations, ended, _ = outcome
         num_reserved = self._num_reserved
-        if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
-            raise ValueError(
-                f"commit of {num_iterations} iterations: must be of the plan in flight and within its horizon"
-            )
-        if num_reserved and num_iterations != num_reserved:
-            raise ValueError(f"commit of {num_iterations} iterations: must be {num_reserved}, as reserved")
-        if not now >= self._now:
-            self._refuse_past(now)
+        self._check_commit(plan, num_iterations, now)
         pool = self.block_pool
         self._now = pool.now = now
         self._in_flight = None
@@ -184,6 +181,17 @@ class EngineCore(EngineBase):
         if self._loaded_in_flight or self._adapters_in_flight:
             self._take_loaded()
         return prefilled, finished
+
+    def _check_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
+        num_reserved = self._num_reserved
+        if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
+            raise ValueError(
+                f"commit of {num_iterations} iterations: must be of the plan in flight and within its horizon"
+            )
+        if num_reserved and num_iterations != num_reserved:
+            raise ValueError(f"commit of {num_iterations} iterations: must be {num_reserved}, as reserved")
+        if not now >= self._now:
+            self._refuse_past(now)
 
     def _finish(self, finished: list[Sequence]) -> None:
         """Ends sequences in the order of admission, in which blocks become free in vLLM, too."""

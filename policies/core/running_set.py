@@ -3,7 +3,7 @@
     admit -> loading -- finish_loading --> decoding <- pause, resume -> paused
       |                   |                 ^   |
       +-> prefilling <----+                 |   +-- begin_kv_transfer -> leaving
-            |                               |
+            |                               |   +-- end_late -> ending, or one more token
             +-- begin_decoding, fork -------+       from any set: leave, then release
 
 Decoding sequences advance together (policies/core/decode_set.py), those with branches separately
@@ -20,8 +20,8 @@ from policies.core.branch_set import BranchSet, num_prompt_block_tokens
 from policies.core.decode_set import DecodeSet
 from policies.core.growth import AT_LIMIT
 from policies.core.sequence import (
-    ACTIVE_STATES,
     DECODING,
+    ENDING,
     LEAVING,
     LOADING,
     PAUSED,
@@ -40,9 +40,12 @@ class RunningSet:
         self.paused: dict[int, Sequence] = {}  # sequences that a policy has paused
         self.loading: dict[int, Sequence] = {}  # sequences that wait for KV or an adapter to be loaded
         self.leaving: dict[int, Sequence] = {}  # sequences with KV that another engine is copying
+        self.ending: dict[int, Sequence] = {}  # complete ones that keep their slot for a while
         self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
+        self.reads_late = False
+        """Whether the tokens of a step are read when the next one is planned, as in `AsyncEngineCore`."""
         self._max_num_seqs = max_num_seqs
         self._pool = pool
         self._num_admissions = 0
@@ -51,9 +54,9 @@ class RunningSet:
     def num_tokens_held(self) -> int:
         """Number of tokens with stored KV."""
         num_tokens = self.decodes.num_context_tokens
-        for others in (self.prefilling, self.paused, self.leaving):
+        for others in (self.prefilling, self.paused, self.leaving, self.ending):
             if others:
-                num_tokens += sum(seq.num_held for seq in others.values())
+                num_tokens += sum(seq.num_held for seq in others.values() if seq.state is not DECODING)
         if self.branched.members:
             num_tokens += self.branched.num_tokens_held
         return num_tokens
@@ -67,7 +70,7 @@ class RunningSet:
         """Returns the sequence of largest rank; sequences in KV transfers are excluded."""
         candidates: Collection[Sequence] = self.running.values()
         if self.loading or self.leaving:
-            candidates = [seq for seq in candidates if seq.state in ACTIVE_STATES]
+            candidates = [seq for seq in candidates if seq.state not in (LOADING, LEAVING)]
         return max(candidates, key=lambda seq: (seq.rank, seq.request_id))
 
     def sharers(self, seq: Sequence) -> list[Sequence]:
@@ -166,6 +169,26 @@ class RunningSet:
         del self.leaving[seq.request_id]
         self._join(seq)
 
+    def end_late(self, seq: Sequence) -> None:
+        """Keeps a sequence with a complete output until the next commit; see `AsyncEngineCore`.
+
+        A sequence below its limits decodes one more token, because only its newest token shows its end.
+        """
+        is_at_limit = seq.num_known >= seq.max_num_tokens
+        self.ending[seq.request_id] = seq
+        if seq.state is PREFILLING:
+            del self.prefilling[seq.request_id]
+            if is_at_limit:
+                seq.state = ENDING
+            else:
+                seq._end_known += 1
+                self._join(seq)
+        elif is_at_limit:
+            self._note_unread(seq)
+            self.decodes.leave(seq, ENDING)
+        else:
+            self.decodes.stay(seq)
+
     def leave(self, seq: Sequence, state: SequenceState) -> int | None:
         """Removes a sequence from its set and frees its slots; `release` must follow.
 
@@ -174,6 +197,8 @@ class RunningSet:
         """
         num_branched = None if seq.branches is None else num_prompt_block_tokens(seq)
         if seq.state is DECODING:
+            if self.reads_late:
+                self._note_unread(seq)
             if seq.branches is None:
                 self.decodes.leave(seq, state)
             else:
@@ -184,9 +209,11 @@ class RunningSet:
             del self.paused[seq.request_id]
         elif seq.state is LEAVING:
             del self.leaving[seq.request_id]
-        else:
+        elif seq.state is not ENDING:
             del self.loading[seq.request_id]
         seq.state = state
+        if self.ending:
+            self.ending.pop(seq.request_id, None)
         del self.running[seq.request_id]
         assert seq.slot is not None
         heappush(self.free_slots, seq.slot)
@@ -203,7 +230,8 @@ class RunningSet:
         num_branched: the result of `leave`. num_planned: tokens of a plan that will not be computed.
         """
         if num_branched is None:
-            num_lost = num_planned + seq.num_loading
+            num_lost = (num_planned or seq.num_unread) + seq.num_loading
+            seq.num_unread = 0
             self._pool.release(seq, seq.stored_computed - seq.num_dropped + num_planned, num_lost)
         else:
             self._pool.release(seq, num_branched)
@@ -231,6 +259,12 @@ class RunningSet:
         assert set(self.paused) == states[PAUSED]
         assert set(self.loading) == states[LOADING]
         assert set(self.leaving) == states[LEAVING]
+        assert states[ENDING] == {i for i, seq in self.ending.items() if seq.state is not DECODING}
+
+    @staticmethod
+    def _note_unread(seq: Sequence) -> None:
+        """Sets the number of unread tokens of a decoding sequence: 1 if the last step has decoded it."""
+        seq.num_unread = int(seq.num_computed > seq.stored_computed)
 
     def _join(self, seq: Sequence) -> None:
         """Adds a sequence to the decode set; without room for its KV it is at its limit there."""

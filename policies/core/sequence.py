@@ -22,6 +22,7 @@ class SequenceState(Enum):
     paused = 4  # as decoding, but stopped by a policy; it keeps slot and KV
     loading = 5  # holds slot and blocks; KV from another tier is being loaded into them
     leaving = 6  # holds slot and blocks until another engine has a copy of its KV
+    ending = 7  # its output is complete; it holds slot and blocks until the next commit (async_engine.py)
 
 
 # In Python 3.11, reading a member through its enum's class takes 50 ns, reading a constant of a module 2 ns.
@@ -32,6 +33,7 @@ ENDED: Final = SequenceState.ended
 PAUSED: Final = SequenceState.paused
 LOADING: Final = SequenceState.loading
 LEAVING: Final = SequenceState.leaving
+ENDING: Final = SequenceState.ending
 
 ACTIVE_STATES = (PREFILLING, DECODING, PAUSED)
 """States of sequences that may compute; others wait (also for KV) or have ended."""
@@ -90,6 +92,7 @@ class Sequence:
         "num_preemptions",
         "num_swapped",
         "num_transfers",
+        "num_unread",
         "origin",
         "predicted",
         "rank",
@@ -129,6 +132,7 @@ class Sequence:
         self.num_dropped = 0  # computed tokens with KV that a lossy cache has dropped
         self.kv: Any = None  # the KV pool's record of this sequence
         self.block_ids: list[int] = []  # physical ids of its KV blocks, as far as assigned
+        self.num_unread = 0  # last computed tokens that an asynchronous engine has not read yet
         # Valid while it decodes.
         self.clock_source = clock_source  # the clock that counts its tokens
         self.origin = 0  # num_computed minus that clock

@@ -63,6 +63,7 @@ class EngineState:
         self.prefilling = self.running_set.prefilling
         self.loading = self.running_set.loading
         self.decodes = self.running_set.decodes
+        self.ending = self.running_set.ending
         self.branched = self.running_set.branched
         self.free_slots = self.running_set.free_slots
         self.transfers = Transfers(block_pool, self.branched, num_swap_blocks, names_blocks)
@@ -131,7 +132,7 @@ class EngineState:
         seq = self.running.get(request_id)
         if seq is None or seq.num_dropped or seq.request.branching is not None:
             return None
-        if seq.state not in ACTIVE_STATES:
+        if seq.state not in ACTIVE_STATES or request_id in self.ending:
             return None
         return Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from policies.caching.branches import Branches
 from policies.core.plan import FOREVER, Cause, Chunk
-from policies.core.sequence import ACTIVE_STATES, DECODING, PAUSED, PREFILLING, WAITING, Sequence
+from policies.core.sequence import ACTIVE_STATES, DECODING, ENDING, PAUSED, PREFILLING, WAITING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
 
@@ -224,7 +224,7 @@ class StepBuilder:
         assert isinstance(seq, Sequence)
         if seq in self._preempted:
             return
-        if seq.state not in ACTIVE_STATES:
+        if seq.state not in ACTIVE_STATES and seq.state is not ENDING:
             raise ValueError(f"{seq!r} cannot be preempted: it must be prefilling, decoding or paused")
         if seq.state is PREFILLING:
             for other in self._state.running_set.sharers(seq):
@@ -327,6 +327,11 @@ class StepBuilder:
             num_planned = sum(chunk.num_tokens for chunk in self._chunks if chunk.seq is seq)
             self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
         self._spend(-num_planned)
+        if seq.request_id in self._state.ending:
+            assert seq.finish_reason is not None
+            self._state.finish(seq, seq.finish_reason, num_planned)
+            self._preempted.append(seq)
+            return
         if seq in self._admitted:
             self._admitted.remove(seq)
             swap = False  # this step may only now compute its cached KV, so it cannot be stored before

@@ -56,7 +56,7 @@ class StepMaker(StepBuilder):
             self._until_s,
             self._chunks,
             self._admitted,
-            self._preempted,
+            self.preempted,
             idle,
             self.waits_for() if len(state.sequences) > len(state.running) else None,
         )
@@ -67,8 +67,14 @@ class StepMaker(StepBuilder):
 
     @property
     def preempted(self) -> list[Sequence]:
-        """Sequences that the step has preempted, in order."""
-        return self._preempted
+        """Sequences that the step has preempted and that will continue, in order."""
+        preempted = self._preempted
+        return [seq for seq in preempted if seq.finish_reason is None] if preempted else preempted
+
+    @property
+    def has_freed(self) -> bool:
+        """Whether the step has preempted sequences, those with a complete output included."""
+        return bool(self._preempted)
 
     @property
     def wake_s(self) -> float | None:

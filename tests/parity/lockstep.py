@@ -14,9 +14,11 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.settings import KvMemory
+from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment
+from policies.core.sequence import WAITING, FinishReason, Sequence
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
 
@@ -36,6 +38,7 @@ class Settings:
     is_priority: bool = False
     is_prefix_caching: bool = False
     watermark: float = 0.0
+    async_scheduling: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,11 @@ class Arrival:
 
 
 class Step(NamedTuple):
-    """One step that computed something, with the decisions that led to it."""
+    """One step that computed something, with the decisions that led to it.
+
+    With asynchronous scheduling, free blocks and ends are those that the engine knows when it has planned the
+    step: the ends are those of the step before.
+    """
 
     tokens: dict[int, int]  # by request id
     admitted: dict[int, int]  # tokens found in the cache, by request id
@@ -80,6 +87,9 @@ class Engine(Protocol):
     def step(self) -> Step:
         """Runs until a step has computed something; must only be called with unfinished requests."""
 
+    def settle(self) -> dict[int, str]:
+        """Reads the tokens of the last step, after which no request is unfinished; returns its ends."""
+
     @property
     def num_unfinished(self) -> int:
         """Requests that have not ended."""
@@ -98,7 +108,10 @@ class OurEngine:
         ):
             if getattr(settings, name) != default:
                 batching[name] = getattr(settings, name)
-        self.core = EngineCore(
+        self._is_async = settings.async_scheduling
+        self._stopped: list[Sequence] = []  # by a sampled token that an asynchronous engine has not read yet
+        self._ended: dict[int, str] = {}  # ends of the last step that an asynchronous engine has not read yet
+        self.core = (AsyncEngineCore if self._is_async else EngineCore)(
             batching=Chunked(**batching),
             scheduling=Priority() if settings.is_priority else Fcfs(),
             block_pool=caching(block_size=settings.block_size, watermark=settings.watermark).pool(
@@ -111,7 +124,7 @@ class OurEngine:
 
     @property
     def num_unfinished(self) -> int:
-        return self.core.num_unfinished
+        return self.core.num_unfinished + len(self.core.running_set.ending)
 
     def add(self, arrival: Arrival, arrival_s: float) -> None:
         num_output = arrival.num_output_tokens
@@ -131,36 +144,68 @@ class OurEngine:
 
     def abort(self, request_id: int) -> None:
         self.core.abort(request_id)
+        self._ended.pop(request_id, None)
+        self._stopped = [seq for seq in self._stopped if seq.request_id != request_id]
+
+    def settle(self) -> dict[int, str]:
+        ended, self._ended = self._ended, {}
+        ended |= {seq.request_id: "stop" for seq in self._stopped}
+        self._stopped = []
+        return ended
+
+    def holds(self, request_id: int) -> bool:
+        """Returns whether a request has slot and blocks, or waits for them."""
+        return self.core.find(request_id) is not None or request_id in self.core.running_set.ending
 
     def steps(self, now: int, max_iterations: int) -> list[Step]:
         """Runs one plan for as many iterations as its horizon and the caller allow: one step for each.
 
-        Free blocks are None within a leap, which does not report them.
+        Free blocks are None within a leap, which does not report them. Returns no step if the engine has only
+        freed complete sequences.
         """
         core = self.core
         plan = core.plan(now)
-        assert plan is not None
+        while plan is None and core.num_unfinished:
+            assert self._is_async, "our engine stands still"
+            for seq in self._stopped:
+                core.abort(seq.request_id, FinishReason.stop)
+                self._ended[seq.request_id] = "stop"
+            self._stopped = []
+            plan = core.plan(now)
+        if plan is None:
+            return []
         admitted = {seq.request_id for seq in plan.admitted}
         cached = {c.seq.request_id: c.num_cached for c in plan.chunks if c.seq.request_id in admitted}
-        preempted = sorted(seq.request_id for seq in plan.preempted)
+        late, self._stopped = self._stopped, []
+        preempted = sorted(seq.request_id for seq in plan.preempted if seq not in late)
         tokens, num_free_planned = plan.tokens_by_request, core.block_pool.num_free
-        num_iterations = min(plan.horizon, max_iterations)
-        stopped = []
+        num_iterations = 1 if late else min(plan.horizon, max_iterations)
+        stopped: list[Sequence] = []
         for seq in [*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.completes)]:
             arrival = self._arrivals[seq.request_id]
-            if arrival.end != "sampled":
+            if arrival.end != "sampled" or seq in late:
                 continue
             num_left = arrival.num_output_tokens - seq.num_output_tokens
             if num_left < num_iterations:
                 num_iterations, stopped = num_left, []
             if num_left == num_iterations:
                 stopped.append(seq)
+        if self._is_async:
+            self._stopped = stopped
+            stopped = [seq for seq in late if seq.state is not WAITING]
         _, ended = core.commit(plan, StepOutcome(num_iterations, tuple(stopped)), now + num_iterations - 1)
+        for seq in late:
+            core.abort(seq.request_id, FinishReason.stop)  # if this step has preempted it
         core.check_integrity()
-        finished = {seq.request_id: seq.finish_reason.name for seq in ended}
+        finished = {seq.request_id: seq.finish_reason.name for seq in ended if seq not in late}
+        if self._is_async:
+            finished, self._ended = self._ended, finished
+            finished |= {seq.request_id: "stop" for seq in late}
         steps = [Step(tokens, {}, [], None, None, {}) for _ in range(num_iterations)]
         steps[0] = steps[0]._replace(admitted=cached, preempted=preempted, num_free_planned=num_free_planned)
-        steps[-1] = steps[-1]._replace(num_free_after=core.block_pool.num_free, finished=finished)
+        steps[-1] = steps[-1]._replace(num_free_after=core.block_pool.num_free)
+        told = 0 if self._is_async else -1
+        steps[told] = steps[told]._replace(finished=finished)
         return steps
 
 
@@ -205,7 +250,10 @@ def first_difference(
             now += 1
             continue
         events = [step - now for step in (*aborts, *(arrival.step for arrival in to_come)) if step > now]
-        for our_step in ours.steps(now, min(events, default=1000) if leaps else 1):
+        our_steps = ours.steps(now, min(events, default=1000) if leaps else 1)
+        if not our_steps and ours.settle() != theirs.settle():
+            return f"step {now}: the ends of the last step differ"
+        for our_step in our_steps:
             their_step = theirs.step()
             if decision_log is not None:
                 decision_log.append(their_step)
@@ -231,7 +279,7 @@ def _due(to_come: list[Arrival], now: int, ours: OurEngine) -> list[Arrival]:
     due = []
     for arrival in to_come:
         is_early = arrival.after is not None and (
-            arrival.after in ids_to_come or ours.core.find(arrival.after) is not None
+            arrival.after in ids_to_come or ours.holds(arrival.after)
         )
         if arrival.step <= now and not is_early:
             due.append(arrival)
@@ -289,9 +337,9 @@ def make_workload(mode: str, seed: int) -> Workload:
     """Draws a random workload of a mode.
 
     A mode is words joined by "+": fcfs (the plain case), priority, unchunked, threshold, adaptive, watermark,
-    prefix.
+    prefix, async.
     """
-    random = Random(f"{mode}/{seed}")
+    random = Random(f"{mode.removeprefix('async+')}/{seed}")
     words = set(mode.split("+"))
     block_size = random.choice((1, 2, 3, 4, 8, 16, 16, 32))
     max_model_len = random.choice((random.randint(2, 40), random.randint(20, 261)))
@@ -313,6 +361,7 @@ def make_workload(mode: str, seed: int) -> Workload:
         is_priority="priority" in words,
         is_prefix_caching="prefix" in words,
         watermark=watermark,
+        async_scheduling="async" in words,
     )
     return Workload(settings, _arrivals(settings, random))
 

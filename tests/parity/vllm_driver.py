@@ -13,12 +13,15 @@ from copy import copy
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -45,8 +48,15 @@ TINY_LLAMA = {
 REASONS = {RequestStatus.FINISHED_STOPPED: "stop", RequestStatus.FINISHED_LENGTH_CAPPED: "length"}
 
 
+class _Launch(NamedTuple):
+    """A step of the scheduler, and by request whether it gives a token."""
+
+    plan: SchedulerOutput
+    samples: dict[str, bool]
+
+
 class VllmEngine:
-    """`vllm.v1.core.sched.scheduler.Scheduler`: synchronous scheduling, one full-attention KV group."""
+    """vLLM's `Scheduler` or, with asynchronous scheduling, its `AsyncScheduler`; one full-attention KV group."""
 
     def __init__(self, settings: Settings) -> None:
         model = copy(_model_config())
@@ -67,13 +77,13 @@ class VllmEngine:
             long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
             policy="priority" if settings.is_priority else "fcfs",
             watermark=(num_kept + 0.5) / caching.num_gpu_blocks if num_kept else 0.0,
-            async_scheduling=False,
+            async_scheduling=settings.async_scheduling,
         )
         config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=caching)
         spec = FullAttentionSpec(
             block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
         )
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if settings.async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=settings.num_blocks + 1,
@@ -83,11 +93,13 @@ class VllmEngine:
             structured_output_manager=StructuredOutputManager(config),
             block_size=settings.block_size,
         )
+        self._is_async = settings.async_scheduling
         self._max_model_len = settings.max_model_len
         self._hasher = (
             get_request_block_hasher(settings.block_size, sha256) if settings.is_prefix_caching else None
         )
         self._arrivals: dict[int, Arrival] = {}
+        self._in_flight: _Launch | None = None  # a step with tokens that an asynchronous engine has not read
 
     @property
     def num_unfinished(self) -> int:
@@ -116,48 +128,76 @@ class VllmEngine:
         self.scheduler.finish_requests(_name(request_id), RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> Step:
-        """Runs one step that computes something; includes preceding steps that only preempted."""
+        """Runs one step that computes something; includes preceding steps that only preempted.
+
+        An asynchronous engine plans a step before it reads the tokens of the step before.
+        """
         preempted: set[str] = set()
-        plan = self.scheduler.schedule()
-        while not plan.num_scheduled_tokens:
-            assert plan.preempted_req_ids, "vLLM stands still"
-            preempted |= plan.preempted_req_ids
-            self.scheduler.update_from_output(plan, ModelRunnerOutput([], {}))
+        finished: dict[int, str] = {}
+        while True:
             plan = self.scheduler.schedule()
-        preempted |= plan.preempted_req_ids
+            preempted |= plan.preempted_req_ids
+            num_free_planned = self._num_free
+            launch = _Launch(plan, {name: self._samples(name) for name in plan.num_scheduled_tokens})
+            if self._is_async:
+                before, self._in_flight = self._in_flight, launch
+            else:
+                before = launch
+            num_unfinished = self.num_unfinished
+            if before is not None:
+                finished |= self._read(before)
+            if plan.num_scheduled_tokens:
+                break
+            is_freed = plan.preempted_req_ids or self.num_unfinished < num_unfinished
+            assert is_freed, "vLLM stands still"
         resumed = plan.scheduled_cached_reqs
         admitted = {int(new.req_id): new.num_computed_tokens for new in plan.scheduled_new_reqs}
         for name, num_cached in zip(resumed.req_ids, resumed.num_computed_tokens, strict=True):
             if name in resumed.resumed_req_ids:
                 admitted[int(name)] = num_cached
-        num_free_planned = self._num_free
-        requests = [self.scheduler.requests[name] for name in plan.num_scheduled_tokens]
-        names = [request.request_id for request in requests]
-        sampled = [self._sampled(request) for request in requests]
-        output = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
-        self.scheduler.update_from_output(plan, output)
         return Step(
             {int(name): num_tokens for name, num_tokens in plan.num_scheduled_tokens.items()},
             admitted,
-            sorted(int(name) for name in preempted),
+            sorted({int(name) for name in preempted} - finished.keys()),
             num_free_planned,
             self._num_free,
-            {int(r.request_id): REASONS[r.status] for r in requests if r.is_finished()},
+            finished,
         )
+
+    def settle(self) -> dict[int, str]:
+        plan = self.scheduler.schedule()
+        assert not plan.num_scheduled_tokens
+        before, self._in_flight = self._in_flight, None
+        return {} if before is None else self._read(before)
 
     @property
     def _num_free(self) -> int:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
-    def _sampled(self, request: Request) -> list[int]:
-        """Returns the token of a request whose known tokens are all computed; an empty list for others."""
-        if request.num_computed_tokens < request.num_tokens:
-            return []
+    def _samples(self, name: str) -> bool:
+        """Returns whether the step that was just planned gives a request a token."""
+        return not self.scheduler.requests[name].is_prefill_chunk
+
+    def _read(self, launch: _Launch) -> dict[int, str]:
+        """Gives the scheduler the tokens of a step; returns the requests that end with it, and why."""
+        names = list(launch.samples)
+        requests = [self.scheduler.requests.get(name) for name in names]
+        sampled = [
+            [] if request is None or not launch.samples[name] else [self._token(request)]
+            for name, request in zip(names, requests, strict=True)
+        ]
+        output = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
+        self.scheduler.update_from_output(launch.plan, output)
+        ended = [request for request in requests if request is not None and request.is_finished()]
+        return {int(request.request_id): REASONS[request.status] for request in ended}
+
+    def _token(self, request: Request) -> int:
+        """Returns the next token of a request."""
         arrival = self._arrivals[int(request.request_id)]
         if arrival.end != "length" and request.num_output_tokens + 1 == arrival.num_output_tokens:
-            return [STOP_TOKEN]
+            return STOP_TOKEN
         content = _private(arrival) if arrival.answer_id is None else arrival.answer_id
-        return [_token_id(content, request.num_tokens)]
+        return _token_id(content, request.num_tokens)
 
 
 def _name(request_id: int) -> str:
