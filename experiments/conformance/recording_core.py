@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from policies.caching.pool import BlockPool
+from policies.core.async_engine import AsyncEngineCore
 from policies.core.branch_set import num_prompt_block_tokens
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
@@ -28,7 +29,10 @@ class Decision(NamedTuple):
 
 
 class RecordingCore(EngineCore):
-    """Records every committed plan and checks the block tables after every plan and commit."""
+    """Records every committed plan and checks the block tables after every plan and commit.
+
+    It records an engine with synchronous scheduling, `AsyncRecordingCore` one with asynchronous scheduling.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -96,3 +100,11 @@ class RecordingCore(EngineCore):
         for source, target in self.branched.copies(plan):
             assert source in owners, "KV is copied from a block without an owner"
             assert target in owners, "KV is copied to a block without an owner"
+
+
+class AsyncRecordingCore(RecordingCore, AsyncEngineCore):
+    """Records what an `AsyncEngineCore` decides."""
+
+
+ASYNC = {EngineCore: AsyncEngineCore, RecordingCore: AsyncRecordingCore}
+"""The engine with asynchronous scheduling, by the one with synchronous scheduling."""

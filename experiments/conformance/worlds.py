@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
-from experiments.conformance.recording_core import RecordingCore
+from experiments.conformance.recording_core import ASYNC, RecordingCore
 from experiments.conformance.toys import TOY, ToyModel
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.adapters.residents import Residents
@@ -145,7 +145,7 @@ class World:
     plans_ahead: bool = False
     signal_age_s: float = 0.05
     engine: type[EngineCore] = RecordingCore
-    """EngineCore itself records no decisions."""
+    """The engine if it does not plan ahead; EngineCore itself records no decisions."""
 
     def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
         """Simulates the world to its end."""
@@ -203,7 +203,8 @@ class World:
             "predictor": self.prediction,
             "num_swap_blocks": self.num_swap_blocks,
         }
-        core = self.engine(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
+        make = ASYNC[self.engine] if self.plans_ahead else self.engine
+        core = make(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
         if isinstance(core, RecordingCore):
             cores.append(core)
         return core

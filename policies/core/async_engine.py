@@ -45,9 +45,10 @@ class AsyncEngineCore(EngineCore):
             self._free_ending()
             return super().plan(now)
         plan = super().plan(now)
-        if plan is None and ending:
+        if plan is None:
             self._free_ending()
-            plan = super().plan(now)
+            if not self._step.has_freed:
+                plan = super().plan(now)
         elif plan is not None and plan is not self._decode_plan:
             plan.horizon = 1  # a waiting sequence may be admitted when slots and blocks are free
         return plan

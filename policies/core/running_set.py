@@ -19,6 +19,7 @@ from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet, num_prompt_block_tokens
 from policies.core.decode_set import DecodeSet
 from policies.core.growth import AT_LIMIT
+from policies.core.plan import StepPlan
 from policies.core.sequence import (
     DECODING,
     ENDING,
@@ -60,6 +61,12 @@ class RunningSet:
         if self.branched.members:
             num_tokens += self.branched.num_tokens_held
         return num_tokens
+
+    def num_surplus(self, plan: StepPlan) -> int:
+        """Counts the complete sequences that decode in a plan, for a token that is discarded."""
+        if not plan.num_decodes:
+            return 0
+        return sum(seq.state is DECODING and seq not in plan.idle for seq in self.ending.values())
 
     def num_pooled(self, seq: Sequence) -> int:
         """Counts the tokens for which the pool counts blocks as the sequence's own."""

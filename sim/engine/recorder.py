@@ -74,6 +74,8 @@ class Recorder:
         num_separate_gaps = 0
         if tokens.apart or plan.idle or self._paused:
             num_separate_gaps = tokens.log_gaps(plan, step.ends_s[0], iterations)
+        if core.running_set.ending:
+            num_separate_gaps += core.running_set.num_surplus(plan)
         if core.may_branch:
             num_separate_gaps += plan.num_branches
             outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))

@@ -12,6 +12,7 @@ from hwmodels.iterations.memory import GIB
 from policies.adapters.registry import Adapter, Registry
 from policies.batching import max_unasked_of
 from policies.caching.eviction.future import FutureUses
+from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
@@ -163,7 +164,8 @@ class PoolSettings(Deployment):
         """
         kv_pool = self.caching.pool(self.kv_memory(num_kv_blocks, future))
         residents = None if self.adapters is None else self.adapters.residents(self.registry(served), kv_pool)
-        return EngineCore(
+        make = AsyncEngineCore if self.engine.host.overlapped else EngineCore
+        return make(
             batching=self.batching,
             scheduling=self.scheduling,
             block_pool=kv_pool,

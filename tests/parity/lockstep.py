@@ -177,7 +177,7 @@ class OurEngine:
         admitted = {seq.request_id for seq in plan.admitted}
         cached = {c.seq.request_id: c.num_cached for c in plan.chunks if c.seq.request_id in admitted}
         late, self._stopped = self._stopped, []
-        preempted = sorted(seq.request_id for seq in plan.preempted if seq not in late)
+        preempted = [seq.request_id for seq in plan.preempted]
         tokens, num_free_planned = plan.tokens_by_request, core.block_pool.num_free
         num_iterations = 1 if late else min(plan.horizon, max_iterations)
         stopped: list[Sequence] = []
@@ -201,8 +201,9 @@ class OurEngine:
         if self._is_async:
             finished, self._ended = self._ended, finished
             finished |= {seq.request_id: "stop" for seq in late}
+            preempted = [request_id for request_id in preempted if request_id not in finished]
         steps = [Step(tokens, {}, [], None, None, {}) for _ in range(num_iterations)]
-        steps[0] = steps[0]._replace(admitted=cached, preempted=preempted, num_free_planned=num_free_planned)
+        steps[0] = steps[0]._replace(admitted=cached, preempted=sorted(preempted), num_free_planned=num_free_planned)
         steps[-1] = steps[-1]._replace(num_free_after=core.block_pool.num_free)
         told = 0 if self._is_async else -1
         steps[told] = steps[told]._replace(finished=finished)
