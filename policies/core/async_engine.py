@@ -103,6 +103,8 @@ class AsyncEngineCore(EngineCore):
 
     def _finish(self, finished: list[Sequence]) -> None:
         """Keeps sequences with a complete output for one more step."""
+        if len(finished) > 1:
+            finished.sort(key=lambda seq: seq.admission)
         for seq in finished:
             if seq.request.branching is not None:
                 self._state.finish(seq, seq._end_reason)

@@ -86,6 +86,10 @@ class DecodeSet:
     def stay(self, seq: Sequence) -> None:
         """Keeps a member that has just ended for one more token."""
         seq._end_known += 1
+        self.expect_end(seq)
+
+    def expect_end(self, seq: Sequence) -> None:
+        """Adds the end of a member to the ends to come."""
         heappush(self.ends, (seq._end_known - 1 - seq.origin, seq.request_id, seq.join_number, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:

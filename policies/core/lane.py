@@ -20,11 +20,12 @@ from typing import Final
 from policies.batching import fills_in_order, max_unasked_of
 from policies.caching.pool import BlockPool
 from policies.caching.prefix_pool import PrefixPool
+from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.limits import StopAfter
 from policies.core.plan import Cause, Chunk
 from policies.core.request import Request
-from policies.core.sequence import DECODING, ENDED, PREFILLING, WAITING, Sequence
+from policies.core.sequence import DECODING, ENDED, ENDING, PREFILLING, WAITING, Sequence
 from policies.scheduling import overrides
 
 _SLOT: Final = Cause.slot
@@ -36,7 +37,7 @@ def suits(core: EngineCore) -> bool:
     """Returns whether a lane can replace this engine, until an event that a lane does not support."""
     pool = core.block_pool
     return (
-        type(core) is EngineCore
+        type(core) in (EngineCore, AsyncEngineCore)
         and type(pool) in (BlockPool, PrefixPool)
         and not pool.presume_cached
         and core.residents is None
@@ -71,11 +72,14 @@ class Lane:
         "_rank",
         "block_size",
         "decodes",
+        "ending",
+        "ends_late",
         "num_blocks",
         "num_evicted",
         "num_free",
         "num_kept",
         "num_running",
+        "num_surplus",
         "prefilling",
         "sequences",
         "waiting",
@@ -89,6 +93,11 @@ class Lane:
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.num_running = 0
+        self.ends_late = isinstance(core, AsyncEngineCore)
+        self.ending: list[Sequence] = []
+        """Complete sequences that hold their slots until the next commit; see `AsyncEngineCore`."""
+        self.num_surplus = 0
+        """Number of these that decode, for a token that is discarded."""
         self.num_free = pool.num_free
         self.num_kept = 0
         self.num_evicted = 0
@@ -173,16 +182,65 @@ class Lane:
         """Removes sequences that have ended, and sorts the list `ended` by admission."""
         if len(ended) > 1:
             ended.sort(key=_admission)
+        if self.ends_late:
+            self._keep_ending(ended)
+            return
+        for seq in ended:
+            self._free(seq, seq.stored_computed)
+            seq.finish_reason = seq._end_reason
+        self.num_running -= len(ended)
+
+    def _free(self, seq: Sequence, num_held: int) -> None:
+        """Frees the blocks of a complete sequence, which hold num_held tokens, its last planned one included."""
         block_size = self.block_size
+        self.num_free += -(-num_held // block_size)
+        if self._keeps:
+            self.num_kept += seq.stored_computed // block_size
+        seq.state = ENDED
+        del self.sequences[seq.request_id]
+
+    def _keep_ending(self, ended: list[Sequence]) -> None:
+        """Keeps complete sequences until the next commit; those below their limits decode one more token."""
+        decodes = self.decodes
+        self.ending = ended
         for seq in ended:
             num_computed = seq.stored_computed
-            self.num_free += -(-num_computed // block_size)
-            if self._keeps:
-                self.num_kept += num_computed // block_size
-            seq.state = ENDED
             seq.finish_reason = seq._end_reason
-            del self.sequences[seq.request_id]
-        self.num_running -= len(ended)
+            if seq.stored_known >= seq.max_num_tokens:
+                seq.state = ENDING
+                seq.num_unread = int(num_computed > seq.num_prompt_tokens)
+                continue
+            if seq.state is PREFILLING:
+                seq.origin = num_computed - decodes.clock
+                seq.state = DECODING
+                seq.join_number = decodes.num_joins = decodes.num_joins + 1
+            seq.stored_computed = seq.num_prompt_tokens  # as when it began to decode
+            seq._end_known += 1
+            decodes.size += 1
+            decodes.num_context_tokens += num_computed
+            decodes.blocks_due_by_phase[-seq.origin % self.block_size] += 1
+            self.num_surplus += 1
+
+    def free_ending(self) -> None:
+        """Frees the complete sequences; those that decode have the block of one more token."""
+        decodes = self.decodes
+        for seq in self.ending:
+            num_planned = 0
+            if seq.state is DECODING:
+                seq.stored_computed = num_computed = seq.origin + decodes.clock
+                seq.stored_known = num_computed + 1
+                decodes.size -= 1
+                decodes.num_context_tokens -= num_computed
+                decodes.blocks_due_by_phase[-seq.origin % self.block_size] -= 1
+                num_planned = 1
+            self._free(seq, seq.stored_computed + num_planned)
+        self.num_running -= len(self.ending)
+        self.ending, self.num_surplus = [], 0
+
+    @property
+    def num_tokens_held_by_ending(self) -> int:
+        """Tokens with KV of the complete sequences that do not decode."""
+        return sum(seq.stored_computed for seq in self.ending if seq.state is ENDING)
 
     def take(self, num_blocks: int) -> None:
         """Takes free blocks, those without cached contents first."""
@@ -231,6 +289,8 @@ class Lane:
         if num_free < self.num_kept:
             self.num_evicted += self.num_kept - num_free
             self.num_kept = num_free
+        if self.num_surplus:
+            return 1
         horizon = decodes.ends[0][0] - clock
         if size * (horizon // block_size + 1) > num_free:
             return self.horizon()
@@ -261,6 +321,7 @@ class Lane:
         running = [seq for seq in self.sequences.values() if seq.state is not WAITING]
         running.sort(key=_admission)
         core.take_over(self.sequences, running, self._num_admissions, num_iterations)
+        core.running_set.take_over_ending(self.ending)
         pool = core.block_pool
         pool.num_free = self.num_free
         if isinstance(pool, PrefixPool):

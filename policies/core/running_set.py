@@ -123,6 +123,13 @@ class RunningSet:
             if seq.state is PREFILLING:
                 self.prefilling[seq.request_id] = seq
 
+    def take_over_ending(self, ending: Iterable[Sequence]) -> None:
+        """Keeps complete sequences, which have slots already, until the next commit."""
+        for seq in ending:
+            self.ending[seq.request_id] = seq
+            if seq.state is DECODING:
+                self.decodes.expect_end(seq)
+
     def finish_loading(self, seq: Sequence) -> None:
         """Lets a sequence continue after its KV and its adapter were loaded."""
         del self.loading[seq.request_id]

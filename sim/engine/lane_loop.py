@@ -144,6 +144,8 @@ class LaneLoop:
         self._write_down(lane, size, chunks)
         if self.pending and self.pending[0][0] < now:
             self._enter_during()
+        if lane.ending:
+            lane.free_ending()
         ended = lane.advance(len(self.ends_s)) if size else []
         prefilled = self._commit_chunks(chunks, ended) if chunks else NONE
         if ended:
@@ -223,7 +225,11 @@ class LaneLoop:
         self.chunks = chunks = step.chunks
         admitted, waits_for = step.admitted, None
         if not (size or chunks):
-            self._leave(now)
+            if lane.ending:
+                lane.free_ending()
+                self._ask(lane, now)
+            else:
+                self._leave(now)
             return
         if lane.waiting:
             waits_for = Cause.policy if step.refusal is None else step.refusal
@@ -238,7 +244,7 @@ class LaneLoop:
             elif isnan(requests.scheduled_s[seq.request_id]):
                 requests.scheduled_s[seq.request_id] = now
         if not chunks:
-            self._leap(now, lane.horizon() if step.promise > 1 else 1)
+            self._leap(now, lane.horizon() if step.promise > 1 and not lane.ending else 1)
             return
         self.num_decodes = size
         context = lane.decodes.num_context_tokens + size if size else 0
@@ -251,6 +257,8 @@ class LaneLoop:
 
     def _rest(self, now: float) -> None:
         """Waits for the next request, because there is nothing to compute."""
+        if self.lane.ending:
+            self.lane.free_ending()
         if self._events.cause is not None:
             self._events.planned(self._core, None, [], now)
         self.is_idle = True
@@ -333,6 +341,7 @@ class LaneLoop:
                 for seq, since_s in tokens.apart.items():
                     log.add_gap(seq.request_id, since_s, ends_s[0])
                 tokens.apart.clear()
+        num_apart += lane.num_surplus
         num_running = lane.num_running
         if num_running == size and not lane.waiting:
             log.add_decodes(self.start_s, ends_s, emitted_s, num_apart, lane.decodes, num_used)
@@ -340,6 +349,8 @@ class LaneLoop:
         num_held = lane.decodes.num_context_tokens + size
         for seq in lane.prefilling:
             num_held += seq.stored_computed
+        if lane.ending:
+            num_held += lane.num_tokens_held_by_ending
         log.add_beside(
             self.start_s,
             ends_s,
