@@ -8,6 +8,7 @@ from policies.adapters import registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.caching.settings import KvMemory
+from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from realengine.clock import Clock
 from realengine.engine import Engine
@@ -72,7 +73,8 @@ def assemble(
             max_model_len=max_model_len,
         )
     )
-    core = EngineCore(
+    overlap = on_gpu_by_default(settings.overlap, executor.device)
+    core = (AsyncEngineCore if overlap else EngineCore)(
         batching=settings.batching,
         scheduling=settings.scheduling,
         block_pool=pool,
@@ -96,7 +98,7 @@ def assemble(
         vocab_size=model.architecture.vocab_size,
         eos_token_ids=frozenset(model.architecture.eos_token_ids),
         tokenizer=model.tokenizer,
-        overlap=on_gpu_by_default(settings.overlap, executor.device),
+        overlap=overlap,
         max_iterations=settings.max_iterations,
         clock=clock,
     )

@@ -72,6 +72,7 @@ class Engine:
         self._pending: Launch | None = None  # launched; its tokens are not read yet
         self._broken: RuntimeError | None = None
         self._ended: list[Sequence] = []  # ended by tokens that were read; not yet committed to the core
+        self._early: list[Sequence] = []  # those of them for which an overlapped engine's next commit is due
         self._parents: dict[int, tuple[int, ...]] = {}  # by request id, as in StepOutcome
 
     @property
@@ -183,7 +184,11 @@ class Engine:
             if self._overlap and not _has_branches(plan):
                 self._pending = launch
             else:
+                num_late = len(self._ended)
                 changed += self._read(launch)
+                if self._overlap:
+                    early = self._ended[num_late:]
+                    self._early = [seq for seq in early if seq.request.branching is None]
         except RuntimeError as error:  # from a kernel, after which the device computes nothing
             return changed + self._break(error)
         self._commit(plan, num_iterations)
@@ -283,6 +288,8 @@ class Engine:
 
     def _commit(self, plan: StepPlan, num_iterations: int) -> None:
         """Commits a plan to the core, with the ends known so far."""
+        early, self._early = self._early, []
+        self._ended = [seq for seq in self._ended if seq not in early]
         running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
         outcome = StepOutcome(num_iterations, running, self._parents)
         now = self.clock.now()
@@ -290,6 +297,7 @@ class Engine:
         if self.observer is not None:
             self.observer.committed(outcome, progress, now)
         self._commit_late_ends()
+        self._ended += early
         parents, self._parents = self._parents, {}
         if self._pending is not None:
             self._pending.finished = finished

@@ -18,6 +18,8 @@ planned step n + 1, and reports such sequences with the outcome of step n + 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import DECODING, ENDED, ENDING, WAITING, FinishReason, Sequence
@@ -49,8 +51,8 @@ class AsyncEngineCore(EngineCore):
             self._free_ending()
             if not self._step.has_freed:
                 plan = super().plan(now)
-        elif plan is not None and plan is not self._decode_plan:
-            plan.horizon = 1  # a waiting sequence may be admitted when slots and blocks are free
+        else:
+            plan.horizon = 1  # then slots and blocks become free
         return plan
 
     def _may_compute_nothing(self) -> bool:
@@ -67,14 +69,18 @@ class AsyncEngineCore(EngineCore):
         """Applies the outcome of a plan, as `EngineCore.commit` does.
 
         First it frees the sequences that have ended with the step before. outcome.ended: sequences with a
-        stop token in the step before; the tokens of this step are discarded.
+        stop token in the step before, which loses its tokens of this step; sequences with branches that have
+        all stopped in this step.
         """
-        late = outcome.ended
+        late = [seq for seq in outcome.ended if seq.request.branching is None]
         if not (late or self._state.ending):
             return super().commit(plan, outcome, now)
         self._check_commit(plan, outcome.iterations, now)
         self._free_ending(plan, late)
-        prefilled, finished = super().commit(plan, outcome._replace(ended=()), now)
+        if late:
+            at_once = tuple(seq for seq in outcome.ended if seq.request.branching is not None)
+            outcome = outcome._replace(ended=at_once)
+        prefilled, finished = super().commit(plan, outcome, now)
         return prefilled, [*late, *finished]
 
     @property
@@ -112,7 +118,7 @@ class AsyncEngineCore(EngineCore):
                 seq.finish_reason = seq._end_reason
                 self.running_set.end_late(seq)
 
-    def _free_ending(self, plan: StepPlan | None = None, late: tuple[Sequence, ...] = ()) -> None:
+    def _free_ending(self, plan: StepPlan | None = None, late: Iterable[Sequence] = ()) -> None:
         """Frees the sequences that have ended with the step before, in the order of their admission.
 
         plan: the step in flight. late: those of which the engine has just learnt it.

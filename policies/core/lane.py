@@ -289,7 +289,7 @@ class Lane:
         if num_free < self.num_kept:
             self.num_evicted += self.num_kept - num_free
             self.num_kept = num_free
-        if self.num_surplus:
+        if self.ending:
             return 1
         horizon = decodes.ends[0][0] - clock
         if size * (horizon // block_size + 1) > num_free:

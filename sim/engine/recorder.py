@@ -74,12 +74,11 @@ class Recorder:
         num_separate_gaps = 0
         if tokens.apart or plan.idle or self._paused:
             num_separate_gaps = tokens.log_gaps(plan, step.ends_s[0], iterations)
-        if core.running_set.ending:
-            num_separate_gaps += core.running_set.num_surplus(plan)
         if core.may_branch:
             num_separate_gaps += plan.num_branches
             outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))
-        iterations.add(step, core, tokens.last_decode_s, num_separate_gaps)
+        num_surplus = core.running_set.num_surplus(plan) if core.running_set.ending else 0
+        iterations.add(step, core, tokens.last_decode_s, num_separate_gaps, num_surplus)
         if plan.num_decodes > plan.num_branches:
             tokens.last_decode_s = step.end_s
         if plan.chunks:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from policies.core.limits import StopAfter
 from policies.core.plan import Migrant, StepPlan, Transfer
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import Sequence
 from sim.engine.attachment import Attachment
 from sim.engine.replica import Replica
 from sim.engine.running_step import RunningStep
@@ -57,7 +57,7 @@ class PrefillSide(Attachment):
             start_s = end_s
 
     def transfers_prefilled(self, seq: Sequence, now: float) -> bool:
-        if seq.state is not SequenceState.decoding:  # it has ended with its first token
+        if seq.finish_reason is not None:  # it has ended with its first token
             return False
         replica = self._replica
         migrant = replica.core.begin_kv_transfer(seq.request_id)

@@ -142,8 +142,8 @@ def test_an_arrival_is_seen_at_the_first_boundary_not_before_it(
         (4.5, 6),  # in the middle of an iteration: behind it, and behind the one that is planned already
         (5.0, 6),  # at the very end of one: behind the next
         (5.0 + 1e-9, 7),
-        (29.5, 30),  # the last iteration runs and nothing is planned
-        (30.0, 30),
+        (29.5, 31),  # the iteration planned already decodes a token behind the stop of the first request
+        (30.0, 31),
         (31.5, 31.5),  # the engine is idle: at once
     ],
 )

@@ -17,7 +17,6 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.caching.settings import KvMemory
 from policies.caching.tiered import Tiered
-from policies.core.engine import EngineCore
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
@@ -53,7 +52,7 @@ def fresh_core(llm, world):
     """Returns a core in the state in which the engine's core began."""
     used = llm.engine.core
     memory = KvMemory(used.block_pool.num_blocks, TOKEN_BYTES, max_model_len=128)
-    return EngineCore(
+    return type(used)(
         batching=world.get("batching", Chunked()),
         scheduling=world.get("scheduling", Fcfs()),
         block_pool=world.get("caching", PrefixCaching()).pool(memory),
