@@ -185,6 +185,7 @@ class PrefixPool(BlockPool):
             held.num_private = held.num_with_content = num_computed // self.block_size
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
+        self._runs.evict_pending()  # it splits runs that are owned
         num_tail = num_private = 0
         owned: set[Run] = set(self._pins.runs)
         for seq, num_tokens in held:

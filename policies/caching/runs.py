@@ -301,8 +301,10 @@ class Runs:
         self.num_pending_evictions = num_pending_evictions
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
-        """Asserts that `owned` are the runs with owners; returns the numbers of free and of owned blocks."""
-        self.evict_pending()
+        """Asserts that `owned` are the runs with owners; returns the numbers of free and of owned blocks.
+
+        There must be no pending evictions.
+        """
         runs = {run for offered in self._offered.values() for run in offered}
         copies = {run for copies in self._copies.values() for run in copies}
         assert all(not run.is_copy for run in runs)

@@ -18,7 +18,7 @@ from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment
-from policies.core.sequence import WAITING, FinishReason, Sequence
+from policies.core.sequence import ENDED, WAITING, FinishReason, Sequence
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
 
@@ -177,7 +177,9 @@ class OurEngine:
         admitted = {seq.request_id for seq in plan.admitted}
         cached = {c.seq.request_id: c.num_cached for c in plan.chunks if c.seq.request_id in admitted}
         late, self._stopped = self._stopped, []
-        preempted = [seq.request_id for seq in plan.preempted]
+        preempted = [
+            seq.request_id for seq in plan.preempted if not (self._is_async and seq.state is ENDED)
+        ]
         tokens, num_free_planned = plan.tokens_by_request, core.block_pool.num_free
         num_iterations = 1 if late else min(plan.horizon, max_iterations)
         stopped: list[Sequence] = []
