@@ -100,7 +100,10 @@ def _count(value: float) -> str:
 
 
 def _columns(table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Returns the compared figures of every row, in seconds or tokens; NaN for a phase without an end."""
+    """Returns the compared figures of every row, in seconds or tokens; NaN for a phase without an end.
+
+    The requests of an observed server have no causes of waits.
+    """
 
     def column(name: str) -> np.ndarray:
         return table[name].to_numpy(np.float64)
@@ -112,7 +115,7 @@ def _columns(table: pd.DataFrame) -> dict[str, np.ndarray]:
         "prefill": first_s - start_s,
         "decode": last_s - first_s,
         **{name: column(f"{name}_s") for name in ("e2e", "ttft", "tpot")},
-        **{cause: column(f"wait_{cause}_s") for cause in ("gateway", *WAITS)},
+        **{cause: column(f"wait_{cause}_s") for cause in ("gateway", *WAITS) if f"wait_{cause}_s" in table},
         **{name: column(name) for name in ("prompt_tokens", "cached_tokens", "output_tokens")},
     }
 
