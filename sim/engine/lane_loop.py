@@ -341,11 +341,10 @@ class LaneLoop:
                 for seq, since_s in tokens.apart.items():
                     log.add_gap(seq.request_id, since_s, ends_s[0])
                 tokens.apart.clear()
-        num_surplus, num_running = lane.num_surplus, lane.num_running
+        num_apart += lane.num_surplus
+        num_running = lane.num_running
         if num_running == size and not lane.waiting:
-            log.add_decodes(
-                self.start_s, ends_s, emitted_s, num_apart, num_surplus, lane.decodes, num_used
-            )
+            log.add_decodes(self.start_s, ends_s, emitted_s, num_apart, lane.decodes, num_used)
             return
         num_held = lane.decodes.num_context_tokens + size
         for seq in lane.prefilling:
@@ -357,7 +356,6 @@ class LaneLoop:
             ends_s,
             emitted_s,
             num_apart,
-            num_surplus,
             lane.decodes,
             num_used,
             num_decodes=size,

@@ -77,8 +77,9 @@ class Recorder:
         if core.may_branch:
             num_separate_gaps += plan.num_branches
             outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))
-        num_surplus = core.running_set.num_surplus(plan) if core.running_set.ending else 0
-        iterations.add(step, core, tokens.last_decode_s, num_separate_gaps, num_surplus)
+        if core.running_set.ending:
+            num_separate_gaps += core.running_set.num_surplus(plan)
+        iterations.add(step, core, tokens.last_decode_s, num_separate_gaps)
         if plan.num_decodes > plan.num_branches:
             tokens.last_decode_s = step.end_s
         if plan.chunks:

@@ -96,7 +96,10 @@ def summarise(
         **hardware_use(works),
         "pipeline": pipeline_use(records.iterations, inside_s, pools[0].model) if len(pools) == 1 else None,
         "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
-        "iterations": _iterations(records.iterations, inside_s > 0),
+        "iterations": {
+            **_iterations(records.iterations, inside_s > 0),
+            "discarded_tokens": records.num_discarded_tokens,
+        },
         "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),
         "cache": cache_use(records, window),
         "adapters": adapter_use(records),

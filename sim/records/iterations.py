@@ -37,7 +37,6 @@ ROW = np.dtype(
         ("num_apart", "u4"),  # decoding sequences to which emitted_s does not apply: add_gap logs their gaps
         ("num_widening", "u4"),  # decoding sequences the context of which grows by a token per iteration
         ("decode_seqs", "u4"),
-        ("num_surplus", "u4"),  # those of them with a complete output; their tokens are discarded
         ("running", "u4"),
         ("kv_blocks_used", "u4"),
         ("more", "u4"),  # QUEUED, CHUNKS or their sum: it has a row there, or one per iteration
@@ -58,7 +57,7 @@ CHUNKS_ROW = np.dtype(
 )
 QUEUED: Final = 1
 CHUNKS: Final = 2
-_PACK: Final = Struct("=2d2q9I").pack
+_PACK: Final = Struct("=2d2q8I").pack
 _PACK_QUEUE: Final = Struct("=3i").pack
 _PACK_CHUNKS: Final = Struct("=q3i2qi").pack
 _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
@@ -131,12 +130,10 @@ class IterationLog:
         """Logs the gap of one sequence between two tokens, from since_s to end_s."""
         self._gaps.extend((request_id, since_s, end_s))
 
-    def add(
-        self, step: Step, core: EngineCore, emitted_s: float, num_apart: int, num_surplus: int = 0
-    ) -> None:
+    def add(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """Logs iterations that are about to be committed; the core is in its state after the plan.
 
-        emitted_s, num_apart, num_surplus: see `ROW`; num_apart does not count the surplus.
+        emitted_s, num_apart: see `ROW`.
         """
         plan, num_iterations, ends_s = step.plan, step.num_iterations, step.ends_s
         decodes, pool = core.decodes, core.block_pool
@@ -165,7 +162,6 @@ class IterationLog:
             num_apart,
             num_widening,
             plan.num_decodes,
-            num_surplus,
             num_running,
             num_blocks_used,
             more,
@@ -181,7 +177,6 @@ class IterationLog:
         ends_s: list[float],
         emitted_s: float,
         num_apart: int,
-        num_surplus: int,
         decodes: DecodeSet,
         num_blocks_used: int,
     ) -> None:
@@ -201,7 +196,6 @@ class IterationLog:
             num_apart,
             size,
             size,
-            num_surplus,
             size,
             num_blocks_used,
             0,
@@ -213,7 +207,6 @@ class IterationLog:
         ends_s: list[float],
         emitted_s: float,
         num_apart: int,
-        num_surplus: int,
         decodes: DecodeSet,
         num_blocks_used: int,
         *,
@@ -238,7 +231,7 @@ class IterationLog:
             self._blocks_due += decodes.blocks_due_by_phase
         context = decodes.num_context_tokens + num_decodes if num_decodes else 0
         counts = (context, num_held, decodes.clock, num_iterations, num_apart, num_decodes, num_decodes)
-        self._rows += _PACK(start_s, emitted_s, *counts, num_surplus, num_running, num_blocks_used, more)
+        self._rows += _PACK(start_s, emitted_s, *counts, num_running, num_blocks_used, more)
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
 
@@ -311,7 +304,6 @@ class IterationLog:
         at = np.flatnonzero(np.repeat(rows["more"] & CHUNKS > 0, num))
         for name in CHUNKS_ROW.names or ():
             columns[name][at] = chunks[name]
-        columns["sampled_seqs"][first] -= rows["num_surplus"].astype(np.int32)
         if self.serves_adapters:
             used = self._buffers.take(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
             for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
@@ -365,7 +357,7 @@ class IterationLog:
         before_s = np.roll(ends_s, 1)
         before_s[first] = rows["emitted_s"]
         count = decode_seqs.astype(np.int64)
-        count[first] -= rows["num_apart"].astype(np.int64) + rows["num_surplus"]
+        count[first] -= rows["num_apart"]
         decodes = count > 0
         _, since_s, single_s = self.own_gaps().T
         num_shared = int(np.count_nonzero(decodes))

@@ -48,6 +48,7 @@ class EngineRecord(NamedTuple):
 
     pinned_token_s: float
     num_evicted: int
+    num_discarded: int
     unfilled: NDArray[np.int64] | None
     """See `BlockPool.unfilled`. [n, 3]"""
     adapters: AdapterCounts | None
@@ -58,7 +59,8 @@ class EngineRecord(NamedTuple):
         pool, residents = core.block_pool, core.residents
         unfilled = None if pool.unfilled is None else np.array(pool.unfilled, np.int64).reshape(-1, 3)
         counts = None if residents is None else residents.counts
-        return cls(pool.pinned_token_s_until(end_s), pool.num_evicted, unfilled, counts)
+        pinned_token_s = pool.pinned_token_s_until(end_s)
+        return cls(pinned_token_s, pool.num_evicted, core.num_discarded, unfilled, counts)
 
 
 class PoolRecord(NamedTuple):
@@ -129,6 +131,7 @@ class RunRecords:
       decodes of one replica: request_id, replica, since_s, end_s. For the others see `token_times`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: cached KV blocks that were evicted, over all replicas.
+    num_discarded_tokens: tokens that engines with asynchronous scheduling computed behind stop tokens.
     num_lost_first_tokens: first tokens of attempts that were undone, which the rows of requests do not count.
     num_crash_tokens: the lost output tokens that were lost in crashes.
     failures: the failures that happened.
@@ -153,6 +156,7 @@ class RunRecords:
     events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
     own_gaps: pd.DataFrame = field(default_factory=lambda: own_gaps_table([]))
     num_evicted_blocks: int = 0
+    num_discarded_tokens: int = 0
     pinned_token_s: float = 0.0
     unfilled: NDArray[np.int64] | None = None
     num_lost_first_tokens: int = 0

@@ -1,18 +1,24 @@
-"""Prepares the imports of vLLM and SGLang: no network, no chatter, and a torchvision that can be imported.
+"""Prepares the imports of vLLM and SGLang: no network, no chatter, and for SGLang a torchvision.
 
 torch for CPUs and torchvision made for CUDA do not fit together: two of its operators are missing, and its
-import fails. SGLang imports it, and vLLM's dependencies do if it is there. No test calls these operators, so
-they are declared without bodies.
+import fails. SGLang needs it; vLLM's dependencies import it where they find it, also in a process of their own.
+So `make parity` installs it in a folder that only these tests know. No test calls the operators, so they are
+declared without bodies.
 """
 
 import os
+import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-if find_spec("torch") is not None and find_spec("torchvision") is not None:
+FOR_SGLANG = Path(sys.prefix) / "for_sglang"
+
+if find_spec("torch") is not None and FOR_SGLANG.is_dir():
+    sys.path.append(str(FOR_SGLANG))
     torch = import_module("torch")
     try:
         import_module("torchvision")

@@ -177,9 +177,7 @@ class OurEngine:
         admitted = {seq.request_id for seq in plan.admitted}
         cached = {c.seq.request_id: c.num_cached for c in plan.chunks if c.seq.request_id in admitted}
         late, self._stopped = self._stopped, []
-        preempted = [
-            seq.request_id for seq in plan.preempted if not (self._is_async and seq.state is ENDED)
-        ]
+        preempted = [seq.request_id for seq in plan.preempted if not (self._is_async and seq.state is ENDED)]
         tokens, num_free_planned = plan.tokens_by_request, core.block_pool.num_free
         num_iterations = 1 if late else min(plan.horizon, max_iterations)
         stopped: list[Sequence] = []
@@ -205,7 +203,9 @@ class OurEngine:
             finished |= {seq.request_id: "stop" for seq in late}
             preempted = [request_id for request_id in preempted if request_id not in finished]
         steps = [Step(tokens, {}, [], None, None, {}) for _ in range(num_iterations)]
-        steps[0] = steps[0]._replace(admitted=cached, preempted=sorted(preempted), num_free_planned=num_free_planned)
+        steps[0] = steps[0]._replace(
+            admitted=cached, preempted=sorted(preempted), num_free_planned=num_free_planned
+        )
         steps[-1] = steps[-1]._replace(num_free_after=core.block_pool.num_free)
         told = 0 if self._is_async else -1
         steps[told] = steps[told]._replace(finished=finished)
@@ -281,9 +281,7 @@ def _due(to_come: list[Arrival], now: int, ours: OurEngine) -> list[Arrival]:
     ids_to_come = {arrival.request_id for arrival in to_come}
     due = []
     for arrival in to_come:
-        is_early = arrival.after is not None and (
-            arrival.after in ids_to_come or ours.holds(arrival.after)
-        )
+        is_early = arrival.after is not None and (arrival.after in ids_to_come or ours.holds(arrival.after))
         if arrival.step <= now and not is_early:
             due.append(arrival)
     for arrival in due:

@@ -25,6 +25,7 @@ def simulate(folder, monkeypatch, *overrides):
 def test_an_overloaded_run_ends_early_and_says_why(tmp_path, monkeypatch, capsys):
     """30 requests/s come; a batch of two serves far fewer."""
     load = ("workload.arrivals.rate_per_s=30", "workload.num_requests=20000", "engine.max_num_seqs=2")
+    load += ("engine.host.overlapped=false",)
     code, summary = simulate(
         tmp_path, monkeypatch, *load, "sim.stop_overloaded=true", "metrics.warmup_s=auto"
     )
@@ -66,6 +67,7 @@ def test_a_found_warm_up_is_cut_and_reported(tmp_path, monkeypatch, capsys):
         monkeypatch,
         *("workload=plain_csv", f"workload.path={trace}", "engine.max_num_seqs=4"),
         *("metrics.warmup_s=auto", "output.report=false", "output.tables=false"),
+        "engine.host.overlapped=false",
     )
     assert code == 0, capsys.readouterr().err
     assert summary["warmup"]["settled"]

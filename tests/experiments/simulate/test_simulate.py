@@ -90,7 +90,9 @@ def test_the_tables_agree_with_the_summary(written):
     replicas = pd.read_parquet(written / "replicas.parquet")
     assert summary["requests"]["arrived"] == len(requests) == replicas["requests"].sum() == 60
     assert summary["ttft"]["mean_s"] == pytest.approx(requests["ttft_s"].mean())
-    assert iterations["sampled_seqs"].sum() == requests["output_tokens"].sum() == 60 * 256
+    assert requests["output_tokens"].sum() == 60 * 256
+    assert summary["iterations"]["discarded_tokens"] == 60  # asynchronous scheduling: one behind each stop
+    assert iterations["sampled_seqs"].sum() == 60 * 257
     assert replicas["busy_s"].sum() == pytest.approx(iterations["duration_s"].sum())
 
 

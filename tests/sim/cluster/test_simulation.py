@@ -24,7 +24,8 @@ STATUSES = {"finished", "rejected", "aborted", "unfinished"}
 def assert_tokens_are_conserved(records):
     """Checks that every produced token is in an answer and that all but an answer's first ended a gap."""
     requests, iterations = records.requests, records.iterations
-    assert iterations.sampled_seqs.sum() == requests.output_tokens.sum()
+    sampled = requests.output_tokens.sum() + records.num_discarded_tokens
+    assert iterations.sampled_seqs.sum() == sampled
     begun = requests[requests.output_tokens > 0]
     assert records.gap_count.sum() == begun.output_tokens.sum() - len(begun)
     spans_s = (begun.last_token_s - begun.first_token_s).sum()
