@@ -176,23 +176,27 @@ class Engine:
             return self._break(error)
         except RuntimeError as error:  # such as out of memory
             return self._fail(plan, error)
-        previous, self._pending = self._pending, None
         changed: list[Answer] = []
         try:
-            if previous is not None:
-                changed = self._read(previous)
-            if self._overlap and not _has_branches(plan):
-                self._pending = launch
-            else:
-                num_late = len(self._ended)
-                changed += self._read(launch)
-                if self._overlap:
-                    early = self._ended[num_late:]
-                    self._early = [seq for seq in early if seq.request.branching is None]
+            self._read_due(launch, plan, changed)
         except RuntimeError as error:  # from a kernel, after which the device computes nothing
             return changed + self._break(error)
         self._commit(plan, num_iterations)
         return changed
+
+    def _read_due(self, launch: Launch, plan: StepPlan, changed: list[Answer]) -> None:
+        """Reads the launch before, and this one unless the engine overlaps; adds the answers that changed."""
+        previous, self._pending = self._pending, None
+        if previous is not None:
+            changed += self._read(previous)
+        if self._overlap and not _has_branches(plan):
+            self._pending = launch
+            return
+        num_late = len(self._ended)
+        changed += self._read(launch)
+        if self._overlap:
+            self._early = [seq for seq in self._ended[num_late:] if seq.request.branching is None]
+            self._ended = [seq for seq in self._ended if seq not in self._early]
 
     def run(self) -> None:
         """Steps until all requests have ended."""
@@ -288,8 +292,6 @@ class Engine:
 
     def _commit(self, plan: StepPlan, num_iterations: int) -> None:
         """Commits a plan to the core, with the ends known so far."""
-        early, self._early = self._early, []
-        self._ended = [seq for seq in self._ended if seq not in early]
         running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
         outcome = StepOutcome(num_iterations, running, self._parents)
         now = self.clock.now()
@@ -297,7 +299,7 @@ class Engine:
         if self.observer is not None:
             self.observer.committed(outcome, progress, now)
         self._commit_late_ends()
-        self._ended += early
+        self._ended, self._early = self._early, []
         parents, self._parents = self._parents, {}
         if self._pending is not None:
             self._pending.finished = finished
@@ -364,8 +366,7 @@ class Engine:
         return lost
 
     def _end_all(self, seq: Sequence, reason: str) -> None:
-        answer = self._answer_of.pop(seq)
-        answer.end(reason)
+        self._answer_of.pop(seq).end(reason)
 
     def _take_out(self, request_id: int, reason: FinishReason) -> Sequence | None:
         seq = self.core.abort(request_id, reason)

@@ -8,8 +8,8 @@
       by a stop     gets that token  gets another token,     is gone
                                      which is discarded
 
-The scheduler counts tokens, so it knows beforehand that a sequence reaches max_tokens, but it learns only from
-the token itself that it was a stop token. This is the rule of vLLM's AsyncScheduler (vllm 0.32).
+The scheduler counts tokens, so it knows beforehand that a sequence reaches max_tokens, but it learns only
+from the token itself that it was a stop token. This is the rule of vLLM's AsyncScheduler (vllm 0.32).
 
 A simulator knows the end of a sequence beforehand. Then `commit` returns the sequence as finished after step
 n, and the engine keeps it for step n + 1. An engine with kernels reads the tokens of step n after it has

@@ -79,9 +79,7 @@ class EngineBase:
         self._lost: list[Sequence] = []
         self._arrived: list[Sequence] = []
         self._num_reserved = 0  # iterations of the plan in flight, if `reserve` was asked
-        self._max_attempts = (
-            max_num_seqs + 100
-        )  # steps per plan: one that only preempts frees at least a slot
+        self._max_attempts = max_num_seqs + 100  # per plan: a step that only preempts frees a slot
         self.num_discarded = 0
         """Number of tokens computed behind stop tokens and discarded; see `AsyncEngineCore`."""
         self._num_held = 0  # complete sequences that keep their slot and get no token; see `AsyncEngineCore`

@@ -193,7 +193,7 @@ class Lane:
         self.num_running -= len(ended)
 
     def _free(self, seq: Sequence, num_held: int) -> None:
-        """Frees the blocks of a complete sequence, which hold num_held tokens, its last planned one included."""
+        """Frees the blocks of a complete sequence: those of num_held computed or planned tokens."""
         block_size = self.block_size
         self.num_free += -(-num_held // block_size)
         if self._keeps:

@@ -1,9 +1,9 @@
 """Prepares the imports of vLLM and SGLang: no network, no chatter, and for SGLang a torchvision.
 
 torch for CPUs and torchvision made for CUDA do not fit together: two of its operators are missing, and its
-import fails. SGLang needs it; vLLM's dependencies import it where they find it, also in a process of their own.
-So `make parity` installs it in a folder that only these tests know. No test calls the operators, so they are
-declared without bodies.
+import fails. SGLang needs it; vLLM's dependencies import it where they find it, also in a process of their
+own. So `make parity` installs it in a folder that only these tests know. No test calls the operators, so they
+are declared without bodies.
 """
 
 import os

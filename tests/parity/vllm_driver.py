@@ -56,7 +56,7 @@ class _Launch(NamedTuple):
 
 
 class VllmEngine:
-    """vLLM's `Scheduler` or, with asynchronous scheduling, its `AsyncScheduler`; one full-attention KV group."""
+    """vLLM's `Scheduler` or `AsyncScheduler`; one full-attention KV group."""
 
     def __init__(self, settings: Settings) -> None:
         model = copy(_model_config())

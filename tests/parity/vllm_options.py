@@ -1,6 +1,7 @@
 """The options of vLLM's scheduler and KV cache, and what stands for each of them here.
 
-`make parity VLLM=latest` compares these names with those of the newest release, and so shows new and dropped ones.
+`make parity VLLM=latest` compares these names with those of the newest release: it fails with new and dropped
+ones.
 """
 
 from __future__ import annotations

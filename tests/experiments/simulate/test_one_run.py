@@ -23,9 +23,8 @@ def simulate(folder, monkeypatch, *overrides):
 
 
 def test_an_overloaded_run_ends_early_and_says_why(tmp_path, monkeypatch, capsys):
-    """30 requests/s come; a batch of two serves far fewer."""
-    load = ("workload.arrivals.rate_per_s=30", "workload.num_requests=20000", "engine.max_num_seqs=2")
-    load += ("engine.host.overlapped=false",)
+    """60 requests/s come; a batch of two serves far fewer."""
+    load = ("workload.arrivals.rate_per_s=60", "workload.num_requests=20000", "engine.max_num_seqs=2")
     code, summary = simulate(
         tmp_path, monkeypatch, *load, "sim.stop_overloaded=true", "metrics.warmup_s=auto"
     )
@@ -33,7 +32,7 @@ def test_an_overloaded_run_ends_early_and_says_why(tmp_path, monkeypatch, capsys
     found, requests = summary["overload"], summary["requests"]
     assert requests["arrived"] < 20000
     assert summary["simulated_s"] == found["at_s"]
-    assert found["arrivals_per_s"] == pytest.approx(30, rel=0.2)
+    assert found["arrivals_per_s"] == pytest.approx(60, rel=0.2)
     assert found["outstanding"] == requests["arrived"] - requests["finished"]
     assert 0 < found["least_growth_per_s"] <= found["growth_per_s"]
     assert found["growth_per_s"] == pytest.approx(found["arrivals_per_s"] - found["ends_per_s"])
