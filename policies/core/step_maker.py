@@ -73,7 +73,7 @@ class StepMaker(StepBuilder):
 
     @property
     def has_freed(self) -> bool:
-        """Whether the step has preempted sequences, those with a complete output included."""
+        """True if the step has preempted sequences, those with a complete output included."""
         return bool(self._preempted)
 
     @property
