@@ -18,8 +18,8 @@ from sim.settings.config_groups import CONFIG_DIR
 
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload.num_requests=20")
 HOME = "http://127.0.0.1:8050"
-OUTPUTS = ["error.children", "results.className", "summary.children", "latency.figure"]
-OUTPUTS += ["answered.data", "poll.disabled", "command.children"]
+OUTPUTS = ["error.children", "results.className", "summary.children", "tables.children"]
+OUTPUTS += ["latency.figure", "answered.data", "poll.disabled", "command.children"]
 
 
 @pytest.fixture(scope="module")
