@@ -7,7 +7,7 @@ from collections.abc import Callable
 from policies.adapters import registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
-from policies.caching.settings import KvMemory
+from policies.caching.settings import KvMemory, pool_of
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from realengine.clock import Clock
@@ -66,12 +66,13 @@ def assemble(
     """
     max_model_len = max_model_len_of(model.architecture, settings)
     block_size = settings.caching.block_size
-    pool = settings.caching.pool(
+    pool = pool_of(
+        settings.caching,
         KvMemory(
             memory.num_blocks,
             bytes_per_token=memory.block_bytes / block_size,
             max_model_len=max_model_len,
-        )
+        ),
     )
     overlap = on_gpu_by_default(settings.overlap, executor.device)
     core = (AsyncEngineCore if overlap else EngineCore)(

@@ -22,6 +22,7 @@ from policies.core.request import Branching, Prompt, Request
 from policies.core.sequence import FinishReason, Sequence, SequenceState
 from realengine.clock import Clock, WallClock
 from realengine.observer import Observer
+from realengine.policy_errors import policies_named
 from realengine.runner.executor import DeviceLostError
 from realengine.runner.launch import Launch
 from realengine.runner.runner import Runner
@@ -85,6 +86,7 @@ class Engine:
         """Number of requests that were added and have not ended."""
         return len(self._answer_of)
 
+    @policies_named
     def add(
         self,
         prompt_tokens: list[int],
@@ -143,12 +145,14 @@ class Engine:
             self.observer.entered(seq, self.clock.now())
         return answer
 
+    @policies_named
     def abort(self, request_id: int) -> None:
         """Aborts a request; nothing happens if it has ended."""
         seq = self._take_out(request_id, FinishReason.aborted)
         if seq in self._answer_of:
             self._end_all(seq, "aborted")
 
+    @policies_named
     def step(self) -> list[Answer]:
         """Runs one launch; returns the answers with new tokens or ends, none if there is nothing to do."""
         self.pause_s = 0.0

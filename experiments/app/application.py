@@ -19,6 +19,7 @@ from sim.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, explained
 from sim.settings.override import check_chosen_once
+from sim.settings.policy_errors import with_choice
 from sim.settings.renamed import with_new_names
 
 
@@ -59,12 +60,15 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
     # A user's own classes may be in the current folder; it comes last, so that they shadow no other module.
     sys.path.append(os.getcwd())
     is_shown = options.cfg or options.info
-    with explained(source, overrides, COMPOSE_ERRORS if is_shown else USER_ERRORS):
-        if is_shown:
-            _show(source, options, overrides)
-        else:
-            module, multirun = application.module, options.multirun
-            run_command(source, overrides, module, multirun=multirun, overwrite=overwrite)
+    try:
+        with explained(source, overrides, COMPOSE_ERRORS if is_shown else USER_ERRORS):
+            if is_shown:
+                _show(source, options, overrides)
+            else:
+                module, multirun = application.module, options.multirun
+                run_command(source, overrides, module, multirun=multirun, overwrite=overwrite)
+    except ConfigError as error:
+        raise with_choice(error, source.dirs)  # noqa: B904 (the same error)
 
 
 def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str]) -> None:

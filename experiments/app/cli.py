@@ -1,8 +1,9 @@
 """The console script `windtunnel <command> ...`. A command is imported only when it is called.
 
 Exit codes: 0 success; 1 files or output cannot be written, or a bug (with its traceback); 2 a wrong command
-or setting (one message); 3 the command ended, but requests to a server failed, the engine's decisions differ
-from the simulator's, or no fleet meets the SLO; 130 Ctrl-C; 143 SIGTERM.
+or setting, or a policy of the user's that failed (one message); 3 the command ended, but requests to a server
+failed, the engine's decisions differ from the simulator's, or no fleet meets the SLO; 130 Ctrl-C; 143
+SIGTERM.
 """
 
 import atexit
@@ -12,6 +13,7 @@ import importlib.util
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.standard_output import output_errors_kept
+from policies.user_code.failure import PolicyError, trace_of, with_quote
 from sim.settings.errors import ConfigError, suggest
 
 
@@ -122,6 +125,9 @@ COMMANDS = {
     "completion": Command("experiments.app.completion", "Print a completion script for bash, zsh or fish."),
 }
 
+TRACEBACK = "--traceback"
+"""The flag of every command that prints the traceback of an error."""
+
 OVERVIEW = """\
 usage: windtunnel <command> [group=choice ...] [key=value ...]
 
@@ -137,7 +143,9 @@ examples
   windtunnel simulate --multirun batching=chunked,prefill_first seed=1,2
                                                           every combination, one run each
   windtunnel list hardware                                the choices for hardware=
-  windtunnel simulate --help                              every group and setting"""
+  windtunnel simulate --help                              every group and setting
+
+Every command takes --traceback: it prints the whole traceback of an error, such as one in your own policy."""
 
 # `configs` is not listed: it is found by path and never imported.
 OWN_PACKAGES = ("experiments", "hwmodels", "kernels", "policies", "realengine", "sim")
@@ -145,27 +153,28 @@ OWN_PACKAGES = ("experiments", "hwmodels", "kernels", "policies", "realengine", 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    given = [word for word in words if word != TRACEBACK]
     # With Python's default thresholds, garbage collection during the imports and at exit takes a fifth of a
     # short run.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
     with output_errors_kept() as output:
-        code = _exit_code(given)
+        code = _exit_code(given, with_traceback=len(given) < len(words))
     if output.error is None or isinstance(output.error, BrokenPipeError):  # as in `windtunnel list | head`
         return code
     print(f"windtunnel: standard output: {output.error.strerror}; make room, then try again", file=sys.stderr)
     return code or 1
 
 
-def _exit_code(given: list[str]) -> int:
+def _exit_code(given: list[str], *, with_traceback: bool) -> int:
     """Runs one command, and prints its errors."""
     terminated = threading.Event()
     try:
         with _terminated_like_ctrl_c(terminated):
             _run(given)
-    except ConfigError as error:
-        print(f"windtunnel: {error}", file=sys.stderr)
+    except (ConfigError, PolicyError) as error:
+        _tell(error, with_traceback=with_traceback)
         return 2
     except CannotWriteError as error:
         print(f"windtunnel: {error}", file=sys.stderr)
@@ -178,6 +187,14 @@ def _exit_code(given: list[str]) -> int:
         print(f"windtunnel: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
         return 143 if terminated.is_set() else 130
     return 0
+
+
+def _tell(error: ConfigError | PolicyError, *, with_traceback: bool) -> None:
+    """Prints an error, and the place in the user's own code; the traceback first, if it is asked for."""
+    if with_traceback:
+        raised = "".join(traceback.format_exception(error))
+        print(trace_of(error) or raised, end="", file=sys.stderr)
+    print(f"windtunnel: {with_quote(error)}", file=sys.stderr)
 
 
 @contextmanager

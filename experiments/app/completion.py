@@ -15,7 +15,7 @@ from typing import Any
 from sim.settings.config_groups import CONFIG_DIR, find_groups, key_comments
 
 _HYDRA = ("defaults", "hydra")  # keys of a root config that belong to Hydra
-FLAGS = ("--help", "--multirun", "--config-dir", "--cfg")
+FLAGS = ("--help", "--multirun", "--config-dir", "--cfg", "--traceback")
 
 # bash splits words at `=`, so the words are taken from the line, and the text before the last `=` is cut
 # from the answers. The user types on after a key: no space after `=` and `.`.

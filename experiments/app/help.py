@@ -19,6 +19,7 @@ FLAGS = """\
   overwrite=true     replace the results of an earlier run in the same folder
   --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
   --cfg job          print the composed config and exit (with --resolve, interpolations ${...} are filled in)
+  --traceback        print the whole traceback of an error, for example in your own policy
   -h, --help         print this help, for the choices given on the command line"""
 
 

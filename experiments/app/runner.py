@@ -229,4 +229,8 @@ def _is(node: DictConfig, plugin: type) -> bool:
 
 
 def _located(error: ConfigError, where: str) -> ConfigError:
-    return ConfigError(f"{error} (at {where})") if where else error
+    if not where:
+        return error
+    located = ConfigError(f"{error} (at {where})")
+    located.__cause__ = error  # it may know the line of the user's policy
+    return located

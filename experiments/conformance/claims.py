@@ -52,7 +52,9 @@ from experiments.conformance.promises import (
 )
 from experiments.conformance.words import in_words
 from policies.batching import DecodesUnasked, fills_in_order, supports_mixed_role
+from policies.user_code.failure import PolicyError, failure, with_quote
 from sim.settings.build import build
+from sim.settings.policy_errors import policies_of
 
 NUM_WORLDS = 100
 """Number of random worlds in which each promise is checked by default."""
@@ -138,14 +140,15 @@ class Claim:
         except (BrokenPromise, _Enough):
             broken = smallest
             assert broken is not None
-            is_bug = not isinstance(broken.__cause__, AssertionError)  # a bug keeps its traceback
+            is_bug = not isinstance(broken.__cause__, AssertionError | PolicyError)  # it keeps its traceback
             raise BrokenPromise(str(broken)) from (broken.__cause__ if is_bug else None)
 
     def check_in(self, world: Any) -> None:
         """Checks the promise in one world. Raises BrokenPromise."""
         try:
             self.promise(world)
-        except Exception as error:
+        except Exception as raised:
+            error = failure(raised, policies_of(world)) or raised
             what = (self.promise.__doc__ or "").splitlines()[0]
             raise BrokenPromise(
                 f"{self.name}: {what}\nBroken in this world:\n\n{in_words(world)}\n\n{_describe(error)}"
@@ -199,7 +202,9 @@ def claims_by_name(path: str, given_settings: Mapping[str, Any]) -> list[Claim]:
 
 def _describe(error: Exception) -> str:
     """Describes an error; an assertion without a message is described by its source line."""
-    message = str(error)
+    message = with_quote(error)
+    if isinstance(error, PolicyError):
+        return message
     if not isinstance(error, AssertionError):
         return f"{type(error).__name__}: {message}"
     if message or error.__traceback__ is None:

@@ -49,11 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.path.append(os.getcwd())  # for the user's own classes; last, so that they shadow no other module
     claims = importlib.import_module("experiments.conformance.claims")
     errors = importlib.import_module("sim.settings.errors")
+    failures = importlib.import_module("policies.user_code.failure")
     try:
         settings = _settings(config.getoption("policy_settings"))
         config.stash[CLAIMS] = claims.claims_by_name(path, settings)
     except (errors.ConfigError, ValueError) as error:
-        raise pytest.UsageError(f"--policy {path}: {error}") from error
+        raise pytest.UsageError(f"--policy {path}: {failures.with_quote(error)}") from error
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
     config.args.append(str(SUITE))

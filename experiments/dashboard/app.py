@@ -15,6 +15,7 @@ from experiments.dashboard.guard import guard
 from experiments.dashboard.page import INDEX, drawn, field_id, latency, layout, summary, tables, values
 from experiments.dashboard.simulation_service import SimulationService, Superseded
 from experiments.dashboard.stepping import stepped
+from policies.user_code.failure import with_quote
 from sim.settings.errors import ConfigError
 
 STALE = "stale"
@@ -83,7 +84,7 @@ class Callbacks:
         except Superseded:
             raise PreventUpdate from None
         except ConfigError as error:
-            errors = "\n".join([*problems, str(error)])
+            errors = "\n".join([*problems, with_quote(error)])
             return errors, STALE, *[no_update] * 4, True, command
         shown = summary(found), tables(found), latency(found)
         return message, "", *shown, self._number(client), False, command

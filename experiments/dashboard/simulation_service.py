@@ -22,6 +22,7 @@ from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
 from experiments.dashboard.controls import Board, State
+from policies.user_code.failure import with_quote
 from sim.metrics.result import RunResult
 from sim.settings.errors import ConfigError
 from sim.settings.resolve import resolved
@@ -98,7 +99,7 @@ class Curve:
             except CancelledError:
                 pass
             except (ConfigError, BrokenProcessPool) as error:
-                self.problem = str(error)
+                self.problem = with_quote(error)
 
     @property
     def is_done(self) -> bool:

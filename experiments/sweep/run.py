@@ -21,6 +21,7 @@ from experiments.sweep.plan import Point
 from experiments.sweep.progress import sweep_progress
 from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
 from experiments.sweep.setup import SweepOptions
+from policies.user_code.failure import trace_of
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
@@ -122,7 +123,9 @@ def _keep(folder: SweepFolder, point: Point, outcome: Outcome[FinishedRun], code
         folder.keep(point, outcome.result, code)
         return
     status = REFUSED if type(error) is ConfigError else FAILED
-    trace = "" if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))
+    trace = trace_of(error)
+    if not (trace or isinstance(error, ConfigError)):
+        trace = "".join(traceback.format_exception(error))
     folder.note_failure(point, status, in_words(error), trace, code)
 
 

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 from experiments.study.figures import figures
 from experiments.sweep.plan import OF_THE_SWEEP, Point
+from policies.user_code.failure import quote_of
 from sim.report.files import run_files
 from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
+from sim.settings.policy_errors import PolicyFailedError, with_choice
 from sim.settings.recorded import check_recorded
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
@@ -72,7 +74,10 @@ class RunTask:
         """Simulates the point. Raises ConfigError for settings that cannot be run."""
         begun = time.perf_counter()
         config, scenario, source = self.build()
-        result = run(scenario, source)
+        try:
+            result = run(scenario, source)
+        except PolicyFailedError as error:
+            raise with_choice(error, self.dirs)  # noqa: B904 (the same error)
         files = dict(run_files(result, config, tables=self.tables))
         return FinishedRun(
             figures=figures(result.summary),
@@ -114,8 +119,10 @@ def in_words(error: Exception) -> str:
     """Returns the first line of an error, with its type unless it is about settings."""
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
+    if quote := quote_of(error):
+        first = f"{first} ({' '.join(quote.split())})"
     return (
         first
-        if type(error).__name__ in ("ConfigError", "WorkerDiedError")
+        if type(error).__name__ in ("ConfigError", "PolicyFailedError", "WorkerDiedError")
         else (f"{type(error).__name__}: {shown(first)}")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
@@ -9,6 +10,7 @@ from typing import ClassVar
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
+from policies.user_code.decisions import returned
 
 EVICTIONS = ("lru", "lfu")
 
@@ -43,9 +45,19 @@ class AdapterServing:
         """Number and rank of the slots for which memory is reserved."""
         return 0, 0
 
+    @abstractmethod
     def residents(self, registry: Registry, pool: BlockPool) -> Residents:
         """Returns the `Residents` of an engine. Raises ValueError if the settings do not fit the adapters."""
         raise NotImplementedError
+
+
+def residents_of(serving: AdapterServing, registry: Registry, pool: BlockPool) -> Residents:
+    """Returns the `Residents` of an engine. Raises WrongDecisionError if a policy makes something else."""
+    residents: object = serving.residents(registry, pool)
+    if not isinstance(residents, Residents):
+        rule = "must return a policies.adapters.residents.Residents"
+        raise returned(serving, "residents", residents, rule)
+    return residents
 
 
 def check_time(name: str, time_s: float) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from policies.caching.eviction.future import FutureUses
 from policies.caching.pool import BlockPool
+from policies.user_code.decisions import returned
 
 
 class KvMemory(NamedTuple):
@@ -48,9 +50,18 @@ class Caching:
         """Host memory and disk space of the cache, in GiB per GPU."""
         return 0.0, 0.0
 
+    @abstractmethod
     def pool(self, memory: KvMemory) -> BlockPool:
         """Creates an empty pool. Raises ValueError if the settings do not fit the memory."""
         raise NotImplementedError
+
+
+def pool_of(caching: Caching, memory: KvMemory) -> BlockPool:
+    """Returns an empty pool of a cache. Raises WrongDecisionError if it makes something else."""
+    pool: object = caching.pool(memory)
+    if not isinstance(pool, BlockPool):
+        raise returned(caching, "pool", pool, "must return a policies.caching.pool.BlockPool")
+    return pool
 
 
 def check_watermark(watermark: float) -> None:

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from policies.core.engine_base import EngineBase
 from policies.core.horizon import blocks_of_repeats, cut_horizon
-from policies.core.livelock import MAX_STEPS
+from policies.core.livelock import MAX_STEPS, MAX_WAITS
 from policies.core.plan import (
     AdapterLoad,
     Cause,
@@ -34,6 +34,7 @@ from policies.core.plan import (
 )
 from policies.core.policy_names import name_of
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
+from policies.user_code.decisions import WrongDecisionError
 
 
 class EngineCore(EngineBase):
@@ -51,8 +52,8 @@ class EngineCore(EngineBase):
         """Returns the next step; None if there is nothing to compute now.
 
         A plan must be committed before the next call. After None, call it again at the next event (such as an
-        arrival) and at `wake_s`. In both cases call `take_transfers` afterwards. Raises RuntimeError if the
-        policies schedule nothing although requests are unfinished and no transfer is in progress.
+        arrival) and at `wake_s`. In both cases call `take_transfers` afterwards. Raises WrongDecisionError if
+        the policies schedule nothing although requests are unfinished and no transfer is in progress.
         """
         if self._in_flight is not None:
             self._check_at_rest("plan")
@@ -91,12 +92,26 @@ class EngineCore(EngineBase):
         wake_s, self.waits_for = step.wake_s, step.waits_for()
         if wake_s is not None:
             self.wake_s = wake_s
-        if self._may_compute_nothing() or (wake_s is not None and now < wake_s):
+        if self._may_compute_nothing():
             return None
-        raise RuntimeError(
-            f"batching={name_of(self.batching)}: scheduled nothing with {self.num_waiting} waiting and "
-            f"{len(self.running)} running, so the engine would never continue; `fill` must decode, prefill "
-            "or admit a sequence, or say with `step.wait_until` when to call it again"
+        if wake_s is None or now >= wake_s:
+            raise self._stuck("scheduled nothing")
+        if self._waits.is_livelock(self.num_iterations, len(self._sequences)):
+            raise self._stuck(f"has called step.wait_until {MAX_WAITS:,} times in a row")
+        return None
+
+    def check_not_stuck(self) -> None:
+        """Raises WrongDecisionError if policies wait for an event although no event will come."""
+        if self._sequences and self.wake_s == inf and self._waits.num_waits:
+            raise self._stuck("waits for ever")
+
+    def _stuck(self, did: str) -> WrongDecisionError:
+        return WrongDecisionError(
+            self.batching,
+            "fill",
+            f"{did} with {self.num_waiting} waiting and {len(self.running)} running",
+            "it must decode, prefill or admit a sequence, or say with step.wait_until when to call it again, "
+            "as the engine would never continue",
         )
 
     def _may_compute_nothing(self) -> bool:
@@ -355,10 +370,12 @@ class EngineCore(EngineBase):
                 self.block_pool.grow(chunk.seq, first, first + per_turn * chunk.num_tokens)
 
     def _refuse_livelock(self) -> NoReturn:
-        raise RuntimeError(
-            f"scheduling={name_of(self.scheduling)}, batching={name_of(self.batching)}: {MAX_STEPS:,} steps "
-            "have preempted sequences and no sequence has got a token, so the requests would never end; a "
-            "policy must preempt only for a sequence that can be admitted (see `StepView.may_start`)"
+        raise WrongDecisionError(
+            self.batching,
+            "fill",
+            f"and scheduling={name_of(self.scheduling)} have preempted in {MAX_STEPS:,} steps and no "
+            "sequence has got a token",
+            "a policy must preempt only for a sequence that can be admitted (see `StepView.may_start`)",
         )
 
     @staticmethod

@@ -14,7 +14,7 @@ from policies.batching import Batching, max_unasked_of
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
-from policies.core.livelock import PreemptionWatch
+from policies.core.livelock import PreemptionWatch, WaitWatch
 from policies.core.plan import (
     Cause,
     Migrant,
@@ -32,6 +32,7 @@ from policies.core.view import StepView
 from policies.core.waiting import WaitingQueue
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling, overrides
+from policies.user_code.decisions import checked_prediction, checked_rank
 
 
 class EngineBase:
@@ -63,6 +64,8 @@ class EngineBase:
         self._needs_truth = self.predictor is not None and self.predictor.needs_truth
         self.block_pool = block_pool
         self.residents = residents
+        self.rank = checked_rank(self.scheduling)
+        self._predict = None if self.predictor is None else checked_prediction(self.predictor)
         self.max_model_len = max_model_len
         self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks)
         self.running = state.running  # parts of the state that every step reads
@@ -84,6 +87,7 @@ class EngineBase:
         """Number of tokens computed behind stop tokens and discarded; see `AsyncEngineCore`."""
         self._num_held = 0  # complete sequences that keep their slot and get no token; see `AsyncEngineCore`
         self._now = float("-inf")
+        self._waits = WaitWatch()
         self._step = StepMaker(state)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
@@ -112,8 +116,8 @@ class EngineBase:
         return make(
             self.block_pool,
             scheduling.queue(),
-            scheduling.rank,
-            scheduling.chunk_rank if overrides(scheduling, "chunk_rank") else None,
+            self.rank,
+            checked_rank(scheduling, "chunk_rank") if overrides(scheduling, "chunk_rank") else None,
             swaps=scheduling.preemption_mode == "swap",
             max_num_seqs=max_num_seqs,
             max_model_len=self.max_model_len,
@@ -254,9 +258,9 @@ class EngineBase:
         request_id = seq.request_id
         if request_id in self._sequences:
             raise ValueError(f"request_id={request_id}: is being served already")
-        if self.predictor is not None:
+        if self._predict is not None:
             truth = seq._end_known - seq.num_prompt_tokens if self._needs_truth else None
-            seq.predicted = self.predictor.predict(seq.request, truth)
+            seq.predicted = self._predict(seq.request, truth)
         if seq.request.branching is not None:
             self.may_branch = True
         state = self._state

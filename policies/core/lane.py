@@ -111,7 +111,7 @@ class Lane:
         self._max_num_seqs = core.max_num_seqs
         self._max_decodes = max_unasked_of(core.batching)
         self._bounds_of = core.limits.of
-        self._rank = core.scheduling.rank
+        self._rank = core.rank
 
     # Changes of sequences.
 

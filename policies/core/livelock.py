@@ -1,4 +1,4 @@
-"""Finds livelocks: policies that preempt sequences again and again, so that none of them gets a token."""
+"""Finds livelocks: policies that preempt, or wait, again and again, so that no sequence gets a token."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from policies.core.sequence import Sequence
 
 MAX_STEPS = 10_000
 """Number of steps that preempt, among which a sequence must get a token or a request must come or end."""
+
+MAX_WAITS = 10_000
+"""Number of steps in a row that only wait, among which a request must get a token, come or end."""
 
 
 class PreemptionWatch:
@@ -29,3 +32,20 @@ class PreemptionWatch:
         self._num_steps = 0
         self._output_tokens = {number: seq.num_output_tokens for number, seq in self._sequences.items()}
         return self._output_tokens == before
+
+
+class WaitWatch:
+    """Counts the steps in a row that only wait."""
+
+    __slots__ = ("_at", "num_waits")
+
+    def __init__(self) -> None:
+        self.num_waits = 0
+        self._at = (-1, -1)
+
+    def is_livelock(self, num_iterations: int, num_unfinished: int) -> bool:
+        """Counts a step that waits; returns whether more than `MAX_WAITS` did, between equal arguments."""
+        at = num_iterations, num_unfinished
+        self.num_waits = self.num_waits + 1 if at == self._at else 1
+        self._at = at
+        return self.num_waits > MAX_WAITS

@@ -25,5 +25,10 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 def name_of(policy: object) -> str:
     """Returns the choice that a policy's class is, by its name: LongestPrefix -> longest_prefix."""
-    name = type(policy).__name__
+    return name_of_class(type(policy))
+
+
+def name_of_class(cls: type) -> str:
+    """Returns the choice that a class is, by its name."""
+    name = cls.__name__
     return OTHERWISE_NAMED.get(name) or _WORD.sub("_", name).lower()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol, TypeVar
 
-from policies.core.policy_names import name_of
 from policies.core.request import Request
+from policies.user_code.decisions import is_whole, returned
 
 
 class ReplicaView(Protocol):
@@ -117,24 +117,18 @@ class Routing(Protocol):
 Member = TypeVar("Member", bound=ReplicaView)
 
 
-class UnknownReplicaError(ValueError):
-    """A routing policy has chosen a replica that does not exist."""
+def chosen(routing: Routing, position: int, replicas: Sequence[Member]) -> Member:
+    """Returns the replica at the position that a policy has chosen.
 
-
-def chosen(routing: Routing, position: int, replicas: Sequence[Member], key: str = "routing") -> Member:
-    """Returns the replica at the position that a policy has chosen. key: the policy's option, for messages.
-
-    Raises UnknownReplicaError for a position outside `replicas`.
+    Raises WrongDecisionError for a position outside `replicas`.
     """
-    try:
-        if 0 <= position < len(replicas):
-            return replicas[position]
-    except TypeError:  # not a number, such as None
-        pass
-    raise UnknownReplicaError(
-        f"{key}={name_of(routing)}: `choose` returned {position!r}; it must return a position in `replicas`, "
-        f"0 to {len(replicas) - 1} (not a replica's `index`, which also counts removed replicas)"
-    )
+    if not ((type(position) is int or is_whole(position)) and 0 <= position < len(replicas)):
+        rule = (
+            f"must return a position in `replicas`, 0 to {len(replicas) - 1} (not a replica's `index`, "
+            "which also counts removed replicas)"
+        )
+        raise returned(routing, "choose", position, rule)
+    return replicas[position]
 
 
 COUNTS = {"requests": "num_outstanding", "tokens": "num_outstanding_tokens"}

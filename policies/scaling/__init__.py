@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
+
+from policies.user_code.decisions import WrongDecisionError, is_whole, returned, shown
 
 
 class PoolView(Protocol):
@@ -102,3 +105,21 @@ class Scaling(Protocol):
         superfluous ones; crashed replicas that will restart count as present.
         """
         ...
+
+
+def checked_target(policy: Scaling, target: int) -> int:
+    """Returns the number of replicas that a policy wants. Raises WrongDecisionError if it is not allowed."""
+    least, most = policy.min_replicas, policy.max_replicas
+    if not is_whole(target) or not least <= target <= most:
+        rule = f"must return a whole number from min_replicas={least} to max_replicas={most}"
+        raise returned(policy, "target", target, rule)
+    return target
+
+
+def checked_interval_s(policy: Scaling) -> float:
+    """Returns the time between two calls of a policy. Raises WrongDecisionError for one that is not > 0."""
+    interval_s: object = policy.interval_s
+    if not isinstance(interval_s, int | float) or not 0 < interval_s < inf:
+        did = f"is called every {shown(interval_s)} s"
+        raise WrongDecisionError(policy, "target", did, "interval_s must be a finite number > 0 s")
+    return interval_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,6 +44,7 @@ class Scheduling:
         """
         return None
 
+    @abstractmethod
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key of a sequence; ties are broken by request id.
 

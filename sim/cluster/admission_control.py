@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from policies.admission import Admission
+from policies.admission import Admission, Refusal
+from policies.user_code.decisions import returned
 from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.request_attempt import RequestAttempt
@@ -23,6 +24,9 @@ class AdmissionControl(GatewayAttachment):
             return serving
         refusal = self._admission.refusal(attempt.arrival.request, serving, now)
         if refusal is not None:
+            if not isinstance(refusal, Refusal):
+                rule = "must return None, which admits the request, or a policies.admission.Refusal"
+                raise returned(self._admission, "refusal", refusal, rule)
             self._gateway.fail(attempt, refusal.reason, refusal.retry_after_s)
             return None
         attempt.is_admitted = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from policies.scaling import Scaling
+from policies.scaling import Scaling, checked_interval_s, checked_target
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.pool_counts import PoolCount
 from sim.engine.busy_time import BusyTime
@@ -43,6 +43,7 @@ class Autoscaler:
         self._busy_times = busy_times
         self._on_start = on_start
         self._requests_remain = requests_remain
+        self._interval_s = checked_interval_s(policy)
         self._num_decisions = 0
         self._busy_s: dict[int, float] = {}  # by replica index, as of the last decision
         self._woken: Member | None = None  # started last from zero because a request had arrived
@@ -91,7 +92,7 @@ class Autoscaler:
 
     @property
     def busy_share(self) -> float:
-        now, period_s = self._clock.now, self._policy.interval_s
+        now, period_s = self._clock.now, self._interval_s
         serving = [member.replica for member in self._members(State.serving)]
         busy_s = sum(
             self._busy_times[replica.index].seconds(now) - self._busy_s.get(replica.index, 0.0)
@@ -124,13 +125,13 @@ class Autoscaler:
 
     def _schedule_decision(self) -> None:
         self._num_decisions += 1
-        self._clock.at(self._num_decisions * self._policy.interval_s, Phase.control, self._decide)
+        self._clock.at(self._num_decisions * self._interval_s, Phase.control, self._decide)
 
     def _decide(self, event: int) -> None:
         if not self._requests_remain():
             return
         now = self._clock.now
-        target = self._policy.target(self, now)
+        target = checked_target(self._policy, self._policy.target(self, now))
         present = self._members(State.starting, State.serving, State.down)
         indices = [member.replica.index for member in present]
         self._busy_s = {index: self._busy_times[index].seconds(now) for index in indices}

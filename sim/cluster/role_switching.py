@@ -6,9 +6,10 @@ other pool at once, as a new replica with a new index. The weights stay in memor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from policies.roles import ReplicaLoad, Roles
+from policies.roles import ReplicaLoad, Roles, Switch
+from policies.user_code.decisions import returned
 from sim.cluster.fleet import Fleet, Member, State
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
@@ -45,9 +46,20 @@ class RoleSwitching:
         loads = [self._load(member) for member in sorted(members, key=lambda member: member.replica.index)]
         change = self._roles.switch(loads, self._clock.now)
         if change is not None:
+            self._check(change, loads)
             self._changing[change.name] = self._pools[change.role]
             self._fleet.drain(self._fleet.members[change.name], self._clock.now)
         self._schedule_switch()
+
+    def _check(self, change: object, loads: Sequence[ReplicaLoad]) -> None:
+        """Raises WrongDecisionError unless a change names a replica and a role of the run."""
+        names = [load.name for load in loads]
+        if not isinstance(change, Switch) or change.name not in names or change.role not in self._pools:
+            rule = (
+                f"must return None, or a policies.roles.Switch with a name of {names} and a role of "
+                f"{list(self._pools)}"
+            )
+            raise returned(self._roles, "switch", change, rule)
 
     def _load(self, member: Member) -> ReplicaLoad:
         replica: Replica = member.replica

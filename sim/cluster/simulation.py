@@ -12,6 +12,7 @@ import pandas as pd
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.routing import Routing
+from policies.user_code.failure import note_time
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.early_stop import MissedSloStop, OverloadStop
 from sim.cluster.failure_injector import FailureInjector
@@ -222,10 +223,17 @@ class Simulation:
         """
         clock = self._clock
         self._schedule_next_arrival()
-        with ctrl_c_noted() as interrupt, gc_paused():
-            while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
-                if report:
-                    report(clock.now, self.num_ended)
+        try:
+            with ctrl_c_noted() as interrupt, gc_paused():
+                while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
+                    if report:
+                        report(clock.now, self.num_ended)
+                if self._num_ahead and not clock.queue:
+                    for replica in self.fleet.replicas:
+                        replica.core.check_not_stuck()
+        except (Exception, SystemExit) as error:
+            note_time(error, clock.now)
+            raise
         is_early = interrupt.noted or clock.is_stopped or isinf(self._until_s)
         stopped_s = clock.now if is_early else self._until_s
         end_s = stopped_s if self._num_ahead else self._last_end_s

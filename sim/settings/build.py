@@ -8,17 +8,21 @@ stack trace and would pass `abc` to a float field; `build` checks every setting 
 import importlib
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, TypeGuard, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from policies.user_code.failure import import_quote
+from policies.user_code.frames import is_of_user
 from sim.settings.convert import Planned, WrongObject, convert, example_of, is_object, shown
 from sim.settings.errors import ConfigError, suggest
+from sim.settings.policy_errors import PolicyFailedError, raise_if_of_policy, wrong_class
 
 TARGET = "_target_"
 _MISSING = "???"
@@ -81,7 +85,18 @@ def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
     try:
         return target(**values)
     except (ValueError, OSError) as error:
+        if not _is_class_of_user(target):  # whose own checks raise ValueError with a message for the user
+            raise_if_of_policy(error, values, key)
         raise ConfigError(_located(_as_given(str(error), settings, values), key, parameters)) from error
+    except Exception as error:
+        if _is_class_of_user(target):
+            raise_if_of_policy(error, {key: object.__new__(target)})
+        raise_if_of_policy(error, values, key)
+        raise
+
+
+def _is_class_of_user(target: Callable[..., Any]) -> TypeGuard[type]:
+    return isinstance(target, type) and is_of_user(target)
 
 
 def locate(path: str, key: str) -> Callable[..., Any]:
@@ -119,15 +134,20 @@ def _import_longest(parts: list[str], where: str) -> tuple[Any, int]:
         except ModuleNotFoundError as error:
             own_prefix = error.name is not None and f"{module}.".startswith(f"{error.name}.")
             if not own_prefix:  # the module exists, but a module that it imports does not
-                raise ConfigError(f"{where}: importing {module} failed: {error}") from error
+                sentence = f"{where}: importing {module} failed: {error}"
+                raise PolicyFailedError(sentence, import_quote(error), _trace(error)) from error
         except Exception as error:
             # A file of the user can raise any error during import; the cause is kept for debugging.
-            raise ConfigError(
-                f"{where}: importing {module} failed: {type(error).__name__}: {error}"
-            ) from error
+            what = error.msg if isinstance(error, SyntaxError) else error
+            sentence = f"{where}: importing {module} failed: {type(error).__name__}: {what}"
+            raise PolicyFailedError(sentence, import_quote(error), _trace(error)) from error
     raise ConfigError(
         f"{where}: no module {parts[0]}; install it, run in its folder, or add that folder to PYTHONPATH"
     )
+
+
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 @lru_cache(maxsize=1024)
@@ -211,9 +231,12 @@ def _checked(value: Any, annotation: Any, key: str) -> Any:
     try:
         return convert(value, annotation)
     except ValueError as error:
-        message = str(error)
+        message, quote = str(error), error.quote if isinstance(error, WrongObject) else ""
         if message.startswith(("[", ".")):  # the message begins with the element of a list or mapping
-            raise ConfigError(f"{key}{message}") from None
+            located = f"{key}{message}"
+            raise (PolicyFailedError(located, quote) if quote else ConfigError(located)) from None
+        if isinstance(error, WrongObject) and quote:
+            raise wrong_class(key, error.own, message, quote) from None
         where = key if isinstance(error, WrongObject) else f"{key}={shown(value)}"
         raise ConfigError(f"{where}: {message}") from None
 

@@ -13,6 +13,9 @@ from sim.settings.errors import ConfigError, suggest
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 
+GROUP_OF = {"decode_routing": "routing"}
+"""Keys with choices from a group of another name: routing@decode_routing=power_of_two."""
+
 _KEY_LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):.*?(?:\s#\s*(?P<comment>.*))?$")
 
 

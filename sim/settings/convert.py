@@ -11,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
+from policies.user_code.failure import signature_lack
+from policies.user_code.frames import definition, is_of_user
 from sim.settings.errors import suggest
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
@@ -28,6 +30,11 @@ class Planned:
 
 class WrongObject(ValueError):
     """An object of the wrong class; the message names its class, so that its value need not be shown."""
+
+    own: type = object
+    """The class, if it is the user's."""
+    quote = ""
+    """The place in the user's file that defines the class or the method; empty for classes of ours."""
 
 
 def convert(value: Any, annotation: Any) -> Any:
@@ -210,7 +217,9 @@ def _item(where: str, value: Any, kind: Any) -> Any:
     try:
         return convert(value, kind)
     except WrongObject as error:
-        raise WrongObject(f"{where}: {error}") from None
+        located = WrongObject(f"{where}: {error}")
+        located.own, located.quote = error.own, error.quote
+        raise located from None
     except ValueError as error:
         raise ValueError(f"{where}={shown(value)}: {error}") from None
 
@@ -227,8 +236,13 @@ def _to_object(value: Any, kind: type) -> Any:
 
 
 def _wrong_object(value: Any, kinds: Sequence[type]) -> WrongObject:
-    names = " or ".join(map(_with_article, kinds))
-    return WrongObject(f"{_class_of(value).__name__} {_lack(value, kinds[0])}; {names} is needed")
+    names, own = " or ".join(map(_with_article, kinds)), _class_of(value)
+    error = WrongObject(f"{own.__name__} {_lack(value, kinds[0])}; {names} is needed")
+    if not is_of_user(own):
+        return error
+    error.own = own
+    error.quote = definition(own, signature_lack(own, kinds[0], _methods(kinds[0]))[1])
+    return error
 
 
 def _with_article(kind: type) -> str:
@@ -243,7 +257,9 @@ def _lack(value: Any, kind: type) -> str:
     """
     own = _class_of(value)
     if not getattr(kind, "_is_protocol", False):
-        return "" if issubclass(own, kind) else f"is not {_with_article(kind)}"
+        if not issubclass(own, kind):
+            return f"is not {_with_article(kind)}"
+        return _lacking_method(own, kind)
     is_planned = isinstance(value, Planned)
     if is_planned and hasattr(own, "__getattr__"):
         return ""
@@ -253,7 +269,22 @@ def _lack(value: Any, kind: type) -> str:
             continue
         if not hasattr(holder, name) or (is_method and not callable(getattr(holder, name))):
             return f"has no {name}{'(...)' if is_method else ''}"
-    return ""
+    return _lacking_method(own, kind)
+
+
+def _lacking_method(own: type, kind: type) -> str:
+    """Returns the method that a user's class does not define, or not with its arguments; empty if none."""
+    if not is_of_user(own):
+        return ""
+    for name in _methods(kind):
+        if getattr(getattr(own, name, None), "__isabstractmethod__", False):
+            return f"has no {name}(...)"
+    return signature_lack(own, kind, _methods(kind))[0]
+
+
+def _methods(kind: type) -> list[str]:
+    """Returns the names of the public methods of a class or protocol."""
+    return [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
 
 
 def _members(protocol: type) -> dict[str, bool]:

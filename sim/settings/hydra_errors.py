@@ -21,7 +21,7 @@ from omegaconf.errors import (
 )
 
 from sim.settings.compose import ConfigSource, without_hydra
-from sim.settings.config_groups import find_groups, key_comments
+from sim.settings.config_groups import GROUP_OF, find_groups, key_comments
 from sim.settings.convert import shown
 from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
 from sim.settings.override import Override
@@ -37,9 +37,6 @@ COMPOSE_ERRORS = (*USER_ERRORS, OmegaConfBaseException, ValueError)
 
 OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.model.lora.Lora, rank: 16, num_active: 8}"}
 """Nodes that are null in the config -> an example of a value."""
-
-GROUP_OF = {"decode_routing": "routing"}
-"""Keys with choices from a group of another name: routing@decode_routing=power_of_two."""
 
 
 def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) -> ConfigError:

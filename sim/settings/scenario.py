@@ -7,13 +7,13 @@ from typing import Any
 from hwmodels.devices.storage import Storage
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
-from policies.routing import UnknownReplicaError
 from sim.cluster.settings import SimSettings
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.layout import with_layout
+from sim.settings.policy_errors import policy_errors
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings
@@ -61,11 +61,12 @@ def build_run(
     """
     scenario = build_scenario(cfg, objects)
     try:
-        for pool in scenario.pools_by_name.values():
-            pool.plan_memory()
-            pool.iteration_model()
-        scenario.future()
-        return scenario, scenario.source()
+        with policy_errors(scenario):
+            for pool in scenario.pools_by_name.values():
+                pool.plan_memory()
+                pool.iteration_model()
+            scenario.future()
+            return scenario, scenario.source()
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
 
@@ -74,12 +75,11 @@ def run(scenario: Scenario, source: Source, report: Callable[[float, int], None]
     """Simulates the scenario and computes its figures.
 
     report: called with the simulated seconds and the number of ended requests. Raises ConfigError for
-    mistakes that only show during the run: an iteration for which the latency model has no time, or a router
-    that chooses a replica that does not exist.
+    mistakes that only show during the run: an iteration for which the latency model has no time, or a policy
+    that fails.
     """
     try:
-        return scenario.run(source, report)
+        with policy_errors(scenario):
+            return scenario.run(source, report)
     except UnknownIterationError as error:
         raise ConfigError(f"latency: {error}") from error
-    except UnknownReplicaError as error:
-        raise ConfigError(str(error)) from error

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from hwmodels.devices.cold_start import ColdStart
 from hwmodels.devices.storage import Storage
 from hwmodels.iterations.memory import GIB
+from policies.adapters import residents_of
 from policies.adapters.registry import Adapter, Registry
 from policies.batching import max_unasked_of
 from policies.caching.eviction.future import FutureUses
+from policies.caching.settings import pool_of
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
@@ -162,8 +164,10 @@ class PoolSettings(Deployment):
 
         future, served: see `pool`.
         """
-        kv_pool = self.caching.pool(self.kv_memory(num_kv_blocks, future))
-        residents = None if self.adapters is None else self.adapters.residents(self.registry(served), kv_pool)
+        kv_pool = pool_of(self.caching, self.kv_memory(num_kv_blocks, future))
+        residents = None
+        if self.adapters is not None:
+            residents = residents_of(self.adapters, self.registry(served), kv_pool)
         make = AsyncEngineCore if self.engine.host.overlapped else EngineCore
         return make(
             batching=self.batching,

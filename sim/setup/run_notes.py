@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.model.precision import precision_notes
 from policies.caching.eviction.future import FutureUses
+from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
 from sim.metrics.slo import Slo
 from sim.setup.pool import PoolSettings
@@ -36,7 +37,7 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
                 f"slo.{term}_ms={limits_s[term] * 1e3:g}: cannot be met, "
                 f"as a single short request alone takes {least_s * 1e3:.3g} ms"
             )
-    kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
+    kv_pool = pool_of(pool.caching, pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
     num_tokens = kv_pool.max_tokens_per_seq
     if num_tokens < pool.max_model_len:
         yield (

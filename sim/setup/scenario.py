@@ -9,9 +9,11 @@ from typing import Any
 
 from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
+from policies.adapters import residents_of
 from policies.adapters.registry import Adapter
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
+from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
@@ -144,9 +146,9 @@ class Scenario(PoolSettings, ClusterSettings):
                         "LoRA adapters; choose a policy, such as adapters=fixed_slots"
                     )
                 continue
-            kv_pool = pool.caching.pool(pool.kv_memory(1, FutureUses(())))
+            kv_pool = pool_of(pool.caching, pool.kv_memory(1, FutureUses(())))
             try:
-                pool.adapters.residents(pool.registry(self.served_adapters), kv_pool)
+                residents_of(pool.adapters, pool.registry(self.served_adapters), kv_pool)
             except ValueError as error:
                 message = str(error)
                 is_of_workload = "base_model=" in message
@@ -188,7 +190,7 @@ class Scenario(PoolSettings, ClusterSettings):
                     f"{setting}, role={pool.role}: a request with several branches cannot continue in "
                     "another replica; choose role=mixed or workload.branching.width=1"
                 )
-            kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
+            kv_pool = pool_of(pool.caching, pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
             if not kv_pool.can_fork:
                 raise ValueError(
                     f"{setting}, caching={name_of(pool.caching)}: cannot share KV between branches; "

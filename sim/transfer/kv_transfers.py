@@ -257,7 +257,7 @@ class KvTransfers:
             return
         if self._needs_length:
             self._gateway.predict_for(self._routing, request)
-        target = chosen(self._routing, self._routing.choose(request, targets, now), targets, "decode_routing")
+        target = chosen(self._routing, self._routing.choose(request, targets, now), targets)
         self._routed.add(request.request_id)
         try:
             self._decode_sides[target.index].adopt(transfer.migrant, transfer.stop_after, now)

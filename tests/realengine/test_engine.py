@@ -21,6 +21,7 @@ from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
+from policies.user_code.failure import PolicyError
 from realengine.model.architecture import Architecture
 from realengine.runner.executor import DeviceLostError
 from realengine.serving.llm import LLM
@@ -620,3 +621,30 @@ def test_settings_that_cannot_be_are_refused(settings, message):
         pytest.skip("there is a GPU")
     with pytest.raises((ValueError, RuntimeError), match=message):
         make(**settings)
+
+
+class Failing(Chunked):
+    """A user's policy that gives no token, or uses what does not exist."""
+
+    __slots__ = ()
+
+    def fill(self, view, step, now):
+        if self.max_num_batched_tokens == 1:
+            step.decode_everything()
+
+
+@pytest.mark.parametrize(
+    ("budget", "sentence"),
+    [
+        (1, "fill used step.decode_everything, which does not exist"),
+        (2, "fill scheduled nothing with 2 waiting"),
+    ],
+)
+def test_a_user_s_policy_that_fails_is_named_with_its_line(budget, sentence):
+    llm = make(batching=Failing(max_num_batched_tokens=budget))
+    with pytest.raises(
+        PolicyError, match=rf"^batching=Failing \(.*Failing\): at .* s in iteration 0, {sentence}"
+    ) as raised:
+        llm.generate(prompts(1), GREEDY)
+    assert "test_engine.py:" in raised.value.quote
+    assert not llm.engine.num_unfinished

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hwmodels.model.matrices import Role
 from hwmodels.model.quantization import weight_format
 from policies.caching.eviction.future import FutureUses
+from policies.caching.settings import pool_of
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
@@ -89,7 +90,7 @@ def prefix_cache(base: Baseline) -> Change:
     """Turns the prefix cache on, or off if all pools have one."""
     pools = base.pools
     has_cache = [
-        p.caching.pool(p.kv_memory(p.plan_memory().num_blocks, FutureUses(()))).finds_kv for p in pools
+        pool_of(p.caching, p.kv_memory(p.plan_memory().num_blocks, FutureUses(()))).finds_kv for p in pools
     ]
     if all(has_cache):
         return Change("prefix cache off", ("caching=paged",))

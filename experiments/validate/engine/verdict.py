@@ -24,6 +24,7 @@ from experiments.validate.fidelity.settings import ValidateSettings
 from experiments.validate.foreign.run import write_tables
 from sim.metrics.result import RunResult
 from sim.report.wording import plural
+from sim.settings.policy_errors import policy_errors
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
@@ -91,8 +92,9 @@ def judge(
 ) -> Verdict:
     """Compares recordings with a scenario of equal KV blocks. source: requests of the simulated run."""
     num_blocks = scenario.plan_memory().num_blocks
-    equivalences = tuple(replay(one, scenario.core(num_blocks)) for one in recordings)
-    result = scenario.run(source)
+    with policy_errors(scenario):
+        equivalences = tuple(replay(one, scenario.core(num_blocks)) for one in recordings)
+        result = scenario.run(source)
     notes = list(result.summary["notes"])
     fidelity = fidelity_of(
         result,

@@ -23,7 +23,6 @@ from experiments.validate.fidelity.recorded_settings import differences
 from experiments.validate.fidelity.report import write_validation
 from experiments.validate.fidelity.settings import ValidateSettings, split
 from experiments.validate.foreign.read import read_runs
-from hwmodels.iterations.iteration import UnknownIterationError
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from sim.metrics.result import RunResult
@@ -31,7 +30,7 @@ from sim.report.files import write_table
 from sim.report.perfetto import write_timeline
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.scenario import build_scenario
+from sim.settings.scenario import build_scenario, run
 from sim.setup.scenario import Scenario
 from sim.workload.distributions import IntArray
 
@@ -50,10 +49,7 @@ class ForeignRun:
         scenario, output = self.scenario, self.output
         source = scenario.source()
         with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
-            try:
-                result = scenario.run(source, report)
-            except UnknownIterationError as error:
-                raise ConfigError(f"latency: {error}") from error
+            result = run(scenario, source, report)
         fidelity = fidelity_of(
             result,
             self.reals,

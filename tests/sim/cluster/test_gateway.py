@@ -11,8 +11,8 @@ import pytest
 
 from policies.admission.queue_bound import QueueBound
 from policies.admission.token_bucket import TokenBucket
-from policies.routing import UnknownReplicaError
 from policies.routing.least_outstanding import LeastOutstanding
+from policies.user_code.decisions import WrongDecisionError
 from sim.cluster.failures import Failures, Scripted
 from sim.records.failure import FailureKind
 from sim.workload.retries import Retries
@@ -254,8 +254,8 @@ def test_a_router_that_names_an_unknown_replica_is_named(make_world, ask, positi
         def choose(self, request, replicas, now):
             return position
 
-    message = f"routing=lost: `choose` returned {position!r}; it must return a position in `replicas`"
-    with pytest.raises(UnknownReplicaError, match=message):
+    message = f"Lost: choose returned {position!r}; it must return a position in `replicas`"
+    with pytest.raises(WrongDecisionError, match=message):
         make_world(ask(0.0, 4, 10), num_replicas=2, routing=Lost()).simulate()
 
 

@@ -89,6 +89,7 @@ def a_square() -> Square:
     return Square()
 
 
+HERE = __name__
 SQUARE, SIGNATURE = {"_target_": "gallery.Square"}, {"_target_": "gallery.Signature"}
 
 
@@ -176,14 +177,26 @@ def test_converts_plain_values(name, given, built):
             {"shape": {"_target_": "gallery.Square", "sied_m": 1}},
             "art.shape.sied_m: no such setting; nearest: art.shape.side_m; allowed: art.shape.side_m",
         ),
-        ({"shape": SIGNATURE}, "art.shape: Signature has no area_m2(...); a Shape is needed"),
-        ({"signed": SQUARE}, "art.signed: Square has no name; a Signed is needed"),
-        ({"backing": SIGNATURE}, "art.backing: Signature has no area_m2(...); a Shape is needed"),
+        (
+            {"shape": SIGNATURE},
+            f"art.shape=signature ({HERE}.Signature): has no area_m2(...); a Shape is needed",
+        ),
+        (
+            {"signed": SQUARE},
+            f"art.signed=square ({HERE}.Square): has no name; a Signed is needed",
+        ),
+        (
+            {"backing": SIGNATURE},
+            f"art.backing=signature ({HERE}.Signature): has no area_m2(...); a Shape is needed",
+        ),
         (
             {"details": [SQUARE, SIGNATURE]},
             "art.details[1]: Signature has no area_m2(...); a Shape is needed",
         ),
-        ({"twin": SIGNATURE}, "art.twin: Signature is not a Square; a Square is needed"),
+        (
+            {"twin": SIGNATURE},
+            f"art.twin=signature ({HERE}.Signature): is not a Square; a Square is needed",
+        ),
         ({"num_coats": SQUARE}, "art.num_coats=Square: must be an integer"),
         ({"num_coats": [1, SQUARE]}, "art.num_coats=[1, Square]: must be an integer"),
         (
