@@ -92,7 +92,7 @@ class RecordingCore(EngineCore):
             ids = self.block_ids(seq, num_tokens)
             assert len(ids) == self.block_pool.blocks_held(seq, num_tokens)
             owners.update(ids)
-        assert set(owners) <= set(range(1, self.block_pool.num_blocks + 1))
+        assert all(1 <= number <= self.block_pool.num_blocks for number in owners)
         shares = type(self.block_pool).num_cached is not BlockPool.num_cached  # a prefix cache shares blocks
         assert shares or all(count == 1 for count in owners.values()), "a KV block has two owners"
         num_extra += 0 if self.residents is None else self.residents.num_blocks

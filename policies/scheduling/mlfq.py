@@ -7,9 +7,10 @@ service each; tokens recomputed after a preemption are none. Within a level the 
 the running and waiting sequences, the first max_active run; other decodes are paused and keep their KV. A
 waiting sequence of a better level without a slot or memory preempts those of worse levels, the worst first.
 It preempts no sequence in prefill, and none that has got no token since its KV was loaded, because otherwise
-sequences could preempt each other without progress. With preemption_mode=swap, the KV of paused sequences is
-moved to host memory, worst first, when free blocks fall below min_free_share (the paper's proactive swapping;
-proactive loading is not modelled). A sequence without service for starvation_s is moved to the first level.
+sequences could preempt each other without progress. One that waits for its adapter preempts none. With
+preemption_mode=swap, the KV of paused sequences is moved to host memory, worst first, when free blocks fall
+below min_free_share (the paper's proactive swapping; proactive loading is not modelled).
+A sequence without service for starvation_s is moved to the first level.
 Assumes nothing about lengths; sequences with long outputs soon move below those with short ones. An admitted
 sequence shares its first iteration with the decode that it displaces, beyond max_active. Memory pressure: the
 worst level is preempted. Horizon: while a sequence waits or is paused, until the first quantum in use ends,

@@ -23,7 +23,7 @@ from sim.workload.base import Arrival, Source
 MAX_REPORTS = 500
 """Limit of reports of a run, one per some thousand events, above which it is taken as endless."""
 MAX_RUN_S = 60
-"""Limit of the wall time of a run, for loops without events."""
+"""Limit of the processor time of a run, for loops without events."""
 
 
 class EndlessRunError(Exception):
@@ -114,12 +114,12 @@ def _limited() -> Iterator[None]:
     """Ends a run that takes too long in the main thread, where the system can interrupt it."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise EndlessRunError(f"the run has not ended after {MAX_RUN_S} s")
+        raise EndlessRunError(f"the run has not ended after {MAX_RUN_S} s of processor time")
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.alarm(MAX_RUN_S)
+    before = signal.signal(signal.SIGPROF, interrupt)
+    signal.setitimer(signal.ITIMER_PROF, MAX_RUN_S)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
