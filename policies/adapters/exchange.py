@@ -98,9 +98,7 @@ class ExchangeResidents(SlotResidents):
         for name in [name for name in self._active if name not in self._waiting and not self._users[name]]:
             del self._active[name]
         num_waiting = len(self._pending)
-        num_over = sum(until_s <= now for until_s in self._active.values())
-        num_leaving = min(num_over, num_waiting - (self._max_active - len(self._active)))
-        for name in list(self._active)[: max(0, num_leaving)]:
+        for name in list(self._active)[: self._num_leaving(now)]:
             del self._active[name]
             if name in self._waiting:
                 self._pending[name] = None
@@ -112,11 +110,19 @@ class ExchangeResidents(SlotResidents):
             self._active[name] = now + self._cycle_time_s
             if not is_resident:
                 self._load(name)
+        if self._num_leaving(now):  # one that has left just now is waiting, too
+            step.hold(1)
         if self._pending and self._active:
             until_s = min(self._active.values())
             if until_s > now:
                 step.hold(until_s=until_s)
                 step.wait_until(until_s)
+
+    def _num_leaving(self, now: float) -> int:
+        """Counts the adapters that are replaced: their time is over, and more wait than can be added."""
+        num_over = sum(until_s <= now for until_s in self._active.values())
+        num_free = self._max_active - len(self._active)
+        return max(0, min(num_over, len(self._pending) - num_free))
 
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether the sequence's adapter is active."""
