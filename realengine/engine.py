@@ -149,7 +149,7 @@ class Engine:
     def abort(self, request_id: int) -> None:
         """Aborts a request; nothing happens if it has ended."""
         seq = self._take_out(request_id, FinishReason.aborted)
-        if seq in self._answer_of:
+        if seq is not None:
             self._end_all(seq, "aborted")
 
     @policies_named
@@ -284,9 +284,9 @@ class Engine:
                 self._parents[seq.request_id] = remaining
             else:
                 self._ended.append(seq)
-                self._finish(seq, "stop")
+                self._end_all(seq, "stop")
         for seq in launch.finished:
-            self._finish(seq, "length")
+            self._end_all(seq, "length")
         if self.observer is not None:
             now = self.clock.now()
             self.observer.read(now)
@@ -309,7 +309,7 @@ class Engine:
             self._pending.finished = finished
             return
         for seq in finished:
-            self._finish(seq, "length")
+            self._end_all(seq, "length")
         for request_id, remaining in parents.items():
             branched = self.core.find(request_id)
             if branched is not None:  # otherwise the other branches have ended as well, at their limit
@@ -330,17 +330,6 @@ class Engine:
                 output = answer.alive[branch]
                 tokens = answer.prompt_tokens + output.tokens
                 self.runner.fill_slot(seq, branch, output.index, tokens, answer.params, answer.lora)
-
-    def _finish(self, seq: Sequence, reason: str) -> None:
-        """Finishes a request whose last outputs have ended; does nothing if it has finished."""
-        answer = self._answer_of.get(seq)
-        if answer is None:
-            return
-        if len(answer.outputs) == 1:
-            # The newest token's KV was never computed, so no request can find it.
-            known = answer.prompt_tokens + answer.outputs[0].tokens[:-1]
-            self._names.learn(known, answer.segments, answer.answer_id, answer.lora)
-        self._end_all(seq, reason)
 
     def _fail(self, plan: StepPlan, error: RuntimeError) -> list[Answer]:
         """Ends the sequences of a failed launch with the error; the others continue."""
@@ -370,7 +359,14 @@ class Engine:
         return lost
 
     def _end_all(self, seq: Sequence, reason: str) -> None:
-        self._answer_of.pop(seq).end(reason)
+        """Ends the outputs of a request that have not ended, and names what the cache may have of it."""
+        if (answer := self._answer_of.pop(seq, None)) is None:
+            return
+        if len(answer.outputs) == 1:
+            # The newest token's KV was never computed, so no request can find it.
+            known = answer.prompt_tokens + answer.outputs[0].tokens[:-1]
+            self._names.learn(known, answer.segments, answer.answer_id, answer.lora)
+        answer.end(reason)
 
     def _take_out(self, request_id: int, reason: FinishReason) -> Sequence | None:
         seq = self.core.abort(request_id, reason)

@@ -442,6 +442,25 @@ def test_a_launch_that_fails_ends_its_requests_and_leaves_nothing_in_the_cache(c
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+def test_the_next_turn_finds_what_an_aborted_request_has_computed(overlap):
+    """An overlapped engine has computed one token more, which it has not read."""
+    llm = make(caching=PrefixCaching(block_size=4), num_kv_blocks=30, overlap=overlap)
+    prompt = prompts()[4][:30]
+    answer = llm.engine.add(prompt, replace(GREEDY, max_tokens=24))
+    while len(answer.outputs[0].tokens) < 11:
+        llm.engine.step()
+    num_computed = llm.engine.core.find(answer.request_id).num_computed
+    llm.engine.abort(answer.request_id)
+    assert num_computed == 40 + overlap
+    turn = prompt + answer.outputs[0].tokens + [5, 6, 7]
+    second = llm.engine.add(turn, GREEDY)
+    llm.engine.step()
+    assert llm.engine.core.find(second.request_id).num_found == 40
+    llm.engine.run()
+    assert tuple(second.outputs[0].tokens) == eager_tokens(llm, turn, 12)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 def test_an_aborted_request_frees_its_memory_and_leaves_the_others_alone(overlap, expected):
     llm = make(overlap=overlap)
     answers = [llm.engine.add(prompt, GREEDY) for prompt in prompts()]
