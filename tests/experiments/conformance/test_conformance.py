@@ -35,6 +35,7 @@ from policies.prediction import LengthPredictor
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
+from policies.user_code.failure import PolicyError
 from sim.settings.config_groups import CONFIG_DIR
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -366,15 +367,17 @@ def test_a_refusing_world_is_reported_with_its_policy():
     assert "\nadmission QueueBound(max_outstanding=3, count='requests', " in text
 
 
-def test_a_bug_keeps_its_traceback():
+def test_a_bug_of_the_policy_is_a_sentence_and_its_line():
     class Buggy(Filling):
         def order(self, waiting):
             return waiting[0].no_such_thing
 
     claim = claims_of(Buggy())[0]
-    with pytest.raises(BrokenPromise, match=r"AttributeError: .* 'no_such_thing'") as caught:
+    said = r"fill used Sequence.no_such_thing, which does not exist; (.|\n)*return waiting\[0\]"
+    with pytest.raises(BrokenPromise, match=said) as caught:
         claim.check_in(World(asks=(Ask(0.0, 4, 3),), batching=Buggy()))
-    assert isinstance(caught.value.__cause__, AttributeError)
+    assert isinstance(caught.value.__cause__, PolicyError)
+    assert "AttributeError" in caught.value.__cause__.trace
 
 
 def test_a_world_in_words():
