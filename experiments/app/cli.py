@@ -192,8 +192,8 @@ def _exit_code(given: list[str], *, with_traceback: bool) -> int:
 def _tell(error: ConfigError | PolicyError, *, with_traceback: bool) -> None:
     """Prints an error, and the place in the user's own code; the traceback first, if it is asked for."""
     if with_traceback:
-        raised = "".join(traceback.format_exception(error))
-        print(trace_of(error) or raised, end="", file=sys.stderr)
+        trace = trace_of(error) or "".join(traceback.format_exception(error))
+        print(trace, end="", file=sys.stderr)
     print(f"windtunnel: {with_quote(error)}", file=sys.stderr)
 
 

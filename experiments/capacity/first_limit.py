@@ -37,11 +37,11 @@ class GrowthTask:
         """Returns the largest multiple that meets the SLO, and the run at the smallest that misses it."""
         runs: dict[float, Run] = {}
 
-        def kept(share: float) -> bool:
-            if share == 1:
+        def kept(multiple: float) -> bool:
+            if multiple == 1:  # the search has shown it
                 return True
-            [runs[share]] = replace(self.probe, load=self.probe.load * share).run()
-            return keeps(runs[share], self.probe.scenario.slo)
+            [runs[multiple]] = replace(self.probe, load=self.probe.load * multiple).run()
+            return keeps(runs[multiple], self.probe.scenario.slo)
 
         bracket = bisected(kept, bracketed(kept, 1.0, FACTOR), PRECISION)
         return bracket.low, None if bracket.high == inf else runs[bracket.high]

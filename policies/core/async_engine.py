@@ -58,7 +58,8 @@ class AsyncEngineCore(EngineCore):
     def _may_compute_nothing(self) -> bool:
         """Returns whether a step without tokens is no error of the policies.
 
-        It is none if it has freed slots: the caller reads the tokens of the step before, and plans again.
+        A step that has freed slots is no error. It sets `wake_s` to now, so that the caller reads the tokens
+        of the step before, and plans again.
         """
         if self._step.has_freed:
             self.wake_s = self._now

@@ -44,7 +44,10 @@ class WaitWatch:
         self._at = (-1, -1)
 
     def is_livelock(self, num_iterations: int, num_unfinished: int) -> bool:
-        """Counts a step that waits; returns whether more than `MAX_WAITS` did, between equal arguments."""
+        """Counts a step that waits; returns whether more than `MAX_WAITS` in a row were in vain.
+
+        A change of either number is progress: an iteration has run, or a request has come or ended.
+        """
         at = num_iterations, num_unfinished
         self.num_waits = self.num_waits + 1 if at == self._at else 1
         self._at = at

@@ -41,7 +41,7 @@ class RunningSet:
         self.paused: dict[int, Sequence] = {}  # sequences that a policy has paused
         self.loading: dict[int, Sequence] = {}  # sequences that wait for KV or an adapter to be loaded
         self.leaving: dict[int, Sequence] = {}  # sequences with KV that another engine is copying
-        self.ending: dict[int, Sequence] = {}  # complete ones that keep their slot for a while
+        self.ending: dict[int, Sequence] = {}  # complete ones, until the next commit
         self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
@@ -56,7 +56,7 @@ class RunningSet:
         """Number of tokens with stored KV."""
         num_tokens = self.decodes.num_context_tokens
         for others in (self.prefilling, self.paused, self.leaving, self.ending):
-            if others:
+            if others:  # the ending ones that decode are members of the decode set
                 num_tokens += sum(seq.num_held for seq in others.values() if seq.state is not DECODING)
         if self.branched.members:
             num_tokens += self.branched.num_tokens_held

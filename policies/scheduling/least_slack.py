@@ -78,11 +78,11 @@ class LeastSlack(Scheduling):
         limit_s = latest_s + self.margin_s
         ahead, num_tokens = [], float(2**31)  # tokens until the next one is ahead
         for seq in view.decoding:
-            latest_s = seq.rank[0]
-            if latest_s > limit_s:
+            own_latest_s = seq.rank[0]
+            if own_latest_s > limit_s:
                 ahead.append(seq)
             else:
-                num_tokens = min(num_tokens, (limit_s - latest_s) / self._targets[seq.request_id][1])
+                num_tokens = min(num_tokens, (limit_s - own_latest_s) / self._targets[seq.request_id][1])
         step.hold(max(1, int(num_tokens)))  # one iteration early rather than a rounding error late
         displace(view, step, head, displaceable(ahead))
 

@@ -49,7 +49,7 @@ class Policy(NamedTuple):
 
 
 class Did(NamedTuple):
-    """The deed of a policy, and what is allowed."""
+    """Action of a policy, and the rule about it."""
 
     text: str
     allowed: str

@@ -29,8 +29,6 @@ ROUNDS = 8
 """Iterations after which the estimates have converged."""
 MOST_VARIATION = 0.25
 """Largest variation of the pace at which a measurement of times is accepted."""
-
-
 LEAST_CORE_SHARE = 0.8
 """Smallest share of a core, CPU time over wall time, at which a measurement of times is accepted."""
 

@@ -23,10 +23,8 @@ ALWAYS = (*PHASES, "e2e", "ttft", "tpot", "prompt_tokens", "output_tokens")
 """Figures that are shown even if they are 0."""
 MUCH = 1.1
 """Ratio to the mean from which a phase is called longer."""
-
-
 LENGTHS = {"prefill": ("prompt_tokens", "prompt"), "decode": ("output_tokens", "output")}
-"""Phase -> the number of tokens that makes it long, and what has these tokens."""
+"""Phase -> the figure that makes it long, and the part of the request that has these tokens."""
 
 
 class Compared(NamedTuple):
