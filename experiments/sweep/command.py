@@ -53,7 +53,10 @@ def main(arguments: Sequence[str]) -> None:
         source, folder, sweep_options = begun(source, overrides, overwrite=overwrite)
     else:
         source, folder, sweep_options = resumed(resume, overrides, options.config_dir, trust=options.trust)
-    run_sweep(folder, sweep_options, source)
+    try:
+        run_sweep(folder, sweep_options, source)
+    finally:
+        folder.release()
 
 
 def _help(source: ConfigSource, overrides: Sequence[str]) -> None:

@@ -71,6 +71,12 @@ class SweepFolder:
         except OSError as error:
             raise self._cannot_write(error) from error
 
+    def release(self) -> None:
+        """Ends the lock of the folder, if this process has it."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     @classmethod
     def open(cls, path: Path, named: str) -> SweepFolder:
         """Opens an existing sweep with the rows of all finished runs. named: the setting, for messages.

@@ -89,7 +89,6 @@ def resumed(
                 f"{', '.join(key for key in OF_THE_SWEEP if key != 'hydra')}"
             )
     folder = SweepFolder.open(path, "resume")
-    folder.take()
     where = f"resume={path}"
     if not trust:
         _check_untrusted(folder, where, user_dir)
@@ -106,6 +105,7 @@ def resumed(
         sweep_options, cfg = _sweep_options(source, [*first, *overrides], [], where)
         _check_recorded_launcher(cfg, overrides, where)
     check_roles([axis.key for axis in folder.plan.axes], sweep_options.report)
+    folder.take()
     if sweep_options.code not in folder.about["code"]:
         folder.about["code"].append(sweep_options.code)
         folder.write_about()

@@ -52,7 +52,7 @@ def test_with_room_for_all_a_cache_finds_just_what_the_trace_repeats(caching):
 
 def test_a_pool_that_is_too_small_is_named():
     requests = asks([(1, 100)])
-    with pytest.raises(ValueError, match="prompt of 100 tokens: does not fit 3 blocks"):
+    with pytest.raises(ValueError, match="a prompt of 100 tokens does not fit in 3 KV blocks"):
         tokens_found(pool_for(PrefixCaching(), asks([(1, 40)])), requests)
 
 

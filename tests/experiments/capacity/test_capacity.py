@@ -473,7 +473,7 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
     placed = json.loads((tmp_path / "placement.json").read_text())
     assert placed["gpus"][name] == best["replicas_up"]
     assert main(["place", *asked[:-1], "measured=[out/config.yaml]"]) == 2
-    assert "is not a summary.json of capacity" in capsys.readouterr().err
+    assert "measured[0]=out/config.yaml: is damaged or cut short" in capsys.readouterr().err
     assert "Page with the Pareto front: out/capacity.html" in printed
     assert any(line.startswith("Prices of a GPU for an hour: L4 $0.80 (AWS on") for line in summary["answer"])
     page = (tmp_path / "out/capacity.html").read_text()

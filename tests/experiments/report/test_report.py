@@ -332,7 +332,7 @@ def test_opening_a_run_executes_nothing_that_it_names(folders, tmp_path, monkeyp
     config.write_text(text.replace("policies.routing.least_outstanding.LeastOutstanding", "trap.RoundRobin"))
     assert main(["report", "run=run", "--trust"]) == 2  # imported, and no router
     assert (tmp_path / "sprung").exists()
-    assert "RoundRobin has no " in capsys.readouterr().err
+    assert "(trap.RoundRobin): has no choose" in capsys.readouterr().err
 
 
 def test_a_sweep_without_a_run_is_not_drawn(tmp_path, capsys):

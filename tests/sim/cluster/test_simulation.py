@@ -72,7 +72,8 @@ def test_iterations_follow_each_other_within_the_limits(data, worlds):
         assert rows.iteration.tolist() == list(range(len(rows)))
         ends_s = rows.start_s + rows.duration_s
         assert (rows.start_s.to_numpy()[1:] >= ends_s.to_numpy()[:-1] - 1e-9).all()
-        assert (ends_s <= records.end_s + 1e-9).all()
+        # Behind the last end, asynchronous scheduling may decode a token that is discarded.
+        assert (rows.start_s if world.plans_ahead else ends_s).max() <= records.end_s + 1e-9
         assert (rows.duration_s > 0).all()
         assert (rows.running <= world.max_num_seqs).all()
         assert (rows.kv_blocks_used <= world.num_blocks).all()
