@@ -20,6 +20,7 @@ from collections.abc import Sequence as SequenceOf
 from math import inf
 from typing import NoReturn
 
+from policies.batching import supports_mixed_role
 from policies.core.engine_base import EngineBase
 from policies.core.horizon import blocks_of_repeats, cut_horizon
 from policies.core.livelock import MAX_STEPS, MAX_WAITS
@@ -101,8 +102,9 @@ class EngineCore(EngineBase):
         return None
 
     def check_not_stuck(self) -> None:
-        """Raises WrongDecisionError if policies wait for an event although no event will come."""
-        if self._sequences and self.wake_s == inf and self._waits.num_waits:
+        """Raises WrongDecisionError if policies wait for an event, unless for a replica of another role."""
+        is_waiting = bool(self._sequences) and self.wake_s == inf and self._waits.num_waits > 0
+        if is_waiting and supports_mixed_role(self.batching):
             raise self._stuck("waits for ever")
 
     def _stuck(self, did: str) -> WrongDecisionError:

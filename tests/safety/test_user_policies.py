@@ -194,6 +194,7 @@ MORE = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Returns a user's folder with bad policies and a choice for each, named unlike its class."""
+    sys.modules.pop("bad_policies", None)  # of an earlier folder, if tests of other modules came between
     made = tmp_path_factory.mktemp("user")
     shutil.copy(Path(__file__).with_name("bad_policies.py"), made)
     for family, classes in CHOICES.items():
