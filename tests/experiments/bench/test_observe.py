@@ -14,5 +14,5 @@ pytestmark = pytest.mark.slow
 def test_prints_a_line_for_each_rate(capsys):
     bench_observe.main(["--rate", "20", "40", "--chunks", "4", "--seconds", "0.5"])
     lines = capsys.readouterr().out.splitlines()
-    form = re.compile(r"(\d+) requests/s, \d+ chunks, \d+/s: CPU \d+ us a chunk")
+    form = re.compile(r"(\d+) requests/s, \d+ chunks, \d+ chunks/s: CPU time \d+ us per chunk")
     assert [found and found[1] for found in map(form.match, lines)] == ["20", "40"]
