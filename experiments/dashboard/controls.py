@@ -118,7 +118,7 @@ class Board:
 
     @property
     def numbers(self) -> list[Control]:
-        """Controls of numbers."""
+        """Controls that take a number, in the order of the page."""
         return [control for control in self.controls if control.kind != "choice"]
 
     @property

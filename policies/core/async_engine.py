@@ -140,6 +140,8 @@ class AsyncEngineCore(EngineCore):
             assert seq.finish_reason is not None
             if is_decoding:
                 self.num_discarded += num_planned
+            elif seq.state is DECODING:
+                seq.stored_computed = seq.num_computed  # idle in this step: its newest token has been read
             self._state.finish(seq, seq.finish_reason, num_planned if is_decoding else 0)
         if plan is not None and plan.idle:
             plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]
