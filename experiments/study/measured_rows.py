@@ -36,8 +36,13 @@ def check_context(prompt_tokens: int, output_tokens: int, model: ModelSpec, limi
 
 
 def simulated(scenario: Scenario) -> tuple[RunRecords, pd.DataFrame]:
-    """Returns the run and its table of requests. Raises NotSimulatedError if a request did not finish."""
+    """Returns the run and its table of requests. Raises NotSimulatedError if a request did not finish.
+
+    Raises KeyboardInterrupt after Ctrl-C.
+    """
     records = scenario.simulate(scenario.source())
+    if records.interrupted:
+        raise KeyboardInterrupt
     table = request_metrics(records.requests, None)
     finished = (table["status"] == "finished").sum()
     if finished < len(table):

@@ -15,10 +15,10 @@ from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
 from experiments.app.terminal import terminal_console
 from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Outcome
+from experiments.study.progress import lasting_progress
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.messages import print_done, print_remaining, print_resumed
 from experiments.sweep.plan import Point
-from experiments.sweep.progress import sweep_progress
 from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
 from experiments.sweep.setup import SweepOptions
 from policies.user_code.failure import trace_of
@@ -48,7 +48,7 @@ def run_sweep(folder: SweepFolder, sweep_options: SweepOptions, source: ConfigSo
         folder.rows.pop(point.index, None)
     begun = time.monotonic()
     total = folder.plan.num_points
-    progress = sweep_progress(console, total, already, enabled=sweep_options.sweep.progress)
+    progress = lasting_progress(console, total, already, enabled=sweep_options.sweep.progress)
     shown = seen_from_here(folder.path)
     with ctrl_c_noted() as interrupt, progress as report:
         try:

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.claim import claim
 from experiments.app.output_file import file_errors_reported
+from experiments.study.code import code_version
 from experiments.study.launchers.outcome import Launcher
-from experiments.sweep.code import code_version
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.grid import check_roles
 from experiments.sweep.plan import OF_THE_SWEEP, Plan, plan_of

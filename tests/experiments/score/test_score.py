@@ -10,8 +10,8 @@ from rich.console import Console
 
 from experiments.app.cli import main
 from experiments.score import per_request, runs, silicon
-from experiments.score.command import predict_row
 from experiments.score.physical import active_weight_bytes, least_step_seconds
+from experiments.score.predictions import predict_row
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.study.measured_requests import scenario_of
 from experiments.study.presets import ALIASES, NotSimulatedError, plain, preset

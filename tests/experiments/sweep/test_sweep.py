@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from rich.console import Console
 
+import experiments.study.progress as progress
 import experiments.sweep.folder as folder_module
-import experiments.sweep.progress as progress
 from experiments.app.cli import main
 from experiments.study.launchers.outcome import Outcome
 from experiments.sweep.folder import SweepFolder
@@ -417,13 +417,13 @@ class _CutShort:
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
     seconds = itertools.count(0, 10)
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(seconds)))
-    with progress.sweep_progress(Console(file=io.StringIO()), 9, 1, enabled=True) as report:
+    with progress.lasting_progress(Console(file=io.StringIO()), 9, 1, enabled=True) as report:
         for done in range(2, 8):
             report(done, 1)
     first, *_ = lines = capsys.readouterr().err.splitlines()
     assert 1 <= len(lines) <= 3
     assert re.fullmatch(r"5 of 9 runs, 1 failed, 0\.1/s, 0:00:\d\d left", first)
-    with progress.sweep_progress(Console(file=io.StringIO()), 9, 0, enabled=False) as report:
+    with progress.lasting_progress(Console(file=io.StringIO()), 9, 0, enabled=False) as report:
         report(1, 0)
     assert not capsys.readouterr().err
 

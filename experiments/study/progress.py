@@ -1,4 +1,4 @@
-"""Shows the progress of a sweep: finished and failed runs, runs per second and the remaining time."""
+"""Shows the progress of a long command: finished and failed parts, their rate and the remaining time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from sim.report.wording import plural
 SECONDS_BETWEEN_LINES = 30.0
 """Seconds between progress lines if there is no terminal."""
 
-Report = Callable[[int, int], None]  # finished runs, failed or refused runs
+Report = Callable[[int, int], None]  # finished parts, failed or refused parts
 
 
 @contextmanager
-def sweep_progress(console: Console, total: int, already: int, *, enabled: bool) -> Iterator[Report]:
+def lasting_progress(
+    console: Console, total: int, already: int, *, enabled: bool, part: str = "run", failure: str = "failed"
+) -> Iterator[Report]:
     """Shows a progress bar on a terminal, else a line on stderr now and then.
 
-    already: number of runs that were finished before.
+    already: number of parts that were finished before. part, failure: a part and its failure in words.
     """
     if not enabled:
         yield lambda done, failed: None
@@ -31,7 +33,7 @@ def sweep_progress(console: Console, total: int, already: int, *, enabled: bool)
     begun = time.monotonic()
 
     def rate_and_remaining(ended: int) -> tuple[float, str]:
-        """Returns runs per second and the estimated remaining time."""
+        """Returns parts per second and the estimated remaining time."""
         rate = (ended - already) / max(time.monotonic() - begun, 1e-9)
         return rate, str(timedelta(seconds=round((total - ended) / rate))) if rate > 0 else "-:--:--"
 
@@ -44,16 +46,18 @@ def sweep_progress(console: Console, total: int, already: int, *, enabled: bool)
                 return
             last_s = time.monotonic()
             rate, left = rate_and_remaining(done + failed)
-            ended = f"{done + failed:,} of {plural(total, 'run')}, {failed:,} failed"
+            ended = f"{done + failed:,} of {plural(total, part)}, {failed:,} {failure}"
             print(f"{ended}, {rate:.1f}/s, {left} left", file=sys.stderr, flush=True)
 
         yield line
         return
     columns = (
-        TextColumn("runs"),
+        TextColumn(f"{part}s"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed, {task.fields[rate]:.1f}/s, {task.fields[left]} left"),
+        TextColumn(
+            f"{{task.fields[failed]}} {failure}, {{task.fields[rate]:.1f}}/s, {{task.fields[left]}} left"
+        ),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:

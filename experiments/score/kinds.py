@@ -1,0 +1,57 @@
+"""The kinds of measured tables: their columns, their metrics, and the functions that predict a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from experiments.score import per_request, runs, silicon
+from experiments.study import measured_requests
+from hwmodels.levels.rooflines import LatencyLevel
+from sim.setup.scenario import Scenario
+
+
+class Kind(NamedTuple):
+    """One kind of table of measurements."""
+
+    columns: tuple[str, ...]
+    positive: tuple[str, ...]
+    metrics: tuple[str, ...]
+    """Predicted metrics, in the order of the output."""
+    groups: tuple[str, ...]
+    scenario_of: Callable[[dict[str, Any], LatencyLevel], Scenario]
+    predict: Callable[[dict[str, Any], LatencyLevel], dict[str, float]]
+    rows: Callable[[pd.DataFrame, Path], pd.DataFrame] | None = None
+    """Turns the table and its path into one row per prediction; None: the table has that form."""
+
+
+KINDS = {
+    "silicon": Kind(
+        silicon.COLUMNS,
+        silicon.POSITIVE,
+        ("ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s_per_gpu"),
+        ("arch", "model", "gpu", "backend", "weights", "concurrency_band"),
+        silicon.scenario_of,
+        silicon.predict,
+    ),
+    "experiments": Kind(
+        runs.COLUMNS,
+        runs.POSITIVE,
+        runs.METRICS,
+        ("set", "model", "gpu", "workload"),
+        runs.scenario_of,
+        runs.predict,
+    ),
+    "requests": Kind(
+        per_request.COLUMNS,
+        per_request.POSITIVE,
+        per_request.METRICS,
+        ("run",),
+        measured_requests.scenario_of,
+        per_request.predict,
+        per_request.by_run,
+    ),
+}
