@@ -37,13 +37,7 @@ def read_tables(ops: Path, device: Device, gpu: str | None = None) -> dict[str, 
     gpu: name of the device in the column gpu; None: any name of the device's preset.
     Raises ConfigError naming the file, row and column.
     """
-    if not ops.is_dir():
-        raise ConfigError(f"ops={ops}: is not a folder")
-    paths = {name: ops / f"{name}.parquet" for name in OPERATORS}
-    tables = {name: read(path, OPERATORS[name]) for name, path in paths.items() if path.exists()}
-    if not tables:
-        known = ", ".join(path.name for path in paths.values())
-        raise ConfigError(f"ops={ops}: must contain at least one of the tables {known}")
+    tables = tables_of(ops)
     names = {name for table in tables.values() for name in table["gpu"].unique().tolist()}
     ours = {name for name in names if (name == gpu if gpu is not None else is_called(device, name))}
     if not ours:
@@ -53,10 +47,27 @@ def read_tables(ops: Path, device: Device, gpu: str | None = None) -> dict[str, 
         )
     chosen = {name: table[table["gpu"].isin(ours)] for name, table in tables.items()}
     return {
-        name: checked(paths[name], table, OPERATORS[name], device)
+        name: checked(path_of(ops, name), table, OPERATORS[name], device)
         for name, table in chosen.items()
         if len(table)
     }
+
+
+def tables_of(ops: Path) -> dict[str, pd.DataFrame]:
+    """Reads the tables of all operators that the folder has, by name of the operator; raises ConfigError."""
+    if not ops.is_dir():
+        raise ConfigError(f"ops={ops}: is not a folder")
+    paths = {name: path_of(ops, name) for name in OPERATORS}
+    tables = {name: read(path, OPERATORS[name]) for name, path in paths.items() if path.exists()}
+    if not tables:
+        known = ", ".join(path.name for path in paths.values())
+        raise ConfigError(f"ops={ops}: must contain at least one of the tables {known}")
+    return tables
+
+
+def path_of(ops: Path, operator: str) -> Path:
+    """Returns the path of an operator's table."""
+    return ops / f"{operator}.parquet"
 
 
 def is_called(device: Device, gpu: str) -> bool:

@@ -3,16 +3,16 @@
     python -m experiments.calibrate.validate_operators ops=DIR [report=FILE.html] [refit=true]
 
 Prints Markdown tables: median / p90 absolute percentage error and coverage on the validation groups, by
-operator and data type, beside the targets. The first table uses each device's own calibration; the others use
-the calibration of a related device, as if the device had never been measured. ops: a folder of tables as for
-`windtunnel calibrate`. report: a page with residual plots. refit: fit again instead of reading
-configs/calibration.
+operator and data type, beside the targets, for every GPU of the tables that has a hardware preset. The first
+table uses each device's own calibration, if it has one; the others use the calibration of a related device, as
+if the device had never been measured. ops: a folder of tables as for `windtunnel calibrate`. report: a page
+with residual plots. refit: fit again instead of reading configs/calibration.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -23,24 +23,14 @@ from omegaconf import OmegaConf
 
 from experiments.calibrate.fit import error_figures, fit_calibration, kept, residuals, validation
 from experiments.calibrate.operators import OPERATORS
+from experiments.calibrate.relatives import composed, known_calibrations, measured_gpus, relative_of
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from hwmodels.devices.device import Device
 from hwmodels.operators.calibration import Calibration
 from sim.report.plain_page import drawn, write_page
-from sim.settings.build import build, build_as
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
-
-RELATIVES = {
-    "a100_80gb_sxm": "h100_sxm",
-    "h100_sxm": "h200_sxm",
-    "h200_sxm": "h100_sxm",
-    "b200_sxm": "h100_sxm",
-    "rtx_pro_6000_server": "h100_sxm",
-}
-"""Measured device -> the device whose calibration it gets when its own is left out."""
 
 TARGETS = {
     ("gemm", "bfloat16"): "6 / 20",
@@ -74,18 +64,28 @@ class Gpu(NamedTuple):
     calibration: Calibration
     tables: dict[str, Measured]
 
+    @property
+    def is_calibrated(self) -> bool:
+        """True if the calibration was measured on this device, not on a relative."""
+        return self.calibration.measured_on == self.device.name
+
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the errors of every calibration on its own GPU, and of those borrowed from a relative."""
     settings: ValidateSettings = build_as(ValidateSettings, OmegaConf.from_cli(list(arguments)), "")
-    gpus = {name: read_gpu(name, settings) for name in RELATIVES}
+    found = measured_gpus(Path(settings.ops))
+    gpus = {name: read_gpu(name, settings) for name in found.presets}
     own = {name: lines_of(gpu, gpu.calibration) for name, gpu in gpus.items()}
-    relatives = {name: gpus[relative].calibration for name, relative in RELATIVES.items()}
+    calibrations = known_calibrations() | {name: gpu.calibration for name, gpu in gpus.items()}
+    relatives = {name: calibrations[relative_of(name, calibrations)] for name in gpus}
     print(f"Median / p90 absolute percentage error on validation groups, {date.today().isoformat()}.\n")
+    if found.unknown:
+        print(f"Left out, as there is no hardware preset of this name: {', '.join(found.unknown)}.\n")
+    borrowed = pairs((gpu.device.name, gpu.calibration) for gpu in gpus.values() if not gpu.is_calibrated)
+    if borrowed:
+        print(f"Never measured, so with the calibration of another device: {borrowed}.\n")
     print(markdown(own, gpus, TARGETS, by_type=True))
-    by = ", ".join(
-        f"{gpus[name].device.name} by {gpus[other].device.name}" for name, other in RELATIVES.items()
-    )
+    by = pairs((gpu.device.name, relatives[name]) for name, gpu in gpus.items())
     print(f"\nWith the calibration of another device and the device's own data sheet ({by}):\n")
     left_out = {name: lines_of(gpu, relatives[name]) for name, gpu in gpus.items()}
     print(markdown(left_out, gpus, LEFT_OUT_TARGETS, by_type=False))
@@ -101,11 +101,16 @@ def main(arguments: Sequence[str]) -> None:
         _write_report(Path(settings.report), own)
 
 
+def pairs(calibrations: Iterable[tuple[str, Calibration]]) -> str:
+    """Formats devices with the device whose calibration each gets: "A by B, C by D"."""
+    return ", ".join(
+        f"{device} by {found.measured_on or 'typical figures'}" for device, found in calibrations
+    )
+
+
 def read_gpu(name: str, settings: ValidateSettings) -> Gpu:
     """Reads the validation rows of a GPU, and its calibration; fits that anew if settings.refit is set."""
-    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
-    cfg = source.compose([f"hardware={name}"])
-    device, calibration = build(cfg.hardware, "hardware"), build(cfg.calibration, "calibration")
+    device, calibration = composed(name)
     tables = read_tables(Path(settings.ops), device)
     if settings.refit:
         calibration = fit_calibration(tables, device, compute_capability=None, source="")
@@ -143,7 +148,7 @@ def markdown(
     *,
     by_type: bool,
 ) -> str:
-    """Returns a Markdown table with one column per GPU and one row per operator.
+    """Returns a Markdown table with one column per GPU and one row per operator that any GPU has.
 
     by_type: also one row per data type. lines: residuals by GPU and operator.
     """
@@ -151,6 +156,8 @@ def markdown(
     heading = ["operator", "data type", "target", "all GPUs", "rows", "predicted", *names]
     table = [heading, ["---"] * len(heading)]
     for operator in OPERATORS.values():
+        if not any(operator.name in found for found in lines.values()):
+            continue
         of_operator = [found.get(operator.name, NO_LINES) for found in lines.values()]
         together = pd.concat([found for found in of_operator if len(found)] or [NO_LINES])
         for data_type in ["all", *(sorted(together["data_type"].unique()) if by_type else [])]:
@@ -176,7 +183,10 @@ def median_and_p90(figures: Mapping[str, float]) -> str:
 def _write_report(path: Path, lines: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
     sections = {}
     for name, operator in OPERATORS.items():
-        together = pd.concat([found[name] for found in lines.values() if name in found], ignore_index=True)
+        parts = [found[name] for found in lines.values() if name in found and len(found[name])]
+        together = pd.concat(parts or [NO_LINES], ignore_index=True)
+        if together["predicted_s"].isna().all():
+            continue
         sections[operator.title] = drawn(residual_figure(together, operator.size_label))
     write_page(path, "Errors of operators on validation groups", f"All GPUs: {', '.join(lines)}.", sections)
 

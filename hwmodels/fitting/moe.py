@@ -120,6 +120,8 @@ def fit_moe(rows: Mapping[str, Any], device: Device, *, compute_capability: str)
 
 def predict_moe(rows: Mapping[str, Any], device: Device, curve: MoeCurve) -> Floats:
     """Returns the seconds of each row with the kernels that vLLM chooses; the column kernel is not read."""
+    if not len(rows["num_tokens"]):
+        return np.empty(0)
     return work_seconds(_work(rows, device, curve.compute_capability), curve)
 
 
