@@ -45,8 +45,9 @@ def fit_calibration(
     for name in (name for curve in fitted_curves(tables) for name in CURVES[curve]):
         if not len(rows[name]["latency_us"]):
             raise ConfigError(
-                f"ops: {name}: none of the {len(tables[name].sound)} rows is left to fit, as the others are held "
-                f"out for validation or unsound; give rows of more {', '.join(OPERATORS[name].group_by)}"
+                f"ops: {name}: none of the {len(tables[name].sound)} rows is left to fit, as the others are "
+                f"held out for validation or unsound; give rows of more "
+                f"{', '.join(OPERATORS[name].group_by)}"
             )
     capability = compute_capability or capability_from(rows)
     fitted = Calibration(measured_on=device.name, source=source)

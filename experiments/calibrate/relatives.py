@@ -1,4 +1,4 @@
-"""The GPUs of a folder of measured tables, and the calibration that each would get if it were not measured."""
+"""The GPUs of a folder of measured tables, and the relatives that would lend them a calibration."""
 
 from __future__ import annotations
 

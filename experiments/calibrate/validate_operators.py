@@ -3,10 +3,10 @@
     python -m experiments.calibrate.validate_operators ops=DIR [report=FILE.html] [refit=true]
 
 Prints Markdown tables: median / p90 absolute percentage error and coverage on the validation groups, by
-operator and data type, beside the targets, for every GPU of the tables that has a hardware preset. The first
-table uses each device's own calibration, if it has one; the others use the calibration of a related device, as
-if the device had never been measured. ops: a folder of tables as for `windtunnel calibrate`. report: a page
-with residual plots. refit: fit again instead of reading configs/calibration.
+operator and data type, beside the targets, for every GPU of the tables that has a hardware preset. The
+first table uses each device's own calibration, if it has one; the others use the calibration of a related
+device, as if the device had never been measured. ops: a folder of tables as for `windtunnel calibrate`.
+report: a page with residual plots. refit: fit again instead of reading configs/calibration.
 """
 
 from __future__ import annotations
