@@ -1,12 +1,12 @@
 """kind=experiments: open-loop runs of vLLM; columns as in vllm_experiments/experiments.csv.
 
-Requests arrive at constant rates, stage by stage. A few prompts are sent repeatedly with prefix caching, so
-all their full blocks except the last are assumed to be cached
-(`policies.caching.paged.Paged.presume_cached`).
+The load is that of inference-perf (kubernetes-sigs): a stage of "constant" rate sends rate x seconds requests
+at exponential gaps, scaled so that they fill the stage, and a few prompts are sent in turn, again and again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,12 @@ from experiments.study.measured_rows import check_context, simulated, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.caching.paged import Paged
+from policies.caching.prefix import PrefixCaching
+from policies.core.request import Segment
 from sim.metrics.definitions import describe
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
+from sim.workload.streams import stream
 from sim.workload.table import TableSource
 
 COLUMNS = (
@@ -52,20 +55,42 @@ WEIGHTS = {"FP16": None, "BF16": None, "FP8": "fp8"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Prompts:
+    """Distinct prompts in groups; those of one group begin with the same system prompt."""
+
+    groups: int
+    per_group: int
+    system_tokens: int
+
+    def in_turn(self, seed: int) -> Callable[[int, int], tuple[Segment, ...]]:
+        """Returns the content of request number `row`: all prompts in a random order, over and over."""
+        order = stream(seed, "prompts").permutation(self.groups * self.per_group).tolist()
+
+        def content(row: int, num_tokens: int) -> tuple[Segment, ...]:
+            prompt = order[row % len(order)]
+            system = Segment(prompt // self.per_group, self.system_tokens)
+            return system, Segment(self.groups + prompt, num_tokens - self.system_tokens)
+
+        return content
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stages:
-    """Workload with constant rates, one stage after the other, and requests of equal lengths."""
+    """Workload with a rate per stage, one stage after the other, and requests of equal lengths."""
 
     stages: tuple[tuple[float, float], ...]
     """(requests/s, seconds) of each stage."""
     prompt_tokens: int
     output_tokens: int
+    prompts: Prompts | None = None
+    """The prompts that are sent in turn; None: all contents differ."""
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        starts = np.cumsum([0.0, *(seconds for _, seconds in self.stages)])
-        times = [
-            start + np.arange(int(rate * seconds)) / rate
-            for start, (rate, seconds) in zip(starts, self.stages, strict=False)
-        ]
+        rng, start_s, times = stream(seed, "arrivals"), 0.0, []
+        for rate, seconds in self.stages:
+            gaps_s = rng.exponential(size=int(rate * seconds))
+            times.append(start_s + seconds * np.cumsum(gaps_s) / gaps_s.sum())
+            start_s += seconds
         arrival_s = np.concatenate(times)
         count = len(arrival_s)
         return TableSource(
@@ -73,6 +98,7 @@ class Stages:
             prompt_tokens=np.full(count, self.prompt_tokens, dtype=np.int64),
             output_tokens=np.full(count, self.output_tokens, dtype=np.int64),
             notes=WorkloadNotes(),
+            segments=None if self.prompts is None else self.prompts.in_turn(seed),
         )
 
 
@@ -100,6 +126,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     output = round(row["output_len"] if given is None or pd.isna(given) else given)
     context = min(4096, base.model.max_position_embeddings)
     check_context(prompt, output, base.model, context)
+    prompts = prompts_of(row)
     engine = replace(
         base.engine,
         max_num_seqs=whole(row, "max_num_seqs"),
@@ -113,14 +140,29 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         latency=latency,
         model=base.model.with_weights(WEIGHTS[row["precision"]] or base.model.weights),
         engine=engine,
-        # The prompts are a few texts sent repeatedly, so all full blocks are cached.
-        caching=Paged(presume_cached=bool(row["prefix_caching"])),
+        caching=PrefixCaching() if prompts else Paged(presume_cached=bool(row["prefix_caching"])),
         tensor_parallel_size=whole(row, "tp"),
         workload=Stages(
             stages=tuple(stage_of(text, row["id"]) for text in str(row["stages"]).split(";")),
             prompt_tokens=prompt,
             output_tokens=output,
+            prompts=prompts,
         ),
+    )
+
+
+def prompts_of(row: dict[str, Any]) -> Prompts | None:
+    """Returns the prompts of a run with prefix caching; None without it, or if the row does not count them.
+
+    Without their number, the prompts of a run with prefix caching are presumed to be cached.
+    """
+    counts = [row.get(name) for name in ("prompt_groups", "prompts_per_group")]
+    if not row["prefix_caching"] or any(count is None or pd.isna(count) for count in counts):
+        return None
+    return Prompts(
+        groups=whole(row, "prompt_groups"),
+        per_group=whole(row, "prompts_per_group"),
+        system_tokens=whole(row, "system_prompt_len"),
     )
 
 

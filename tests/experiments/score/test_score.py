@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from experiments.app.cli import main
 from experiments.score import per_request, runs, silicon
@@ -244,18 +245,47 @@ def test_an_open_loop_run_gets_means_and_percentiles(score):
 
 
 def test_arrivals_follow_the_stages():
-    """4 a second for 3 s, then 8 a second for 2 s."""
+    """4 a second for 3 s, then 8 a second for 2 s; the last request of a stage arrives at its end."""
     source = runs.scenario_of(RUN, Spec()).source()
     arrivals = list(source.arrivals())
     at = [arrival.request.arrival_s for arrival in arrivals]
-    assert at == pytest.approx([*(np.arange(12) / 4), *(3 + np.arange(16) / 8)])
+    assert len(at) == 12 + 16
+    assert at == sorted(at)
+    assert at[11] == pytest.approx(3)
+    assert at[-1] == pytest.approx(5)
     assert {arrival.request.prompt.num_tokens for arrival in arrivals} == {1500}
 
 
-def test_prompts_that_are_sent_again_and_again_are_cached(score):
-    rows = [RUN, {**RUN, "id": "cached", "prefix_caching": True}]
+def test_gaps_within_a_stage_are_exponential():
+    source = runs.scenario_of({**RUN, "stages": "50x200"}, Spec()).source()
+    gaps_s = np.diff([arrival.request.arrival_s for arrival in source.arrivals()])
+    assert stats.kstest(gaps_s, stats.expon(scale=1 / 50).cdf).pvalue > 0.01
+
+
+def test_prompts_are_sent_in_turn_and_share_the_system_prompt_of_their_group():
+    row = {**RUN, "prefix_caching": True, "prompt_groups": 2, "prompts_per_group": 3}
+    prompts = [arrival.request.prompt for arrival in runs.scenario_of(row, Spec()).source().arrivals()]
+    contents = [prompt.segments for prompt in prompts]
+    assert len(set(contents[:6])) == 6
+    assert contents[:6] == contents[6:12]
+    assert [sum(segment.num_tokens for segment in content) for content in contents] == [1500] * 28
+    systems = [content[0] for content in contents[:6]]
+    assert sorted(map(systems.count, set(systems))) == [3, 3]
+    assert {system.num_tokens for system in systems} == {1000}
+
+
+@pytest.mark.parametrize("known", [{}, {"prompt_groups": 2, "prompts_per_group": 3}])
+def test_prompts_that_are_sent_again_and_again_are_cached(score, known):
+    rows = [RUN, {**RUN, "id": "cached", "prefix_caching": True, **known}]
     _, predicted, _ = score(rows, kind="experiments")
     assert predicted.loc["cached", "ttft_mean_ms"] < 0.8 * predicted.loc["run-0", "ttft_mean_ms"]
+
+
+def test_the_first_use_of_a_prompt_is_computed(score):
+    known = {"prompt_groups": 28, "prompts_per_group": 1}
+    rows = [{**RUN, "prefix_caching": True, **known}, {**RUN, "id": "no cache", **known}]
+    _, predicted, _ = score(rows, kind="experiments")
+    assert predicted.loc["run-0", "ttft_mean_ms"] == pytest.approx(predicted.loc["no cache", "ttft_mean_ms"])
 
 
 @pytest.mark.parametrize(
