@@ -21,6 +21,7 @@ from experiments.score.predictions import predictions
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.score.table import read_table
 from experiments.study.code import code_version
+from experiments.study.presets import taken_for
 from experiments.study.progress import lasting_progress
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
 from sim.engine.interrupt import ctrl_c_noted
@@ -155,6 +156,9 @@ def print_scores(
     credible = scored[~scored["id"].isin(list(impossible))]
     print_errors(errors_by_group(credible, kind.metrics, kind.groups), console)
     is_predicted = predicted["status"] == "ok"
+    for name in dict.fromkeys(str(name) for name in table.get("model", ())):
+        if line := taken_for(name):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print(f"{is_predicted.sum():,} of {plural(len(table), 'row')} predicted")
     for reason, count in predicted.loc[~is_predicted, "status"].value_counts().items():
         console.print(f"  {plural(count, 'row')} not predicted: {reason}", highlight=False, markup=False)

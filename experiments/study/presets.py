@@ -8,6 +8,7 @@ from functools import lru_cache
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
+from sim.settings.model_names import NamedModel, model_named
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 
@@ -22,16 +23,6 @@ ALIASES = {
         "RTX PRO 6000 Blackwell Server": "rtx_pro_6000_server",
     },
     "engine": {"trtllm": "tensorrt_llm"},
-    "model": {
-        "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama4_scout",
-        "mistralai/Mistral-Nemo-Instruct-2407": "mistral_nemo_12b",
-        "mistralai/Mixtral-8x7B-v0.1": "mixtral_8x7b",
-        "mistralai/Mixtral-8x22B-v0.1": "mixtral_8x22b",
-        "meta-llama/Llama-2-7b-hf": "llama2_7b",
-        "meta-llama/Llama-2-13b-hf": "llama2_13b",
-        "meta-llama/Llama-2-70b-hf": "llama2_70b",
-        "codellama/CodeLlama-34b-Instruct-hf": "codellama_34b",
-    },
 }
 """Names in tables of measurements that differ from our presets' names, by config group."""
 
@@ -46,13 +37,16 @@ def base_scenario(model: str, gpu: str, engine: str) -> Scenario:
 
     Raises NotSimulatedError for a name without a preset.
     """
+    named = model_preset(model)
     choices = {
-        "model": preset("model", model),
+        "model": named.choice,
         "hardware": preset("hardware", gpu),
         "engine": preset("engine", engine),
     }
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     overrides = [f"{group}={choice}" for group, choice in choices.items()]
+    if named.weights is not None:
+        overrides.append(f"model.weights={named.weights}")
     cfg = source.compose([*overrides, "workload=offline_batch", "slo=none"])
     try:
         return build_scenario(cfg)
@@ -63,13 +57,36 @@ def base_scenario(model: str, gpu: str, engine: str) -> Scenario:
 @lru_cache(maxsize=1024)
 def preset(group: str, name: str) -> str:
     """Returns the choice of a config group with this name, up to case and punctuation."""
+    if group == "model":
+        return model_preset(name).choice
     known = {plain(choice.name): choice.name for choice in find_groups([CONFIG_DIR])[group]}
-    found = known.get(plain(ALIASES.get(group, {}).get(name, name)))
+    found = known.get(plain(ALIASES[group].get(name, name)))
     if found is None:
         raise NotSimulatedError(f"{group}={name}: there is no preset of this name")
     return found
 
 
+@lru_cache(maxsize=1024)
+def model_preset(name: str) -> NamedModel:
+    """Returns the choice of `model` with this name, by the rule of `sim.settings.model_names`."""
+    found = model_named(name, [CONFIG_DIR])
+    if found is None:
+        raise NotSimulatedError(f"model={name}: there is no preset of this name")
+    return found
+
+
+def taken_for(name: str) -> str | None:
+    """Returns a sentence on the preset that simulates a model; None for its own name and for no preset."""
+    try:
+        found = model_preset(name)
+    except NotSimulatedError:
+        return None
+    if plain(name) == plain(found.choice):
+        return None
+    weights = "" if found.weights is None else f" model.weights={found.weights}"
+    return f"model={name} is simulated as model={found.choice}{weights}: {found.summary}."
+
+
 def plain(name: str) -> str:
-    """Normalises a name: llama3_1_70b and meta-llama/Llama-3.1-70B-Instruct give llama3170b."""
-    return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))
+    """Normalises a name: h100_sxm and H100-SXM give h100sxm."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())

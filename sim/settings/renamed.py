@@ -2,7 +2,7 @@
 
 - Renamed settings and groups: their old names are accepted for one version.
 - Abbreviations that mean the same as one setting: `tp` is `tensor_parallel_size`.
-- Hugging Face ids of models, as the files of configs/model name them: `model=meta-llama/Llama-3.1-8B`.
+- Hugging Face ids of models (`sim.settings.model_names`): `model=meta-llama/Llama-3.1-8B-Instruct`.
 
 Names that could mean several settings are not accepted; `ADVICE` says what to write in their place.
 """
@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.model_names import model_named
 
 NEW_NAMES = {"handover": "kv_transfer", "troubles": "failures"}
 """Old name -> new name of keys of the root and of groups."""
@@ -57,10 +59,10 @@ ADVICE = {
 _OLD_KEY = re.compile(
     rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)|(?P<alias>{'|'.join(ALIASES)})(?==|$)"
 )
-_MODEL = re.compile(r"(?P<key>\+{0,2}(?:model(?:@[\w.]+)?|pools\.\w+\.model))=(?P<ids>[\w./,-]*/[\w./,-]*)")
-"""Matches a choice of models of which one is written with a slash, as Hugging Face ids are."""
-
-_SOURCE = re.compile(r"^source: *([^\s#]+)", re.M)
+_MODEL = re.compile(
+    r"(?P<key>\+{0,2}(?:model(?:@[\w.]+)?|pools\.\w+\.model))=(?P<quote>[\"']?)(?P<ids>[\w./,-]*[/.-][\w./,-]*)(?P=quote)"
+)
+"""Matches a choice of models of which one has a slash, a dash or a dot, as Hugging Face ids have."""
 
 
 def with_new_names(overrides: Iterable[str], dirs: Sequence[Path] = (CONFIG_DIR,)) -> list[str]:
@@ -68,29 +70,40 @@ def with_new_names(overrides: Iterable[str], dirs: Sequence[Path] = (CONFIG_DIR,
 
     dirs: the config folders; their models may be named by their Hugging Face ids.
     """
-    return [_with_new_name(text, dirs) for text in overrides]
+    texts = list(overrides)
+    named = [_with_new_name(text, dirs, texts) for text in texts]
+    return [text for several in named for text in several]
 
 
-def hugging_face_ids(dirs: Sequence[Path]) -> dict[str, str]:
-    """Returns the `source` of each model, in lower case -> its choice of the group `model`."""
-    files = [file for folder in reversed(dirs) for file in sorted((folder / "model").glob("*.yaml"))]
-    found = [
-        (_SOURCE.search(file.read_text(encoding="utf-8", errors="replace")), file.stem) for file in files
-    ]
-    return {source[1].lower(): choice for source, choice in found if source}
-
-
-def _with_new_name(text: str, dirs: Sequence[Path]) -> str:
+def _with_new_name(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> list[str]:
     if match := _OLD_KEY.match(text):
-        return _replacement(match) + text[match.end() :]
+        return [_replacement(match) + text[match.end() :]]
     if match := _MODEL.fullmatch(text):
-        known = hugging_face_ids(dirs)
-        names = [known.get(name.lower(), name) for name in match["ids"].split(",")]
-        for given, name in zip(match["ids"].split(","), names, strict=True):
-            if given != name:
-                _note(f"model={given} is read as model={name}.")
-        return f"{match['key']}={','.join(names)}"
-    return text
+        return _named_models(match["key"], match["ids"].split(","), dirs, beside)
+    return [text]
+
+
+def _named_models(key: str, names: Sequence[str], dirs: Sequence[Path], beside: Sequence[str]) -> list[str]:
+    """Returns the override that chooses these models, and one for the weights that an id names.
+
+    Raises ConfigError for an id of quantised weights where the weights cannot be set for it alone.
+    """
+    choices, further = [], []
+    for name in names:
+        found = model_named(name, dirs)
+        choices.append(name if found is None else found.choice)
+        if found is None or found.choice == name:
+            continue
+        read = f"{key}={name} is read as {key}={found.choice}"
+        if found.weights is not None and not any(text.startswith("model.weights=") for text in beside):
+            if key != "model" or len(names) > 1:
+                raise ConfigError(
+                    f"{key}={name}: choose {found.choice} and set weights={found.weights} of it"
+                )
+            further = [f"model.weights={found.weights}"]
+            read = f"{read} {further[0]}"
+        _note(f"{read}: {found.summary}.")
+    return [f"{key}={','.join(choices)}", *further]
 
 
 def _replacement(found: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ from experiments.score.physical import active_weight_bytes, least_step_seconds
 from experiments.score.predictions import predict_row
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.study.measured_requests import scenario_of
-from experiments.study.presets import ALIASES, NotSimulatedError, plain, preset
+from experiments.study.presets import ALIASES, NotSimulatedError, base_scenario, plain, preset, taken_for
 from hwmodels.levels.rooflines import Spec
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 
@@ -453,7 +453,13 @@ def test_a_table_must_be_named(capsys):
 
 
 def test_names_are_the_same_but_for_case_punctuation_owner_and_instruct():
-    assert plain("llama-3.1-70b") == plain("meta-llama/Llama-3.1-70B-Instruct") == "llama3170b"
+    assert plain("h100_sxm") == plain("H100-SXM") == "h100sxm"
+    assert taken_for("llama-3.1-70b") is taken_for("acme/none") is None
+    assert taken_for("nvidia/DeepSeek-R1-NVFP4") == (
+        "model=nvidia/DeepSeek-R1-NVFP4 is simulated as model=deepseek_r1 model.weights=nvfp4: "
+        "671 B parameters, 37.6 B active, MLA, 68.6 KiB of KV per token, context 163,840."
+    )
+    assert base_scenario("nvidia/DeepSeek-R1-NVFP4", "B200", "vllm").model.weights == "nvfp4"
     assert preset("model", "meta-llama/Llama-3.1-70B-Instruct") == "llama3_1_70b"
     assert preset("hardware", "RTX 4090") == "rtx_4090"
     assert preset("engine", "trtllm") == "tensorrt_llm"

@@ -10,7 +10,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
-from sim.settings.renamed import ADVICE, ALIASES, NEW_NAMES, hugging_face_ids, with_new_names
+from sim.settings.renamed import ADVICE, ALIASES, NEW_NAMES, with_new_names
 from sim.settings.variants import Variants
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -57,25 +57,44 @@ def test_aliases_are_settings_and_no_keys_of_their_own():
 
 def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
     renamed._note.cache_clear()
-    given = ["model=meta-llama/Llama-3.1-8B", "++pools.p.model=qwen/qwen3-8b", "model=a/b,llama3_1_8b"]
+    given = [
+        "model=meta-llama/Llama-3.1-8B-Instruct",
+        "++pools.p.model=qwen/qwen3-8b",
+        "model=a/b,llama3_1_8b",
+    ]
     assert with_new_names(given) == ["model=llama3_1_8b", "++pools.p.model=qwen3_8b", given[2]]
     assert capsys.readouterr().err == (
-        "windtunnel: model=meta-llama/Llama-3.1-8B is read as model=llama3_1_8b.\n"
-        "windtunnel: model=qwen/qwen3-8b is read as model=qwen3_8b.\n"
+        "windtunnel: model=meta-llama/Llama-3.1-8B-Instruct is read as model=llama3_1_8b: 8.03 B parameters, "
+        "GQA, 128 KiB of KV per token, context 131,072.\n"
+        "windtunnel: ++pools.p.model=qwen/qwen3-8b is read as ++pools.p.model=qwen3_8b: 8.19 B parameters, "
+        "GQA, 144 KiB of KV per token, context 40,960.\n"
     )
     assert SOURCE.compose_plain(given[:1]) == SOURCE.compose_plain([])
 
 
-def test_every_model_has_another_hugging_face_id():
-    choices = {file.stem for file in (CONFIG_DIR / "model").glob("*.yaml")} - {"hf"}
-    assert set(hugging_face_ids([CONFIG_DIR]).values()) == choices
+def test_the_weights_in_an_id_are_a_setting_unless_another_is_given(capsys):
+    renamed._note.cache_clear()
+    name = "model=neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8"
+    assert with_new_names([name, "seed=1"]) == ["model=llama3_1_8b", "model.weights=fp8", "seed=1"]
+    assert "is read as model=llama3_1_8b model.weights=fp8: 8.03 B" in capsys.readouterr().err
+    assert with_new_names([name, "model.weights=int8"]) == ["model=llama3_1_8b", "model.weights=int8"]
+    assert SOURCE.compose_plain([name]) == SOURCE.compose_plain(["model.weights=fp8"])
+    result = simulate("workload.num_requests=1", model="Qwen/Qwen3-8B-AWQ")
+    assert result.config["model"]["name"] == "qwen3-8b"
+    assert result.config["model"]["weights"] == "int4_wo"
+
+
+@pytest.mark.parametrize("override", ["pools.p.model=Qwen/Qwen3-8B-AWQ", "model=Qwen/Qwen3-8B-AWQ,qwen3_14b"])
+def test_quantised_ids_are_refused_where_their_weights_cannot_be_set(override):
+    with pytest.raises(ConfigError, match="Qwen3-8B-AWQ: choose qwen3_8b and set weights=int4_wo of it"):
+        with_new_names([override])
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("model=llama3", "nearest: llama3_1_8b, llama3_2_1b, llama3_2_3b; all: windtunnel list model"),
-        ("model=meta-llama/Llama-3.1-8B-Instruct", "nearest: llama3_1_8b; all: windtunnel list model"),
+        ("model=mistralai/Mistral-7B-v0.1", "nearest: mistral_7b; all: windtunnel list model"),
         ("model=someone/no-model", "model=someone/no-model: no such choice; all: windtunnel list model"),
         ("hardware=a100", "nearest: a100_80gb_sxm, a100_pcie, a100_40gb_sxm; all: windtunnel list hardware"),
         ("hardware=b200", "hardware=b200: no such choice; nearest: b200_sxm, "),
