@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.score import per_request, runs, silicon
+from experiments.score import modes, per_request, runs, silicon
 from experiments.study import measured_requests
 from hwmodels.levels.rooflines import LatencyLevel
 from sim.setup.scenario import Scenario
@@ -32,10 +32,10 @@ KINDS = {
     "silicon": Kind(
         silicon.COLUMNS,
         silicon.POSITIVE,
-        ("ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s_per_gpu"),
-        ("arch", "model", "gpu", "backend", "weights", "concurrency_band"),
-        silicon.scenario_of,
-        silicon.predict,
+        modes.METRICS,
+        ("arch", "mode", "model", "gpu", "backend", "weights", "concurrency_band"),
+        modes.scenario_of,
+        modes.predict,
     ),
     "experiments": Kind(
         runs.COLUMNS,

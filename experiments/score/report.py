@@ -49,7 +49,9 @@ def _line(group: str, value: str, rows: pd.DataFrame, metric: str) -> dict[str, 
 
 
 def concurrency_band(concurrency: float) -> str:
-    """Returns the band of a concurrency: 1-3, 4-15, 16-63, ..."""
+    """Returns the band of a concurrency: 1-3, 4-15, 16-63, ...; "not given" for NaN."""
+    if np.isnan(concurrency):
+        return "not given"
     for low, high in pairwise(BANDS):
         if low <= concurrency < high:
             return f"{low:>5}-{high - 1}"

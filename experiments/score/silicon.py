@@ -1,4 +1,4 @@
-"""kind=silicon: whole engines at a fixed number of clients; columns as in silicon_e2e.csv.gz.
+"""Rows of kind=silicon with mode=agg: whole engines at a fixed number of clients.
 
 A row is a closed loop: `concurrency` clients start at once, and each sends its next request when the previous
 one has finished, on average ten requests each. InferenceMAX draws lengths uniformly from 0.8 to 1.0 of the
@@ -13,10 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.study.measured_rows import check_context, simulated, whole
+from experiments.study.measured_rows import check_context, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.model.model_spec import ModelSpec
 from policies.batching import Batching
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import ClosedLoop
@@ -59,39 +60,12 @@ SYNCHRONOUS_BEFORE = {"vllm": ((0, 14), "vllm_sync"), "trtllm": ((1, 1), "tensor
 """By engine: the version from which the profile of its name holds, and the profile for older ones."""
 
 
-def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
-    """Computes the means of ttft_ms, tpot_ms and e2e_ms over requests, and output tokens/s per GPU.
-
-    Raises NotSimulatedError or ValueError for a row that cannot be simulated.
-    """
-    scenario = scenario_of(row, latency)
-    records, table = simulated(scenario)
-    num_devices = scenario.layout.num_devices * scenario.replicas
-    return {
-        "ttft_ms": 1e3 * float(table["ttft_s"].mean()),
-        "tpot_ms": 1e3 * float(table["tpot_s"].mean()),
-        "e2e_ms": 1e3 * float(table["e2e_s"].mean()),
-        "output_tokens_per_s_per_gpu": float(table["output_tokens"].sum()) / records.end_s / num_devices,
-    }
-
-
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """Returns the scenario of a row. Raises NotSimulatedError, or ValueError for a layout that cannot be."""
-    if row["mode"] not in ("agg", "disagg"):
-        raise NotSimulatedError(f"mode={row['mode']}: must be agg or disagg")
-    if row["mode"] == "disagg":
-        raise NotSimulatedError(f"mode={row['mode']}: separate prefill and decode workers are not simulated")
     clients, prompt, output = (whole(row, name) for name in ("concurrency", "isl", "osl"))
     base = base_scenario(row["model"], row["gpu"], engine_of(row))
-    model, layout = base.model, layout_of(row, base)
-    check_context(prompt, output, model)
-    if row["model"] in OWN_FORMATS:
-        on_blackwell = "fp4" in base.hardware.peak_flops_per_s
-        own = "mxfp4_mxfp8" if on_blackwell else OWN_FORMATS[row["model"]]
-        model = model.with_weights(model.weights, own)
-    else:
-        weights, moe = (checkpoint_format(row.get(name), base) for name in ("weights", "moe_weights"))
-        model = model.with_weights(weights, moe if model.has_experts else None, kv_cache_dtype(row))
+    check_context(prompt, output, base.model)
+    model, layout = model_of(row, base), layout_of(row, base)
     devices = layout.num_devices
     gpus = devices if pd.isna(row["gpus"]) else whole(row, "gpus")
     if gpus % devices:
@@ -111,15 +85,31 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         engine=engine,
         batching=with_budget(base.batching, budget),
         replicas=gpus // devices,
-        workload=Synthetic(
-            arrivals=ClosedLoop(num_users=clients, think_time_s=Fixed(value=0.0), ramp_up_s=0.0),
-            lengths=lengths_of(row),
-            num_requests=REQUESTS_PER_CLIENT * clients,
-        ),
+        workload=closed_loop(row, clients),
         tensor_parallel_size=layout.tensor_parallel_size,
         pipeline_parallel_size=layout.pipeline_parallel_size,
         attention_data_parallel_size=share,
         expert_parallel_size=layout.expert_parallel_size,
+    )
+
+
+def model_of(row: dict[str, Any], base: Scenario) -> ModelSpec:
+    """Returns the model in the number formats of the row."""
+    model = base.model
+    if row["model"] in OWN_FORMATS:
+        on_blackwell = "fp4" in base.hardware.peak_flops_per_s
+        own = "mxfp4_mxfp8" if on_blackwell else OWN_FORMATS[row["model"]]
+        return model.with_weights(model.weights, own)
+    weights, moe = (checkpoint_format(row.get(name), base) for name in ("weights", "moe_weights"))
+    return model.with_weights(weights, moe if model.has_experts else None, kv_cache_dtype(row))
+
+
+def closed_loop(row: dict[str, Any], clients: int) -> Synthetic:
+    """Returns the requests of so many clients, each of which sends the next one when the last one ends."""
+    return Synthetic(
+        arrivals=ClosedLoop(num_users=clients, think_time_s=Fixed(value=0.0), ramp_up_s=0.0),
+        lengths=lengths_of(row),
+        num_requests=REQUESTS_PER_CLIENT * clients,
     )
 
 

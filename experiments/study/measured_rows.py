@@ -15,8 +15,8 @@ from sim.setup.scenario import Scenario
 
 
 def whole(row: Mapping[str, Any], name: str) -> int:
-    """Returns a whole number of the row. Raises NotSimulatedError for an empty cell and for a fraction."""
-    value = row[name]
+    """Returns a whole number of the row. Raises NotSimulatedError if it is missing or a fraction."""
+    value = row.get(name)
     if pd.isna(value):
         raise NotSimulatedError(f"{name} is missing")
     number = pd.to_numeric(value, errors="coerce")

@@ -126,7 +126,7 @@ def test_a_row_gets_latencies_and_throughput_that_belong_together(score):
 
 def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
     unable = {
-        "disagg": ({"mode": "disagg"}, "mode=disagg: separate prefill and decode workers are not simulated"),
+        "disagg": ({"mode": "disagg"}, "prefill_tp_size is missing"),
         "model": ({"model": "gpt-5"}, "model=gpt-5: there is no preset of this name"),
         "gpu": ({"gpu": "tpu_v5"}, "hardware=tpu_v5: there is no preset of this name"),
         "engine": ({"backend": "mlc"}, "engine=mlc: there is no preset of this name"),
@@ -163,7 +163,7 @@ def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
     assert predicted.loc["row-0", "status"] == "ok"
     assert list(predicted.index) == [*unable, "row-0"], "in the order of the table"
     assert f"1 of {len(unable) + 1} rows predicted" in said
-    assert "1 row not predicted: mode=disagg" in said
+    assert "1 row not predicted: prefill_tp_size is missing" in said
 
 
 def test_prompt_and_answer_may_fill_the_context():

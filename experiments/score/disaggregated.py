@@ -1,0 +1,164 @@
+"""Rows of kind=silicon with mode=disagg: prefill workers and decode workers behind NVIDIA Dynamo.
+
+The columns prefill_* and decode_* hold the layout of a worker of each side and the number of workers. What a
+row leaves out is assumed:
+
+    num_workers     so many that the sides have the row's `gpus`; without these, one prefill worker and five
+                    decode workers, the medians of InferenceX's published configurations (nvidia-master.yaml,
+                    2026-03) that have no attention data parallelism on the decode side
+    moe_tp, moe_ep  experts are distributed if attention is data parallel, as engines recommend, else sliced
+    concurrency     the decode batch size of all ranks of all decode workers
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from experiments.score.silicon import closed_loop, model_of
+from experiments.study.measured_rows import check_context, whole
+from experiments.study.presets import NotSimulatedError, base_scenario
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.levels.rooflines import LatencyLevel
+from policies.batching.decode_only import DecodeOnly
+from policies.batching.prefill_only import PrefillOnly
+from sim.setup.pool import PoolSettings
+from sim.setup.scenario import Scenario
+from sim.transfer.kv_transfers import KvTransferSettings
+
+USUAL_WORKERS = {"prefill": 1, "decode": 5}
+"""Numbers of workers that are assumed for a row without any."""
+
+
+def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
+    """Returns the scenario of a row. Raises NotSimulatedError, or ValueError for a layout that cannot be."""
+    prompt, output = whole(row, "isl"), whole(row, "osl")
+    base = base_scenario(row["model"], row["gpu"], str(row["backend"]))
+    check_context(prompt, output, base.model)
+    layouts = {side: layout_of(row, side, base) for side in USUAL_WORKERS}
+    workers = workers_of(row, layouts)
+    whole_base = replace(base, latency=latency, model=model_of(row, base))
+    longest = min(base.model.max_position_embeddings, prompt + output + 256)
+    sides = {
+        side: with_layout(whole_base, layout, longest, role=side, replicas=workers[side])
+        for side, layout in layouts.items()
+    }
+    clients = clients_of(row, layouts["decode"], workers["decode"])
+    return replace(
+        whole_base,
+        **settings_of(layouts["decode"]),
+        pools=sides,
+        # The decode worker answers the client, once it has the KV and a free slot.
+        kv_transfer=KvTransferSettings(first_token_at="decode"),  # nosec B106 (no password)
+        workload=closed_loop(row, clients),
+    )
+
+
+def with_layout(
+    base: Scenario, layout: ParallelLayout, max_model_len: int, *, role: str, replicas: int
+) -> PoolSettings:
+    """Returns the pool of one side; the limits of an engine hold for each attention rank."""
+    share = layout.attention_data_parallel_size
+    budget = share * base.max_num_batched_tokens
+    engine = replace(
+        base.engine,
+        max_num_batched_tokens=budget,
+        max_num_seqs=share * base.engine.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    batching = PrefillOnly if role == "prefill" else DecodeOnly
+    return PoolSettings(
+        model=base.model,
+        hardware=base.hardware,
+        engine=engine,
+        batching=batching(max_num_batched_tokens=budget),
+        scheduling=base.scheduling,
+        caching=base.caching,
+        calibration=base.calibration,
+        latency=base.latency,
+        role=role,
+        replicas=replicas,
+        **settings_of(layout),
+    )
+
+
+def settings_of(layout: ParallelLayout) -> dict[str, Any]:
+    """Returns the sizes of a layout as settings of a replica."""
+    return {
+        "tensor_parallel_size": layout.tensor_parallel_size,
+        "pipeline_parallel_size": layout.pipeline_parallel_size,
+        "attention_data_parallel_size": layout.attention_data_parallel_size,
+        "expert_parallel_size": layout.expert_parallel_size,
+    }
+
+
+def layout_of(row: dict[str, Any], side: str, base: Scenario) -> ParallelLayout:
+    """Returns the layout of a worker of one side; a dense model has no experts, whatever the row says.
+
+    Some tables give the GPUs of a stage as tp_size and cut attention out of them: then moe_tp x moe_ep is
+    tp_size. Raises NotSimulatedError.
+    """
+    tensor, data = whole(row, f"{side}_tp_size"), given(row, f"{side}_attention_dp_size") or 1
+    pipeline = given(row, f"{side}_pp_size") or 1
+    slices, groups = given(row, f"{side}_moe_tp_size"), given(row, f"{side}_moe_ep_size")
+    if not base.model.has_experts:
+        groups = 1
+    elif slices is None and groups is None:
+        groups = tensor * data if data > 1 else 1
+    else:
+        slices, groups = slices or 1, groups or 1
+        if slices * groups != tensor * data:
+            if slices * groups != tensor or tensor % data:
+                raise NotSimulatedError(
+                    f"{side}_moe_tp_size={slices} x {side}_moe_ep_size={groups}: must be "
+                    f"{side}_tp_size={tensor} x {side}_attention_dp_size={data}"
+                )
+            tensor //= data
+    return ParallelLayout(
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        attention_data_parallel_size=data,
+        expert_parallel_size=groups,
+    )
+
+
+def workers_of(row: dict[str, Any], layouts: dict[str, ParallelLayout]) -> dict[str, int]:
+    """Returns the number of workers per side. Raises NotSimulatedError if the row's GPUs contradict it."""
+    workers = {side: given(row, f"{side}_num_workers") for side in layouts}
+    gpus = given(row, "gpus")
+    devices = {side: layout.num_devices for side, layout in layouts.items()}
+    if gpus is None:
+        return {side: count or USUAL_WORKERS[side] for side, count in workers.items()}
+    if workers["prefill"] is None and workers["decode"] is None:
+        workers["prefill"] = USUAL_WORKERS["prefill"]
+    for side, other in (("prefill", "decode"), ("decode", "prefill")):
+        if workers[side] is None:
+            workers[side] = max(0, gpus - (workers[other] or 0) * devices[other]) // devices[side]
+    counts = {side: count or 0 for side, count in workers.items()}
+    used = sum(counts[side] * devices[side] for side in layouts)
+    if used != gpus or not all(counts.values()):
+        raise NotSimulatedError(
+            f"gpus={gpus}: must be those of {counts['prefill']} x {devices['prefill']} for prefill and "
+            f"{counts['decode']} x {devices['decode']} for decode"
+        )
+    return counts
+
+
+def clients_of(row: dict[str, Any], decode: ParallelLayout, workers: int) -> int:
+    """Returns the requests in flight. Raises NotSimulatedError if no column tells them."""
+    if not pd.isna(row["concurrency"]):
+        return whole(row, "concurrency")
+    batch = given(row, "decode_batch_size")
+    if batch is None:
+        raise NotSimulatedError("concurrency and decode_batch_size are missing: one of them must be given")
+    return batch * decode.attention_data_parallel_size * workers
+
+
+def given(row: dict[str, Any], name: str) -> int | None:
+    """Returns a whole number of the row; None for an absent column, an empty cell and 0."""
+    value = row.get(name)
+    if pd.isna(value) or value == 0:
+        return None
+    return whole(row, name)
