@@ -156,6 +156,8 @@ def print_scores(
     credible = scored[~scored["id"].isin(list(impossible))]
     print_errors(errors_by_group(credible, kind.metrics, kind.groups), console)
     is_predicted = predicted["status"] == "ok"
+    if kind.unused is not None and (names := kind.unused(table)):
+        console.print(f"Columns of runs.csv that are not simulated: {', '.join(names)}", markup=False)
     for name in dict.fromkeys(str(name) for name in table.get("model", ())):
         if line := taken_for(name):
             console.print(line, highlight=False, soft_wrap=True, markup=False)

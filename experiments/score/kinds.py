@@ -26,6 +26,8 @@ class Kind(NamedTuple):
     predict: Callable[[dict[str, Any], LatencyLevel], dict[str, float]]
     rows: Callable[[pd.DataFrame, Path], pd.DataFrame] | None = None
     """Turns the table and its path into one row per prediction; None: the table has that form."""
+    unused: Callable[[pd.DataFrame], list[str]] | None = None
+    """Returns the columns of settings that no prediction uses."""
 
 
 KINDS = {
@@ -53,5 +55,6 @@ KINDS = {
         measured_requests.scenario_of,
         per_request.predict,
         per_request.by_run,
+        per_request.unused_settings,
     ),
 }

@@ -1,7 +1,7 @@
 """kind=requests: runs with the timestamps of every request; columns as in vllm_requests/requests.csv.gz.
 
 The arrivals are replayed open loop with the measured output lengths. The GPU, model and engine limits of each
-run are in runs.csv beside the table. If the table has prefix_block_ids (a number per full block of the
+run are in runs.csv beside the table (`experiments.study.vllm_runs`). If the table has prefix_block_ids (a number per full block of the
 prompt, equal for equal prefixes), the engine caches prefixes.
 """
 
@@ -14,6 +14,7 @@ import pandas as pd
 
 from experiments.study.measured_requests import scenario_of
 from experiments.study.measured_rows import simulated
+from experiments.study.vllm_runs import unused
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.levels.table_files import read_table_file
 from sim.settings.errors import ConfigError
@@ -44,6 +45,11 @@ def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
         row = {str(name): value for name, value in settings.loc[run].items()}
         rows.append({"id": run, "run": run, **row, **measured, "requests": requests})
     return pd.DataFrame(rows)
+
+
+def unused_settings(table: pd.DataFrame) -> list[str]:
+    """Returns the columns of runs.csv that no prediction uses."""
+    return unused(str(name) for name in table.columns if name not in METRICS)
 
 
 def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:

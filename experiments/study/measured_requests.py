@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from experiments.study.measured_rows import check_context, whole
-from experiments.study.presets import base_scenario
+from experiments.study.vllm_runs import given, vllm_scenario
 from hwmodels.levels.rooflines import LatencyLevel
-from policies.caching.prefix import PrefixCaching
 from policies.core.request import Segment
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
@@ -48,37 +47,22 @@ class Replayed:
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """Returns the scenario of a run's row in runs.csv. Raises NotSimulatedError or ValueError."""
-    base = base_scenario(row["model"], row["gpu"], "vllm")
     requests: pd.DataFrame = row["requests"]
-    limit = None if pd.isna(row["max_model_len"]) else whole(row, "max_model_len")
+    limit = whole(row, "max_model_len") if given(row, "max_model_len") else None
+    base = vllm_scenario(row, latency, limit)
     for prompt, output in zip(requests["input_tokens"], requests["output_tokens"], strict=True):
         check_context(int(prompt), int(output), base.model, limit)
-    engine = replace(
-        base.engine,
-        max_num_seqs=whole(row, "max_num_seqs"),
-        max_num_batched_tokens=whole(row, "max_num_batched_tokens"),
-        gpu_memory_utilization=float(row["gpu_memory_utilization"]),
-        max_model_len=limit,
-        num_kv_blocks=None if pd.isna(row["num_gpu_blocks"]) else whole(row, "num_gpu_blocks"),
-    )
-    caching, block_size = base.caching, base.caching.block_size
     block_ids: tuple[tuple[int, ...], ...] = ()
     if "prefix_block_ids" in requests:
-        block_size = base.caching.block_size if pd.isna(row.get("block_size")) else whole(row, "block_size")
-        caching = PrefixCaching(block_size=block_size)
         block_ids = tuple(block_ids_of(text) for text in requests["prefix_block_ids"])
     return replace(
         base,
-        latency=latency,
-        engine=engine,
-        caching=caching,
-        tensor_parallel_size=whole(row, "tp"),
         workload=Replayed(
             arrival_s=requests["arrival_s"].to_numpy(dtype=np.float64),
             prompt_tokens=requests["input_tokens"].to_numpy(dtype=np.int64),
             output_tokens=requests["output_tokens"].to_numpy(dtype=np.int64),
             block_ids=block_ids,
-            block_size=block_size,
+            block_size=base.caching.block_size,
         ),
     )
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
 from sim.settings.model_names import NamedModel, model_named
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
@@ -32,10 +33,10 @@ class NotSimulatedError(Exception):
 
 
 @lru_cache(maxsize=256)
-def base_scenario(model: str, gpu: str, engine: str) -> Scenario:
-    """Returns the default scenario of `windtunnel simulate` with choices named as in tables of measurements.
+def base_scenario(model: str, gpu: str, engine: str, overrides: tuple[str, ...] = ()) -> Scenario:
+    """Returns the scenario of `windtunnel simulate` with choices named as in tables of measurements.
 
-    Raises NotSimulatedError for a name without a preset.
+    overrides: further settings. Raises NotSimulatedError for a name without a preset or a wrong setting.
     """
     named = model_preset(model)
     choices = {
@@ -44,12 +45,11 @@ def base_scenario(model: str, gpu: str, engine: str) -> Scenario:
         "engine": preset("engine", engine),
     }
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
-    overrides = [f"{group}={choice}" for group, choice in choices.items()]
+    chosen = [f"{group}={choice}" for group, choice in choices.items()]
     if named.weights is not None:
-        overrides.append(f"model.weights={named.weights}")
-    cfg = source.compose([*overrides, "workload=offline_batch", "slo=none"])
+        chosen.append(f"model.weights={named.weights}")
     try:
-        return build_scenario(cfg)
+        return build_scenario(composed(source, [*chosen, "workload=offline_batch", "slo=none", *overrides]))
     except ConfigError as error:
         raise NotSimulatedError(str(error)) from error
 

@@ -57,6 +57,15 @@ LIMITS = {
 }
 """Columns of runs.csv, and the engine's settings that they contain."""
 
+SIZES = (
+    "replicas",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "attention_data_parallel_size",
+    "expert_parallel_size",
+)
+"""Settings that the columns tp, pp, dp and ep contain."""
+
 
 def differences(file: Path, run: str, scenario: Scenario, config: Mapping[str, Any]) -> list[str]:
     """Returns overrides for the recording's settings that differ from the simulated ones; none if unknown.
@@ -126,8 +135,9 @@ def _run_differences(row: dict[str, Any], scenario: Scenario) -> Iterator[str]:
         known = column in row and not pd.isna(row[column])
         if known and wanted != given:
             yield f"engine.{name}={wanted:g}"
-    if recorded.tensor_parallel_size != scenario.tensor_parallel_size:
-        yield f"tensor_parallel_size={recorded.tensor_parallel_size}"
+    for name in SIZES:
+        if (size := getattr(recorded, name)) != getattr(scenario, name):
+            yield f"{name}={size}"
     block_size = row.get("block_size")
     if block_size is not None and not pd.isna(block_size) and int(block_size) != scenario.caching.block_size:
         yield f"caching.block_size={int(block_size)}"

@@ -338,6 +338,8 @@ def test_replayed_requests_keep_their_times_and_lengths(tmp_path):
     ("run", "request_", "reason"),
     [
         ({"tp": 0.5}, {}, "tp=0.5: must be a whole number >= 1"),
+        ({"ep": 2}, {}, "ep=2: must be 1, because smollm2-135m has no experts"),
+        ({"enable_lora": True}, {}, "enable_lora=True: is not simulated; must be empty or false"),
         ({}, {"input_tokens": 9000}, "9,000 prompt tokens plus 6 output tokens: must be <= 8,192 in total"),
         ({"max_model_len": 50}, {}, "50 prompt tokens plus 6 output tokens: must be <= 50 in total"),
     ],
