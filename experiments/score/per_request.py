@@ -1,8 +1,8 @@
 """kind=requests: runs with the timestamps of every request; columns as in vllm_requests/requests.csv.gz.
 
-The arrivals are replayed open loop with the measured output lengths. The GPU, model and engine limits of each
-run are in runs.csv beside the table (`experiments.study.vllm_runs`). If the table has prefix_block_ids (a number per full block of the
-prompt, equal for equal prefixes), the engine caches prefixes.
+The arrivals are replayed open loop with the measured output lengths. The GPU, model and settings of each run
+are in runs.csv beside the table (`experiments.study.vllm_runs`). If the table has prefix_block_ids (a number
+per full block of the prompt, equal for equal prefixes), prompts share prefixes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Settings of a measured run of vLLM: from the columns of a table to the scenario of the engine.
 
-Columns are named as vLLM's options, in short where the tables are: tp, pp, dp, ep. A column that is missing or
-empty has vLLM's default. What cannot be simulated is refused with the reason; `unused` names columns of which
-this module knows nothing.
+Columns are named as vLLM's options, in short where the tables are: tp, pp, dp, ep. A column that is missing
+or empty has vLLM's default. What cannot be simulated is refused with the reason; `unused` names columns of
+which this module knows nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NOT_SIMULATED = {
 """Columns of options that are not simulated, and their values without effect, in lower case."""
 
 WITHOUT_EFFECT = ("run", "gpu", "model", "vllm", "requests", "seed", "id")
-"""Columns that say which run it is. All versions of the tables schedule asynchronously (vLLM 0.14 and later)."""
+"""Columns that say which run it is; whatever its version, it has the profile of vLLM 0.14 and later."""
 
 
 def vllm_scenario(row: Row, latency: LatencyLevel, max_model_len: int | None) -> Scenario:
