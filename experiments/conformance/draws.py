@@ -148,6 +148,8 @@ def draw_batching(tick_s: float) -> st.SearchStrategy[Any]:
             max_num_batched_tokens=budget,
             capacity_scheduler_policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
             enable_chunked_context=st.booleans(),
+            batch_wait_timeout_iters=st.integers(0, 5),
+            batch_wait_max_tokens_ratio=st.sampled_from([0.0, 0.5, 1.0]),
         )
         | st.builds(Slots, n_parallel=size, n_batch=st.integers(8, 64))
     )

@@ -7,12 +7,13 @@ nominal ones; for other sources the inputs are nominal, and the outputs drawn li
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from experiments.score.engine_versions import engine_of
+from experiments.score.recipes import Recipe, recipe_of
 from experiments.study.measured_rows import check_context, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.iterations.layout import ParallelLayout
@@ -50,14 +51,8 @@ REQUESTS_PER_CLIENT = 10
 OWN_FORMATS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4"}
 """Models whose experts exist in one number format only, whatever label a table gives them."""
 
-DEFAULT_BATCHED_TOKENS = {("nvidia-lab", "vllm"): 2048}
-"""Token budget by source and engine, where it was not the profile's; the measured TTFT shows it."""
-
 IN_STEP = {("nvidia-lab", "sglang", "0.5.1.post1")}
 """Sources, engines and versions whose outputs all had the nominal length, so that clients stay in step."""
-
-SYNCHRONOUS_BEFORE = {"vllm": ((0, 14), "vllm_sync"), "trtllm": ((1, 1), "tensorrt_llm_1_0")}
-"""By engine: the version from which the profile of its name holds, and the profile for older ones."""
 
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
@@ -71,7 +66,8 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     if gpus % devices:
         raise NotSimulatedError(f"gpus={gpus}: must be a multiple of {devices}, the GPUs of one replica")
     share = layout.attention_data_parallel_size
-    budget = share * DEFAULT_BATCHED_TOKENS.get((row["source"], row["backend"]), base.max_num_batched_tokens)
+    recipe = recipe_of(row)
+    budget = share * (recipe.max_num_batched_tokens or base.max_num_batched_tokens)
     engine = replace(
         base.engine,
         max_num_batched_tokens=budget,
@@ -83,7 +79,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         latency=latency,
         model=model,
         engine=engine,
-        batching=with_budget(base.batching, budget),
+        batching=configured(base.batching, budget, recipe),
         replicas=gpus // devices,
         workload=closed_loop(row, clients),
         tensor_parallel_size=layout.tensor_parallel_size,
@@ -113,23 +109,15 @@ def closed_loop(row: dict[str, Any], clients: int) -> Synthetic:
     )
 
 
-def with_budget(batching: Batching, max_num_batched_tokens: int) -> Batching:
-    """Returns the policy with this budget; the policies of all engines in these tables have one."""
+def configured(batching: Batching, max_num_batched_tokens: int, recipe: Recipe) -> Batching:
+    """Returns the policy with this budget (all engines of these tables have one) and the recipe's wait."""
+    settings: dict[str, Any] = {"max_num_batched_tokens": max_num_batched_tokens}
+    if recipe.batch_wait_timeout_iters:
+        settings["batch_wait_timeout_iters"] = recipe.batch_wait_timeout_iters
+        settings["batch_wait_max_tokens_ratio"] = recipe.batch_wait_max_tokens_ratio
     policy: Any = batching
-    limited: Batching = replace(policy, max_num_batched_tokens=max_num_batched_tokens)
-    return limited
-
-
-def engine_of(row: dict[str, Any]) -> str:
-    """Returns the engine profile of the row's version; without one (InferenceMAX, 2025) an older profile."""
-    engine = str(row["backend"])
-    if engine not in SYNCHRONOUS_BEFORE:
-        return engine
-    since, older = SYNCHRONOUS_BEFORE[engine]
-    found = re.match(r"(\d+)\.(\d+)", str(row.get("backend_version")))
-    if engine == "trtllm" and not found:
-        return engine
-    return engine if found and (int(found[1]), int(found[2])) >= since else older
+    changed: Batching = replace(policy, **settings)
+    return changed
 
 
 def lengths_of(row: dict[str, Any]) -> Lengths:

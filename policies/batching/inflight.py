@@ -10,15 +10,20 @@ capacity_scheduler_policy:
   ever preempted. If requests have no max_tokens, few of them run at a time.
 - max_utilization: a request is admitted if its prompt fits now. When KV memory runs out, the sequence of
   largest rank is preempted ("paused") and recomputed later.
-Not modelled: context_chunking_policy=EQUAL_PROGRESS (chunks are given first come, first served), and
-reservations that count shared blocks of a prefix cache once.
-Horizon: the plan repeats until something changes. A split prompt gets chunks of the same size until the rest
-fits: for (remaining tokens of the prompt - remaining budget) / chunk size iterations, rounded up.
+Batch waiting (off by default): while sequences decode, prompts wait until decodes and prompts together have
+batch_wait_max_tokens_ratio of the budget, or for batch_wait_timeout_iters iterations. Prompts then run in
+fewer and larger iterations, and each waits longer for its first token.
+Not modelled: context_chunking_policy=EQUAL_PROGRESS (chunks are given first come, first served),
+reservations that count shared blocks of a prefix cache once, and waiting prompts without room in KV, which
+count towards the ratio here.
+Horizon: the plan repeats until something changes, or until batch waiting ends. A split prompt gets chunks of
+the same size until the rest fits: for (remaining tokens of the prompt - remaining budget) / chunk size
+iterations, rounded up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
@@ -37,6 +42,12 @@ class InFlight:
     """Capacity policy: guaranteed_no_evict or max_utilization."""
     enable_chunked_context: bool = True
     """Whether prompts are split into chunks that fit the remaining budget."""
+    batch_wait_timeout_iters: int = 0
+    """Maximum number of decode iterations that prompts wait for others; 0: they do not wait."""
+    batch_wait_max_tokens_ratio: float = 0.0
+    """Share of the budget that decodes and prompts must have to end the wait; 0: prompts do not wait."""
+    _wait: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """since: the iteration in which the current wait began."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
@@ -45,6 +56,12 @@ class InFlight:
             raise ValueError(
                 f"capacity_scheduler_policy={self.capacity_scheduler_policy}: must be "
                 f"{' or '.join(CAPACITY_SCHEDULER_POLICIES)}"
+            )
+        if self.batch_wait_timeout_iters < 0:
+            raise ValueError(f"batch_wait_timeout_iters={self.batch_wait_timeout_iters}: must be >= 0")
+        if not 0 <= self.batch_wait_max_tokens_ratio <= 1:
+            raise ValueError(
+                f"batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio}: must be >= 0 and <= 1"
             )
 
     @property
@@ -56,6 +73,11 @@ class InFlight:
         """Gives the budget to decodes, prompts in prefill and new ones, if the capacity policy allows."""
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
+        if self.batch_wait_timeout_iters and self.batch_wait_max_tokens_ratio:
+            num_iterations = self._iterations_to_wait(view, step)
+            if num_iterations:
+                step.repeat(num_iterations)
+                return
         for seq in view.prefilling:
             num_left = seq.num_uncomputed
             num_tokens = self._chunk(num_left, step, view.block_size, has_begun=True)
@@ -78,6 +100,29 @@ class InFlight:
                 break
             _close(step, num_left, num_tokens)
         step.repeat()
+
+    def _iterations_to_wait(self, view: StepView, step: StepBuilder) -> int:
+        """Returns for how many iterations, this one with its decodes included, prompts wait for others."""
+        may_wait = step.num_tokens > 0 and (view.prefilling or view.num_waiting)
+        if not may_wait or self._enough_tokens(view, step):
+            self._wait.clear()
+            return 0
+        since = self._wait.setdefault("since", view.num_iterations)
+        num_left = self.batch_wait_timeout_iters - (view.num_iterations - since)
+        if num_left <= 0:
+            self._wait.clear()
+            return 0
+        return num_left
+
+    def _enough_tokens(self, view: StepView, step: StepBuilder) -> bool:
+        """Returns whether decodes and prompts together have the share of the budget that ends the wait."""
+        num_missing = self.batch_wait_max_tokens_ratio * self.max_num_batched_tokens - step.num_tokens
+        for seqs in (view.prefilling, view.waiting):
+            for seq in seqs:
+                if num_missing <= 0:
+                    return True
+                num_missing -= seq.num_uncomputed
+        return num_missing <= 0
 
     def _chunk(self, num_left: int, step: StepBuilder, block_size: int, *, has_begun: bool) -> int:
         """Returns how many of a prompt's num_left remaining tokens are computed in this step."""

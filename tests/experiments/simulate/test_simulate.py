@@ -159,6 +159,7 @@ BATCHING_OF_ENGINE = {
     "static": "Static",
     "tensorrt_llm": "InFlight",
     "tensorrt_llm_1_0": "InFlight",
+    "tensorrt_llm_1_1": "InFlight",
     "tgi": "Tgi",
     "vllm_v0": "PrefillFirst",
 }

@@ -38,6 +38,9 @@ BY_NAME = {
     "inflight, max_utilization": InFlight(
         max_num_batched_tokens=BUDGET, capacity_scheduler_policy="max_utilization"
     ),
+    "inflight, waiting": InFlight(
+        max_num_batched_tokens=BUDGET, batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=0.9
+    ),
     "slots": Slots(n_parallel=3, n_batch=BUDGET),
 }
 every_policy = pytest.mark.parametrize("name", BY_NAME)

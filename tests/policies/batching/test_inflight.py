@@ -3,6 +3,7 @@
 import pytest
 
 from policies.batching.inflight import InFlight
+from policies.core.plan import StepOutcome
 
 A, B, C = range(3)
 
@@ -75,6 +76,66 @@ def test_without_chunked_context_a_prompt_waits_until_it_fits_whole(make_core, m
         core.add(make_request(request_id, prompt), stop_after=answer)
     assert run_step(core)[0] == {A: 6}
     assert run_step(core)[0] == {A: 1, B: 6, C: 1}
+
+
+def waiting_core(make_core, make_request):
+    """Returns a core with budget 10 in which A decodes and B, a prompt of 4, has just arrived."""
+    policy = InFlight(
+        max_num_batched_tokens=10,
+        capacity_scheduler_policy="max_utilization",
+        batch_wait_timeout_iters=3,
+        batch_wait_max_tokens_ratio=0.9,
+    )
+    core = make_core(batching=policy)
+    core.add(make_request(A, 2), stop_after=20)
+    core.commit(core.plan(0.0), StepOutcome(1), 0.0)
+    core.add(make_request(B, 4), stop_after=20)
+    return core
+
+
+def test_a_prompt_waits_for_others_until_the_timeout(make_core, make_request, run_step):
+    """Decode and prompt have 5 of 10 tokens, less than 90 %, so the prompt waits for three iterations."""
+    core = waiting_core(make_core, make_request)
+    assert [run_step(core)[0] for _ in range(5)] == [{A: 1}, {A: 1}, {A: 1}, {A: 1, B: 4}, {A: 1, B: 1}]
+
+
+def test_batch_waiting_is_leapt_over(make_core, make_request):
+    assert waiting_core(make_core, make_request).plan(0.0).horizon == 3
+
+
+def test_batch_waiting_ends_when_the_prompts_fill_their_share(make_core, make_request, run_step):
+    core = waiting_core(make_core, make_request)
+    assert run_step(core)[0] == {A: 1}
+    core.add(make_request(C, 4), stop_after=1)
+    assert run_step(core)[0] == {A: 1, B: 4, C: 4}, "9 of 10 tokens"
+
+
+def test_a_new_wait_lasts_as_long_as_the_first(make_core, make_request, run_step):
+    core = waiting_core(make_core, make_request)
+    for _ in range(4):
+        run_step(core)
+    core.add(make_request(C, 4), stop_after=1)
+    steps = [run_step(core)[0] for _ in range(4)]
+    assert [C in step for step in steps] == [False, False, False, True]
+
+
+def test_prompts_do_not_wait_where_none_decodes(make_core, make_request, run_step):
+    policy = InFlight(batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=0.9)
+    core = make_core(batching=policy)
+    core.add(make_request(A, 4), stop_after=1)
+    assert run_step(core)[0] == {A: 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_wait_timeout_iters": -1}, "batch_wait_timeout_iters=-1: must be >= 0"),
+        ({"batch_wait_max_tokens_ratio": 1.5}, "batch_wait_max_tokens_ratio=1.5: must be >= 0 and <= 1"),
+    ],
+)
+def test_rejects_impossible_batch_waits(settings, message):
+    with pytest.raises(ValueError, match=message):
+        InFlight(**settings)
 
 
 def test_rejects_an_unknown_capacity_scheduler():

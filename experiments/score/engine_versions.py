@@ -1,0 +1,57 @@
+"""Maps an engine's version in a table of measurements to the engine profile that holds for it.
+
+A row without a version (runs of InferenceMAX in 2025), or with the name of a build (gpt-oss-dev), gets the
+profile of the release that was current on the day of the measurement, or on the day in the build's name
+(nightly-dev-20260216). Without a day it gets the profile with the engine's name, which is the newest.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+
+class Since(NamedTuple):
+    """A profile that holds from a version on, and from the day when benchmarks began to use that version."""
+
+    version: tuple[int, int]
+    day: str
+    profile: str
+
+
+PROFILES = {
+    "vllm": (
+        Since((0, 0), "", "vllm_sync"),
+        Since((0, 14), "2026-02-01", "vllm"),
+    ),
+    "trtllm": (
+        Since((0, 0), "", "tensorrt_llm_1_0"),
+        Since((1, 1), "2025-09-15", "tensorrt_llm_1_1"),
+        Since((1, 2), "2025-12-15", "tensorrt_llm"),
+    ),
+}
+"""By engine, oldest first. Days: those on which InferenceMAX first ran an image of that version."""
+
+
+def engine_of(row: dict[str, Any]) -> str:
+    """Returns the engine profile of the row; engines without versions here have one profile."""
+    engine, version = str(row["backend"]), row.get("backend_version")
+    profiles = PROFILES.get(engine)
+    if profiles is None:
+        return engine
+    found = re.match(r"(\d+)\.(\d+)", str(version))
+    if found:
+        number = int(found[1]), int(found[2])
+        return [entry.profile for entry in profiles if entry.version <= number][-1]
+    day = measured_day(str(version), row.get("measured_date"))
+    return [entry.profile for entry in profiles if day is None or entry.day <= day][-1]
+
+
+def measured_day(version: str, measured: Any) -> str | None:
+    """Returns the day in the name of a build, such as -20260216-, else the day of the measurement."""
+    found = re.search(r"(?<!\d)(20\d\d)([01]\d)([0-3]\d)(?!\d)", version)
+    if found:
+        return "-".join(found.groups())
+    return None if measured is None or pd.isna(measured) else str(measured)[:10]

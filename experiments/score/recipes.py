@@ -1,0 +1,56 @@
+"""Settings with which benchmarks started engines, where they differ from the engine profile's.
+
+No column of the silicon table states them. InferenceMAX publishes the scripts that start its servers
+(github.com/SemiAnalysisAI/InferenceX, Apache-2.0; `benchmarks/` as of the day of a run). For TensorRT-LLM:
+
+- Llama 70B: max_num_tokens 16,384. With 1,024 prompt and 1,024 output tokens on fewer than 8 GPUs prompts
+  wait for others: batch_wait_timeout_iters 20, batch_wait_max_tokens_ratio 0.9.
+- DeepSeek-R1: max_num_tokens is the sum of clients, prompt length and 64, rounded up to a multiple of 64;
+  since 2026-01-29 at least 8,192. Since then batches wait (40 iterations, ratio 0.8) in FP8 on B200 with
+  1,024 and 1,024 tokens and 64 clients or more.
+- gpt-oss: max_num_tokens 20,000.
+
+The budget of the lab runs of vLLM is not published; the measured TTFT shows 2,048.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+
+class Recipe(NamedTuple):
+    """Settings of the engine and of its batching policy; the defaults change nothing."""
+
+    max_num_batched_tokens: int | None = None
+    """Token budget of an iteration, per rank of attention data parallelism; None: the profile's."""
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
+
+
+def recipe_of(row: dict[str, Any]) -> Recipe:
+    """Returns the settings of the row's benchmark."""
+    source, engine, model = row["source"], row["backend"], str(row["model"])
+    if (source, engine) == ("nvidia-lab", "vllm"):
+        return Recipe(2048)
+    if (source, engine) != ("inferencemax", "trtllm"):
+        return Recipe()
+    short = row["isl"] == row["osl"] == 1024
+    if model.startswith("llama"):
+        return Recipe(16_384, 20, 0.9) if short and row["tp_size"] < 8 else Recipe(16_384)
+    if model.startswith("gpt-oss"):
+        return Recipe(20_000)
+    if model.startswith("deepseek"):
+        return deepseek_recipe(row, short)
+    return Recipe()
+
+
+def deepseek_recipe(row: dict[str, Any], short: bool) -> Recipe:
+    """Returns the settings of DeepSeek-R1; short: prompts and outputs of 1,024 tokens."""
+    budget = -(-int(row["concurrency"] + row["isl"] + 64) // 64) * 64
+    day = row.get("measured_date")
+    if pd.isna(day) or str(day) < "2026-01-29":
+        return Recipe(budget)
+    waits = short and row["gpu"] == "b200_sxm" and row["weights"] == "fp8" and row["concurrency"] >= 64
+    return Recipe(max(budget, 8192), 40, 0.8) if waits else Recipe(max(budget, 8192))

@@ -1,0 +1,50 @@
+"""Engine profiles by version, by day, and without either."""
+
+import pytest
+
+from experiments.score.engine_versions import PROFILES, engine_of
+from sim.settings.config_groups import CONFIG_DIR, find_groups
+
+
+def profile(engine, version=None, day=None):
+    return engine_of({"backend": engine, "backend_version": version, "measured_date": day})
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("1.0.0rc3", "tensorrt_llm_1_0"),
+        ("1.1.0rc2.post2", "tensorrt_llm_1_1"),
+        ("1.2.0rc6.post1", "tensorrt_llm"),
+        ("1.10.0", "tensorrt_llm"),
+    ],
+)
+def test_a_version_gets_the_newest_profile_that_is_not_newer(version, expected):
+    assert profile("trtllm", version) == expected
+
+
+def test_without_a_version_the_day_of_the_measurement_decides():
+    assert profile("trtllm", None, "2025-10-29") == "tensorrt_llm_1_1"
+    assert profile("trtllm", "gpt-oss-dev", "2026-01-07") == "tensorrt_llm"
+    assert profile("vllm", float("nan"), "2025-10-29") == "vllm_sync"
+
+
+def test_the_day_in_a_builds_name_overrides_that_of_the_measurement():
+    assert profile("vllm", "nightly-dev-20260216-d3bae71e", "2025-10-29") == "vllm"
+
+
+def test_without_version_and_day_the_profile_has_the_engines_name():
+    assert profile("trtllm") == "tensorrt_llm"
+    assert profile("vllm") == "vllm"
+
+
+def test_an_engine_without_versions_keeps_its_name():
+    assert profile("sglang", "0.5.9") == "sglang"
+
+
+def test_every_profile_exists_and_the_days_ascend():
+    known = {choice.name for choice in find_groups([CONFIG_DIR])["engine"]}
+    for entries in PROFILES.values():
+        assert {entry.profile for entry in entries} <= known
+        assert list(entries) == sorted(entries)
+        assert [entry.day for entry in entries] == sorted(entry.day for entry in entries)

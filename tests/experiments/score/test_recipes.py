@@ -1,0 +1,62 @@
+"""Settings of published benchmarks, and their way into the scenario of a row."""
+
+import pytest
+
+from experiments.score.recipes import Recipe, recipe_of
+from experiments.score.silicon import scenario_of
+from hwmodels.levels.rooflines import Spec
+
+ROW = {
+    "source": "inferencemax",
+    "backend": "trtllm",
+    "backend_version": None,
+    "model": "llama-3.1-70b",
+    "gpu": "h200_sxm",
+    "weights": "fp8",
+    "moe_weights": None,
+    "mode": "agg",
+    "isl": 1024,
+    "osl": 1024,
+    "concurrency": 8,
+    "tp_size": 4,
+    "pp_size": 1,
+    "attention_dp_size": 1,
+    "moe_tp_size": 1,
+    "moe_ep_size": 1,
+    "gpus": 4,
+    "measured_date": "2025-10-29",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Recipe(16_384, 20, 0.9)),
+        ({"tp_size": 8}, Recipe(16_384)),
+        ({"osl": 8192}, Recipe(16_384)),
+        ({"source": "nvidia-lab"}, Recipe()),
+        ({"source": "nvidia-lab", "backend": "vllm"}, Recipe(2048)),
+        ({"model": "gpt-oss-120b"}, Recipe(20_000)),
+        ({"model": "qwen3.5-397b-a17b"}, Recipe()),
+        ({"model": "deepseek-r1"}, Recipe(1152)),
+        ({"model": "deepseek-r1", "isl": 8192, "measured_date": "2026-02-03"}, Recipe(8320)),
+        ({"model": "deepseek-r1", "measured_date": "2026-02-03"}, Recipe(8192)),
+    ],
+)
+def test_recipes_are_those_of_the_published_scripts(changes, expected):
+    """DeepSeek-R1: 8 clients + 1,024 + 64 = 1,096, rounded up to a multiple of 64: 1,152."""
+    assert recipe_of({**ROW, **changes}) == expected
+
+
+def test_deepseek_in_fp8_on_b200_waits_from_64_clients_on():
+    row = {**ROW, "model": "deepseek-r1", "gpu": "b200_sxm", "measured_date": "2026-02-05"}
+    assert recipe_of({**row, "concurrency": 64}) == Recipe(8192, 40, 0.8)
+    assert recipe_of({**row, "concurrency": 32}) == Recipe(8192)
+    assert recipe_of({**row, "concurrency": 64, "weights": "nvfp4"}) == Recipe(8192)
+
+
+def test_a_recipe_reaches_the_engine_and_its_policy():
+    scenario = scenario_of(ROW, Spec())
+    batching = scenario.batching
+    assert scenario.engine.max_num_batched_tokens == batching.max_num_batched_tokens == 16_384
+    assert (batching.batch_wait_timeout_iters, batching.batch_wait_max_tokens_ratio) == (20, 0.9)
