@@ -6,7 +6,6 @@ row leaves out is assumed:
     num_workers     so many that the sides have the row's `gpus`; without these, one prefill worker and five
                     decode workers, the medians of InferenceX's published configurations (nvidia-master.yaml,
                     2026-03) that have no attention data parallelism on the decode side
-    moe_tp, moe_ep  experts are distributed if attention is data parallel, as engines recommend, else sliced
     concurrency     the decode batch size of all ranks of all decode workers
 """
 
@@ -17,6 +16,8 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.score.engine_versions import engine_of
+from experiments.score.layouts import given, layout_of
 from experiments.score.silicon import closed_loop, model_of
 from experiments.study.measured_rows import check_context, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
@@ -31,13 +32,16 @@ from sim.transfer.kv_transfers import KvTransferSettings
 USUAL_WORKERS = {"prefill": 1, "decode": 5}
 """Numbers of workers that are assumed for a row without any."""
 
+DYNAMO_FRONTEND_S = 80e-3
+"""HTTP, tokenisation and routing in Dynamo, as in the profile tensorrt_llm_1_0, set on runs behind it."""
+
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """Returns the scenario of a row. Raises NotSimulatedError, or ValueError for a layout that cannot be."""
     prompt, output = whole(row, "isl"), whole(row, "osl")
-    base = base_scenario(row["model"], row["gpu"], str(row["backend"]))
+    base = behind_dynamo(base_scenario(row["model"], row["gpu"], engine_in_dynamo(row)))
     check_context(prompt, output, base.model)
-    layouts = {side: layout_of(row, side, base) for side in USUAL_WORKERS}
+    layouts = {side: layout_of(row, base, f"{side}_").layout for side in USUAL_WORKERS}
     workers = workers_of(row, layouts)
     whole_base = replace(base, latency=latency, model=model_of(row, base))
     longest = min(base.model.max_position_embeddings, prompt + output + 256)
@@ -54,6 +58,21 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         kv_transfer=KvTransferSettings(first_token_at="decode"),  # nosec B106 (no password)
         workload=closed_loop(row, clients),
     )
+
+
+def engine_in_dynamo(row: dict[str, Any]) -> str:
+    """Returns the engine profile; versions 0.x under trtllm are those of Dynamo's runtime.
+
+    The engine in it is then the release of the day of the measurement.
+    """
+    is_runtime = row["backend"] == "trtllm" and str(row.get("backend_version")).startswith("0.")
+    return engine_of({**row, "backend_version": None} if is_runtime else row)
+
+
+def behind_dynamo(base: Scenario) -> Scenario:
+    """Returns the engine's scenario with the frontend of Dynamo, unless its own is slower."""
+    frontend_s = max(DYNAMO_FRONTEND_S, base.engine.frontend_s)
+    return replace(base, engine=replace(base.engine, frontend_s=frontend_s))
 
 
 def with_layout(
@@ -94,36 +113,6 @@ def settings_of(layout: ParallelLayout) -> dict[str, Any]:
     }
 
 
-def layout_of(row: dict[str, Any], side: str, base: Scenario) -> ParallelLayout:
-    """Returns the layout of a worker of one side; a dense model has no experts, whatever the row says.
-
-    Some tables give the GPUs of a stage as tp_size and cut attention out of them: then moe_tp x moe_ep is
-    tp_size. Raises NotSimulatedError.
-    """
-    tensor, data = whole(row, f"{side}_tp_size"), given(row, f"{side}_attention_dp_size") or 1
-    pipeline = given(row, f"{side}_pp_size") or 1
-    slices, groups = given(row, f"{side}_moe_tp_size"), given(row, f"{side}_moe_ep_size")
-    if not base.model.has_experts:
-        groups = 1
-    elif slices is None and groups is None:
-        groups = tensor * data if data > 1 else 1
-    else:
-        slices, groups = slices or 1, groups or 1
-        if slices * groups != tensor * data:
-            if slices * groups != tensor or tensor % data:
-                raise NotSimulatedError(
-                    f"{side}_moe_tp_size={slices} x {side}_moe_ep_size={groups}: must be "
-                    f"{side}_tp_size={tensor} x {side}_attention_dp_size={data}"
-                )
-            tensor //= data
-    return ParallelLayout(
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=pipeline,
-        attention_data_parallel_size=data,
-        expert_parallel_size=groups,
-    )
-
-
 def workers_of(row: dict[str, Any], layouts: dict[str, ParallelLayout]) -> dict[str, int]:
     """Returns the number of workers per side. Raises NotSimulatedError if the row's GPUs contradict it."""
     workers = {side: given(row, f"{side}_num_workers") for side in layouts}
@@ -154,11 +143,3 @@ def clients_of(row: dict[str, Any], decode: ParallelLayout, workers: int) -> int
     if batch is None:
         raise NotSimulatedError("concurrency and decode_batch_size are missing: one of them must be given")
     return batch * decode.attention_data_parallel_size * workers
-
-
-def given(row: dict[str, Any], name: str) -> int | None:
-    """Returns a whole number of the row; None for an absent column, an empty cell and 0."""
-    value = row.get(name)
-    if pd.isna(value) or value == 0:
-        return None
-    return whole(row, name)

@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 
 from experiments.score.engine_versions import engine_of
+from experiments.score.layouts import layout_of
 from experiments.score.recipes import Recipe, recipe_of
 from experiments.study.measured_rows import check_context, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
-from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
 from policies.batching import Batching
@@ -60,8 +60,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     clients, prompt, output = (whole(row, name) for name in ("concurrency", "isl", "osl"))
     base = base_scenario(row["model"], row["gpu"], engine_of(row))
     check_context(prompt, output, base.model)
-    model, layout = model_of(row, base), layout_of(row, base)
-    devices = layout.num_devices
+    model, (layout, devices) = model_of(row, base), layout_of(row, base)
     gpus = devices if pd.isna(row["gpus"]) else whole(row, "gpus")
     if gpus % devices:
         raise NotSimulatedError(f"gpus={gpus}: must be a multiple of {devices}, the GPUs of one replica")
@@ -131,23 +130,6 @@ def lengths_of(row: dict[str, Any]) -> Lengths:
     if (row["source"], row["backend"], row.get("backend_version")) in IN_STEP:
         answers = Fixed(value=row["osl"])
     return Lengths(prompt_tokens=Fixed(value=row["isl"]), output_tokens=answers)
-
-
-def layout_of(row: dict[str, Any], base: Scenario) -> ParallelLayout:
-    """Returns the row's layout; a dense model has no experts, whatever the row says."""
-    tensor, pipeline, data = (whole(row, name) for name in ("tp_size", "pp_size", "attention_dp_size"))
-    expert = whole(row, "moe_ep_size") if base.model.has_experts else 1
-    if base.model.has_experts and whole(row, "moe_tp_size") * expert != tensor * data:
-        raise NotSimulatedError(
-            f"moe_tp_size={row['moe_tp_size']} x moe_ep_size={expert}: must be "
-            f"tp_size={tensor} x attention_dp_size={data}"
-        )
-    return ParallelLayout(
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=pipeline,
-        attention_data_parallel_size=data,
-        expert_parallel_size=expert,
-    )
 
 
 def checkpoint_format(label: Any, base: Scenario) -> str | None:

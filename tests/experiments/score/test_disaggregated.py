@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.score.disaggregated import USUAL_WORKERS
+from experiments.score.disaggregated import USUAL_WORKERS, engine_in_dynamo
 from experiments.score.modes import predict, scenario_of
 from experiments.score.predictions import predict_row
 from experiments.study.presets import NotSimulatedError
@@ -44,6 +44,18 @@ def test_each_side_has_its_layout_and_its_workers():
 
 def test_the_first_token_waits_for_the_decode_worker():
     assert scenario().kv_transfer.first_token_at == "decode"
+
+
+def test_requests_pass_the_frontend_of_dynamo():
+    assert {pool.engine.frontend_s for pool in scenario(backend="trtllm").pools.values()} == {0.08}
+    assert {pool.engine.frontend_s for pool in scenario(backend="sglang").pools.values()} == {0.25}
+
+
+def test_versions_of_the_runtime_are_none_of_the_engine():
+    row = {"backend": "trtllm", "backend_version": "0.8.1.post1", "measured_date": "2026-01-29"}
+    assert engine_in_dynamo(row) == "tensorrt_llm"
+    assert engine_in_dynamo({**row, "backend_version": "1.0.0"}) == "tensorrt_llm_1_0"
+    assert engine_in_dynamo({"backend": "vllm", "backend_version": "0.12.0"}) == "vllm_sync"
 
 
 def test_workers_follow_from_the_gpus():
