@@ -56,7 +56,7 @@ def fit_calibration(
         if capability is None:
             raise ConfigError(
                 "compute_capability: cannot be inferred from rows of mla and moe alone; "
-                "give compute_capability=sm80, sm90, sm100 or sm120"
+                "give compute_capability=sm80, sm89, sm90, sm100 or sm120"
             )
         return capability
 

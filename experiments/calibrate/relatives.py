@@ -64,8 +64,11 @@ def known_calibrations() -> dict[str, Calibration]:
     """Returns the calibrations of all hardware presets that were measured, by preset."""
     groups = find_groups([CONFIG_DIR])
     hardware = {choice.name for choice in groups["hardware"]}
+    both = {choice.name: composed(choice.name) for choice in groups["calibration"] if choice.name in hardware}
     return {
-        choice.name: composed(choice.name)[1] for choice in groups["calibration"] if choice.name in hardware
+        name: calibration
+        for name, (device, calibration) in both.items()
+        if calibration.measured_on == device.name
     }
 
 

@@ -69,6 +69,7 @@ vLLM's modules were timed this way, except on B200; it adds 30 to 60 us to batch
 """
 VLLM_ELEMENTWISE = {
     "sm80": CHAINED_PORTABLE,
+    "sm89": CHAINED_PORTABLE,
     "sm90": CHAINED,
     "sm100": FUSED,
     "sm120": CHAINED_PORTABLE,

@@ -103,7 +103,7 @@ class AttentionCurve:
     """
 
     compute_capability: str = "sm90"
-    """Compute capability, which decides the kernels: sm80, sm90, sm100, or sm120 (also for Ada, sm89)."""
+    """Compute capability, which decides the kernels: sm80, sm89, sm90, sm100, or sm120."""
     decode_start_s: float = 9.5e-6
     """Seconds of a call with few short sequences: launch, start and drain."""
     decode_item_s: float = 3.65e-6

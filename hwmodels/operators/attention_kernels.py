@@ -55,7 +55,7 @@ FLASH_ATTENTION_2 = DecodeKernels(
 )
 """vLLM on sm80. beside_prefill: layers timed inside vLLM on RTX 4090 and RTX PRO 6000, 1.2 to 2.2."""
 FLASH_ATTENTION_2_SM120 = replace(FLASH_ATTENTION_2, item=1.45, fixed_share=1.0, max_splits=32)
-"""vLLM on sm120: half the shared memory, so fewer concurrent items per SM."""
+"""vLLM on sm89 and sm120: 100 KiB of shared memory per SM, so fewer concurrent items."""
 FLASH_ATTENTION_3 = DecodeKernels(merge_s=2.5e-6, overlap=0.85, window_tiles=1.6)
 """Decode kernels of vLLM on sm90."""
 FLASH_ATTENTION_3_FP8 = replace(
@@ -63,7 +63,7 @@ FLASH_ATTENTION_3_FP8 = replace(
 )
 """Decode kernels of vLLM on sm90 over fp8 keys and values, which they transpose and scale on load."""
 FLASHINFER_FP8 = DecodeKernels(start=1.35, max_splits=75)
-"""Decode kernels of vLLM on sm120 over fp8 keys and values."""
+"""Decode kernels of vLLM on sm89 and sm120 over fp8 keys and values."""
 TRTLLM_GEN = DecodeKernels(item=0.5, group_share=0.3)
 """Decode kernels of vLLM on sm100, through FlashInfer."""
 TRTLLM_GEN_FP8 = replace(TRTLLM_GEN, item=0.4)
@@ -151,6 +151,8 @@ FMHA_SM100_FP8_PREFILL = replace(FMHA_SM100_PREFILL, flops=1.06, kv_passes=0.75)
 FMHA_SM120_PREFILL = PrefillKernels(
     start=1.1, flops=0.53, tile=1.65, tile_fixed_share=0.0, kv_passes=1.7, chain=0.46, window_keys=80.0
 )
+FMHA_SM89_FP8_PREFILL = replace(FMHA_SM120_PREFILL, flops=0.78, kv_passes=0.8)
+"""In fp8 arithmetic, from which sm89 gains what sm90 does; no row measures it."""
 
 
 class Kernels(NamedTuple):
@@ -167,6 +169,9 @@ KERNELS = {
     ("vllm", "sm80"): Kernels(
         FLASH_ATTENTION_2, FLASH_ATTENTION_2, FLASH_ATTENTION_2_PREFILL, FLASH_ATTENTION_2_PREFILL
     ),
+    ("vllm", "sm89"): Kernels(
+        FLASH_ATTENTION_2_SM120, FLASHINFER_FP8, FLASH_ATTENTION_2_SM120_PREFILL, FLASHINFER_FP8_PREFILL
+    ),
     ("vllm", "sm90"): Kernels(
         FLASH_ATTENTION_3, FLASH_ATTENTION_3_FP8, FLASH_ATTENTION_3_PREFILL, FLASH_ATTENTION_3_FP8_PREFILL
     ),
@@ -175,10 +180,14 @@ KERNELS = {
         FLASH_ATTENTION_2_SM120, FLASHINFER_FP8, FLASH_ATTENTION_2_SM120_PREFILL, FLASHINFER_FP8_PREFILL
     ),
     ("trtllm", "sm80"): Kernels(XQA, XQA, FMHA_SM80_PREFILL, FMHA_SM80_PREFILL),
+    ("trtllm", "sm89"): Kernels(XQA, XQA, FMHA_SM120_PREFILL, FMHA_SM89_FP8_PREFILL),
     ("trtllm", "sm90"): Kernels(XQA, XQA_SM90_FP8, FMHA_SM90_PREFILL, FMHA_SM90_FP8_PREFILL),
     ("trtllm", "sm100"): Kernels(
         TRTLLM_GEN_IN_TRTLLM, TRTLLM_GEN_IN_TRTLLM_FP8, FMHA_SM100_PREFILL, FMHA_SM100_FP8_PREFILL
     ),
     ("trtllm", "sm120"): Kernels(XQA, XQA_SM120_FP8, FMHA_SM120_PREFILL, FMHA_SM120_PREFILL),
 }
-"""Kernels by library and compute capability. sm80 has no fp8 arithmetic; sm120 gains nothing from it."""
+"""Kernels by library and compute capability. sm80 has no fp8 arithmetic; sm120 gains nothing from it.
+
+sm89 has the instructions of sm80 and the shared memory of sm120, so it runs FlashAttention-2 as sm120 does.
+"""

@@ -51,7 +51,7 @@ class GemmCurve:
     """Performance of tuned GEMM kernels on one device. Defaults are medians over five devices."""
 
     compute_capability: str = "sm90"
-    """Compute capability, which decides the kernels: sm80, sm90, sm100, or sm120 (also for Ada, sm89)."""
+    """Compute capability, which decides the kernels: sm80, sm89, sm90, sm100, or sm120."""
     start_s: float = 2.4e-6
     """Seconds of launch, start and drain of one kernel in a stream."""
     bandwidth_share: float = 0.82
@@ -117,12 +117,21 @@ CUBLAS_SM80 = GemmKernels(splits=(1, 2, 4, 8, 16, 32))
 CUBLAS_SM90 = replace(CUBLAS_SM80, merge_s=3.2e-6)
 CUBLAS_SM100 = replace(CUBLAS_SM80, merge_s=3.7e-6)
 CUBLAS_SM120 = replace(CUBLAS_SM80, tiles=(Tile(64, 64), Tile(128, 128)), merge_s=2.4e-6)
-CUBLAS = {"sm80": CUBLAS_SM80, "sm90": CUBLAS_SM90, "sm100": CUBLAS_SM100, "sm120": CUBLAS_SM120}
+CUBLAS_SM89 = replace(CUBLAS_SM80, merge_s=2.4e-6)
+"""cuBLAS on Ada runs Ampere's kernels (their names begin with ampere_ and cutlass_80); no row is of Ada."""
+CUBLAS = {
+    "sm80": CUBLAS_SM80,
+    "sm89": CUBLAS_SM89,
+    "sm90": CUBLAS_SM90,
+    "sm100": CUBLAS_SM100,
+    "sm120": CUBLAS_SM120,
+}
 """GEMMs of one 16 or 32-bit type, and of 8 and 4-bit tensor cores that were not measured."""
 CUBLAS_FP8_SM90 = replace(CUBLAS_SM90, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
 """TensorRT-LLM as a PyTorch module, which finds the scale and then quantises."""
 CUBLAS_FP8_SM100 = replace(CUBLAS_SM100, before_s=12.1e-6, quantise_bytes_per_sm_s=16e9)
 CUBLAS_FP8_SM120 = replace(CUBLAS_SM120, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
+CUBLAS_FP8_SM89 = replace(CUBLAS_SM89, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
 CUTLASS_8BIT = GemmKernels(before_s=2.4e-6, quantise_row_s=0.85e-6)
 """vLLM with a scale per row of activations."""
 CUTLASS_8BIT_SM90 = replace(
@@ -134,11 +143,27 @@ CUTLASS_8BIT_SM100 = replace(CUTLASS_8BIT, before_s=3.5e-6)
 CUTLASS_8BIT_SM120 = replace(
     CUTLASS_8BIT, tiles=(Tile(64, 64, max_m=256), Tile(128, 128, min_m=256)), quantise_row_s=0.57e-6
 )
+CUTLASS_8BIT_SM89 = replace(
+    CUTLASS_8BIT,
+    tiles=(
+        Tile(32, 64, max_m=32),
+        Tile(64, 64, min_m=32, max_m=64),
+        Tile(64, 128, min_m=64, max_m=256),
+        Tile(128, 128, min_m=128),
+    ),
+    quantise_row_s=0.57e-6,
+)
+"""vLLM on sm89: tiles of scaled_mm_c2x_sm89_fp8_dispatch.cuh, which follow from m (and n, left out here)."""
 FP8_BLOCK_SM90 = GemmKernels(flops=0.73, before_s=2.2e-6, quantise_bytes_per_sm_s=12e9)
 """Block-scaled fp8, which sums 128 products outside the tensor cores (DeepSeek-V3, section 3.3.2)."""
 FP8_BLOCK_SM100 = GemmKernels(before_s=3.9e-6, quantise_bytes_per_sm_s=40e9)
 """Block-scaled fp8 on sm100, where tensor cores apply the scales."""
 FP8_BLOCK_SM120 = replace(FP8_BLOCK_SM90, flops=0.8, before_s=3.8e-6)
+FP8_BLOCK_SM89 = replace(FP8_BLOCK_SM90, tiles=(Tile(64, 128),), flops=0.6)
+"""vLLM and SGLang on sm89: a Triton kernel with tiles of 64 x 128 for every m, in two stages.
+
+No row measures it. Its share lies below that of CUTLASS kernels, which have more stages in flight.
+"""
 FP8_BLOCK_SM120_TRTLLM = replace(FP8_BLOCK_SM120, quantise_row_s=3.9e-6)
 NVFP4_SM100 = GemmKernels(
     tiles=(Tile(64, 128), Tile(128, 128), Tile(128, 256)), before_s=4.7e-6, quantise_bytes_per_sm_s=50e9
@@ -156,28 +181,35 @@ WEIGHT_ONLY_TRTLLM = replace(WEIGHT_ONLY, merge_s=12e-6, before_s=6.8e-6)
 """Weight-only GEMMs in a TensorRT engine of one layer."""
 
 KERNELS = {
+    ("vllm", "fp8", "sm89"): CUTLASS_8BIT_SM89,
     ("vllm", "fp8", "sm90"): CUTLASS_8BIT_SM90,
     ("vllm", "fp8", "sm100"): CUTLASS_8BIT_SM100,
     ("vllm", "fp8", "sm120"): CUTLASS_8BIT_SM120,
+    ("vllm", "fp8_block", "sm89"): FP8_BLOCK_SM89,
     ("vllm", "fp8_block", "sm90"): FP8_BLOCK_SM90,
     ("vllm", "fp8_block", "sm100"): FP8_BLOCK_SM100,
     ("vllm", "fp8_block", "sm120"): FP8_BLOCK_SM120,
     ("vllm", "int8", "sm80"): CUTLASS_8BIT,
+    ("vllm", "int8", "sm89"): CUTLASS_8BIT_SM89,
     ("vllm", "int8", "sm90"): CUTLASS_8BIT_SM90,
     ("vllm", "int8", "sm100"): CUTLASS_8BIT_SM100,
     ("vllm", "int8", "sm120"): CUTLASS_8BIT_SM120,
     ("vllm", "nvfp4", "sm100"): NVFP4_SM100,
     ("vllm", "nvfp4", "sm120"): NVFP4_SM120,
+    ("trtllm", "fp8", "sm89"): CUBLAS_FP8_SM89,
     ("trtllm", "fp8", "sm90"): CUBLAS_FP8_SM90,
     ("trtllm", "fp8", "sm100"): CUBLAS_FP8_SM100,
     ("trtllm", "fp8", "sm120"): CUBLAS_FP8_SM120,
+    ("trtllm", "fp8_block", "sm89"): FP8_BLOCK_SM120_TRTLLM,
     ("trtllm", "fp8_block", "sm90"): FP8_BLOCK_SM90,
     ("trtllm", "fp8_block", "sm100"): FP8_BLOCK_SM100,
     ("trtllm", "fp8_block", "sm120"): FP8_BLOCK_SM120_TRTLLM,
     ("trtllm", "int8", "sm80"): INT8_TRTLLM,
+    ("trtllm", "int8", "sm89"): INT8_TRTLLM,
     ("trtllm", "nvfp4", "sm100"): NVFP4_SM100_TRTLLM,
     ("trtllm", "nvfp4", "sm120"): NVFP4_SM120_TRTLLM,
     ("trtllm", "weight_only", "sm80"): WEIGHT_ONLY_TRTLLM,
+    ("trtllm", "weight_only", "sm89"): WEIGHT_ONLY_TRTLLM,
 }
 """Kernels by library, weight format, compute capability; other formats run as `WEIGHT_ONLY` or `CUBLAS`."""
 

@@ -75,7 +75,7 @@ class MlaCurve:
     """Performance of MLA kernels on one device. Defaults are medians over A100 to RTX PRO 6000."""
 
     compute_capability: str = "sm90"
-    """Compute capability, which decides the kernels: sm80, sm90, sm100, or sm120 (also for Ada, sm89)."""
+    """Compute capability, which decides the kernels: sm80, sm89, sm90, sm100, or sm120."""
     start_s: float = 13e-6
     """Start of decode: launch, split and merge. 9 us (RTX PRO 6000) to 14 us (H200)."""
     bandwidth_share: float = 0.76
@@ -189,6 +189,7 @@ PORTABLE_KERNELS = {
 
 FAMILIES = {
     "sm80": PORTABLE_KERNELS,
+    "sm89": PORTABLE_KERNELS,
     "sm90": FAST_KERNELS,
     "sm100": FAST_KERNELS,
     "sm120": PORTABLE_KERNELS,

@@ -53,7 +53,7 @@ class MoeCurve:
     """Performance of grouped GEMMs on one device; defaults: medians, A100 to RTX PRO 6000."""
 
     compute_capability: str = "sm90"
-    """Compute capability, which decides the kernels: sm80, sm90, sm100, or sm120 (also for Ada, sm89)."""
+    """Compute capability, which decides the kernels: sm80, sm89, sm90, sm100, or sm120."""
     kernel_s: float = 5.3e-6
     """Seconds from the start of one kernel of the layer to the start of the next if both do no work."""
     weight_bandwidth_share: float = 0.95

@@ -59,7 +59,13 @@ FAMILIES = {
 }
 """Families by implementation and format, fitted once over all devices together with their free curves."""
 
-MARLIN = {"sm80": "marlin", "sm90": "marlin_hopper", "sm100": "marlin_blackwell", "sm120": "marlin"}
+MARLIN = {
+    "sm80": "marlin",
+    "sm89": "marlin",
+    "sm90": "marlin_hopper",
+    "sm100": "marlin_blackwell",
+    "sm120": "marlin",
+}
 """Marlin's family by compute capability."""
 
 
@@ -84,7 +90,7 @@ def kernel_family(
 
     vllm: the choices of vLLM 0.24, as measured. trtllm: the same on Blackwell, and CUTLASS for vLLM's Triton
     and its slow fp8 kernel; this is assumed, not measured. Marlin unpacks the formats that tensor cores lack.
-    The device only determines the formats of the tensor cores; Ada, which is priced as sm120, lacks fp4.
+    The device only determines the formats of the tensor cores. sm89 runs Triton, as sm80 does.
     Raises ValueError for an unknown library or compute capability.
     """
     if kernels not in ("vllm", "trtllm"):
@@ -105,7 +111,7 @@ def kernel_family(
     kind = weights.name if weights.name in ("fp8", "fp8_block") else "bf16"
     if blackwell:
         return f"trtllm_gen_{kind}"
-    if compute_capability == "sm120" and fp4:
+    if compute_capability == "sm120":
         return f"cutlass_{kind}"
     if kernels == "trtllm":
         return "cutlass_fp8_block" if hopper and kind == "fp8" else f"cutlass_{kind}"

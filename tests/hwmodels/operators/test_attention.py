@@ -237,7 +237,9 @@ def test_rejects_kernels_of_an_unknown_library():
 
 
 def test_rejects_an_unknown_compute_capability():
-    with pytest.raises(ValueError, match=r"compute_capability=sm70: must be one of sm100, sm120, sm80, sm90"):
+    with pytest.raises(
+        ValueError, match=r"compute_capability=sm70: must be one of sm100, sm120, sm80, sm89, sm90"
+    ):
         AttentionCurve(compute_capability="sm70")
 
 

@@ -202,7 +202,10 @@ def test_rejects_an_unknown_library():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"compute_capability": "sm70"}, "compute_capability=sm70: must be one of sm80, sm90, sm100, sm120"),
+        (
+            {"compute_capability": "sm70"},
+            "compute_capability=sm70: must be one of sm80, sm89, sm90, sm100, sm120",
+        ),
         ({"flops_share_8bit": 1.2}, "flops_share_8bit=1.2: must be a share"),
         ({"bandwidth_share": 0.0}, "bandwidth_share=0.0"),
         ({"start_s": float("nan")}, "start_s=nan"),

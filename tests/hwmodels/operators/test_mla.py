@@ -183,7 +183,9 @@ def test_rejects_what_makes_no_sense(devices):
         MlaDecode(DEEPSEEK, devices["h100_sxm"], CURVE, kernels="sglang").lines(1)
     with pytest.raises(ValueError, match=r"flops_share=1.5: must be a share"):
         MlaCurve(flops_share=1.5)
-    with pytest.raises(ValueError, match="compute_capability=sm70: must be one of sm80, sm90, sm100, sm120"):
+    with pytest.raises(
+        ValueError, match="compute_capability=sm70: must be one of sm80, sm89, sm90, sm100, sm120"
+    ):
         MlaCurve(compute_capability="sm70")
     with pytest.raises(ValueError, match=r"num_heads=0"):
         MlaHeads(num_heads=0)

@@ -27,7 +27,7 @@ SKEWED = Routing(kind="power_law", exponent=1.2)
 ZIPF = Routing(kind="zipf", exponent=0.5)
 CAPABILITIES = {
     "a100_80gb_sxm": "sm80",
-    "l4": "sm120",
+    "l4": "sm89",
     "h100_sxm": "sm90",
     "h200_sxm": "sm90",
     "b200_sxm": "sm100",
@@ -298,6 +298,8 @@ def test_tokens_of_other_ranks_cost_their_masked_share(devices):
         ("a100_80gb_sxm", "bf16", 1, "vllm", "triton_bf16"),
         ("a100_80gb_sxm", "fp8", 1, "vllm", "marlin"),
         ("l4", "fp8", 1, "vllm", "triton_fp8"),
+        ("l4", "nvfp4", 1, "vllm", "marlin"),
+        ("l4", "fp8_block", 8, "trtllm", "cutlass_fp8_block"),
         ("h100_sxm", "fp8", 1, "vllm", "cutlass_fp8_hopper"),
         ("h100_sxm", "fp8", 1, "trtllm", "cutlass_fp8_block"),
         ("h100_sxm", "fp8_block", 1, "vllm", "triton_fp8"),
@@ -374,7 +376,11 @@ def test_rejects_what_cannot_be(devices):
         seconds(1, device=devices["h100_sxm"], kernels="sglang")
     with pytest.raises(ValueError, match=r"flops_share=1.5: must be a share"):
         MoeCurve(flops_share=1.5)
-    with pytest.raises(ValueError, match="compute_capability=sm70: must be one of sm80, sm90, sm100, sm120"):
+    with pytest.raises(
+        ValueError, match="compute_capability=sm70: must be one of sm80, sm89, sm90, sm100, sm120"
+    ):
         MoeCurve(compute_capability="sm70")
-    with pytest.raises(ValueError, match="compute_capability=sm70: must be one of sm80, sm90, sm100, sm120"):
+    with pytest.raises(
+        ValueError, match="compute_capability=sm70: must be one of sm80, sm89, sm90, sm100, sm120"
+    ):
         kernel_family(devices["h100_sxm"], MIXTRAL, WEIGHT_FORMATS["bf16"], compute_capability="sm70")
