@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.conformance.recording_core import ASYNC, RecordingCore
 from experiments.conformance.toys import TOY, ToyModel
+from hwmodels.iterations.jitter import Jitter
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.adapters.residents import Residents
 from policies.admission.none import AdmitAll
@@ -137,6 +138,8 @@ class World:
     routing: Any = field(default_factory=RoundRobin)
     admission: Any = field(default_factory=AdmitAll)
     model: Any = field(default_factory=lambda: ToyModel(flat=True))
+    jitter: Jitter | None = None
+    """Random scatter of the iteration times; None: there is none."""
     num_users: int | None = None
     think_s: float = 0.0
     patience_s: float | None = None
@@ -183,6 +186,7 @@ class World:
         """Returns a pool; `core` and `settings` override the settings of the world."""
         usual = {
             "model": self.model,
+            "jitter": self.jitter,
             "frontend_s": self.frontend_s,
             "plans_ahead": self.plans_ahead,
             "links": self.links,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hwmodels.iterations.jitter import Jitter
 from hwmodels.levels.physical import check_physical
 from hwmodels.levels.recorded import Recorded
 from hwmodels.levels.rooflines import Calibrated, Replica
@@ -22,6 +23,8 @@ class TableLevel:
     """Name of the GPU in the table; None: the one named like the simulated hardware."""
     model: str | None = None
     """Name of the model in the table; None: the one named like the simulated model."""
+    jitter: Jitter | None = None
+    """Random scatter of the iteration times; None: there is none."""
 
     def __post_init__(self) -> None:
         _check_exists(self.path)
@@ -77,6 +80,8 @@ class RecordedLevel:
     """iterations.parquet of a run, or a table with the same columns."""
     allow_missing: bool = False
     """Whether iterations that were not recorded are priced by the calibrated roofline; false: an error."""
+    jitter: Jitter | None = None
+    """Random scatter of the iteration times; None: there is none."""
 
     def __post_init__(self) -> None:
         _check_exists(self.path)

@@ -16,6 +16,7 @@ from hwmodels.assembly.site import Kernels
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
@@ -62,6 +63,9 @@ class LatencyLevel(Protocol):
 class Spec:
     """Level `spec`: the data sheet and default efficiencies."""
 
+    jitter: Jitter | None = None
+    """Random scatter of the iteration times; None: there is none."""
+
     def iteration_model(self, replica: Replica) -> IterationModel:
         return replica.roofline(Calibration())
 
@@ -72,6 +76,9 @@ class Spec:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibrated:
     """Level `calibrated`: efficiencies fitted to measured operators of this device or of the closest one."""
+
+    jitter: Jitter | None = None
+    """Random scatter of the iteration times; None: there is none."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         return replica.roofline(replica.calibration)

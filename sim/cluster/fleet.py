@@ -15,6 +15,7 @@ from math import inf
 
 from policies.core.request import Request
 from sim.cluster.loads import Loads
+from sim.engine.jittered_replica import JitteredReplica
 from sim.engine.lane_replica import LaneReplica
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
@@ -274,7 +275,7 @@ class Fleet:
 
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]
-        replica = LaneReplica(len(self.members), pool, self._context)
+        replica = self._replica(len(self.members), pool)
         self._attach(replica)
         self._loads.add(replica)
         interconnect = self._interconnect
@@ -290,6 +291,12 @@ class Fleet:
         self.members.append(member)
         self._present[pool_index].append(member)
         return member
+
+    def _replica(self, index: int, pool: ReplicaPool) -> Replica:
+        """Returns a new replica of a pool."""
+        if pool.jitter is not None:
+            return JitteredReplica(index, pool, self._context, pool.jitter)
+        return LaneReplica(index, pool, self._context)
 
     def _leave(self, member: Member, now: float) -> None:
         member.state = State.gone

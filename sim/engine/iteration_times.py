@@ -6,6 +6,7 @@ from itertools import accumulate, takewhile
 from math import isnan
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel, IterationShape
 from policies.core.plan import StepPlan
@@ -29,10 +30,25 @@ def ends_s(
     are_alike = plan.num_widening == plan.num_decodes and plan.adapters is None
     if shape is None and are_alike and slowdown == 1:
         return model.decode_ends(start_s, plan.num_decodes, plan.num_decode_context_tokens, num_iterations)
+    return scaled_ends_s(model, plan, shape, num_iterations, start_s, slowdown)
+
+
+def scaled_ends_s(
+    model: IterationModel,
+    plan: StepPlan,
+    shape: IterationShape | None,
+    num_iterations: int,
+    start_s: float,
+    factors: float | NDArray[np.float64],
+) -> list[float]:
+    """Does what `ends_s` does, for iterations that take `factors` times as long as the model says.
+
+    factors: one number, or an array of one number per iteration; of one iteration always a number.
+    """
     if num_iterations == 1:
-        return [start_s + slowdown * float(model.seconds(shape or shape_of(plan, 0)))]
+        return [float(start_s + factors * model.seconds(shape or shape_of(plan, 0)))]
     seconds = np.asarray(model.seconds(shape_of(plan, np.arange(num_iterations))))
-    durations_s = (slowdown * np.broadcast_to(seconds, num_iterations)).tolist()
+    durations_s = (factors * np.broadcast_to(seconds, num_iterations)).tolist()
     durations_s[0] += start_s
     ends = list(accumulate(durations_s))
     if isnan(ends[-1]):

@@ -15,6 +15,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from hwmodels.iterations.iteration import IterationShape
 from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan
 from policies.core.request import Request
@@ -131,7 +132,7 @@ class Replica(LoadCounts):
         next_s = self.intake.next_s
         shape = shape_of(plan, 0) if plan.chunks else None
         num_iterations = 1 if delay_s or next_s <= now else min(plan.horizon, self._max_leap)
-        ends = ends_s(self.pool.model, plan, shape, num_iterations, now + delay_s, self._slowdown)
+        ends = self._ends_s(plan, shape, num_iterations, now + delay_s)
         if plan.until_s < ends[-1]:
             del ends[bisect_left(ends, plan.until_s) + 1 :]
         step = self.step = RunningStep(plan, shape, now, ends)
@@ -141,6 +142,12 @@ class Replica(LoadCounts):
                 step.cut(num_iterations)
         self._is_idle = False
         self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
+
+    def _ends_s(
+        self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
+    ) -> list[float]:
+        """Returns the end time of each iteration of a plan, with the present slowdown."""
+        return ends_s(self.pool.model, plan, shape, num_iterations, start_s, self._slowdown)
 
     def _go_idle(self, now: float) -> None:
         """Schedules the next plan of an idle replica: at `core.wake_s` or when the next request arrives."""

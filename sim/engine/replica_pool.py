@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.jitter import Jitter
 from policies.core.engine import EngineCore
 from policies.scaling import Scaling
 from sim.engine.links import Links
@@ -26,6 +27,8 @@ class ReplicaPool:
     core: Callable[[], EngineCore]
     """Makes the empty engine of a replica."""
     model: IterationModel
+    jitter: Jitter | None = None
+    """Random scatter of the iteration times; None: they are those of the model."""
     name: str = ""
     serves: str = ""
     """Name of the served model, as in requests."""

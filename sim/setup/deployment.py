@@ -8,6 +8,7 @@ from typing import Any
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec
@@ -96,6 +97,12 @@ class Deployment:
             kernels=self.engine.kernels,
             lora=self.lora,
         )
+
+    @property
+    def jitter(self) -> Jitter | None:
+        """Random scatter of the iteration times; a latency level need not have this setting."""
+        jitter: Jitter | None = getattr(self.latency, "jitter", None)
+        return jitter
 
     @property
     def max_model_len(self) -> int:

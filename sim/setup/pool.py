@@ -125,6 +125,7 @@ class PoolSettings(Deployment):
             replicas=self.replicas,
             core=lambda: self.core(num_blocks, future, served),
             model=self.iteration_model(),
+            jitter=self.jitter,
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.engine.host.overlapped,
             links=self.links,

@@ -20,7 +20,7 @@ least the sum over the ceil(target N) requests with the least work:
     slots    a slot is held while decoding: (a - 1) TPOT seconds of max_num_seqs
 
 Prompts with KV that may be in a cache count as one token. It is assumed that an iteration with more tokens or
-sequences is not shorter.
+sequences is not shorter. With jitter any iteration may be short, so the bounds are trivial.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def bounds(deployment: Deployment, demand: Demand, slo: Slo, load: float = 1.0) 
 def idle_latencies(deployment: Deployment, model: IterationModel, demand: Demand) -> Idle:
     """Returns the latencies of every request on an idle replica."""
     prompts, outputs = demand.prompt_tokens, demand.output_tokens
-    if demand.has_branches:
+    if demand.has_branches or deployment.jitter is not None:
         zeros = np.zeros(len(prompts))
         return Idle(zeros, zeros, zeros)
     index = np.searchsorted(GRID, prompts, side="right") - 1
@@ -146,7 +146,7 @@ def least_replicas(
 ) -> dict[str, int]:
     """Returns the minimum number of replicas with which enough requests can meet the SLO, by resource."""
     deadline_s = _deadlines(demand, slo)
-    if demand.has_branches or not np.isfinite(deadline_s).all():
+    if demand.has_branches or deployment.jitter is not None or not np.isfinite(deadline_s).all():
         return {"tokens": 1}
     num_good = math.ceil(slo.attainment_target * len(demand.arrival_s) * (1 - 1e-12))
     arrival_s = demand.arrival_s / load

@@ -16,7 +16,8 @@ from sim.workload.base import WorkloadNotes
 
 def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
     """Yields the notes on the figures of a pool."""
-    yield pool.latency.basis(pool.replica)
+    basis, jitter = pool.latency.basis(pool.replica), pool.jitter
+    yield basis if jitter is None else f"{basis} {jitter.sentence}"
     yield from pool.layout_notes
     yield from pool.model.notes
     yield from precision_notes(pool.model, pool.hardware)
@@ -30,7 +31,7 @@ def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> It
 
 def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
     """Yields notes on what these settings rule out: latencies, contexts."""
-    limits_s = slo.limits_s if slo else {}
+    limits_s = slo.limits_s if slo and pool.jitter is None else {}  # with jitter, any iteration may be short
     for term, least_s in _lone_seconds(model).items():
         if term in limits_s and limits_s[term] < least_s:
             yield (

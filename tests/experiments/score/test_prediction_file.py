@@ -83,7 +83,7 @@ def test_a_line_that_a_kill_cut_is_predicted_again(score, interrupted, tmp_path)
     ("change", "message"),
     [
         ({"where": "'isl>1'"}, "where is now isl>1, was None when the file was begun; set it as before"),
-        ({"latency": "spec"}, r"latency is now Spec\(\), was Calibrated"),
+        ({"latency": "spec"}, r"latency is now Spec\(jitter=None\), was Calibrated"),
         ({"measured": "other.csv"}, "content of measured is now [0-9a-f]+, was [0-9a-f]+ when"),
     ],
 )

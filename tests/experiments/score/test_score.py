@@ -244,6 +244,14 @@ def test_an_open_loop_run_gets_means_and_percentiles(score):
     assert "itl_mean_ms: absolute percentage error" in said
 
 
+def test_jitter_is_part_of_the_prediction(score):
+    _, plain, _ = score([RUN], kind="experiments")
+    code, noised, _ = score([RUN], "latency/jitter=lognormal", kind="experiments")
+    assert code == 0
+    assert noised.loc["run-0", "itl_mean_ms"] != plain.loc["run-0", "itl_mean_ms"]
+    assert noised.loc["run-0", "itl_mean_ms"] == pytest.approx(plain.loc["run-0", "itl_mean_ms"], rel=0.05)
+
+
 def test_arrivals_follow_the_stages():
     """4 a second for 3 s, then 8 a second for 2 s; the last request of a stage arrives at its end."""
     source = runs.scenario_of(RUN, Spec()).source()

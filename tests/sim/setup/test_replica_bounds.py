@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hwmodels.iterations.jitter import Jitter
+from hwmodels.levels.rooflines import Calibrated
 from sim.metrics.slo import Slo
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -85,6 +87,17 @@ def test_nothing_simulated_beats_a_bound(world, seed, load, limits_ms, target):
         share = table["slo_met"].mean()
         assert share <= found.idle.share(slo) + 1e-12
         assert share < target or replicas >= least
+
+
+def test_with_jitter_nothing_is_ruled_out():
+    """Any iteration may be short, so no bound on the latency of a request holds."""
+    scenario = scenario_of(*WORLDS["small"])
+    noisy = replace(scenario, latency=Calibrated(jitter=Jitter(independent_cv=0.1)))
+    slo, demand = Slo(ttft_ms=0.001, tpot_ms=0.001), Demand.of(listed(scenario.source()))
+    assert bounds(scenario, demand, slo).idle.share(slo) == 0
+    found = bounds(noisy, demand, slo)
+    assert found.idle.share(slo) == 1
+    assert found.replicas == {"tokens": 1}
 
 
 def test_a_line_below_touches_the_first_and_stays_below_all():
