@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hwmodels.iterations.jitter import Jitter
+from hwmodels.levels.coverage import check_covers, lacking
 from hwmodels.levels.physical import check_physical
 from hwmodels.levels.recorded import Recorded
 from hwmodels.levels.rooflines import Calibrated, Replica
@@ -32,11 +33,12 @@ class TableLevel:
     def iteration_model(self, replica: Replica) -> MeasuredTable:
         """Returns the iteration model.
 
-        Raises ValueError for layouts that no table covers, and for physically impossible rows.
+        Raises ValueError for layouts and layers that no table covers, and for physically impossible rows.
         """
         _check_layout(replica)
-        table = self._read(replica)
+        table, base = self._read(replica), replica.roofline(replica.calibration)
         try:
+            check_covers(table.profile, replica.model)
             check_physical(
                 table.rows,
                 model=replica.model,
@@ -47,15 +49,19 @@ class TableLevel:
             raise ValueError(f"{_key(self.path)}: {error}") from None
         return MeasuredTable(
             profile=table.profile,
-            base=Calibrated().iteration_model(replica),
+            base=base,
             num_devices=replica.layout.num_devices,
             host=replica.host,
             cuda_graphs=replica.cuda_graphs,
+            lacking=lacking(table.profile, base.operators, replica.model),
         )
 
     def basis(self, replica: Replica) -> str:
         text = f"Iteration times: measured operators from {self.path} ({self._read(replica).source})"
-        missing = self.iteration_model(replica).missing
+        if replica.model.weights is not None:
+            text += f", taken as those of weights in {replica.model.weights}"
+        model = self.iteration_model(replica)
+        missing = dict.fromkeys((*model.missing, *model.lacking))
         if not missing:
             return f"{text}."
         return f"{text}; {', '.join(missing)} from the roofline. {Calibrated().basis(replica)}"
@@ -67,7 +73,8 @@ class TableLevel:
             device_name=replica.device.name,
             model_name=replica.model.name,
             tensor_parallel_size=replica.layout.tensor_parallel_size,
-            num_layers=replica.model.num_layers,
+            model_spec=replica.model,
+            routing=replica.kernels.routing,
         )
         return read_table(Path(self.path), setup)
 

@@ -4,12 +4,14 @@
     iteration  with launches and the host's work as everywhere: see `HostOverhead`
 
 Between measured sizes times are linear, beyond the largest proportional to it. Components that a table lacks
-(the all-reduces of tensor parallelism, often attention) come from another model. Operators are measured
+(the all-reduces of tensor parallelism, often attention) come from another model, and experts that it lacks
+from their formulas (`coverage`). Operators are measured
 alone: effects of their neighbours on clocks and caches are not included.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +21,8 @@ from hwmodels.by_count import ByCount
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationModel, IterationShape, counted
+from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.ops import Operator
 from hwmodels.levels.explained import share_out
 from hwmodels.levels.grid import Floats
 from hwmodels.levels.profile import Profile
@@ -42,7 +46,9 @@ class MeasuredTable:
         num_devices: int = 1,
         host: HostOverhead | None = None,
         cuda_graphs: CudaGraphs | None = None,
+        lacking: Sequence[Operator] = (),
     ) -> None:
+        """lacking: operators by number of tokens that the profile does not have, such as experts."""
         needed = {"gemm", "attention", "elementwise", "lm_head"} | (
             {"communication"} if num_devices > 1 else set()
         )
@@ -50,11 +56,14 @@ class MeasuredTable:
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
         self._base = base
+        self._lacking = () if "gemm" in self.missing else tuple(lacking)
+        self.lacking = tuple(dict.fromkeys(op.name for op in self._lacking))
         self._by_component = {name: profile.grid((name,)) for name in BY_COUNT}
         self._tokens_s = ByCount(self._tokens_seconds)
         self._rows_s = ByCount(self._rows_seconds)
         self._attention = profile.attention
-        self._host = HostShare(host or HostOverhead(), cuda_graphs or CudaGraphs(), profile.num_kernels)
+        num_kernels = profile.num_kernels + sum(op.calls * op.kernels for op in self._lacking)
+        self._host = HostShare(host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels)
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
@@ -152,6 +161,10 @@ class MeasuredTable:
             seconds = self._base.breakdown(prompt)[name]
         else:
             seconds = 0.0
+        if self._lacking:
+            batch = RankBatch(some, some, some, 0, 0, 0, 0, 0, 0)
+            own = [op.calls * op.seconds(batch) for op in self._lacking if op.component == name]
+            seconds = sum(own, seconds)
         return np.where(counts > 0, seconds, 0.0)
 
     def _attention_many(self, fields: IterationShape) -> Any:

@@ -5,7 +5,8 @@ The columns of a file identify its format:
     windtunnel profile  operator, component, calls, latency_us, ...: see `hwmodels.levels.profile`
     Vidur               num_tokens with attn_pre_proj_us, mlp_up_proj_us, ...; or, as Vidur writes its
                         mlp.csv, time_stats.attn_pre_proj.median, ... in milliseconds
-    LLMServingSim       a folder with three files, with names that end in dense, attention and per_sequence
+    LLMServingSim       a folder with three files, with names that end in dense, attention and per_sequence,
+                        and a fourth, moe, with experts
     a recorded run      iterations.parquet, as `windtunnel simulate` writes it
 
 Files are .parquet, .csv or .csv.gz. If columns gpu, model and tp distinguish several set-ups, the rows of the
@@ -23,12 +24,17 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from hwmodels.levels.coverage import layers_of
 from hwmodels.levels.profile import Profile, Rows
-from hwmodels.levels.readers import VIDUR_OPERATORS, llmservingsim_rows, vidur_columns, vidur_rows
+from hwmodels.levels.readers import VIDUR_OPERATORS, Layers, llmservingsim_rows, vidur_columns, vidur_rows
 from hwmodels.levels.table_files import read_table_file
+from hwmodels.model.model_spec import ModelSpec
+from hwmodels.operators.moe_routing import Routing
 
 SUFFIXES = (".parquet", ".csv.gz", ".csv")
 LAYER_TABLES = ("dense", "attention", "per_sequence")
+EXPERTS_TABLE = "moe"
+"""A fourth table of models with experts."""
 OWN_COLUMNS = {"operator", "component", "latency_us"}
 TP_COLUMNS = ("tp", "num_tensor_parallel_workers")
 
@@ -42,7 +48,13 @@ class Setup(NamedTuple):
     device_name: str
     model_name: str
     tensor_parallel_size: int
-    num_layers: int
+    model_spec: ModelSpec
+    routing: Routing
+
+    @property
+    def layers(self) -> Layers:
+        """Numbers of layers by what they run."""
+        return layers_of(self.model_spec, self.routing)
 
 
 class Table(NamedTuple):
@@ -66,9 +78,13 @@ def read_table(path: Path, setup: Setup) -> Table:
 
 
 def _layer_rows(layers: Mapping[str, Path], setup: Setup) -> tuple[str, Rows]:
+    if not setup.model_spec.has_experts:
+        layers = {name: file for name, file in layers.items() if name != EXPERTS_TABLE}
     chosen = {name: _selected(_frame_in_folder(file), setup) for name, file in layers.items()}
+    if EXPERTS_TABLE in chosen and "ep" in chosen[EXPERTS_TABLE]:
+        chosen[EXPERTS_TABLE] = chosen[EXPERTS_TABLE].query("ep == 1")
     tables = {name: columns_of(frame) for name, frame in chosen.items()}
-    rows = llmservingsim_rows(**tables, num_layers=setup.num_layers)
+    rows = llmservingsim_rows(**tables, layers=setup.layers)
     return f"LLMServingSim's tables{_on_gpu(chosen['dense'])}", rows
 
 
@@ -80,7 +96,7 @@ def _file_rows(file: Path, setup: Setup) -> tuple[str, Rows]:
     chosen = _selected(frame, setup)
     rows = columns_of(chosen)
     if kind == "Vidur's profile":
-        rows = vidur_rows(vidur_columns(rows), num_layers=setup.num_layers)
+        rows = vidur_rows(vidur_columns(rows), layers=setup.layers)
     return f"{kind}{_on_gpu(chosen)}", rows
 
 
@@ -103,14 +119,14 @@ def _profile_file(path: Path) -> Path:
 
 
 def _layer_tables(folder: Path) -> dict[str, Path]:
-    """Returns LLMServingSim's three files; empty if one of them is missing."""
+    """Returns LLMServingSim's three files, and that of experts if there is one; {} if one is missing."""
     found = {}
     for file in sorted(folder.iterdir()):
         stem = _stem(file)
-        for name in LAYER_TABLES:
+        for name in (*LAYER_TABLES, EXPERTS_TABLE):
             if stem == name or (stem or "").endswith(f"_{name}"):
                 found[name] = file
-    return found if len(found) == len(LAYER_TABLES) else {}
+    return found if {*LAYER_TABLES} <= {*found} else {}
 
 
 def _stem(file: Path) -> str | None:
@@ -164,6 +180,11 @@ def _selected(frame: pd.DataFrame, setup: Setup) -> pd.DataFrame:
     """Returns the rows of the set-up. Raises ValueError if they are ambiguous."""
     frame = _named(frame, "gpu", setup.gpu, setup.device_name)
     frame = _named(frame, "model", setup.model, setup.model_name)
+    if setup.tensor_parallel_size > 1 and not {*TP_COLUMNS} & {*frame}:
+        raise ValueError(
+            f"tensor_parallel_size={setup.tensor_parallel_size}: the table has no column tp, so its rows are "
+            "those of a whole model; add the column, or choose latency=calibrated"
+        )
     for column in TP_COLUMNS:
         if column in frame:
             sizes = sorted(frame[column].unique())

@@ -14,7 +14,7 @@ from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape,
 from hwmodels.levels.grid import Grid, fill_holes
 from hwmodels.levels.physical import check_physical, least_attention_seconds
 from hwmodels.levels.profile import Profile
-from hwmodels.levels.readers import llmservingsim_rows, vidur_rows
+from hwmodels.levels.readers import Layers, llmservingsim_rows, vidur_rows
 from hwmodels.levels.table import MeasuredTable
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
@@ -353,7 +353,7 @@ LAYER_TABLES = {
 
 
 def test_llmservingsim_layers_are_counted_as_a_model_runs_them():
-    rows = llmservingsim_rows(**LAYER_TABLES, num_layers=3)
+    rows = llmservingsim_rows(**LAYER_TABLES, layers=Layers(3, 3))
     table = MeasuredTable(profile=Profile.from_rows(rows), base=Base(), host=NO_HOST, cuda_graphs=NO_GRAPHS)
     parts = table.breakdown(decode(1, 100))
     assert parts["gemm"] == pytest.approx(3 * 10e-6)
@@ -365,10 +365,10 @@ def test_llmservingsim_layers_are_counted_as_a_model_runs_them():
 def test_llmservingsim_rejects_missing_columns_and_mixed_gpus():
     without = {name: column for name, column in LAYER_TABLES["dense"].items() if name != "tokens"}
     with pytest.raises(ValueError, match="dense: has no column tokens; it has layer, time_us"):
-        llmservingsim_rows(**{**LAYER_TABLES, "dense": without}, num_layers=3)
+        llmservingsim_rows(**{**LAYER_TABLES, "dense": without}, layers=Layers(3, 3))
     two = {**LAYER_TABLES["dense"], "gpu": np.array(["A", "A", "A", "B", "B", "B"])}
     with pytest.raises(ValueError, match="dense: gpu is A, B; select the rows of one"):
-        llmservingsim_rows(**{**LAYER_TABLES, "dense": two}, num_layers=3)
+        llmservingsim_rows(**{**LAYER_TABLES, "dense": two}, layers=Layers(3, 3))
 
 
 def test_vidur_operators_leave_attention_to_the_base():
@@ -378,7 +378,7 @@ def test_vidur_operators_leave_attention_to_the_base():
         "add_us": np.array([1.0, 2]),
         "post_attention_layernorm_us": np.array([np.nan, np.nan]),
     }
-    profile = Profile.from_rows(vidur_rows(linear_ops, num_layers=3))
+    profile = Profile.from_rows(vidur_rows(linear_ops, layers=Layers(3, 3)))
     assert {operator.name: operator.calls for operator in profile.operators} == {"qkv_proj": 3, "add": 6}
     assert MeasuredTable(profile=profile, base=Base()).missing == ("attention", "lm_head")
 
@@ -486,7 +486,7 @@ def test_measured_layer_tables_are_read_whole(gpu, tp, preset, llama, devices):
 
     dense, attention = table("dense"), table("attention")
     rows = llmservingsim_rows(
-        dense=dense, attention=attention, per_sequence=table("per_sequence"), num_layers=32
+        dense=dense, attention=attention, per_sequence=table("per_sequence"), layers=Layers(32, 32)
     )
     check_physical(rows, model=llama, device=devices[preset], tensor_parallel_size=tp)
     model = MeasuredTable(profile=Profile.from_rows(rows), base=Base(), host=NO_HOST, cuda_graphs=NO_GRAPHS)
