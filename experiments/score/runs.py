@@ -2,6 +2,8 @@
 
 The load is that of inference-perf (kubernetes-sigs): a stage of "constant" rate sends rate x seconds requests
 at exponential gaps, scaled so that they fill the stage, and a few prompts are sent in turn, again and again.
+Every answer has the length that the workload asks for. (mean_output_tokens_est is not used: it was derived
+from measured times.)
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import pandas as pd
 
 from experiments.study.measured_rows import check_context, simulated, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
+from experiments.study.vllm_runs import vllm_scenario
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.caching.paged import Paged
-from policies.caching.prefix import PrefixCaching
 from policies.core.request import Segment
 from sim.metrics.definitions import describe
 from sim.setup.scenario import Scenario
@@ -50,6 +52,9 @@ METRICS = (
     "e2e_p99_ms",
 )
 POSITIVE = ("tp", "system_prompt_len", "question_len", "output_len", *METRICS)
+
+MAX_MODEL_LEN = 4096
+"""Context length with which the runs were served, unless the model's is shorter."""
 
 WEIGHTS = {"FP16": None, "BF16": None, "FP8": "fp8"}
 
@@ -117,31 +122,20 @@ def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """Returns the scenario of a measured run of vLLM; raises NotSimulatedError."""
-    base = base_scenario(row["model"], row["gpu"], "vllm")
+    model = base_scenario(row["model"], row["gpu"], "vllm").model
     if row["precision"] not in WEIGHTS:
         raise NotSimulatedError(f"precision={row['precision']}: must be one of {', '.join(WEIGHTS)}")
-    known_blocks = row.get("total_kv_blocks")
-    given = row.get("mean_output_tokens_est")
-    prompt = int(row["system_prompt_len"] + row["question_len"])
-    output = round(row["output_len"] if given is None or pd.isna(given) else given)
-    context = min(4096, base.model.max_position_embeddings)
-    check_context(prompt, output, base.model, context)
-    prompts = prompts_of(row)
-    engine = replace(
-        base.engine,
-        max_num_seqs=whole(row, "max_num_seqs"),
-        max_num_batched_tokens=whole(row, "max_num_batched_tokens"),
-        gpu_memory_utilization=float(row["gpu_memory_utilization"]),
-        max_model_len=context,
-        num_kv_blocks=None if known_blocks is None or pd.isna(known_blocks) else int(known_blocks),
-    )
+    prompt, output = int(row["system_prompt_len"] + row["question_len"]), whole(row, "output_len")
+    context = min(MAX_MODEL_LEN, model.max_position_embeddings)
+    check_context(prompt, output, model, context)
+    base = vllm_scenario(row, latency, context)
+    prompts, caching = prompts_of(row), base.caching
+    if row["prefix_caching"] and prompts is None:
+        caching = Paged(block_size=caching.block_size, presume_cached=True)
     return replace(
         base,
-        latency=latency,
-        model=base.model.with_weights(WEIGHTS[row["precision"]] or base.model.weights),
-        engine=engine,
-        caching=PrefixCaching() if prompts else Paged(presume_cached=bool(row["prefix_caching"])),
-        tensor_parallel_size=whole(row, "tp"),
+        model=model.with_weights(WEIGHTS[row["precision"]] or model.weights),
+        caching=caching,
         workload=Stages(
             stages=tuple(stage_of(text, row["id"]) for text in str(row["stages"]).split(";")),
             prompt_tokens=prompt,

@@ -1,4 +1,4 @@
-"""What a measured table covers of a model: operators that it lacks, and tables that are of another model.
+"""Finds what a measured table lacks of a model, and refuses tables that are of another model.
 
 A table may have layers with experts as a whole (any operator whose name has `expert` or `moe` in it);
 otherwise the roofline prices the experts, their router and the experts that all tokens share. What a table

@@ -48,7 +48,7 @@ class MeasuredTable:
         cuda_graphs: CudaGraphs | None = None,
         lacking: Sequence[Operator] = (),
     ) -> None:
-        """lacking: operators by number of tokens that the profile does not have, such as experts."""
+        """Takes in `lacking` the operators by number of tokens that the profile has not, such as experts."""
         needed = {"gemm", "attention", "elementwise", "lm_head"} | (
             {"communication"} if num_devices > 1 else set()
         )

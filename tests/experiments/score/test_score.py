@@ -264,6 +264,21 @@ def test_arrivals_follow_the_stages():
     assert {arrival.request.prompt.num_tokens for arrival in arrivals} == {1500}
 
 
+def test_predictions_do_not_depend_on_what_was_measured():
+    measured = {"mean_output_tokens_est": 3.0, "ttft_mean_ms": 1.0, "itl_mean_ms": 1.0, "e2e_mean_ms": 9.0}
+    plain = runs.predict({name: value for name, value in RUN.items() if name not in measured}, Spec())
+    assert runs.predict({**RUN, **measured}, Spec()) == plain
+    arrivals = runs.scenario_of({**RUN, **measured}, Spec()).source().arrivals()
+    assert {arrival.num_output_tokens for arrival in arrivals} == {RUN["output_len"]}
+
+
+def test_the_policy_has_the_token_budget_of_the_run():
+    scenario = runs.scenario_of({**RUN, "chunked_prefill": False, "total_kv_blocks": 700.0}, Spec())
+    assert scenario.batching.max_num_batched_tokens == scenario.engine.max_num_batched_tokens == 2048
+    assert not scenario.batching.enable_chunked_prefill
+    assert scenario.engine.num_kv_blocks == 700
+
+
 def test_gaps_within_a_stage_are_exponential():
     source = runs.scenario_of({**RUN, "stages": "50x200"}, Spec()).source()
     gaps_s = np.diff([arrival.request.arrival_s for arrival in source.arrivals()])
