@@ -12,7 +12,7 @@ PY := .venv/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage parity parity-short lint types layers bench compiled pure clean
+.PHONY: help run test test-all coverage parity parity-short nightly lint types layers bench compiled pure clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -33,7 +33,9 @@ parity: $(PARITY)/installed ## our decisions against vLLM's and SGLang's (an env
 	$(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
 
 parity-short: $(PARITY)/installed ## the same with fewer workloads, in less than three minutes
-	PARITY_WORKLOADS=40 $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
+	PARITY_WORKLOADS=25 $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
+
+nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers
 
 CODE := policies hwmodels sim kernels realengine experiments compile.py
 PROSE := policies hwmodels sim kernels realengine experiments configs docs $(wildcard *.md *.toml *.py)

@@ -18,6 +18,7 @@ from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import InFlight
 from policies.batching.one_at_a_time import OneAtATime
 from policies.batching.orca import Orca
+from policies.batching.paced_prefills import PacedPrefills
 from policies.batching.partial_prefills import PartialPrefills
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.slots import Slots
@@ -117,6 +118,14 @@ def draw_batching(tick_s: float) -> st.SearchStrategy[Any]:
             enable_chunked_prefill=st.booleans(),
             long_prefill_token_threshold=st.integers(1, 12),
             long_prefill_token_threshold_adaptive=st.booleans(),
+            max_num_active_seqs=st.none() | st.integers(1, 6),
+            scheduler_reserve_full_isl=st.booleans(),
+        )
+        | st.builds(
+            PacedPrefills,
+            max_num_batched_tokens=budget,
+            prefill_schedule_interval=st.integers(1, 5),
+            scheduler_reserve_full_isl=st.booleans(),
         )
         | st.builds(PrefillFirst, max_num_batched_tokens=budget)
         | st.builds(Static, batch_size=size)

@@ -6,9 +6,11 @@ budget. Sarathi-Serve itself is this policy with a small budget: batching=sarath
 With long_prefill_token_threshold several prompts can be in prefill at the same time, and running sequences
 are served in the order of their admission, decodes and prefills mixed, as in vLLM 0.32. Without it, only the
 last running sequence can be in prefill. vLLM v0's max_num_partial_prefills, which v1 accepts at its default
-only, is a policy of its own: batching=partial_prefills.
+only, is a policy of its own: batching=partial_prefills. So is its prefill_schedule_interval:
+batching=paced_prefills.
 Memory pressure: the sequence of largest rank is preempted and recomputed later; a step that preempts admits
-no sequence. A request is admitted only if there are blocks for its whole prompt.
+no sequence. A request is admitted only if there are blocks for its whole prompt, or, with
+scheduler_reserve_full_isl=false, for its first chunk: more requests run at once, and more are preempted.
 Horizon: the plan repeats until something changes. Decodes go on, a prompt that used up the budget does so
 again, and a sequence that could not be admitted (no slot, no block, no budget) cannot be admitted until a
 sequence ends. There is one exception: a prompt that is limited by the threshold leaves some of the budget,
@@ -38,10 +40,29 @@ class Chunked:
     """Maximum tokens of one prompt in one iteration while the engine has other requests; 0: no limit."""
     long_prefill_token_threshold_adaptive: bool = False
     """Whether the limit is raised to max_num_batched_tokens / (requests in the engine), if that is more."""
+    max_num_scheduled_tokens: int | None = None
+    """Maximum tokens that are scheduled in one iteration, if fewer than max_num_batched_tokens.
+
+    The others are left to tokens that the model adds. None: max_num_batched_tokens.
+    """
+    max_num_active_seqs: int | None = None
+    """Maximum running sequences, if fewer than the engine's max_num_seqs; None: max_num_seqs."""
+    scheduler_reserve_full_isl: bool = True
+    """Whether an admission needs blocks for the whole prompt; if False, for its first chunk only."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
+        num_scheduled = self.max_num_scheduled_tokens
+        if num_scheduled is not None and not 1 <= num_scheduled <= self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_scheduled_tokens={num_scheduled}: must be >= 1 and <= "
+                f"max_num_batched_tokens={self.max_num_batched_tokens}, or null for max_num_batched_tokens"
+            )
+        if self.max_num_active_seqs is not None and self.max_num_active_seqs < 1:
+            raise ValueError(
+                f"max_num_active_seqs={self.max_num_active_seqs}: must be >= 1, or null for max_num_seqs"
+            )
         threshold = self.long_prefill_token_threshold
         if threshold < 0:
             raise ValueError(f"long_prefill_token_threshold={threshold}: must be >= 0")
@@ -54,22 +75,29 @@ class Chunked:
     @property
     def max_unasked_decodes(self) -> int:
         """Number of decodes within the budget."""
-        return self.max_num_batched_tokens
+        return self._budget
 
     @property
     def fills_in_order(self) -> bool:
         """True if prompts are limited by the budget only."""
-        return not self.long_prefill_token_threshold
+        has_limits = self.long_prefill_token_threshold or self.max_num_active_seqs is not None
+        return not has_limits and self.scheduler_reserve_full_isl
+
+    @property
+    def _budget(self) -> int:
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
+    @property
+    def _mixes_prefills(self) -> bool:
+        """True if a sequence may decode that was admitted after one in prefill."""
+        return self.long_prefill_token_threshold > 0
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Gives the budget to running sequences, then to new ones."""
-        step.budget(self.max_num_batched_tokens)
+        step.budget(self._budget)
         max_chunk = self._max_chunk(view) if self.long_prefill_token_threshold else FOREVER
         self._serve_running(view, step, max_chunk)
-        for seq in view.waiting:
-            may_cut = self.enable_chunked_prefill or seq.num_uncomputed > self.max_num_batched_tokens
-            if not step.admit(seq, max_chunk, may_cut=may_cut):
-                break
+        self._admit_waiting(view, step, max_chunk)
         if max_chunk == FOREVER or not self._may_admit_later(view, step):
             step.repeat()
 
@@ -84,7 +112,7 @@ class Chunked:
 
     def _serve_running(self, view: StepView, step: StepBuilder, max_chunk: int) -> None:
         """Serves running sequences in order of admission, until the budget is spent or one is preempted."""
-        in_order = self.long_prefill_token_threshold and view.prefilling
+        in_order = self._mixes_prefills and view.prefilling
         if not in_order and not step.decode_all():
             return
         for seq in view.running if in_order else view.prefilling:
@@ -95,6 +123,18 @@ class Chunked:
             else:
                 continue  # preempted in this step, or paused, or waiting for KV
             if not served:
+                return
+
+    def _admit_waiting(self, view: StepView, step: StepBuilder, max_chunk: int) -> None:
+        """Admits waiting sequences in order, until one is refused or enough are running."""
+        if not self.scheduler_reserve_full_isl:
+            step.reserve_first_chunks()
+        max_running = self.max_num_active_seqs
+        for seq in view.waiting:
+            if max_running is not None and view.num_running >= max_running:
+                return
+            may_cut = self.enable_chunked_prefill or seq.num_uncomputed > self._budget
+            if not step.admit(seq, max_chunk, may_cut=may_cut):
                 return
 
     @staticmethod

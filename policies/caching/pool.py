@@ -126,9 +126,11 @@ class BlockPool:
     def blocks_to_admit(self, seq: Sequence) -> int:
         """Counts the blocks that a waiting sequence needs if none of its tokens is cached.
 
-        Includes the blocks of its branches, if it had any before a preemption, and of its adapter.
+        Includes the blocks of its branches, if it had any before a preemption, and of its adapter. Leaves out
+        those that it may get after its admission (`StepBuilder.reserve_first_chunks`).
         """
-        return -(-seq.stored_known // self.block_size) + seq.num_extra_blocks + seq.num_adapter_blocks
+        num_more = seq.num_extra_blocks + seq.num_adapter_blocks - seq.num_unreserved_blocks
+        return -(-seq.stored_known // self.block_size) + num_more
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         """Gives a sequence that can be admitted the blocks of its num_cached cached tokens."""

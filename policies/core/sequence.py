@@ -93,6 +93,7 @@ class Sequence:
         "num_swapped",
         "num_transfers",
         "num_unread",
+        "num_unreserved_blocks",
         "origin",
         "predicted",
         "rank",
@@ -148,6 +149,7 @@ class Sequence:
         self.num_swapped = 0  # computed tokens with KV in another tier or engine
         self.swap_tier = "host"  # the tier that holds that KV; see `Transfer`
         self.num_adapter_blocks = 0  # KV blocks that its adapter needs
+        self.num_unreserved_blocks = 0  # KV blocks of its known tokens that its admission does not need
         # For sequences with branches.
         self.branches: Branches | None = None  # set at the end of its first prefill
         self._branch_ends: tuple[int, ...] = ()  # per branch, the output tokens after which it ends

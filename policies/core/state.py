@@ -67,7 +67,8 @@ class EngineState:
         self.branched = self.running_set.branched
         self.free_slots = self.running_set.free_slots
         self.transfers = Transfers(block_pool, self.branched, num_swap_blocks, names_blocks)
-        self._loads_kv = type(block_pool).num_loadable is not BlockPool.num_loadable
+        self.loads_kv = type(block_pool).num_loadable is not BlockPool.num_loadable
+        """Whether the pool may have KV in other tiers."""
         self.notes_chunks = type(block_pool).computed is not BlockPool.computed
         """Whether the pool needs to be notified of computed chunks."""
 
@@ -172,7 +173,7 @@ class EngineState:
     def start(self, seq: Sequence, num_cached: int, lacks_adapter: bool = False) -> None:
         """Starts a waiting sequence: it gets a slot, KV for num_cached tokens, and loads from other tiers."""
         num_loaded = 0
-        if self._loads_kv or seq.num_swapped:
+        if self.loads_kv or seq.num_swapped:
             num_loaded = self.transfers.num_loadable(seq, num_cached)
         self.waiting.remove(seq)
         self.running_set.admit(seq, num_cached, num_loaded, lacks_adapter)

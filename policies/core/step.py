@@ -23,6 +23,7 @@ class StepBuilder:
         budget                       limits the tokens of the step
         decode_all, decode, prefill  give tokens to running sequences
         admit                        gives a waiting sequence a slot, KV and tokens
+        reserve_first_chunks         lets admissions need room for their first chunk only
         preempt, pause, resume       stop a sequence, or let it continue
         rerank                       asks the scheduling policy for a sequence's rank again
         repeat, hold, wait_until     define for how long the decision holds
@@ -58,6 +59,7 @@ class StepBuilder:
         self._wake_s = inf
         self._lacked_blocks = False  # whether a sequence was preempted for lack of blocks
         self._refusal: Cause | None = None  # reason of the first failed admission
+        self._reserves_all = True  # whether an admission needs room for all known tokens
 
     def budget(self, max_num_tokens: int) -> None:
         """Limits this step to max_num_tokens tokens; without this call there is no limit."""
@@ -182,7 +184,8 @@ class StepBuilder:
         may_cut: if False, the sequence is refused instead of being cut to the budget.
         If a part of its KV is in another tier, it gets slot and blocks and starts to run when the transfer is
         done; likewise while its adapter is being loaded. Returns False if there is no slot or no budget, if
-        there is no room for all its known tokens or its adapter, or if this step has preempted a sequence.
+        there is no room for all its known tokens (see `reserve_first_chunks`) or its adapter, or if this step
+        has preempted a sequence.
         """
         if not self.is_open:
             self._refuse_late()
@@ -199,16 +202,28 @@ class StepBuilder:
             return self._refuse(Cause.budget)
         if not state.free_slots or (seq.request.branching is not None and len(state.free_slots) < seq.width):
             return self._refuse(Cause.slot)
+        if not self._reserves_all:
+            self._set_unreserved(seq, num_cached, num_tokens)
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
-            if refusal is Cause.memory and not may_cut and num_cached and seq.stored_known > self.tokens_left:
-                self._hold = 1  # if the cache evicts this prefix, the cause of the wait becomes the budget
+            is_cut = seq.num_unreserved_blocks or (not may_cut and seq.stored_known > self.tokens_left)
+            if refusal is Cause.memory and num_cached and is_cut:
+                self._hold = 1  # evicted, its prefix needs no blocks, or the cause becomes the budget
+            seq.num_unreserved_blocks = 0
             return self._refuse(refusal)
         state.start(seq, num_cached)
+        seq.num_unreserved_blocks = 0
         if seq.request_id not in state.loading:
             self._admitted.append(seq)
             self._add_chunk(seq, num_tokens)
         return True
+
+    def reserve_first_chunks(self) -> None:
+        """Lets later admissions of this step need room for the cached tokens and the first chunk only.
+
+        Its further chunks may then preempt others. KV from another tier needs room for all known tokens.
+        """
+        self._reserves_all = False
 
     def preempt(self, seq: SequenceView, swap: bool | None = None) -> None:
         """Moves a sequence back to the waiting queue; it loses slot, KV and its part of this step.
@@ -263,6 +278,14 @@ class StepBuilder:
         if self._refusal is None:
             self._refusal = cause
         return False
+
+    def _set_unreserved(self, seq: Sequence, num_cached: int, num_tokens: int) -> None:
+        """Sets the blocks of a waiting sequence that need not be free at its admission."""
+        num_then = num_cached + num_tokens
+        if num_then < seq.stored_known and not (self._state.loads_kv or seq.num_swapped):
+            seq.num_unreserved_blocks = self._pool.blocks_for(seq.stored_known) - self._pool.blocks_for(
+                num_then
+            )
 
     def _spend(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens

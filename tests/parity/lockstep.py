@@ -11,6 +11,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from policies.batching.chunked import Chunked
+from policies.batching.paced_prefills import PacedPrefills
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.settings import KvMemory
@@ -39,6 +40,10 @@ class Settings:
     is_prefix_caching: bool = False
     watermark: float = 0.0
     async_scheduling: bool = False
+    max_num_scheduled_tokens: int | None = None
+    max_num_active_seqs: int | None = None
+    scheduler_reserve_full_isl: bool = True
+    prefill_schedule_interval: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +110,10 @@ class OurEngine:
             ("enable_chunked_prefill", True),
             ("long_prefill_token_threshold", 0),
             ("long_prefill_token_threshold_adaptive", False),
+            ("max_num_scheduled_tokens", None),
+            ("max_num_active_seqs", None),
+            ("scheduler_reserve_full_isl", True),
+            ("prefill_schedule_interval", 1),
         ):
             if getattr(settings, name) != default:
                 batching[name] = getattr(settings, name)
@@ -112,7 +121,7 @@ class OurEngine:
         self._stopped: list[Sequence] = []  # by a sampled token that an asynchronous engine has not read yet
         self._ended: dict[int, str] = {}  # ends of the last step that an asynchronous engine has not read yet
         self.core = (AsyncEngineCore if self._is_async else EngineCore)(
-            batching=Chunked(**batching),
+            batching=(PacedPrefills if "prefill_schedule_interval" in batching else Chunked)(**batching),
             scheduling=Priority() if settings.is_priority else Fcfs(),
             block_pool=caching(block_size=settings.block_size, watermark=settings.watermark).pool(
                 KvMemory(settings.num_blocks, max_model_len=settings.max_model_len)
@@ -338,7 +347,8 @@ def make_workload(mode: str, seed: int) -> Workload:
     """Draws a random workload of a mode.
 
     A mode is words joined by "+": fcfs (the plain case), priority, unchunked, threshold, adaptive, watermark,
-    prefix, async.
+    prefix, async, first_chunk (scheduler_reserve_full_isl=False), active (max_num_active_seqs), scheduled
+    (max_num_scheduled_tokens), paced (prefill_schedule_interval).
     """
     random = Random(f"{mode.removeprefix('async+')}/{seed}")
     words = set(mode.split("+"))
@@ -363,6 +373,10 @@ def make_workload(mode: str, seed: int) -> Workload:
         is_prefix_caching="prefix" in words,
         watermark=watermark,
         async_scheduling="async" in words,
+        max_num_scheduled_tokens=random.randint(1, budget) if "scheduled" in words else None,
+        max_num_active_seqs=random.randint(1, max_num_seqs) if "active" in words else None,
+        scheduler_reserve_full_isl="first_chunk" not in words,
+        prefill_schedule_interval=random.randint(2, 9) if "paced" in words else 1,
     )
     return Workload(settings, _arrivals(settings, random))
 

@@ -16,6 +16,8 @@ Differences that are on purpose, and kept out of the comparison:
   same step, so that it is never computed (the last test); ours takes the offer back.
 - Generated tokens are offered by vLLM as soon as they fill a block, by ours when their sequence ends. Prompts
   that quote an answer come after its end here.
+- vLLM counts the steps of prefill_schedule_interval from the last time when all data parallel ranks were
+  idle, and those that compute nothing; the driver counts as our policy does, steps that compute something.
 - A request that has ended and is preempted by the step planned before its tokens are read does not count as
   preempted.
 - vLLM's scheduler does not check that a request can ever fit; ours rejects it. max_model_len fits here.
@@ -62,6 +64,18 @@ SYNC_MODES = (
     "prefix+threshold",
     "prefix+priority+threshold",
     "prefix+watermark",
+    "scheduled",
+    "prefix+active",
+    "first_chunk",
+    "first_chunk+priority",
+    "prefix+first_chunk",
+    "prefix+first_chunk+threshold",
+    "prefix+first_chunk+watermark",
+    "paced",
+    "prefix+paced",
+    "prefix+paced+priority",
+    "prefix+paced+threshold",
+    "prefix+paced+first_chunk",
 )
 MODES = (*SYNC_MODES, *(f"async+{mode}" for mode in SYNC_MODES))
 

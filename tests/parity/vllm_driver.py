@@ -78,6 +78,10 @@ class VllmEngine:
             policy="priority" if settings.is_priority else "fcfs",
             watermark=(num_kept + 0.5) / caching.num_gpu_blocks if num_kept else 0.0,
             async_scheduling=settings.async_scheduling,
+            max_num_scheduled_tokens=settings.max_num_scheduled_tokens,
+            max_num_active_seqs=settings.max_num_active_seqs,
+            scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
+            prefill_schedule_interval=settings.prefill_schedule_interval,
         )
         config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=caching)
         spec = FullAttentionSpec(
@@ -93,6 +97,8 @@ class VllmEngine:
             structured_output_manager=StructuredOutputManager(config),
             block_size=settings.block_size,
         )
+        self._interval = settings.prefill_schedule_interval
+        self._num_steps = 0  # that computed something
         self._is_async = settings.async_scheduling
         self._max_model_len = settings.max_model_len
         self._hasher = (
@@ -135,7 +141,8 @@ class VllmEngine:
         preempted: set[str] = set()
         finished: dict[int, str] = {}
         while True:
-            plan = self.scheduler.schedule()
+            # vLLM's engine core does so for each of its data parallel ranks, by the number of the step.
+            plan = self.scheduler.schedule(throttle_prefills=self._num_steps % self._interval != 0)
             preempted |= plan.preempted_req_ids
             num_free_planned = self._num_free
             launch = _Launch(plan, {name: self._samples(name) for name in plan.num_scheduled_tokens})
@@ -150,6 +157,7 @@ class VllmEngine:
                 break
             is_freed = plan.preempted_req_ids or self.num_unfinished < num_unfinished
             assert is_freed, "vLLM stands still"
+        self._num_steps += 1
         resumed = plan.scheduled_cached_reqs
         admitted = {int(new.req_id): new.num_computed_tokens for new in plan.scheduled_new_reqs}
         for name, num_cached in zip(resumed.req_ids, resumed.num_computed_tokens, strict=True):

@@ -12,9 +12,9 @@ NO_SCHEDULING = "decides nothing about text requests on one KV group"
 SCHEDULER: dict[str, str] = {
     "runner_type": NO_SCHEDULING,
     "max_num_batched_tokens": COMPARED,
-    "max_num_scheduled_tokens": "no counterpart: without speculation it is a smaller max_num_batched_tokens",
+    "max_num_scheduled_tokens": COMPARED,
     "max_num_seqs": COMPARED,
-    "max_num_active_seqs": "no counterpart: without streaming input it is a smaller max_num_seqs",
+    "max_num_active_seqs": COMPARED,
     "long_prefill_token_threshold": COMPARED,
     "long_prefill_token_threshold_adaptive": COMPARED,
     "max_num_queued_reqs": "admission=queue_bound, at the gateway",
@@ -27,9 +27,9 @@ SCHEDULER: dict[str, str] = {
     "disable_chunked_mm_input": NO_SCHEDULING,
     "scheduler_cls": "every policy here is a class of the user's choice",
     "disable_hybrid_kv_cache_manager": NO_SCHEDULING,
-    "scheduler_reserve_full_isl": "true is compared; false has no counterpart",
+    "scheduler_reserve_full_isl": COMPARED,
     "watermark": COMPARED,
-    "prefill_schedule_interval": "no counterpart: it aligns prefills of data parallel ranks",
+    "prefill_schedule_interval": COMPARED,
     "async_scheduling": COMPARED,
     "stream_interval": "no counterpart: every token is sent at once",
 }

@@ -86,6 +86,60 @@ def test_a_chunk_held_back_by_the_threshold_is_leapt_over(make_core, make_reques
     assert core.plan(0.0).horizon == 3
 
 
+def test_fewer_tokens_are_scheduled_than_the_batch_can_hold(make_core, make_request, run_out):
+    """The threshold's equal share is of the batch: max(1, 8 // 2) = 4, of which the 6 tokens allow A one."""
+    core = make_core(
+        batching=Chunked(
+            max_num_batched_tokens=8,
+            max_num_scheduled_tokens=6,
+            long_prefill_token_threshold=1,
+            long_prefill_token_threshold_adaptive=True,
+        )
+    )
+    core.add(make_request(A, 9), stop_after=1)
+    core.add(make_request(B, 5), stop_after=1)
+    assert tokens_of(run_out, core) == [{A: 4, B: 2}, {A: 4, B: 2}, {A: 1, B: 1}]
+
+
+def test_no_more_sequences_run_than_may_be_active(make_core, make_request, run_out):
+    core = make_core(batching=Chunked(max_num_active_seqs=2), max_num_seqs=3)
+    for request_id, num_output in [(A, 1), (B, 3), (C, 2)]:
+        core.add(make_request(request_id, 4), stop_after=num_output)
+    assert tokens_of(run_out, core) == [{A: 4, B: 4}, {B: 1, C: 4}, {B: 1, C: 1}]
+
+
+@pytest.mark.parametrize(
+    ("reserves", "expected"),
+    [
+        (True, [({A: 4}, []), ({A: 1}, []), ({A: 1}, []), ({B: 8}, []), ({B: 4}, [])]),
+        (False, [({A: 4, B: 4}, []), ({A: 1}, [B]), ({A: 1}, []), ({B: 8}, []), ({B: 4}, [])]),
+    ],
+)
+def test_an_admission_needs_room_for_the_prompt_or_for_its_first_chunk(
+    make_core, make_request, run_out, reserves, expected
+):
+    """3 blocks of 4, budget 8. A: prompt 4, answer 3. B: 12, 1; its second chunk has no room beside A."""
+    core = make_core(
+        batching=Chunked(max_num_batched_tokens=8, scheduler_reserve_full_isl=reserves), num_blocks=3
+    )
+    core.add(make_request(A, 4), stop_after=3)
+    core.add(make_request(B, 12), stop_after=1)
+    assert [(tokens, preempted) for tokens, preempted, _ in run_out(core)] == expected
+
+
+def test_a_first_chunk_keeps_the_watermark_free(make_core, make_request):
+    """10 blocks of 4, of which 2 stay free: A has 6, so B's first chunk of 2 fits, and one of 3 does not."""
+    for budget, admitted in [(32, [A, B]), (36, [A])]:
+        core = make_core(
+            batching=Chunked(max_num_batched_tokens=budget, scheduler_reserve_full_isl=False),
+            num_blocks=10,
+            watermark=0.2,
+        )
+        core.add(make_request(A, 24))
+        core.add(make_request(B, 20))
+        assert [seq.request_id for seq in core.plan(0.0).admitted] == admitted
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -94,8 +148,13 @@ def test_a_chunk_held_back_by_the_threshold_is_leapt_over(make_core, make_reques
             {"long_prefill_token_threshold_adaptive": True},
             "long_prefill_token_threshold=0: there is no limit to raise",
         ),
+        (
+            {"max_num_scheduled_tokens": 9000},
+            "max_num_scheduled_tokens=9000: must be >= 1 and <= max_num_batch",
+        ),
+        ({"max_num_active_seqs": 0}, "max_num_active_seqs=0: must be >= 1, or null for max_num_seqs"),
     ],
 )
-def test_rejects_thresholds_that_mean_nothing(settings, message):
+def test_rejects_limits_that_mean_nothing(settings, message):
     with pytest.raises(ValueError, match=message):
         Chunked(**settings)

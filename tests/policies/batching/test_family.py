@@ -11,6 +11,7 @@ from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import InFlight
 from policies.batching.one_at_a_time import OneAtATime
 from policies.batching.orca import Orca
+from policies.batching.paced_prefills import PacedPrefills
 from policies.batching.partial_prefills import PartialPrefills
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.slots import Slots
@@ -24,6 +25,11 @@ BY_NAME = {
     "chunked": Chunked(max_num_batched_tokens=BUDGET),
     "chunked, threshold": Chunked(max_num_batched_tokens=BUDGET, long_prefill_token_threshold=3),
     "chunked, whole": Chunked(max_num_batched_tokens=BUDGET, enable_chunked_prefill=False),
+    "chunked, first chunks": Chunked(
+        max_num_batched_tokens=BUDGET, max_num_active_seqs=5, scheduler_reserve_full_isl=False
+    ),
+    "paced_prefills": PacedPrefills(max_num_batched_tokens=BUDGET, prefill_schedule_interval=3),
+    "paced_prefills, threshold": PacedPrefills(max_num_batched_tokens=BUDGET, long_prefill_token_threshold=3),
     "partial_prefills": PartialPrefills(max_num_batched_tokens=BUDGET, long_prefill_token_threshold=4),
     "prefill_first": PrefillFirst(max_num_batched_tokens=BUDGET),
     "one_at_a_time": OneAtATime(max_num_batched_tokens=BUDGET),

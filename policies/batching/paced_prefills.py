@@ -1,0 +1,88 @@
+"""Chunked prefill that computes prompts only every few iterations: vLLM's prefill_schedule_interval.
+
+While a sequence decodes, prompts start and continue only in iterations with a number that is a multiple of
+prefill_schedule_interval; the iterations between them only decode, and admit requests that the cache lacks
+one token of. If requests still wait after an iteration with prompts, the engine is saturated, and prompts are
+computed in every iteration until the queue is empty. vLLM 0.32 has this for data parallel ranks, which wait
+for each other in every layer of experts: as their iterations have equal numbers, all ranks compute prompts in
+the same iterations. It counts from the last time when all ranks were idle, this policy from the start.
+Memory pressure: as chunked.
+Horizon: iterations that only decode repeat until the next one that may compute prompts, unless a request
+with a cached prompt lacks memory; others as chunked, but one that leaves a prompt unfinished and no request
+waiting is decided anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policies.batching.chunked import Chunked
+from policies.core.plan import FOREVER
+from policies.core.sequence import DECODING, ENDING
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PacedPrefills(Chunked):
+    """Chunked prefill in every prefill_schedule_interval-th iteration."""
+
+    prefill_schedule_interval: int = 4
+    """Iterations from one that may compute prompts to the next; 1: all, as chunked."""
+    _saturated: dict[str, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """last: whether requests waited after the last iteration that was allowed to compute prompts."""
+
+    def __post_init__(self) -> None:
+        Chunked.__post_init__(self)
+        if self.prefill_schedule_interval < 1:
+            raise ValueError(f"prefill_schedule_interval={self.prefill_schedule_interval}: must be >= 1")
+
+    @property
+    def max_unasked_decodes(self) -> int:
+        """0, because an iteration without waiting requests ends the saturation."""
+        return 0
+
+    @property
+    def fills_in_order(self) -> bool:
+        """False, because the policy reads the number of the iteration."""
+        return False
+
+    @property
+    def _mixes_prefills(self) -> bool:
+        """True, because a sequence with a cached prompt may begin while another one's prefill pauses."""
+        return True
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Gives the budget to running sequences, then to new ones; between two intervals to decodes only."""
+        step.budget(self._budget)
+        num_since = view.num_iterations % self.prefill_schedule_interval
+        has_decodes = any(seq.state in (DECODING, ENDING) for seq in view.running)
+        if num_since and has_decodes and not self._saturated.get("last", False):
+            step.decode_all()
+            if self._admit_cached(view, step):
+                step.repeat(self.prefill_schedule_interval - num_since)
+            return
+        max_chunk = self._max_chunk(view) if self.long_prefill_token_threshold else FOREVER
+        num_running = view.num_running
+        self._serve_running(view, step, max_chunk)
+        if view.num_running == num_running:  # none was preempted
+            self._admit_waiting(view, step, max_chunk)
+            self._saturated["last"] = view.num_waiting > 0
+        is_paused_next = has_decodes and view.prefilling and not view.num_waiting
+        if not is_paused_next and (max_chunk == FOREVER or not self._may_admit_later(view, step)):
+            step.repeat()
+
+    def _admit_cached(self, view: StepView, step: StepBuilder) -> bool:
+        """Admits waiting sequences in order, as long as the cache has all of their tokens but one.
+
+        Returns False if one of these is refused: later, the cache may have fewer of its tokens.
+        """
+        if not self.scheduler_reserve_full_isl:
+            step.reserve_first_chunks()
+        max_running = view.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs
+        for seq in view.waiting:
+            if view.num_running >= max_running or view.num_found(seq) < seq.num_known - 1:
+                return True
+            if not step.admit(seq, 1):
+                return False
+        return True
