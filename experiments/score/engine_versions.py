@@ -2,7 +2,8 @@
 
 A row without a version (runs of InferenceMAX in 2025), or with the name of a build (gpt-oss-dev), gets the
 profile of the release that was current on the day of the measurement, or on the day in the build's name
-(nightly-dev-20260216). Without a day it gets the profile with the engine's name, which is the newest.
+(nightly-dev-20260216). Without a day it gets the profile with the engine's name, which is the newest. A
+version of vLLM that is synchronous by default, but was started with async_scheduling, has its own profile.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import re
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+from experiments.score.recipes import recipe_of
 
 
 class Since(NamedTuple):
@@ -35,6 +38,10 @@ PROFILES = {
 """By engine, oldest first. Days: those on which InferenceMAX first ran an image of that version."""
 
 
+WITH_ASYNC_SCHEDULING = {"vllm_sync": "vllm_0_10_async"}
+"""Profiles of synchronous versions, and the profile if the benchmark asked for asynchronous scheduling."""
+
+
 def engine_of(row: dict[str, Any]) -> str:
     """Returns the engine profile of the row; engines without versions here have one profile."""
     engine, version = str(row["backend"]), row.get("backend_version")
@@ -44,9 +51,11 @@ def engine_of(row: dict[str, Any]) -> str:
     found = re.match(r"(\d+)\.(\d+)", str(version))
     if found:
         number = int(found[1]), int(found[2])
-        return [entry.profile for entry in profiles if entry.version <= number][-1]
-    day = measured_day(str(version), row.get("measured_date"))
-    return [entry.profile for entry in profiles if day is None or entry.day <= day][-1]
+        profile = [entry.profile for entry in profiles if entry.version <= number][-1]
+    else:
+        day = measured_day(str(version), row.get("measured_date"))
+        profile = [entry.profile for entry in profiles if day is None or entry.day <= day][-1]
+    return WITH_ASYNC_SCHEDULING.get(profile, profile) if recipe_of(row).asynchronous else profile
 
 
 def measured_day(version: str, measured: Any) -> str | None:

@@ -10,7 +10,12 @@ No column of the silicon table states them. InferenceMAX publishes the scripts t
   1,024 and 1,024 tokens and 64 clients or more.
 - gpt-oss: max_num_tokens 20,000.
 
-The budget of the lab runs of vLLM is not published; the measured TTFT shows 2,048.
+For vLLM they set async_scheduling before it became the default. On B200, Llama 70B ran with CUDA graphs of
+whole decode iterations only (cudagraph_mode FULL_DECODE_ONLY, no splitting_ops) and fused all-reduces: Python
+launches an iteration with a prompt, operator by operator. The time per kernel, 70 us, was set on these rows.
+
+The budget of the lab runs of vLLM is not published; the measured TTFT shows 2,048. All clients state
+max_tokens, so that TensorRT-LLM can run its default capacity scheduler, guaranteed_no_evict.
 """
 
 from __future__ import annotations
@@ -27,16 +32,36 @@ class Recipe(NamedTuple):
     """Token budget of an iteration, per rank of attention data parallelism; None: the profile's."""
     batch_wait_timeout_iters: int = 0
     batch_wait_max_tokens_ratio: float = 0.0
+    capacity_scheduler_policy: str | None = None
+    asynchronous: bool = False
+    """Whether a version without asynchronous scheduling by default was told to use it."""
+    launch_s: float | None = None
+    """CPU seconds to launch a kernel outside CUDA graphs; None: the profile's."""
+
+    def batching(self) -> dict[str, Any]:
+        """Returns the settings of the batching policy, its budget excepted."""
+        names = ("batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "capacity_scheduler_policy")
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value}
 
 
 def recipe_of(row: dict[str, Any]) -> Recipe:
     """Returns the settings of the row's benchmark."""
-    source, engine, model = row["source"], row["backend"], str(row["model"])
-    if (source, engine) == ("nvidia-lab", "vllm"):
-        return Recipe(2048)
-    if (source, engine) != ("inferencemax", "trtllm"):
+    published = row.get("source") == "inferencemax"
+    if row["backend"] == "trtllm":
+        recipe = trtllm_recipe(row) if published else Recipe()
+        return recipe._replace(capacity_scheduler_policy="guaranteed_no_evict")
+    if row["backend"] != "vllm":
         return Recipe()
-    short = row["isl"] == row["osl"] == 1024
+    if not published:
+        return Recipe(2048) if row.get("source") == "nvidia-lab" else Recipe()
+    by_python = str(row["model"]).startswith("llama") and row["gpu"] == "b200_sxm"
+    return Recipe(asynchronous=True, launch_s=70e-6 if by_python else None)
+
+
+def trtllm_recipe(row: dict[str, Any]) -> Recipe:
+    """Returns the settings of InferenceMAX's servers of TensorRT-LLM."""
+    model, short = str(row["model"]), row["isl"] == row["osl"] == 1024
     if model.startswith("llama"):
         return Recipe(16_384, 20, 0.9) if short and row["tp_size"] < 8 else Recipe(16_384)
     if model.startswith("gpt-oss"):

@@ -67,8 +67,10 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     share = layout.attention_data_parallel_size
     recipe = recipe_of(row)
     budget = share * (recipe.max_num_batched_tokens or base.max_num_batched_tokens)
+    host = base.engine.host
     engine = replace(
         base.engine,
+        host=host if recipe.launch_s is None else replace(host, launch_s=recipe.launch_s),
         max_num_batched_tokens=budget,
         max_num_seqs=base.engine.max_num_seqs * share,
         max_model_len=min(model.max_position_embeddings, prompt + output + 256),
@@ -105,17 +107,14 @@ def closed_loop(row: dict[str, Any], clients: int) -> Synthetic:
         arrivals=ClosedLoop(num_users=clients, think_time_s=Fixed(value=0.0), ramp_up_s=0.0),
         lengths=lengths_of(row),
         num_requests=REQUESTS_PER_CLIENT * clients,
+        max_tokens="exact",
     )
 
 
 def configured(batching: Batching, max_num_batched_tokens: int, recipe: Recipe) -> Batching:
-    """Returns the policy with this budget (all engines of these tables have one) and the recipe's wait."""
-    settings: dict[str, Any] = {"max_num_batched_tokens": max_num_batched_tokens}
-    if recipe.batch_wait_timeout_iters:
-        settings["batch_wait_timeout_iters"] = recipe.batch_wait_timeout_iters
-        settings["batch_wait_max_tokens_ratio"] = recipe.batch_wait_max_tokens_ratio
+    """Returns the policy with this budget (every engine here has one) and the recipe's settings."""
     policy: Any = batching
-    changed: Batching = replace(policy, **settings)
+    changed: Batching = replace(policy, max_num_batched_tokens=max_num_batched_tokens, **recipe.batching())
     return changed
 
 

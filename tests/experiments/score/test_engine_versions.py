@@ -6,8 +6,16 @@ from experiments.score.engine_versions import PROFILES, engine_of
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 
-def profile(engine, version=None, day=None):
-    return engine_of({"backend": engine, "backend_version": version, "measured_date": day})
+def profile(engine, version=None, day=None, source="nvidia-lab"):
+    row = {
+        "source": source,
+        "model": "llama-3.1-70b",
+        "gpu": "h200_sxm",
+        "isl": 512,
+        "osl": 512,
+        "tp_size": 1,
+    }
+    return engine_of({**row, "backend": engine, "backend_version": version, "measured_date": day})
 
 
 @pytest.mark.parametrize(
@@ -27,6 +35,11 @@ def test_without_a_version_the_day_of_the_measurement_decides():
     assert profile("trtllm", None, "2025-10-29") == "tensorrt_llm_1_1"
     assert profile("trtllm", "gpt-oss-dev", "2026-01-07") == "tensorrt_llm"
     assert profile("vllm", float("nan"), "2025-10-29") == "vllm_sync"
+
+
+def test_versions_that_were_told_to_schedule_asynchronously_have_their_own_profile():
+    assert profile("vllm", None, "2025-10-29", source="inferencemax") == "vllm_0_10_async"
+    assert profile("vllm", "0.15.1", source="inferencemax") == "vllm"
 
 
 def test_the_day_in_a_builds_name_overrides_that_of_the_measurement():

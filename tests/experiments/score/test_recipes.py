@@ -28,19 +28,28 @@ ROW = {
 }
 
 
+NO_EVICT = "guaranteed_no_evict"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, Recipe(16_384, 20, 0.9)),
-        ({"tp_size": 8}, Recipe(16_384)),
-        ({"osl": 8192}, Recipe(16_384)),
-        ({"source": "nvidia-lab"}, Recipe()),
+        ({}, Recipe(16_384, 20, 0.9, NO_EVICT)),
+        ({"tp_size": 8}, Recipe(16_384, 0, 0.0, NO_EVICT)),
+        ({"osl": 8192}, Recipe(16_384, 0, 0.0, NO_EVICT)),
+        ({"source": "nvidia-lab"}, Recipe(None, 0, 0.0, NO_EVICT)),
         ({"source": "nvidia-lab", "backend": "vllm"}, Recipe(2048)),
-        ({"model": "gpt-oss-120b"}, Recipe(20_000)),
-        ({"model": "qwen3.5-397b-a17b"}, Recipe()),
-        ({"model": "deepseek-r1"}, Recipe(1152)),
-        ({"model": "deepseek-r1", "isl": 8192, "measured_date": "2026-02-03"}, Recipe(8320)),
-        ({"model": "deepseek-r1", "measured_date": "2026-02-03"}, Recipe(8192)),
+        ({"backend": "vllm"}, Recipe(asynchronous=True)),
+        ({"backend": "vllm", "gpu": "b200_sxm"}, Recipe(asynchronous=True, launch_s=70e-6)),
+        ({"backend": "sglang"}, Recipe()),
+        ({"model": "gpt-oss-120b"}, Recipe(20_000, 0, 0.0, NO_EVICT)),
+        ({"model": "qwen3.5-397b-a17b"}, Recipe(None, 0, 0.0, NO_EVICT)),
+        ({"model": "deepseek-r1"}, Recipe(1152, 0, 0.0, NO_EVICT)),
+        (
+            {"model": "deepseek-r1", "isl": 8192, "measured_date": "2026-02-03"},
+            Recipe(8320, 0, 0.0, NO_EVICT),
+        ),
+        ({"model": "deepseek-r1", "measured_date": "2026-02-03"}, Recipe(8192, 0, 0.0, NO_EVICT)),
     ],
 )
 def test_recipes_are_those_of_the_published_scripts(changes, expected):
@@ -50,9 +59,9 @@ def test_recipes_are_those_of_the_published_scripts(changes, expected):
 
 def test_deepseek_in_fp8_on_b200_waits_from_64_clients_on():
     row = {**ROW, "model": "deepseek-r1", "gpu": "b200_sxm", "measured_date": "2026-02-05"}
-    assert recipe_of({**row, "concurrency": 64}) == Recipe(8192, 40, 0.8)
-    assert recipe_of({**row, "concurrency": 32}) == Recipe(8192)
-    assert recipe_of({**row, "concurrency": 64, "weights": "nvfp4"}) == Recipe(8192)
+    assert recipe_of({**row, "concurrency": 64}) == Recipe(8192, 40, 0.8, NO_EVICT)
+    assert recipe_of({**row, "concurrency": 32}).batch_wait_timeout_iters == 0
+    assert recipe_of({**row, "concurrency": 64, "weights": "nvfp4"}).batch_wait_timeout_iters == 0
 
 
 def test_a_recipe_reaches_the_engine_and_its_policy():
@@ -60,3 +69,11 @@ def test_a_recipe_reaches_the_engine_and_its_policy():
     batching = scenario.batching
     assert scenario.engine.max_num_batched_tokens == batching.max_num_batched_tokens == 16_384
     assert (batching.batch_wait_timeout_iters, batching.batch_wait_max_tokens_ratio) == (20, 0.9)
+    assert batching.capacity_scheduler_policy == NO_EVICT
+    assert scenario.workload.max_tokens == "exact", "clients state how many tokens they want"
+
+
+def test_a_recipe_may_set_the_launch_time():
+    row = {**ROW, "backend": "vllm", "gpu": "b200_sxm"}
+    assert scenario_of(row, Spec()).engine.host.launch_s == 70e-6
+    assert scenario_of({**row, "gpu": "h200_sxm"}, Spec()).engine.host.launch_s < 70e-6
