@@ -9,7 +9,7 @@ measured: it computes its own experts, other assignments are masked (NVIDIA aico
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,12 @@ FORMATS = {
     "nvfp4": WEIGHT_FORMATS["nvfp4"],
     "w4a16_mxfp4": WEIGHT_FORMATS["mxfp4"],
     "w4a8_mxfp4_mxfp8": WEIGHT_FORMATS["mxfp4_mxfp8"],
+    "w4a4_mxfp4": replace(WEIGHT_FORMATS["mxfp4"], name="mxfp4_mxfp4"),
 }
-"""Weight format by value of the dtype column."""
+"""Weight format by value of the dtype column.
+
+vLLM 0.24 has no kernel that multiplies mxfp4 by mxfp4: Marlin unpacks the weights of w4a4_mxfp4.
+"""
 
 IMPLEMENTATIONS = {
     "triton": ("tritonexperts", "vllm_fused_moe", "oaitriton"),

@@ -137,7 +137,12 @@ def moe_work(
     size, depth, columns = np.array(
         [[in_up * hidden * inter, hidden * inter], [hidden, inter], [in_up * inter, hidden]], dtype=np.float64
     ).reshape(3, 2, *(1,) * m.ndim)
-    tiles, rows = tiles_and_rows(loads, family.max_tile_rows)
+    if family.tile_rows:
+        height = common_height(m * layer.top_k, layer, family.tile_rows)
+        tiles = tiles_of(loads, height)
+        rows = tiles * height
+    else:
+        tiles, rows = tiles_and_rows(loads, family.max_tile_rows)
 
     deeper = size * (1 + family.fill_depth / depth)
     peak = device.peak_flops_per_s[weights.compute_dtype(device, dtype)] * family.flops_factor
@@ -158,34 +163,53 @@ def moe_work(
     )
 
 
+def common_height(assignments: Floats, layer: ExpertLayer, heights: tuple[int, ...]) -> Floats:
+    """Returns the height of all tiles of a call, for assignments of a token to an expert on all ranks."""
+    per_expert = assignments / layer.num_rank_experts
+    index = np.searchsorted(0.9 * np.array(heights), per_expert, side="right")
+    return np.array(heights, dtype=np.float64)[np.minimum(index, len(heights) - 1)]
+
+
+def tiles_of(loads: RankLoads, height: Floats) -> Floats:
+    """Returns the tiles of all experts of the rank, each `height` rows high."""
+    return mean_over_tokens(loads, lambda u: tiles_up_to(u, height[..., None]))
+
+
 def tiles_and_rows(loads: RankLoads, max_tile_rows: int) -> tuple[Floats, Floats]:
     """Returns the tiles of all experts of the rank, and their rows.
 
-    Tiles are as high as the largest, or the next power of two above an expert's few tokens. An expert holds a
-    whole number of tokens: u rounded up, where u is uniform in a window. The window is as wide as the loads'
-    spread requires, and at least 1, for expectations between whole numbers: experts fill tiles one by one.
+    Tiles are as high as the largest, or the next power of two above an expert's few tokens.
     """
-    width = np.minimum(np.sqrt(1 + 12 * loads.spread**2), np.maximum(1.0, 2 * loads.tokens - 1))
-    high = loads.tokens - 0.5 + width / 2
-    low = np.maximum(0.0, high - width)  # without tokens there is no tile
-
-    def tiles_up_to(u: Floats) -> Floats:
-        """Returns the integral of the tiles of an expert over 0 to u tokens."""
-        full = np.floor(u / max_tile_rows)
-        return np.asarray((full + 1) * (u - max_tile_rows * full / 2))
 
     def rows_up_to(u: Floats) -> Floats:
-        rows = max_tile_rows * tiles_up_to(u)
+        rows = max_tile_rows * tiles_up_to(u, max_tile_rows)
         height = max_tile_rows // 2
         while height >= MIN_TILE_ROWS:  # each sufficient height saves as many rows
             rows = rows - height * np.minimum(u, height)
             height //= 2
         return np.asarray(rows)
 
-    def mean(up_to: Callable[[Floats], Floats]) -> Floats:
-        return np.asarray((loads.num_experts * (up_to(high) - up_to(low)) / width).sum(axis=-1))
+    tiles = mean_over_tokens(loads, lambda u: tiles_up_to(u, max_tile_rows))
+    return tiles, mean_over_tokens(loads, rows_up_to)
 
-    return mean(tiles_up_to), mean(rows_up_to)
+
+def tiles_up_to(u: Floats, height: Floats | int) -> Floats:
+    """Returns the integral of the tiles of an expert over 0 to u tokens."""
+    full = np.floor(u / height)
+    return np.asarray((full + 1) * (u - height * full / 2))
+
+
+def mean_over_tokens(loads: RankLoads, up_to: Callable[[Floats], Floats]) -> Floats:
+    """Returns the mean of a function of an expert's tokens, from its integral, summed over the experts.
+
+    An expert holds a whole number of tokens: u rounded up, where u is uniform in a window. The window is as
+    wide as the loads' spread requires, and at least 1, for expectations between whole numbers: experts fill
+    tiles one by one.
+    """
+    width = np.minimum(np.sqrt(1 + 12 * loads.spread**2), np.maximum(1.0, 2 * loads.tokens - 1))
+    high = loads.tokens - 0.5 + width / 2
+    low = np.maximum(0.0, high - width)  # without tokens there is no tile
+    return np.asarray((loads.num_experts * (up_to(high) - up_to(low)) / width).sum(axis=-1))
 
 
 def work_seconds(work: MoeWork, curve: MoeCurve) -> Floats:

@@ -24,11 +24,24 @@ class KernelFamily:
     max_tile_rows: int
     bandwidth_factor: float = 1.0
     """Factor on a device's `weight_bandwidth_share`."""
+    tile_rows: tuple[int, ...] = ()
+    """Rows of the tiles that a call chooses from, one height for all experts; empty: each expert its own.
+
+    It takes the lowest that holds 1 / 0.9 of the tokens of all ranks per expert of this rank. So with expert
+    parallelism tiles are higher than the experts' few tokens need (fused_marlin_moe of vLLM 0.24).
+    """
 
 
 _TRITON = KernelFamily(num_kernels=7, flops_factor=1.0, fill_depth=60, remote_share=0.8, max_tile_rows=64)
 _CUTLASS = KernelFamily(num_kernels=7, flops_factor=0.60, fill_depth=30, remote_share=0.05, max_tile_rows=128)
-_MARLIN = KernelFamily(num_kernels=8, flops_factor=1.10, fill_depth=25, remote_share=0.8, max_tile_rows=64)
+_MARLIN = KernelFamily(
+    num_kernels=8,
+    flops_factor=1.13,
+    fill_depth=40,
+    remote_share=0.8,
+    max_tile_rows=64,
+    tile_rows=(8, 16, 32, 48, 64),
+)
 _TRTLLM = KernelFamily(num_kernels=4, flops_factor=0.87, fill_depth=26, remote_share=0.1, max_tile_rows=128)
 
 FAMILIES = {
@@ -46,8 +59,8 @@ FAMILIES = {
     "cutlass_nvfp4": replace(_CUTLASS, num_kernels=8, flops_factor=1.05, fill_depth=330),
     # Marlin issues the mma of Ampere; later server chips run it at a part of their data sheet's peak.
     "marlin": _MARLIN,
-    "marlin_hopper": replace(_MARLIN, flops_factor=0.45, fill_depth=145),
-    "marlin_blackwell": replace(_MARLIN, flops_factor=0.23, fill_depth=205),
+    "marlin_hopper": replace(_MARLIN, flops_factor=0.535, fill_depth=173),
+    "marlin_blackwell": replace(_MARLIN, flops_factor=0.284, fill_depth=261),
     "trtllm_gen_bf16": _TRTLLM,
     "trtllm_gen_fp8": replace(_TRTLLM, flops_factor=1.20, fill_depth=93),
     "trtllm_gen_fp8_block": replace(

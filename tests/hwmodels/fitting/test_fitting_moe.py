@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hwmodels.fitting.moe import GROUP_BY, fit_moe, fitted_rows, predict_moe
+from hwmodels.fitting.moe import FORMATS, GROUP_BY, fit_moe, fitted_rows, predict_moe
 from hwmodels.fitting.robust import errors, validation_rows
 from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.moe import MoeCurve, moe_seconds
+from hwmodels.operators.moe_kernels import kernel_family
 from hwmodels.operators.moe_routing import ExpertLayer, Routing
 
 MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "moe.parquet"
@@ -136,6 +137,34 @@ def test_the_capability_chooses_the_kernels_of_rows(devices):
         for c in ("sm90", "sm120")
     )
     assert rtx > 1.3 * hopper  # CUTLASS reaches 0.6 of Triton's FLOP/s
+
+
+@pytest.mark.parametrize("gpu", ["h100_sxm", "h200_sxm", "b200_sxm"])
+def test_marlin_with_many_ranks_is_priced(devices, gpu):
+    """384 experts on up to 128 ranks: some 45 % too fast if every expert had tiles of its own."""
+    if not MEASURED.exists():
+        pytest.skip("measured MoE latencies are not beside this checkout")
+    table = pd.read_parquet(MEASURED)
+    table = table[(table.gpu == gpu) & (table.dtype == "int4_wo") & table.num_tokens.between(32, 512)]
+    table = table[table.moe_ep_size >= 8]
+    rows = {name: table[name].to_numpy() for name in table}
+    capability = "sm100" if gpu == "b200_sxm" else "sm90"
+    fitted = fit_moe(rows, devices[gpu], compute_capability=capability)
+    found = errors(predict_moe(rows, devices[gpu], fitted), rows["latency_us"] * 1e-6)
+    assert found.num_rows > 100
+    assert found.median < 10
+    assert found.p90 < 25
+
+
+def test_w4a4_mxfp4_runs_marlin_on_every_chip(devices):
+    for gpu, capability in (("b300_sxm", "sm100"), ("h100_sxm", "sm90"), ("l40s", "sm89")):
+        family = kernel_family(
+            devices[gpu],
+            ExpertLayer(hidden_size=7168, intermediate_size=2048, top_k=8, num_experts=512),
+            FORMATS["w4a4_mxfp4"],
+            compute_capability=capability,
+        )
+        assert family.startswith("marlin")
 
 
 @pytest.mark.parametrize(

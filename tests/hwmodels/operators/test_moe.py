@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
-from hwmodels.operators.moe import MoeCurve, moe_flops, moe_seconds, moe_weight_bytes, tiles_and_rows
+from hwmodels.operators.moe import (
+    MoeCurve,
+    common_height,
+    moe_flops,
+    moe_seconds,
+    moe_weight_bytes,
+    tiles_and_rows,
+    tiles_of,
+)
 from hwmodels.operators.moe_kernels import FAMILIES, kernel_family
 from hwmodels.operators.moe_routing import (
     ExpertLayer,
@@ -271,12 +279,26 @@ def test_array_equals_single_prices(devices, routing):
 
 
 def test_weights_of_half_the_bytes_take_half_the_time_where_reading_is_all(devices):
-    """fp8 on A100 is weight-only. 64 tokens, all experts: some 1.4 and 0.7 ms of reading."""
+    """fp8 on A100 is weight-only. 24 tokens, all experts: some 1.4 and 0.7 ms of reading."""
     curve = MoeCurve(compute_capability="sm80")
     full, half = (
-        seconds(64, device=devices["a100_80gb_sxm"], weights=name, curve=curve) for name in ("bf16", "fp8")
+        seconds(24, device=devices["a100_80gb_sxm"], weights=name, curve=curve) for name in ("bf16", "fp8")
     )
     assert half / full == pytest.approx(0.5, abs=0.06)
+
+
+def test_marlin_chooses_tiles_for_the_tokens_of_all_ranks():
+    """256 tokens, 8 of 384 experts each: 5.3 per expert; 2,048 assignments per 24 experts of a rank: 85."""
+    layer = replace(DEEPSEEK, num_experts=384, top_k=8, ep_size=16)
+    heights = (8, 16, 32, 48, 64)
+    many = common_height(np.array([256.0 * 8]), layer, heights)
+    alone = common_height(np.array([256.0 * 8]), replace(layer, ep_size=1), heights)
+    assert (many, alone) == (64, 8)
+    loads = rank_loads(256, layer, BALANCED)
+    assert tiles_of(loads, many) == pytest.approx(24)  # one tile of 64 rows for 5.3 tokens
+    # M topk / E / height < 0.9 keeps the height: 7.2 tokens per expert are the first to need 16 rows.
+    tokens = np.array([7.19, 7.2, 57.5, 57.7, 1000]) * 24
+    assert common_height(tokens, layer, heights).tolist() == [8, 16, 64, 64, 64]
 
 
 def test_tokens_of_other_ranks_cost_their_masked_share(devices):
