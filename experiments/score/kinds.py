@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.score import modes, per_request, runs, silicon
+from experiments.score import mlperf, modes, per_request, runs, silicon
 from experiments.study import measured_requests
 from hwmodels.levels.rooflines import LatencyLevel
 from sim.setup.scenario import Scenario
@@ -56,5 +56,13 @@ KINDS = {
         per_request.predict,
         per_request.by_run,
         per_request.unused_settings,
+    ),
+    "mlperf": Kind(
+        mlperf.COLUMNS,
+        mlperf.POSITIVE,
+        mlperf.METRICS,
+        ("scenario", "model", "gpu", "weights"),
+        mlperf.scenario_of,
+        mlperf.predict,
     ),
 }
