@@ -52,7 +52,7 @@ FIRST_SHARE, FACTOR, PRECISION = 0.8, 1.25, 0.03
 
 
 class System(NamedTuple):
-    """What the figures of a system depend on; equal submissions are simulated once per process."""
+    """Holds all that the figures of a submission depend on; equal ones are simulated once per process."""
 
     model: str
     gpu: str

@@ -25,7 +25,7 @@ ROW = {
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    """Makes one benchmark one of few short requests and short measurements."""
+    """Gives one benchmark few short requests and short measurements."""
     data = mlperf.DataSet(100, 60, 40, 200, 100)
     monkeypatch.setitem(mlperf.DATA_SETS, "llama3.1-8b", data)
     monkeypatch.setattr(mlperf, "MEASURED_S", 6.0)
