@@ -319,6 +319,7 @@ def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = No
         until_s=draw(st.none() | st.none() | st.integers(1, 300).map(lambda n: n * tick_s / 2)),
         frontend_s=draw(st.just(0.0) | st.integers(0, 5).map(lambda n: n * tick_s / 2)),
         plans_ahead=draw(st.booleans()),
+        recv_interval=draw(st.sampled_from([1, 1, 1, 4])),
     )
 
 

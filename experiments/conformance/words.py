@@ -38,6 +38,8 @@ def _of_world(world: World) -> str:
         lines.append(f"an engine receives a request {world.frontend_s:.6g} s after its arrival")
     if world.plans_ahead:
         lines.append("an engine plans one iteration ahead")
+    if world.recv_interval > 1:
+        lines.append(f"an engine looks for requests every {world.recv_interval} iterations of decodes")
     if world.patience_s is not None:
         lines.append(f"clients give up {world.patience_s:.6g} s after the arrival of their request")
     if world.until_s is not None:

@@ -146,6 +146,7 @@ class World:
     until_s: float | None = None
     frontend_s: float = 0.0
     plans_ahead: bool = False
+    recv_interval: int = 1
     signal_age_s: float = 0.05
     engine: type[EngineCore] = RecordingCore
     """The engine if it does not plan ahead; EngineCore itself records no decisions."""
@@ -189,6 +190,7 @@ class World:
             "jitter": self.jitter,
             "frontend_s": self.frontend_s,
             "plans_ahead": self.plans_ahead,
+            "recv_interval": self.recv_interval,
             "links": self.links,
             "device": TOY,
         }

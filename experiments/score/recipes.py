@@ -10,6 +10,12 @@ No column of the silicon table states them. InferenceMAX publishes the scripts t
   1,024 and 1,024 tokens and 64 clients or more.
 - gpt-oss: max_num_tokens 20,000.
 
+For SGLang and mixtures of experts, also where NVIDIA's lab repeated a run:
+
+- chunked-prefill-size is 32,768, of checkpoints in nvfp4 16,384.
+- On B200 scheduler-recv-interval is 30, and 10 with fewer than 16 clients. It counts passes, of which one may
+  give several tokens; see `drafts`.
+
 For vLLM they set async_scheduling before it became the default. On B200, Llama 70B ran with CUDA graphs of
 whole decode iterations only (cudagraph_mode FULL_DECODE_ONLY, no splitting_ops) and fused all-reduces: Python
 launches an iteration with a prompt, operator by operator. The time per kernel, 70 us, was set on these rows.
@@ -24,6 +30,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from experiments.score.drafts import tokens_per_pass
+
+SGLANG_MODELS = ("deepseek-r1", "qwen3.5-397b-a17b")
+"""Models whose scripts for SGLang were read."""
+
 
 class Recipe(NamedTuple):
     """Settings of the engine and of its batching policy; the defaults change nothing."""
@@ -33,6 +44,7 @@ class Recipe(NamedTuple):
     batch_wait_timeout_iters: int = 0
     batch_wait_max_tokens_ratio: float = 0.0
     capacity_scheduler_policy: str | None = None
+    scheduler_recv_interval: int = 1
     asynchronous: bool = False
     """Whether a version without asynchronous scheduling by default was told to use it."""
     launch_s: float | None = None
@@ -51,6 +63,8 @@ def recipe_of(row: dict[str, Any]) -> Recipe:
     if row["backend"] == "trtllm":
         recipe = trtllm_recipe(row) if published else Recipe()
         return recipe._replace(capacity_scheduler_policy="guaranteed_no_evict")
+    if row["backend"] == "sglang" and row["model"] in SGLANG_MODELS:
+        return sglang_recipe(row)
     if row["backend"] != "vllm":
         return Recipe()
     if not published:
@@ -69,6 +83,15 @@ def trtllm_recipe(row: dict[str, Any]) -> Recipe:
     if model.startswith("deepseek"):
         return deepseek_recipe(row, short)
     return Recipe()
+
+
+def sglang_recipe(row: dict[str, Any]) -> Recipe:
+    """Returns the settings of a mixture of experts on SGLang."""
+    budget = 16_384 if row["weights"] == "nvfp4" else 32_768
+    if row["gpu"] != "b200_sxm":
+        return Recipe(budget)
+    passes = 30 if row["concurrency"] >= 16 else 10
+    return Recipe(budget, scheduler_recv_interval=round(passes * tokens_per_pass(row)))
 
 
 def deepseek_recipe(row: dict[str, Any], short: bool) -> Recipe:

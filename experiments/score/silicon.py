@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.score.drafts import with_drafts
 from experiments.score.engine_versions import engine_of
 from experiments.score.layouts import layout_of
 from experiments.score.recipes import Recipe, recipe_of
@@ -74,10 +75,11 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         max_num_batched_tokens=budget,
         max_num_seqs=base.engine.max_num_seqs * share,
         max_model_len=min(model.max_position_embeddings, prompt + output + 256),
+        scheduler_recv_interval=recipe.scheduler_recv_interval,
     )
     return replace(
         base,
-        latency=latency,
+        latency=with_drafts(latency, row),
         model=model,
         engine=engine,
         batching=configured(base.batching, budget, recipe),

@@ -30,7 +30,7 @@ class LaneReplica(Replica):
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
         Replica.__init__(self, index, pool, context)
         self._loop: LaneLoop | None = None
-        if suits(self.core):
+        if pool.recv_interval == 1 and suits(self.core):
             self._loop = LaneLoop(
                 self.core,
                 self.recorder,

@@ -23,7 +23,7 @@ from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
 from sim.engine.copies import Copies
-from sim.engine.intake import Enter, Intake, Pending
+from sim.engine.intake import Enter, Pending
 from sim.engine.iteration_times import ends_s
 from sim.engine.load_counts import LoadCounts
 from sim.engine.recorder import Recorder
@@ -48,7 +48,7 @@ class Replica(LoadCounts):
         LoadCounts.__init__(self, core.block_pool.block_size, core.block_pool.num_blocks)
         self.recorder = Recorder(index, core, context.requests, pool.frontend_s, context.seed)
         self.copies = Copies(pool.links(), self._load)
-        self.intake = Intake(pool.plans_ahead, self._enter)
+        self.intake = pool.intake(self._enter, lambda: self.core.num_iterations)
         self._clock = context.clock
         self._on_end = context.on_end
         self._max_leap = MAX_LEAP if context.leap else 1

@@ -10,7 +10,9 @@ from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from policies.core.engine import EngineCore
 from policies.scaling import Scaling
+from sim.engine.intake import Intake, Pending
 from sim.engine.links import Links
+from sim.engine.polled_intake import PolledIntake
 
 ROLES = ("mixed", "prefill", "decode")
 
@@ -22,6 +24,7 @@ class ReplicaPool:
     frontend_s: seconds from the arrival of a request at the replica until it reaches the engine.
     plans_ahead: the step after the running one is planned already (asynchronous scheduling), so a new request
     has to wait for both.
+    recv_interval: the engine looks for new requests at every n-th iteration of decodes.
     """
 
     core: Callable[[], EngineCore]
@@ -35,6 +38,7 @@ class ReplicaPool:
     replicas: int = 1
     frontend_s: float = 0.0
     plans_ahead: bool = False
+    recv_interval: int = 1
     links: Callable[[], Links] = Links
     """Makes the links between a replica's memory tiers."""
     price_usd_per_hour: float = 0.0
@@ -56,6 +60,12 @@ class ReplicaPool:
         if self.replicas < 0:
             raise ValueError(f"replicas={self.replicas}: must be >= 0")
         check_role(self.role)
+
+    def intake(self, on_enter: Callable[[Pending], None], num_iterations: Callable[[], int]) -> Intake:
+        """Returns the empty intake of a replica that has committed num_iterations() iterations."""
+        if self.recv_interval == 1:
+            return Intake(self.plans_ahead, on_enter)
+        return PolledIntake(self.plans_ahead, on_enter, self.recv_interval, num_iterations)
 
 
 def check_role(role: str) -> None:

@@ -22,6 +22,8 @@ class EngineProfile:
     kernels: Kernels = Kernels()
     frontend_s: float = 0.0
     """Seconds from the arrival of a request until it reaches the scheduler: HTTP, tokenisation, queues."""
+    scheduler_recv_interval: int = 1
+    """Iterations of decodes between two looks for new requests; see `sim.engine.polled_intake`."""
     gpu_memory_utilization: float = 0.9
     """Share of device memory for weights, activations and KV."""
     max_model_len: int | None = None
@@ -34,7 +36,7 @@ class EngineProfile:
     def __post_init__(self) -> None:
         check_finite("frontend_s", self.frontend_s, unit="s", zero_allowed=True)
         check_finite("swap_space_gib", self.swap_space_gib, unit="GiB", zero_allowed=True)
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "scheduler_recv_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
         if not 0 < self.gpu_memory_utilization <= 1:

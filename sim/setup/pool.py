@@ -128,6 +128,7 @@ class PoolSettings(Deployment):
             jitter=self.jitter,
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.engine.host.overlapped,
+            recv_interval=self.engine.scheduler_recv_interval,
             links=self.links,
             price_usd_per_hour=self.price_usd_per_hour,
             scaling=deepcopy(self.scaling),
