@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.score.engine_versions import engine_of
 from experiments.study.measured_requests import scenario_of
 from experiments.study.measured_rows import simulated
 from experiments.study.vllm_runs import unused
@@ -43,7 +44,8 @@ def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
             if f"{name}_ms" in requests
         }
         row = {str(name): value for name, value in settings.loc[run].items()}
-        rows.append({"id": run, "run": run, **row, **measured, "requests": requests})
+        profile = engine_of({"backend": "vllm", "backend_version": row.get("vllm")})
+        rows.append({"id": run, "run": run, **row, "engine": profile, **measured, "requests": requests})
     return pd.DataFrame(rows)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.score.engine_versions import engine_of
 from experiments.study.measured_rows import check_context, simulated, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
 from experiments.study.vllm_runs import vllm_scenario
@@ -128,7 +129,8 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     prompt, output = int(row["system_prompt_len"] + row["question_len"]), whole(row, "output_len")
     context = min(MAX_MODEL_LEN, model.max_position_embeddings)
     check_context(prompt, output, model, context)
-    base = vllm_scenario(row, latency, context)
+    profile = engine_of({"backend": "vllm", "backend_version": row.get("vllm")})
+    base = vllm_scenario({**row, "engine": profile}, latency, context)
     prompts, caching = prompts_of(row), base.caching
     if row["prefix_caching"] and prompts is None:
         caching = Paged(block_size=caching.block_size, presume_cached=True)

@@ -62,17 +62,19 @@ NOT_SIMULATED = {
 }
 """Columns of options that are not simulated, and their values without effect, in lower case."""
 
-WITHOUT_EFFECT = ("run", "gpu", "model", "vllm", "requests", "seed", "id")
-"""Columns that say which run it is; whatever its version, it has the profile of vLLM 0.14 and later."""
+ABOUT = ("run", "gpu", "model", "engine", "vllm", "requests", "seed", "id")
+"""Columns that say which run it is; `engine` is the profile of its version of vLLM."""
 
 
 def vllm_scenario(row: Row, latency: LatencyLevel, max_model_len: int | None) -> Scenario:
     """Returns the scenario of an engine with the row's settings, without its workload.
 
+    `engine` in the row is the engine's profile, by default `vllm`, which is of 0.14 and later.
+
     With dp > 1, a dense model has as many replicas, behind vLLM's balancer; one with experts is a single
     replica with that many attention groups. Raises NotSimulatedError.
     """
-    names = (str(row["model"]), str(row["gpu"]), "vllm")
+    names = (str(row["model"]), str(row["gpu"]), str(row["engine"]) if given(row, "engine") else "vllm")
     model = base_scenario(*names).model
     ranks = whole(row, "dp") if given(row, "dp") else 1
     shared = ranks if model.has_experts else 1
@@ -92,7 +94,7 @@ def unused(columns: Iterable[str]) -> list[str]:
         *LAYOUT,
         *LIMITS,
         *NOT_SIMULATED,
-        *WITHOUT_EFFECT,
+        *ABOUT,
     }
     return [name for name in columns if name not in known]
 

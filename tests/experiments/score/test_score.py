@@ -272,6 +272,14 @@ def test_predictions_do_not_depend_on_what_was_measured():
     assert {arrival.num_output_tokens for arrival in arrivals} == {RUN["output_len"]}
 
 
+def test_a_run_has_the_engine_profile_of_its_version(tmp_path):
+    for version, overlapped in (("0.12.0", False), ("0.15.1", True), (np.nan, True)):
+        assert runs.scenario_of({**RUN, "vllm": version}, Spec()).engine.host.overlapped is overlapped
+        pd.DataFrame([{**REPLAYED_RUN, "vllm": version}]).to_csv(tmp_path / "runs.csv", index=False)
+        (row,) = per_request.by_run(pd.DataFrame(replayed(2)), tmp_path / "x.csv").to_dict("records")
+        assert scenario_of(row, Spec()).engine.host.overlapped is overlapped
+
+
 def test_the_policy_has_the_token_budget_of_the_run():
     scenario = runs.scenario_of({**RUN, "chunked_prefill": False, "total_kv_blocks": 700.0}, Spec())
     assert scenario.batching.max_num_batched_tokens == scenario.engine.max_num_batched_tokens == 2048
@@ -352,6 +360,7 @@ def test_replayed_requests_keep_their_times_and_lengths(tmp_path):
     table = pd.DataFrame(replayed(3, ttft_ms=20.0)).sample(frac=1, random_state=1)
     (row,) = per_request.by_run(table, tmp_path / "requests.csv").to_dict("records")
     assert (row["ttft_mean_ms"], "tpot_mean_ms" in row) == (20.0, False)
+    assert scenario_of(row, Spec()).engine.host.overlapped
     arrivals = list(scenario_of(row, Spec()).source().arrivals())
     assert [arrival.request.arrival_s for arrival in arrivals] == [0, 0.25, 0.5]
     assert {(a.request.prompt.num_tokens, a.num_output_tokens) for a in arrivals} == {(50, 6)}
