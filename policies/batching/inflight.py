@@ -73,6 +73,7 @@ class InFlight:
         """Gives the budget to decodes, prompts in prefill and new ones, if the capacity policy allows."""
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
+        num_decodes = step.num_tokens
         if self.batch_wait_timeout_iters and self.batch_wait_max_tokens_ratio:
             num_iterations = self._iterations_to_wait(view, step)
             if num_iterations:
@@ -99,6 +100,8 @@ class InFlight:
                     step.hold(1)  # the prefix may be evicted from the cache, so that the prompt is split
                 break
             _close(step, num_left, num_tokens)
+        if self._wait and step.num_tokens > num_decodes:
+            self._wait.clear()  # a wait without room for any prompt stays over until one runs
         step.repeat()
 
     def _iterations_to_wait(self, view: StepView, step: StepBuilder) -> int:
@@ -108,11 +111,7 @@ class InFlight:
             self._wait.clear()
             return 0
         since = self._wait.setdefault("since", view.num_iterations)
-        num_left = self.batch_wait_timeout_iters - (view.num_iterations - since)
-        if num_left <= 0:
-            self._wait.clear()
-            return 0
-        return num_left
+        return max(0, self.batch_wait_timeout_iters - (view.num_iterations - since))
 
     def _enough_tokens(self, view: StepView, step: StepBuilder) -> bool:
         """Returns whether decodes and prompts together have the share of the budget that ends the wait."""

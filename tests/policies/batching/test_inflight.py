@@ -119,6 +119,23 @@ def test_a_new_wait_lasts_as_long_as_the_first(make_core, make_request, run_step
     assert [C in step for step in steps] == [False, False, False, True]
 
 
+def test_a_wait_that_ended_without_room_does_not_begin_again(make_core, make_request, run_step):
+    """B needs three of five blocks, which C frees when the wait is long over; A still decodes then."""
+    policy = InFlight(
+        capacity_scheduler_policy="max_utilization",
+        batch_wait_timeout_iters=3,
+        batch_wait_max_tokens_ratio=0.9,
+    )
+    core = make_core(batching=policy, num_blocks=5)
+    core.add(make_request(A, 2), stop_after=12)
+    core.add(make_request(C, 8), stop_after=5)
+    assert run_step(core)[0] == {A: 2, C: 8}
+    core.add(make_request(B, 12), stop_after=1)
+    steps = [run_step(core)[0] for _ in range(5)]
+    assert [C in step for step in steps] == [True] * 4 + [False]
+    assert [B in step for step in steps] == [False] * 4 + [True]
+
+
 def test_prompts_do_not_wait_where_none_decodes(make_core, make_request, run_step):
     policy = InFlight(batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=0.9)
     core = make_core(batching=policy)
