@@ -45,6 +45,7 @@ def test_a_model_is_found_by_its_choice_its_name_and_its_source(file):
         ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "qwen2_5_7b", "int8_wo"),
         ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2_5_7b", "int4_wo"),
         ("llama2-70b", "llama2_70b", None),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3_8b", None),
     ],
 )
 def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice, weights):
@@ -61,7 +62,7 @@ def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice
         "Qwen/Qwen2.5-7B-Instruct-1M",
         "deepseek-ai/DeepSeek-V3.2-Exp",  # has sparse attention
         "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
-        "meta-llama/Meta-Llama-3-8B",
+        "meta-llama/Llama-3.5-8B",
         "llama3",
         "hf",
         "",

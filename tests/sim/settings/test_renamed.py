@@ -93,7 +93,7 @@ def test_quantised_ids_are_refused_where_their_weights_cannot_be_set(override):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model=llama3", "nearest: llama3_1_8b, llama3_2_1b, llama3_2_3b; all: windtunnel list model"),
+        ("model=llama3", "nearest: llama3_1_8b, llama3_8b, llama3_70b; all: windtunnel list model"),
         ("model=mistralai/Mistral-7B-v0.1", "nearest: mistral_7b; all: windtunnel list model"),
         ("model=someone/no-model", "model=someone/no-model: no such choice; all: windtunnel list model"),
         ("hardware=a100", "nearest: a100_80gb_sxm, a100_pcie, a100_40gb_sxm; all: windtunnel list hardware"),
