@@ -9,6 +9,8 @@ No column of the silicon table states them. InferenceMAX publishes the scripts t
   since 2026-01-29 at least 8,192. Since then batches wait (40 iterations, ratio 0.8) in FP8 on B200 with
   1,024 and 1,024 tokens and 64 clients or more.
 - gpt-oss: max_num_tokens 20,000.
+- Attention data parallelism: enable_balance, prompts wait for one on each rank, at most 60 iterations
+  (gpt-oss: 50, the default).
 
 For SGLang and mixtures of experts, also where NVIDIA's lab repeated a run:
 
@@ -19,6 +21,7 @@ For SGLang and mixtures of experts, also where NVIDIA's lab repeated a run:
 For vLLM they set async_scheduling before it became the default. On B200, Llama 70B ran with CUDA graphs of
 whole decode iterations only (cudagraph_mode FULL_DECODE_ONLY, no splitting_ops) and fused all-reduces: Python
 launches an iteration with a prompt, operator by operator. The time per kernel, 70 us, was set on these rows.
+gpt-oss on Hopper ran with VLLM_MXFP4_USE_MARLIN.
 
 The budget of the lab runs of vLLM is not published; the measured TTFT shows 2,048. All clients state
 max_tokens, so that TensorRT-LLM can run its default capacity scheduler, guaranteed_no_evict.
@@ -47,12 +50,19 @@ class Recipe(NamedTuple):
     scheduler_recv_interval: int = 1
     asynchronous: bool = False
     """Whether a version without asynchronous scheduling by default was told to use it."""
+    batch_wait_min_prompts: int = 0
+    moe_backend: str = "auto"
     launch_s: float | None = None
     """CPU seconds to launch a kernel outside CUDA graphs; None: the profile's."""
 
     def batching(self) -> dict[str, Any]:
         """Returns the settings of the batching policy, its budget excepted."""
-        names = ("batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "capacity_scheduler_policy")
+        names = (
+            "batch_wait_timeout_iters",
+            "batch_wait_max_tokens_ratio",
+            "batch_wait_min_prompts",
+            "capacity_scheduler_policy",
+        )
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value}
 
@@ -61,7 +71,7 @@ def recipe_of(row: dict[str, Any]) -> Recipe:
     """Returns the settings of the row's benchmark."""
     published = row.get("source") == "inferencemax"
     if row["backend"] == "trtllm":
-        recipe = trtllm_recipe(row) if published else Recipe()
+        recipe = balanced(trtllm_recipe(row), row) if published else Recipe()
         return recipe._replace(capacity_scheduler_policy="guaranteed_no_evict")
     if row["backend"] == "sglang" and row["model"] in SGLANG_MODELS:
         return sglang_recipe(row)
@@ -70,7 +80,9 @@ def recipe_of(row: dict[str, Any]) -> Recipe:
     if not published:
         return Recipe(2048) if row.get("source") == "nvidia-lab" else Recipe()
     by_python = str(row["model"]).startswith("llama") and row["gpu"] == "b200_sxm"
-    return Recipe(asynchronous=True, launch_s=70e-6 if by_python else None)
+    on_hopper = str(row["model"]).startswith("gpt-oss") and row["gpu"] in ("h100_sxm", "h200_sxm")
+    moe_backend = "marlin" if on_hopper else "auto"
+    return Recipe(asynchronous=True, moe_backend=moe_backend, launch_s=70e-6 if by_python else None)
 
 
 def trtllm_recipe(row: dict[str, Any]) -> Recipe:
@@ -83,6 +95,23 @@ def trtllm_recipe(row: dict[str, Any]) -> Recipe:
     if model.startswith("deepseek"):
         return deepseek_recipe(row, short)
     return Recipe()
+
+
+def balanced(recipe: Recipe, row: dict[str, Any]) -> Recipe:
+    """Returns the settings with those of attention data parallelism: prompts wait for one on each rank.
+
+    A request goes to the rank with the fewest, that on which one has ended. Which one that is, is random, so
+    that n ranks all have a prompt after n (1 + 1/2 + ... + 1/n) prompts on average (coupon collector).
+    """
+    ranks = int(row["attention_dp_size"])
+    if ranks == 1:
+        return recipe
+    prompts = round(ranks * sum(1 / n for n in range(1, ranks + 1)))
+    passes = 50 if str(row["model"]).startswith("gpt-oss") else 60
+    timeout = round(passes * tokens_per_pass(row))
+    return recipe._replace(
+        batch_wait_timeout_iters=timeout, batch_wait_max_tokens_ratio=0.0, batch_wait_min_prompts=prompts
+    )
 
 
 def sglang_recipe(row: dict[str, Any]) -> Recipe:

@@ -71,6 +71,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     host = base.engine.host
     engine = replace(
         base.engine,
+        kernels=replace(base.engine.kernels, moe_backend=recipe.moe_backend),
         host=host if recipe.launch_s is None else replace(host, launch_s=recipe.launch_s),
         max_num_batched_tokens=budget,
         max_num_seqs=base.engine.max_num_seqs * share,

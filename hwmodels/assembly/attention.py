@@ -15,7 +15,7 @@ from hwmodels.assembly.phases import both_phases, delay_beside_prefill
 from hwmodels.assembly.site import Site
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, independent_of_context
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, independent_of_context, per_token
 from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
 from hwmodels.model.matrices import share_of
@@ -44,7 +44,7 @@ def grouped_query(site: Site, spec: GroupedQueryAttention, calls: float) -> Iter
     q_width, kv_width = heads.num_heads * spec.head_dim, heads.num_kv_heads * spec.head_dim
     yield from site.gemm(qkv_proj, calls)
     if spec.qk_norm:
-        yield site.stream("qk_norm", calls, 2 * (q_width + kv_width) * b)
+        yield from qk_norm(site, spec, (q_width + kv_width) * b, calls)
     yield site.stream("rotary", calls, 2 * (q_width + kv_width) * b)
     if not spec.shares_kv:
         yield site.stream("kv_write", calls, 2 * kv_width * (b + heads.kv_bytes_per_element))
@@ -55,6 +55,18 @@ def grouped_query(site: Site, spec: GroupedQueryAttention, calls: float) -> Iter
     if spec.output_gate:
         yield site.stream("output_gate", calls, 3 * q_width * b)
     yield from site.gemm(o_proj, calls)
+
+
+def qk_norm(site: Site, spec: GroupedQueryAttention, width_bytes: float, calls: float) -> Iterator[Operator]:
+    """Yields the norms of queries and keys; width_bytes: of a token's queries and keys on this rank.
+
+    If a norm is over all heads, each rank sums its squares, in fp32, before any can scale: a kernel reads
+    queries and keys, an all-reduce of two numbers per token follows, and a kernel reads and writes them.
+    """
+    if spec.qk_norm_joins_heads and site.tp > 1:
+        yield site.stream("qk_norm_squares", calls, width_bytes)
+        yield site.message("all_reduce", "qk_norm_all_reduce", calls, per_token(2 * 4.0), site.tp)
+    yield site.stream("qk_norm", calls, 2 * width_bytes)
 
 
 def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: float) -> Iterator[Operator]:

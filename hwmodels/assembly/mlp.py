@@ -63,7 +63,8 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
         # With one scale per tensor: the kernels measured in this format on Hopper take five times as long as
         # those for blocks, and engines do not run them (vLLM on Llama-4-Scout: 21 ms per token, not 87).
         weights = WEIGHT_FORMATS["fp8_block"]
-    curve, library, routing = site.calibration.moe, site.kernels.library, site.kernels.routing
+    curve, routing = site.calibration.moe, site.kernels.routing
+    library = site.kernels.library if site.kernels.moe_backend == "auto" else site.kernels.moe_backend
 
     def seconds(batch: RankBatch) -> Any:
         tokens = batch.all_tokens

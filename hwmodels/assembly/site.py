@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hwmodels.devices.device import Device
+from hwmodels.devices.device import DTYPE_BYTES, Device
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token
@@ -47,6 +47,8 @@ class Kernels:
 
     library: str = "vllm"
     """Library of attention and MoE kernels: vllm (SGLang's are much the same) or trtllm."""
+    moe_backend: str = "auto"
+    """Kernels of the routed experts: auto, the library's choice, or marlin for weights of 4 and 8 bits."""
     gemm_library: str = "vllm"
     """Library of GEMM kernels: vllm or trtllm."""
     fused_quantisation: bool = False
@@ -60,6 +62,8 @@ class Kernels:
         for name in ("library", "gemm_library"):
             if getattr(self, name) not in ("vllm", "trtllm"):
                 raise ValueError(f"{name}={getattr(self, name)}: must be vllm or trtllm")
+        if self.moe_backend not in ("auto", "marlin"):
+            raise ValueError(f"moe_backend={self.moe_backend}: must be auto or marlin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +127,13 @@ class Site:
         rows = per.value
         weight_bytes = k * n * self.model.bytes_per_weight(matrix.role)
 
+        compute = weights.compute_dtype(device, self.model.dtype)
+        fused = self.kernels.fused_quantisation and weights.name in ("fp8", "int8")
+        quantises = not fused and DTYPE_BYTES[compute] < DTYPE_BYTES[self.dtype]
+
         def seconds(batch: RankBatch) -> Any:
             m = getattr(batch, rows)
             curve, library = self.calibration.gemm, self.kernels.gemm_library
-            fused = self.kernels.fused_quantisation and weights.name in ("fp8", "int8")
             return gemm_seconds(
                 m, n, k, weights, device, curve, dtype=self.dtype, kernels=library, fused_input=fused
             )
@@ -143,7 +150,8 @@ class Site:
             flops=per_row(2 * k * n) if per is Per.row else per_token(2 * k * n),
             stored_bytes=stored_bytes,
             bytes_moved=lambda batch: stored_bytes(batch) + (k + n) * b * getattr(batch, rows),
-            dtype=weights.compute_dtype(device, self.model.dtype),
+            dtype=compute,
+            kernels=1 + quantises,
         )
         if self.lora is not None and matrix.role is Role.dense:
             yield self._adapters(matrix, calls, self.lora)

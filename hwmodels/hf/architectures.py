@@ -87,7 +87,8 @@ def minimax_m2_attention(fields: Fields) -> list[Attention]:
     if any(kind != 1 for kind in kinds):
         raise wrong("attn_type_list", kinds, "must be all 1, softmax attention")
     fields.ignore("qk_norm_type", "attention_bias")
-    return grouped_layers(fields, windows(fields), qk_norm=fields.flag("use_qk_norm", default=True))
+    normed = fields.flag("use_qk_norm", default=True)
+    return grouped_layers(fields, windows(fields), qk_norm=normed, qk_norm_joins_heads=normed)
 
 
 def gemma2_attention(fields: Fields) -> list[Attention]:

@@ -80,6 +80,8 @@ class GroupedQueryAttention:
     """Bias on the output projection (gpt-oss)."""
     qk_norm: bool = False
     """RMS norm of queries and keys (Qwen3), each with head_dim weights."""
+    qk_norm_joins_heads: bool = False
+    """Norm over the vectors of all heads together (MiniMax-M2): ranks sum their squares."""
     window: int | None = None
     """Tokens that attention reaches back, its own included (Mistral, Gemma, gpt-oss); None: all."""
     shares_kv: bool = False

@@ -91,6 +91,12 @@ def check_capability(compute_capability: str) -> None:
         )
 
 
+def check_library(kernels: str) -> None:
+    """Raises ValueError for an unknown library."""
+    if kernels not in ("vllm", "trtllm", "marlin"):
+        raise ValueError(f"kernels={kernels}: must be vllm, trtllm or marlin")
+
+
 def kernel_family(
     device: Device,
     layer: ExpertLayer,
@@ -101,14 +107,16 @@ def kernel_family(
 ) -> str:
     """Returns the name in `FAMILIES` of the kernels that an engine runs.
 
-    vllm: the choices of vLLM 0.24, as measured. trtllm: the same on Blackwell, and CUTLASS for vLLM's Triton
-    and its slow fp8 kernel; this is assumed, not measured. Marlin unpacks the formats that tensor cores lack.
+    vllm: the choices of vLLM 0.24, as measured. marlin: the same, but Marlin for weights of 4 and 8 bits.
+    trtllm: as vllm on Blackwell, and CUTLASS for vLLM's Triton and its slow fp8 kernel; this is assumed, not
+    measured. Marlin unpacks the formats that tensor cores lack.
     The device only determines the formats of the tensor cores. sm89 runs Triton, as sm80 does.
     Raises ValueError for an unknown library or compute capability.
     """
-    if kernels not in ("vllm", "trtllm"):
-        raise ValueError(f"kernels={kernels}: must be vllm or trtllm")
+    check_library(kernels)
     check_capability(compute_capability)
+    if kernels == "marlin" and weights.bits <= 8:
+        return MARLIN[compute_capability]
     blackwell, hopper = compute_capability == "sm100", compute_capability == "sm90"
     fp4 = "fp4" in device.peak_flops_per_s
     if weights.bits == 4 and weights.compute == "fp8" and blackwell:

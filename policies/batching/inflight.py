@@ -12,7 +12,9 @@ capacity_scheduler_policy:
   largest rank is preempted ("paused") and recomputed later.
 Batch waiting (off by default): while sequences decode, prompts wait until decodes and prompts together have
 batch_wait_max_tokens_ratio of the budget, or for batch_wait_timeout_iters iterations. Prompts then run in
-fewer and larger iterations, and each waits longer for its first token.
+fewer and larger iterations, and each waits longer for its first token. With batch_wait_min_prompts, that
+number of prompts ends the wait, too: TensorRT-LLM's attention_dp_config.enable_balance waits for a prompt on
+each rank of attention data parallelism, so that all ranks compute prompts in the same iteration.
 Not modelled: context_chunking_policy=EQUAL_PROGRESS (chunks are given first come, first served),
 reservations that count shared blocks of a prefix cache once, and waiting prompts without room in KV, which
 count towards the ratio here.
@@ -44,6 +46,8 @@ class InFlight:
     """Whether prompts are split into chunks that fit the remaining budget."""
     batch_wait_timeout_iters: int = 0
     """Maximum number of decode iterations that prompts wait for others; 0: they do not wait."""
+    batch_wait_min_prompts: int = 0
+    """Waiting prompts that end the wait, such as one per rank of attention data parallelism; 0: no number."""
     batch_wait_max_tokens_ratio: float = 0.0
     """Share of the budget that decodes and prompts must have to end the wait; 0: prompts do not wait."""
     _wait: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -59,6 +63,8 @@ class InFlight:
             )
         if self.batch_wait_timeout_iters < 0:
             raise ValueError(f"batch_wait_timeout_iters={self.batch_wait_timeout_iters}: must be >= 0")
+        if self.batch_wait_min_prompts < 0:
+            raise ValueError(f"batch_wait_min_prompts={self.batch_wait_min_prompts}: must be >= 0")
         if not 0 <= self.batch_wait_max_tokens_ratio <= 1:
             raise ValueError(
                 f"batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio}: must be >= 0 and <= 1"
@@ -74,7 +80,8 @@ class InFlight:
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
         num_decodes = step.num_tokens
-        if self.batch_wait_timeout_iters and self.batch_wait_max_tokens_ratio:
+        limits_wait = self.batch_wait_max_tokens_ratio or self.batch_wait_min_prompts
+        if self.batch_wait_timeout_iters and limits_wait:
             num_iterations = self._iterations_to_wait(view, step)
             if num_iterations:
                 step.repeat(num_iterations)
@@ -107,14 +114,20 @@ class InFlight:
     def _iterations_to_wait(self, view: StepView, step: StepBuilder) -> int:
         """Returns for how many iterations, this one with its decodes included, prompts wait for others."""
         may_wait = step.num_tokens > 0 and (view.prefilling or view.num_waiting)
-        if not may_wait or self._enough_tokens(view, step):
+        if not may_wait or self._enough_prompts(view) or self._enough_tokens(view, step):
             self._wait.clear()
             return 0
         since = self._wait.setdefault("since", view.num_iterations)
         return max(0, self.batch_wait_timeout_iters - (view.num_iterations - since))
 
+    def _enough_prompts(self, view: StepView) -> bool:
+        """Returns whether as many prompts wait, or have begun, as end the wait."""
+        return 0 < self.batch_wait_min_prompts <= view.num_waiting + len(view.prefilling)
+
     def _enough_tokens(self, view: StepView, step: StepBuilder) -> bool:
         """Returns whether decodes and prompts together have the share of the budget that ends the wait."""
+        if not self.batch_wait_max_tokens_ratio:
+            return False
         num_missing = self.batch_wait_max_tokens_ratio * self.max_num_batched_tokens - step.num_tokens
         for seqs in (view.prefilling, view.waiting):
             for seq in seqs:

@@ -77,3 +77,18 @@ def test_a_recipe_may_set_the_launch_time():
     row = {**ROW, "backend": "vllm", "gpu": "b200_sxm"}
     assert scenario_of(row, Spec()).engine.host.launch_s == 70e-6
     assert scenario_of({**row, "gpu": "h200_sxm"}, Spec()).engine.host.launch_s < 70e-6
+
+
+def test_with_attention_data_parallelism_prompts_wait_for_one_on_each_rank():
+    """8 ranks: 8 (1 + 1/2 + ... + 1/8) = 21.7 prompts; an image with drafts gives 1.79 tokens per pass."""
+    row = {**ROW, "model": "deepseek-r1", "gpu": "b200_sxm", "attention_dp_size": 8, "tp_size": 1, "gpus": 8}
+    recipe = recipe_of(row)
+    assert (recipe.batch_wait_timeout_iters, recipe.batch_wait_min_prompts) == (60, 22)
+    assert recipe_of({**row, "backend_version": "1.2.0rc6.post3"}).batch_wait_timeout_iters == 107
+    assert recipe_of({**row, "model": "gpt-oss-120b"}).batch_wait_timeout_iters == 50
+
+
+def test_gpt_oss_ran_with_marlin_on_hopper():
+    row = {**ROW, "backend": "vllm", "model": "gpt-oss-120b"}
+    assert recipe_of(row).moe_backend == "marlin"
+    assert recipe_of({**row, "gpu": "b200_sxm"}).moe_backend == "auto"

@@ -156,6 +156,17 @@ def test_streams_by_hand(site, make_shape):
     assert listed.once("sampling", "bytes_moved") == 4 * 1000 * (2 + 3 * 4)
 
 
+def test_a_norm_over_all_heads_sums_squares_over_the_ranks(site, make_shape):
+    """Two ranks: queries 64, keys 32 elements of 2 bytes on each; two fp32 sums per token."""
+    model = make_model(grouped(qk_norm=True, qk_norm_joins_heads=True))
+    whole = Listed(site(model), make_shape([5, 6, 7]))
+    assert "qk_norm_all_reduce" not in {op.name for op in whole.operators}
+    cut = Listed(site(model, tensor_parallel_size=2), make_shape([5, 6, 7]))
+    assert cut.once("qk_norm_squares", "bytes_moved") == 3 * (64 + 32) * 2
+    assert cut.once("qk_norm_all_reduce", "bytes_moved") == 3 * 8
+    assert cut.once("qk_norm", "bytes_moved") == 3 * 2 * (64 + 32) * 2
+
+
 @pytest.mark.parametrize(
     "name",
     ["llama2_7b", "qwen2_5_72b", "gemma3_27b", "mixtral_8x7b", "deepseek_r1", "glm_5", "qwen3_5_397b_a17b"],

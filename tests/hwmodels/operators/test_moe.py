@@ -328,6 +328,8 @@ def test_tokens_of_other_ranks_cost_their_masked_share(devices):
         ("h100_sxm", "fp8_block", 8, "vllm", "cutlass_fp8_block"),
         ("h100_sxm", "mxfp4", 1, "vllm", "triton_mxfp4"),
         ("h100_sxm", "nvfp4", 1, "vllm", "marlin_hopper"),
+        ("h100_sxm", "mxfp4", 1, "marlin", "marlin_hopper"),
+        ("h100_sxm", "bf16", 1, "marlin", "triton_bf16"),
         ("h200_sxm", "int4_wo", 1, "vllm", "marlin_hopper"),
         ("b200_sxm", "bf16", 1, "vllm", "trtllm_gen_bf16"),
         ("b200_sxm", "nvfp4", 8, "trtllm", "trtllm_gen_nvfp4"),
@@ -394,7 +396,7 @@ def test_rejects_what_cannot_be(devices):
         Routing(kind="power_law", exponent=1)
     with pytest.raises(ValueError, match="num_tokens=0: must be >= 1"):
         seconds([4, 0], device=devices["h100_sxm"])
-    with pytest.raises(ValueError, match="kernels=sglang: must be vllm or trtllm"):
+    with pytest.raises(ValueError, match="kernels=sglang: must be vllm, trtllm or marlin"):
         seconds(1, device=devices["h100_sxm"], kernels="sglang")
     with pytest.raises(ValueError, match=r"flops_share=1.5: must be a share"):
         MoeCurve(flops_share=1.5)

@@ -136,6 +136,21 @@ def test_a_wait_that_ended_without_room_does_not_begin_again(make_core, make_req
     assert [B in step for step in steps] == [False] * 4 + [True]
 
 
+def test_batch_waiting_ends_when_enough_prompts_wait(make_core, make_request, run_step):
+    policy = InFlight(
+        capacity_scheduler_policy="max_utilization", batch_wait_timeout_iters=3, batch_wait_min_prompts=2
+    )
+    core = make_core(batching=policy)
+    core.add(make_request(A, 2), stop_after=20)
+    run_step(core)
+    core.add(make_request(B, 4), stop_after=20)
+    assert run_step(core)[0] == {A: 1}
+    core.add(make_request(C, 4), stop_after=20)
+    assert run_step(core)[0] == {A: 1, B: 4, C: 4}
+    core.add(make_request(3, 4), stop_after=1)
+    assert [3 in run_step(core)[0] for _ in range(4)] == [False, False, False, True], "the timeout"
+
+
 def test_prompts_do_not_wait_where_none_decodes(make_core, make_request, run_step):
     policy = InFlight(batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=0.9)
     core = make_core(batching=policy)
@@ -147,6 +162,7 @@ def test_prompts_do_not_wait_where_none_decodes(make_core, make_request, run_ste
     ("settings", "message"),
     [
         ({"batch_wait_timeout_iters": -1}, "batch_wait_timeout_iters=-1: must be >= 0"),
+        ({"batch_wait_min_prompts": -1}, "batch_wait_min_prompts=-1: must be >= 0"),
         ({"batch_wait_max_tokens_ratio": 1.5}, "batch_wait_max_tokens_ratio=1.5: must be >= 0 and <= 1"),
     ],
 )
