@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.score.drafts import TOKENS_PER_PASS
 from experiments.score.engine_versions import engine_of
 from experiments.score.layouts import given, layout_of
 from experiments.score.silicon import closed_loop, model_of
@@ -23,6 +24,7 @@ from experiments.study.measured_rows import check_context, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels.speculative import Speculative
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
 from sim.setup.pool import PoolSettings
@@ -31,6 +33,9 @@ from sim.transfer.kv_transfers import KvTransferSettings
 
 USUAL_WORKERS = {"prefill": 1, "decode": 5}
 """Numbers of workers that are assumed for a row without any."""
+
+DRAFTS = 3
+"""Tokens that are drafted with multi-token prediction, in most published configurations of small batches."""
 
 DYNAMO_FRONTEND_S = 80e-3
 """HTTP, tokenisation and routing in Dynamo, as in the profile tensorrt_llm_1_0, set on runs behind it."""
@@ -43,7 +48,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     check_context(prompt, output, base.model)
     layouts = {side: layout_of(row, base, f"{side}_").layout for side in USUAL_WORKERS}
     workers = workers_of(row, layouts)
-    whole_base = replace(base, latency=latency, model=model_of(row, base))
+    whole_base = replace(base, latency=with_published_drafts(latency, row), model=model_of(row, base))
     longest = min(base.model.max_position_embeddings, prompt + output + 256)
     sides = {
         side: with_layout(whole_base, layout, longest, role=side, replicas=workers[side])
@@ -73,6 +78,20 @@ def behind_dynamo(base: Scenario) -> Scenario:
     """Returns the engine's scenario with the frontend of Dynamo, unless its own is slower."""
     frontend_s = max(DYNAMO_FRONTEND_S, base.engine.frontend_s)
     return replace(base, engine=replace(base.engine, frontend_s=frontend_s))
+
+
+def with_published_drafts(latency: LatencyLevel, row: dict[str, Any]) -> LatencyLevel:
+    """Returns the level of iteration times with the drafts of DeepSeek-R1's multi-token prediction.
+
+    InferenceMAX's rows of TensorRT-LLM without numbers of workers are nearly all of configurations with
+    `spec-decoding: mtp` (nvidia-master.yaml, 2026-03), those with numbers of configurations without.
+    """
+    is_published = row.get("source") == "inferencemax" and row["model"] == "deepseek-r1"
+    has_workers = any(given(row, f"{side}_num_workers") for side in USUAL_WORKERS)
+    if not is_published or row["backend"] != "trtllm" or has_workers:
+        return latency
+    accepted = TOKENS_PER_PASS["deepseek-r1"][DRAFTS]
+    return Speculative(base=latency, num_draft_tokens=DRAFTS, accepted_tokens=accepted)
 
 
 def with_layout(

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from experiments.score.disaggregated import USUAL_WORKERS, engine_in_dynamo
+from experiments.score.disaggregated import USUAL_WORKERS, engine_in_dynamo, with_published_drafts
 from experiments.score.modes import predict, scenario_of
 from experiments.score.predictions import predict_row
 from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Spec
+from hwmodels.levels.speculative import Speculative
 from tests.experiments.score.test_score import SILICON
 
 SIDE = {"num_workers": 1, "tp_size": 1, "pp_size": 1, "attention_dp_size": 1, "moe_tp_size": 1}
@@ -49,6 +50,13 @@ def test_the_first_token_waits_for_the_decode_worker():
 def test_requests_pass_the_frontend_of_dynamo():
     assert {pool.engine.frontend_s for pool in scenario(backend="trtllm").pools.values()} == {0.08}
     assert {pool.engine.frontend_s for pool in scenario(backend="sglang").pools.values()} == {0.25}
+
+
+def test_published_rows_without_workers_have_drafts():
+    row = {**ROW, "source": "inferencemax", "backend": "trtllm", "model": "deepseek-r1"}
+    assert isinstance(with_published_drafts(Spec(), {**row, **NONE}), Speculative)
+    for other in ({}, {**NONE, "backend": "sglang"}, {**NONE, "source": "lab"}, {**NONE, "model": "llama"}):
+        assert with_published_drafts(Spec(), {**row, **other}) == Spec()
 
 
 def test_versions_of_the_runtime_are_none_of_the_engine():
