@@ -50,7 +50,7 @@ def fit_calibration(
                 f"{', '.join(OPERATORS[name].group_by)}"
             )
     capability = compute_capability or capability_from(rows)
-    fitted = Calibration(measured_on=device.name, source=source)
+    fitted = Calibration(measured_on=device.name, source=source, sm_clock_hz=device.sm_clock_hz)
 
     def chip() -> str:
         if capability is None:
@@ -114,7 +114,7 @@ def residuals(operator: Operator, table: Measured, device: Device, calibration: 
     rows = table.rows
     modelled = table.sound & operator.modelled(rows, device)
     predicted_s = np.full(len(modelled), np.nan)
-    predicted_s[modelled] = operator.predict(kept(rows, modelled), device, calibration)
+    predicted_s[modelled] = operator.predict(kept(rows, modelled), device, calibration.on(device))
     return pd.DataFrame(
         {
             "data_type": operator.data_type(rows),

@@ -27,6 +27,10 @@ def calibration_yaml(calibration: Calibration, curves: Sequence[str], descriptio
         *textwrap.wrap(f"source: {quoted(calibration.source)}", MAX_WIDTH, subsequent_indent="  "),
     ]
     meanings = field_meanings(Calibration)
+    if calibration.sm_clock_hz is not None:
+        lines.append(
+            commented(f"sm_clock_hz: {figure(calibration.sm_clock_hz)}", meanings["sm_clock_hz"], "")
+        )
     for share in ("sustained_clock_share", "start_share"):
         given = f"{share}: {figure(getattr(calibration, share))}"
         lines.append(commented(given, meanings[share], "; a setting, not fitted"))

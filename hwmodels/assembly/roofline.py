@@ -73,7 +73,7 @@ class Roofline:
         self.layout.check(model, device)
         self.model = replace(model, dtype=device.compute_dtype(model.dtype))
         self.device = device
-        calibration = calibration or Calibration()
+        calibration = (calibration or Calibration()).on(device)
         site = Site(
             model=self.model,
             device=calibration.under_load(device),

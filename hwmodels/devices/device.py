@@ -23,6 +23,8 @@ class Device:
     """Peak per dtype (`DTYPE_BYTES`) that the chip computes in. Integer types: operations/s."""
     num_sms: int
     """Streaming multiprocessors (compute units on AMD, Xe cores on Intel); tiles run in waves on them."""
+    sm_clock_hz: float | None = None
+    """Boost clock of the SMs, at which the peaks hold; with it scale latencies measured on a relative."""
     l2_bytes: float
     """Size of the last-level cache that all SMs share (Infinity Cache on AMD); faster than memory."""
     sparse_tensor_cores: bool = False
@@ -49,6 +51,8 @@ class Device:
         check_finite("memory_bytes", self.memory_bytes, unit="bytes")
         check_finite("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, unit="bytes/s")
         check_finite("l2_bytes", self.l2_bytes, unit="bytes")
+        if self.sm_clock_hz is not None:
+            check_finite("sm_clock_hz", self.sm_clock_hz, unit="Hz")
         check_finite("tdp_w", self.tdp_w, unit="W")
         check_finite("idle_w", self.idle_w, unit="W", zero_allowed=True)
         if self.idle_w >= self.tdp_w:

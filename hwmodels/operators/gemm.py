@@ -211,7 +211,12 @@ KERNELS = {
     ("trtllm", "weight_only", "sm80"): WEIGHT_ONLY_TRTLLM,
     ("trtllm", "weight_only", "sm89"): WEIGHT_ONLY_TRTLLM,
 }
-"""Kernels by library, weight format, compute capability; other formats run as `WEIGHT_ONLY` or `CUBLAS`."""
+"""Kernels by library, weight format, compute capability; other formats run as `WEIGHT_ONLY` or `CUBLAS`.
+
+If their activations are quantised, a kernel before them does it, at costs in the middle of the families'.
+"""
+QUANTISE_S = 3.5e-6
+"""`GemmKernels.before_s` of formats that were not measured on a compute capability."""
 
 LIBRARIES = ("vllm", "trtllm")
 
@@ -221,9 +226,9 @@ def kernels_of(weights: WeightFormat, device: Device, curve: GemmCurve, kernels:
     if kernels not in LIBRARIES:
         raise ValueError(f"kernels={kernels}: must be one of {', '.join(LIBRARIES)}")
     weight_only = weights.bits < 16 and (weights.compute is None or weights.falls_back_on(device))
-    name, otherwise = (
-        ("weight_only", WEIGHT_ONLY) if weight_only else (weights.name, CUBLAS[curve.compute_capability])
-    )
+    cublas = CUBLAS[curve.compute_capability]
+    quantised = replace(cublas, before_s=QUANTISE_S) if weights.bits < 16 else cublas
+    name, otherwise = ("weight_only", WEIGHT_ONLY) if weight_only else (weights.name, quantised)
     return KERNELS.get((kernels, name, curve.compute_capability), otherwise)
 
 

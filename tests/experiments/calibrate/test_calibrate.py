@@ -375,6 +375,29 @@ def test_every_device_names_a_calibration(hardware):
     assert "override /calibration@_global_" in (CONFIG_DIR / "hardware" / f"{hardware}.yaml").read_text()
 
 
+def test_latencies_of_a_relative_are_those_of_the_devices_own_clock():
+    """An L4 at 2.04 GHz, by a card at 2.43 GHz; figures in bytes/s and shares stay."""
+    l4, borrowed = preset("l4")
+    on_l4 = borrowed.on(l4)
+    assert on_l4.gemm.start_s == pytest.approx(2.43 / 2.04 * borrowed.gemm.start_s)
+    assert on_l4.attention.decode_item_s == pytest.approx(2.43 / 2.04 * borrowed.attention.decode_item_s)
+    assert on_l4.moe.kernel_s == pytest.approx(2.43 / 2.04 * borrowed.moe.kernel_s)
+    assert on_l4.attention.prefill_start_s == borrowed.attention.prefill_start_s
+    assert on_l4.gemm.bandwidth_share == borrowed.gemm.bandwidth_share
+    assert on_l4.on(l4) is on_l4
+
+
+@pytest.mark.parametrize("hardware", sorted(known_calibrations()))
+def test_a_measured_device_keeps_its_latencies(hardware):
+    device, calibration = preset(hardware)
+    assert calibration.sm_clock_hz is not None
+    assert calibration.on(device) is calibration
+
+
+def test_the_clock_of_a_fit_is_that_of_its_device(mine, h100):
+    assert mine.sm_clock_hz == h100.sm_clock_hz
+
+
 def test_the_command_line_chooses_another_calibration():
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     cfg = source.compose(["hardware=l40s", "calibration=h100_sxm"])

@@ -37,6 +37,7 @@ def test_devices_talk_over_pcie_where_there_is_no_better_link():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"sm_clock_hz": 0.0}, "sm_clock_hz=0.0: must be a finite number > 0 Hz"),
         ({"memory_bytes": 0}, "memory_bytes=0: must be a finite number > 0 bytes"),
         ({"memory_bytes": math.inf}, "memory_bytes=inf: must be a finite number > 0 bytes"),
         (

@@ -50,6 +50,14 @@ def seconds(m, n, k, weights="bf16", device=H100, curve=None, **settings):
     return gemm_seconds(m, n, k, WEIGHT_FORMATS[weights], device, curve or GemmCurve(), **settings)
 
 
+def test_formats_that_no_row_measured_are_quantised_by_a_kernel_of_their_own():
+    device = replace(H100, peak_flops_per_s=H100.peak_flops_per_s | {"fp4": 4e15})
+    chosen = kernels_of(WEIGHT_FORMATS["nvfp4"], device, GemmCurve(), "vllm")
+    assert chosen == replace(CUBLAS_SM90, before_s=3.5e-6)
+    fused, alone = (seconds(4096, 4096, 4096, "nvfp4", device, fused_input=fused) for fused in (True, False))
+    assert alone - fused > 3.5e-6
+
+
 def test_worked_example_of_the_docstring():
     stream = (7168 * 4096 * 2 + 16 * 7168 * 2) / (0.82 * 3.35e12) + 0.4e-6  # activations: in the L2
     tiles = 4096 * (64 + 64) * 2 / 150e9 + 16 * 64 * 2 / 40e9  # 112 tiles, below one wave
