@@ -49,7 +49,7 @@ def test_the_first_token_waits_for_the_decode_worker():
 
 def test_requests_pass_the_frontend_of_dynamo():
     assert {pool.engine.frontend_s for pool in scenario(backend="trtllm").pools.values()} == {0.08}
-    assert {pool.engine.frontend_s for pool in scenario(backend="sglang").pools.values()} == {0.25}
+    assert {pool.engine.frontend_s for pool in scenario(backend="sglang").pools.values()} == {0.18}
 
 
 def test_published_rows_without_workers_have_drafts():

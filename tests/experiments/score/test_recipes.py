@@ -40,7 +40,7 @@ NO_EVICT = "guaranteed_no_evict"
         ({"source": "nvidia-lab"}, Recipe(None, 0, 0.0, NO_EVICT)),
         ({"source": "nvidia-lab", "backend": "vllm"}, Recipe(2048)),
         ({"backend": "vllm"}, Recipe(asynchronous=True)),
-        ({"backend": "vllm", "gpu": "b200_sxm"}, Recipe(asynchronous=True, launch_s=70e-6)),
+        ({"backend": "vllm", "gpu": "b200_sxm"}, Recipe(asynchronous=True, launch_s=55e-6)),
         ({"backend": "sglang"}, Recipe()),
         ({"model": "gpt-oss-120b"}, Recipe(20_000, 0, 0.0, NO_EVICT)),
         ({"model": "qwen3.5-397b-a17b"}, Recipe(None, 0, 0.0, NO_EVICT)),
@@ -75,8 +75,8 @@ def test_a_recipe_reaches_the_engine_and_its_policy():
 
 def test_a_recipe_may_set_the_launch_time():
     row = {**ROW, "backend": "vllm", "gpu": "b200_sxm"}
-    assert scenario_of(row, Spec()).engine.host.launch_s == 70e-6
-    assert scenario_of({**row, "gpu": "h200_sxm"}, Spec()).engine.host.launch_s < 70e-6
+    assert scenario_of(row, Spec()).engine.host.launch_s == 55e-6
+    assert scenario_of({**row, "gpu": "h200_sxm"}, Spec()).engine.host.launch_s < 55e-6
 
 
 def test_with_attention_data_parallelism_prompts_wait_for_one_on_each_rank():
