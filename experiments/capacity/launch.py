@@ -13,6 +13,7 @@ from typing import NamedTuple
 from experiments.capacity.candidates import Candidate
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
+from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
@@ -20,6 +21,7 @@ from policies.core.policy_names import name_of
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
+from policies.scheduling.queue_order import QueueOrder
 from sim.setup.scenario import Scenario
 
 VLLM_WEIGHTS = {
@@ -106,13 +108,13 @@ def sglang_launch(candidate: Candidate) -> Launch:
     flags += _quantised(candidate, SGLANG_WEIGHTS, "fp8_e4m3", notes)
     if isinstance(scenario.scheduling, LongestPrefix):
         flags.append("--schedule-policy lpm")
-    elif isinstance(scenario.scheduling, Fcfs):
+    elif isinstance(scenario.scheduling, Fcfs | QueueOrder):
         flags.append("--schedule-policy fcfs")
     elif isinstance(scenario.scheduling, Priority):
         flags += ["--enable-priority-scheduling", "--schedule-low-priority-values-first"]
     else:
         notes.append(f"scheduling={name_of(scenario.scheduling)}: SGLang has no flag for it")
-    if not isinstance(scenario.batching, Chunked | PrefillFirst):
+    if not isinstance(scenario.batching, Chunked | PrefillFirst | Sglang):
         notes.append(f"batching={name_of(scenario.batching)}: SGLang has no flag for it")
     if isinstance(scenario.batching, Chunked) and scenario.batching.long_prefill_token_threshold:
         notes.append("batching.long_prefill_token_threshold: SGLang has no flag for it")
@@ -128,6 +130,20 @@ def sglang_launch(candidate: Candidate) -> Launch:
     return Launch(_joined(command, flags), notes + _common_notes(scenario))
 
 
+def _sglang_batching_flags(scenario: Scenario) -> Iterator[str]:
+    batching, size = scenario.batching, scenario.max_num_batched_tokens
+    if isinstance(batching, Sglang):
+        chunk = size if batching.enable_chunked_prefill else -1
+        yield f"--chunked-prefill-size {chunk} --max-prefill-tokens {batching.max_prefill_tokens}"
+        yield f"--schedule-conservativeness {batching.schedule_conservativeness:g}"
+        if batching.mixed_chunk:
+            yield "--enable-mixed-chunk"
+    elif isinstance(batching, Chunked) and batching.enable_chunked_prefill:
+        yield f"--chunked-prefill-size {size} --enable-mixed-chunk"
+    else:
+        yield f"--chunked-prefill-size -1 --max-prefill-tokens {size}"
+
+
 def _sglang_flags(scenario: Scenario) -> Iterator[str]:
     engine, layout = scenario.engine, scenario.layout
     # SGLang's tensor parallel size counts all devices of a stage, those of data-parallel attention included.
@@ -139,11 +155,7 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
     if layout.expert_parallel_size > 1:
         yield f"--expert-parallel-size {layout.expert_parallel_size}"
     yield f"--max-running-requests {engine.max_num_seqs}"
-    batching = scenario.batching
-    if isinstance(batching, Chunked) and batching.enable_chunked_prefill:
-        yield f"--chunked-prefill-size {scenario.max_num_batched_tokens} --enable-mixed-chunk"
-    else:
-        yield f"--chunked-prefill-size -1 --max-prefill-tokens {scenario.max_num_batched_tokens}"
+    yield from _sglang_batching_flags(scenario)
     yield f"--mem-fraction-static {engine.gpu_memory_utilization:g}"
     if engine.max_model_len is not None:
         yield f"--context-length {engine.max_model_len}"

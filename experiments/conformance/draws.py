@@ -21,6 +21,7 @@ from policies.batching.orca import Orca
 from policies.batching.paced_prefills import PacedPrefills
 from policies.batching.partial_prefills import PartialPrefills
 from policies.batching.prefill_first import PrefillFirst
+from policies.batching.sglang import Sglang
 from policies.batching.slots import Slots
 from policies.batching.splitfuse import SplitFuse
 from policies.batching.static import Static
@@ -57,6 +58,7 @@ from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.online_batch import OnlineBatch
 from policies.scheduling.priority import Priority
+from policies.scheduling.queue_order import QueueOrder
 from policies.scheduling.s3 import S3
 from policies.scheduling.shortest_job_first import ShortestJobFirst
 from policies.scheduling.shortest_remaining import ShortestRemaining
@@ -128,6 +130,13 @@ def draw_batching(tick_s: float) -> st.SearchStrategy[Any]:
             scheduler_reserve_full_isl=st.booleans(),
         )
         | st.builds(PrefillFirst, max_num_batched_tokens=budget)
+        | st.builds(
+            Sglang,
+            max_num_batched_tokens=budget,
+            max_prefill_tokens=st.integers(1, 60),
+            schedule_conservativeness=st.sampled_from([0.1, 1.0, 1.5]),
+            mixed_chunk=st.booleans(),
+        )
         | st.builds(Static, batch_size=size)
         | st.builds(
             Dynamic,
@@ -204,6 +213,7 @@ def draw_scheduling(tick_s: float) -> st.SearchStrategy[Any]:
     by_priority = st.lists(ticks, min_size=1, max_size=3).map(tuple)
     return (
         st.builds(Fcfs, preemption_mode=mode)
+        | st.builds(QueueOrder, preemption_mode=mode)
         | st.builds(Priority, aging_s=maybe_ticks, preemption_mode=mode)
         | st.builds(ShortestJobFirst, max_wait_s=maybe_ticks, preemption_mode=mode)
         | st.builds(ShortestRemaining, min_gain_tokens=tokens, preemption_mode=mode)

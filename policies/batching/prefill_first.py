@@ -1,8 +1,8 @@
 """Continuous batching with separate iterations for prefill and decode, prefill first.
 
-This is the default of vLLM v0 (Kwon et al., SOSP 2023) and SGLang: as soon as waiting prompts fit, an
-iteration computes whole prompts only, up to the token budget; otherwise it decodes. TTFT is short, but
-prefills stall the decodes.
+This is the default of vLLM v0 (Kwon et al., SOSP 2023), and the basis of SGLang's (`sglang.py`): as soon as
+waiting prompts fit, an iteration computes whole prompts only, up to the token budget; otherwise it decodes.
+TTFT is short, but prefills stall the decodes.
 Only a prompt longer than the budget is split, over several prefill iterations.
 Memory pressure: when a decode finds no free block, the sequence of largest rank is preempted and recomputed
 later.

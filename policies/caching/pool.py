@@ -123,6 +123,10 @@ class BlockPool:
         room = self.num_free if is_alone else self.num_free - self.num_watermark_blocks
         return self.blocks_to_admit(seq) <= room
 
+    def num_free_found(self, seq: Sequence, num_cached: int) -> int:
+        """Counts the free blocks that a waiting sequence takes for its num_cached cached tokens."""
+        return self.blocks_for(num_cached)
+
     def blocks_to_admit(self, seq: Sequence) -> int:
         """Counts the blocks that a waiting sequence needs if none of its tokens is cached.
 

@@ -64,6 +64,11 @@ class PrefixPool(BlockPool):
                     need -= num_blocks
         return need <= (self.num_free if is_alone else self.num_free - self.num_watermark_blocks)
 
+    def num_free_found(self, seq: Sequence, num_cached: int) -> int:
+        if not num_cached:
+            return 0
+        return sum(num_blocks for run, num_blocks in seq.kv.found if not run.owners)
+
     def admit(self, seq: Sequence, num_cached: int) -> None:
         held = seq.kv or self._new_held(seq)
         if num_cached:

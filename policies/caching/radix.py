@@ -1,11 +1,11 @@
 """Radix caching, as SGLang's RadixAttention: a radix tree of all past KV, with hits of single tokens.
 
 A sequence locks the path of its hit and inserts its computed tokens: each chunk when it is done, the output
-when the sequence ends or is preempted. If another sequence has inserted the same tokens before, the sequence
-uses those and frees its own. Unlocked leaves are evicted as a whole in the order of an eviction policy.
+when the sequence ends, in a node of its own; a preempted sequence inserts nothing more. If another sequence
+has inserted the same tokens before, the sequence uses those and frees its own. Unlocked leaves are evicted as
+a whole in the order of an eviction policy.
 
-Memory pressure: leaves are evicted for new tokens; locked nodes are kept. Differs from SGLang: the output so
-far of a preempted sequence is inserted, too.
+Memory pressure: leaves are evicted for new tokens; locked nodes are kept.
 Horizon: as paged; steps with prompt chunks hold for one iteration, because inserting them may free memory.
 """
 
@@ -29,7 +29,7 @@ from policies.caching.radix_node import Node, Segments
 from policies.caching.radix_tree import Lookup, RadixTree
 from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.core.request import Request
-from policies.core.sequence import Sequence
+from policies.core.sequence import WAITING, Sequence
 
 EVICTIONS: dict[str, type[Eviction]] = {
     "lru": Lru,
@@ -124,11 +124,15 @@ class RadixPool(BlockPool):
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
         need = self.blocks_to_admit(seq) - num_cached // self.block_size
         if num_cached:
-            node = self._held(seq).node
-            while node.parent is not None and not node.lock_count:  # locks extend to the root
-                need += node.num_tokens // self.block_size
-                node = node.parent
+            need += self.num_free_found(seq, num_cached)
         return need <= (self.num_free if is_alone else self.num_free - self.num_watermark_blocks)
+
+    def num_free_found(self, seq: Sequence, num_cached: int) -> int:
+        node, num_tokens = self._held(seq).node, 0
+        while num_cached and node.parent is not None and not node.lock_count:  # locks extend to the root
+            num_tokens += node.num_tokens
+            node = node.parent
+        return num_tokens // self.block_size
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         held = self._held(seq)
@@ -182,8 +186,16 @@ class RadixPool(BlockPool):
         self._count()
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        self._insert(seq, num_tokens - num_planned, None)
         held: Holding = seq.kv
+        if seq.state is not WAITING:  # of a preempted sequence the tree keeps only what it has
+            self._insert(seq, num_tokens - num_planned, None)
+            if 0 < seq.num_prompt_tokens < held.num_in_tree:  # outputs are evicted before their prompt
+                self._tree.insert(
+                    held.segments,
+                    seq.num_prompt_tokens,
+                    priority=-seq.request.priority + 1,
+                    num_counted_tokens=seq.num_prompt_tokens,
+                )
         self._num_unused += self.blocks_for(num_tokens) - held.num_in_tree // self.block_size
         self._free_ids.extend(reversed(held.ids))
         self._tree.unlock(held.node)

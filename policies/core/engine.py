@@ -177,7 +177,7 @@ class EngineCore(EngineBase):
         num_reserved = self._num_reserved
         self._check_commit(plan, num_iterations, now)
         pool = self.block_pool
-        self._now = pool.now = now
+        self._now = pool.now = self._state.last_end_s = now
         self._in_flight = None
         for on_commit in self._on_commit:
             on_commit(plan, num_iterations, now)

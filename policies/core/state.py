@@ -58,6 +58,8 @@ class EngineState:
         self.on_end: list[Callable[[Sequence], None]] = []
         """Callbacks for every sequence that has ended."""
         self.num_preemptions = 0
+        self.last_end_s = float("-inf")
+        """Time at which the last iteration ended, in seconds."""
         self.running_set = RunningSet(block_pool, max_num_seqs)
         self.running = self.running_set.running  # attributes of it that every step reads
         self.prefilling = self.running_set.prefilling

@@ -149,6 +149,17 @@ class StepView:
         num_cached = transfers.num_cached(seq)
         return num_cached + transfers.num_loadable(seq, num_cached)
 
+    def num_free_found(self, seq: SequenceView) -> int:
+        """Counts the free KV blocks with cached tokens of a waiting sequence; its admission takes them."""
+        assert isinstance(seq, Sequence)
+        num_cached = self._state.transfers.num_cached(seq)
+        return self._state.block_pool.num_free_found(seq, num_cached)
+
+    @property
+    def last_end_s(self) -> float:
+        """Time at which the last iteration ended, in seconds; -inf before the first end."""
+        return self._state.last_end_s
+
     @property
     def max_num_seqs(self) -> int:
         """Slots: the number of sequences that may hold KV at once."""
