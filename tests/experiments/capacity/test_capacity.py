@@ -431,7 +431,7 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     other = candidate_with("engine=sglang", "scheduling=shortest_job_first", "prediction=oracle",
                            "model.weights=int4_wo")  # fmt: skip
     notes = "\n".join(vllm_launch(other).notes)
-    assert "batching=prefill_first: vLLM has no flag" in notes
+    assert "batching=sglang: vLLM has no flag" in notes
     assert "scheduling=shortest_job_first: vLLM has no flag" in notes
     assert "caching=radix" in notes
     assert "model.weights=int4_wo: replace the model's name by that of a checkpoint" in notes

@@ -64,7 +64,7 @@ def test_without_the_bound_some_request_is_overtaken(name):
     test_longest_prefix.py.
     """
     with pytest.raises(AssertionError, match="were admitted before request"):
-        in_worlds_of(MAKERS[name](3600.0), 40, lambda world: starvation_bound_s_holds(world, BOUND_S))
+        in_worlds_of(MAKERS[name](3600.0), 80, lambda world: starvation_bound_s_holds(world, BOUND_S))
 
 
 @pytest.mark.parametrize("policy", [ShortestJobFirst(), LengthAware(), LongestPrefix(), ShortestRemaining()])
