@@ -35,7 +35,7 @@ MIN_IDLE_S = 1e-3
 
 @dataclass(slots=True)
 class _State:
-    """What the policy remembers from step to step."""
+    """The memory of the policy from step to step."""
 
     ratio: float
     is_full: bool = False
@@ -48,7 +48,7 @@ class _State:
 
 @dataclass(slots=True)
 class _Budget:
-    """What the prompts of an iteration may still use."""
+    """The tokens that the prompts of an iteration may still use."""
 
     chunk: float
     """Tokens of the iteration."""

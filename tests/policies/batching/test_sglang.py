@@ -74,7 +74,7 @@ def test_less_is_promised_to_the_running_the_longer_the_engine_decodes(
     assert run_step(core)[0] == ({B: 10} if is_admitted else {A: 1})
 
 
-def test_who_has_the_fewest_output_tokens_is_retracted_and_waits_behind_all(
+def test_the_request_with_the_fewest_output_tokens_is_retracted_and_waits_behind_all(
     make_core, make_request, run_step
 ):
     core = make_engine(make_core, num_tokens=30, schedule_conservativeness=0.1)
