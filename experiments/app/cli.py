@@ -14,10 +14,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, MappingProxyType, ModuleType
 from typing import NamedTuple
 
 from experiments.app.job import CannotWriteError, UnsuccessfulError
@@ -33,6 +33,7 @@ class Command(NamedTuple):
     summary: str
     config_name: str | None = None  # its root config, if Hydra composes its settings
     by_runner: bool = True  # false: main(arguments) composes the settings and runs the command itself
+    flags: Mapping[str, str] = MappingProxyType({})  # flag -> the setting that it stands for
 
 
 COMMANDS = {
@@ -76,7 +77,10 @@ COMMANDS = {
         "experiments.report.command", "Draw the report of a finished run or sweep again; also as PNG and SVG."
     ),
     "score": Command(
-        "experiments.score.command", "Simulate every row of a measured table and report the errors.", "score"
+        "experiments.score.command",
+        "Simulate every row of a measured table and report the errors.",
+        "score",
+        flags={"--update-trust": "update_trust=true"},
     ),
     "calibrate": Command(
         "experiments.calibrate.command",
@@ -238,6 +242,7 @@ def _run(arguments: list[str]) -> None:
         )
     check_not_shadowed(Path(__file__).resolve().parents[2])
     command = COMMANDS[name]
+    rest = [command.flags.get(word, word) for word in rest]
     if command.config_name is None or not command.by_runner:
         importlib.import_module(command.module).main(rest)
         return

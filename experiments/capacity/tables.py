@@ -21,6 +21,8 @@ from experiments.capacity.precision import precision_sentence
 from experiments.capacity.prices import price_sentence
 from experiments.capacity.probe import at_target
 from experiments.capacity.results import Ranked
+from experiments.capacity.within_error import verdict, verdict_json, verdict_sentence
+from experiments.study.notes import expected_error_lines
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json
@@ -63,6 +65,8 @@ def sentences(found: Answer) -> list[str]:
             lines.append(precision_sentence(found.unchanged, found.ranked[0].usd_per_hour))
         if len(found.ranked) > 1:
             lines.append(_runner_up(found.ranked[0], found.ranked[1]))
+            if decided := verdict(found.ranked[0], found.ranked[1]):
+                lines.append(verdict_sentence(decided, found.ranked[1].candidate.name))
     elif found.advice is not None:
         lines += advice_lines(found.advice, found.question.slo, _growth(found))
     elif not found.interrupted:
@@ -204,7 +208,7 @@ def caveats(found: Answer) -> list[str]:
         )
     if settings.search == "optuna":
         lines.append("Optuna evaluated only some of the candidates: a better one may be among the others.")
-    return lines
+    return [*lines, *expected_error_lines(found.notes)]
 
 
 def ranked_rows(ranked: Sequence[Ranked]) -> list[list[str]]:
@@ -306,6 +310,7 @@ def to_json(found: Answer) -> dict[str, Any]:
         },
         "ranked": [_ranked_json(row, found.question.settings.headroom) for row in found.ranked],
         "kept_with_one_less": found.kept_with_one_less,
+        "winner_within_error": verdict_json(verdict(*found.ranked[:2])) if len(found.ranked) > 1 else None,
         "stages": [
             {
                 name: getattr(stage, name)

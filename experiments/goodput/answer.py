@@ -31,6 +31,12 @@ class Outcome:
     short: Sequence[str]
     """Arms whose workload has too few requests for long enough runs."""
 
+    @property
+    def notes(self) -> dict[str, list[str]]:
+        """Notes on the first run of each arm."""
+        runs = {arm.name: self.found[arm.name][0].at_rates for arm in self.arms}
+        return {name: list(at_rates[0].notes) for name, at_rates in runs.items() if at_rates}
+
 
 def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Outcome | None:
     """Searches all arms with all seeds; returns None after Ctrl-C before the first result."""

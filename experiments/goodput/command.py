@@ -41,7 +41,7 @@ class GoodputJob:
             outcome = search(self.settings, self.arms, report)
         if outcome is None:
             raise KeyboardInterrupt  # there is no result to write yet
-        print_goodput(outcome.highest, caveats(self.settings, outcome.short), console)
+        print_goodput(outcome.highest, caveats(outcome), console)
         _write(folder, outcome, resolved_config(self.cfg))
         print_folder(folder, console)
         if outcome.interrupted:
@@ -60,13 +60,9 @@ def _write(folder: Path, outcome: Outcome, config: dict[str, Any]) -> None:
         "interrupted": outcome.interrupted,
         "scale_rate": outcome.scale_rate,
         "verdicts": sentences(outcome.highest),
-        "caveats": caveats(outcome.settings, outcome.short),
+        "caveats": caveats(outcome),
         "arms": to_json(outcome.highest),
-        "notes": {
-            arm.name: list(outcome.found[arm.name][0].at_rates[0].notes)
-            for arm in outcome.arms
-            if outcome.found[arm.name][0].at_rates
-        },
+        "notes": outcome.notes,
     }
     write_study(folder, config, record)
     if outcome.settings.report:

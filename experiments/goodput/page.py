@@ -38,7 +38,7 @@ def write_goodput(
         f"SLO attainment and goodput (requests/s that meet the SLO) over the request rate, with {seeds}. "
         f"Bands are the {LEVEL} of the mean. Each seed has the same requests at every rate.",
         {
-            "Verdicts": listed([*sentences(outcome.highest), *caveats(outcome.settings, outcome.short)]),
+            "Verdicts": listed([*sentences(outcome.highest), *caveats(outcome)]),
             "SLO attainment and goodput over the request rate": "<p>Open circles: the "
             f"service was overloaded, and the run was stopped early.</p>{drawn(rate_figure(outcome))}",
             "SLO attainment with tighter and looser limits": drawn(scale_figure(outcome)),

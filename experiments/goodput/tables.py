@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments.app.terminal import print_tables
+from experiments.goodput.answer import Outcome
 from experiments.goodput.results import Highest
-from experiments.goodput.settings import GoodputSettings
+from experiments.study.notes import expected_error_lines, merged_notes
 from experiments.study.run_length import ANSWERS
 from experiments.study.verdicts import LEVEL
-from sim.metrics.paired import Interval, Outcome
+from sim.metrics.paired import Interval
+from sim.metrics.paired import Outcome as Verdict
 from sim.metrics.summary import plain_json
 from sim.report.numbers import MISSING, number, with_interval
 from sim.report.wording import LATENCIES
@@ -39,9 +41,9 @@ def print_goodput(highest: Sequence[Highest], warnings: Sequence[str], console: 
     print_tables([rows(highest)], console)
 
 
-def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
-    """Returns warnings about the results. short: arms whose runs were too short."""
-    found = []
+def caveats(outcome: Outcome) -> list[str]:
+    """Returns warnings about the results, and their expected errors."""
+    settings, short, found = outcome.settings, outcome.short, []
     if len(settings.seeds) < 2:
         found.append("One seed gives no confidence interval; use two or more.")
     found.append(f"The highest rate of each seed is found to within {100 * settings.precision:g} %.")
@@ -50,7 +52,7 @@ def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
             f"The traffic of {', '.join(short)} lasts less than {ANSWERS} times its p90 E2E latency, so the "
             "highest rate is overestimated; use a workload with more requests."
         )
-    return found
+    return [*found, *expected_error_lines(merged_notes(outcome.notes))]
 
 
 def rows(highest: Sequence[Highest]) -> list[list[str]]:
@@ -79,7 +81,7 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
         ratio = other.best.ratio
         against = "with some seeds it misses the SLO at all tried rates"
         if ratio is not None:
-            same = other.best.outcome("higher") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
+            same = other.best.outcome("higher") in (Verdict.NO_DIFFERENCE, Verdict.EQUAL)
             against = f"{number(ratio.mean)} times the best{_bounds(ratio)}"
             against += ", no difference beyond noise" * same
         lines.append(f"{other.arm.name}: {number(other.rate.mean)} requests/s, {against}; {_why(other)}")

@@ -20,6 +20,7 @@ from experiments.score.prediction_file import PredictionFile
 from experiments.score.predictions import predictions
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.score.table import read_table
+from experiments.score.trust.command import TrustJob, prepare_trust
 from experiments.study.code import code_version
 from experiments.study.presets import taken_for
 from experiments.study.progress import lasting_progress
@@ -45,6 +46,10 @@ class ScoreSettings:
     """Condition on the rows to predict, in the syntax of pandas.DataFrame.query; None: all rows."""
     resume: bool = False
     """Whether to continue the interrupted file `out`, with the same settings."""
+    update_trust: bool = False
+    """Whether to write the table of expected errors; `measured` is then a folder of tables of all kinds."""
+    trust_table: str | None = None
+    """File of that table; None: the project's own."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -52,6 +57,10 @@ class ScoreSettings:
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"jobs={self.jobs}: must be >= 1, or null for one per core")
         check_output_file("out", self.out)
+        if self.trust_table is not None:
+            check_output_file("trust_table", self.trust_table)
+        if self.update_trust and self.latency != Calibrated():
+            raise ValueError("update_trust=true: states errors of latency=calibrated; leave latency= out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,9 +107,19 @@ class ScoreJob:
                 report(len(file.rows) - refused, refused)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> ScoreJob:
+def prepare(cfg: DictConfig, composition: Composition) -> ScoreJob | TrustJob:
     """Builds the job. Raises ConfigError for wrong settings or tables."""
     settings: ScoreSettings = build_as(ScoreSettings, cfg, "")
+    if settings.update_trust:
+        return prepare_trust(
+            measured=Path(settings.measured),
+            where=settings.where,
+            out=Path(settings.out),
+            jobs=settings.jobs,
+            resume=settings.resume,
+            version=code_version(composition.source.dirs),
+            path=None if settings.trust_table is None else Path(settings.trust_table),
+        )
     table, impossible = _read(settings)
     file = PredictionFile(
         path=Path(settings.out),

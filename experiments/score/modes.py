@@ -19,7 +19,11 @@ def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
 
     Raises NotSimulatedError or ValueError for a row that cannot be simulated.
     """
-    scenario = scenario_of(row, latency)
+    return figures_of(scenario_of(row, latency))
+
+
+def figures_of(scenario: Scenario) -> dict[str, float]:
+    """Simulates the scenario and computes `METRICS`. Raises NotSimulatedError."""
     records, table = simulated(scenario)
     num_devices = sum(pool.layout.num_devices * pool.replicas for pool in scenario.pools_by_name.values())
     return {

@@ -110,7 +110,11 @@ class Stages:
 
 def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
     """Computes `METRICS` over all requests of the run. Raises NotSimulatedError or ValueError."""
-    scenario = scenario_of(row, latency)
+    return figures_of(scenario_of(row, latency))
+
+
+def figures_of(scenario: Scenario) -> dict[str, float]:
+    """Simulates the scenario and computes `METRICS`. Raises NotSimulatedError."""
     records, table = simulated(scenario)
     figures = {name: describe(table[f"{name}_s"].to_numpy(dtype=np.float64)) for name in ("ttft", "e2e")}
     predicted = {

@@ -1,8 +1,10 @@
-"""Merges the notes on the runs of several arms, so that a note of several arms is shown once."""
+"""Merges the notes on the runs of several arms, and finds those on expected errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from sim.setup.expected_errors import PREFIX
 
 
 def merged_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
@@ -18,3 +20,8 @@ def merged_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
         note if len(arms) == len(notes) else f"{', '.join(arms)}: {note}"
         for note, arms in arms_by_note.items()
     ]
+
+
+def expected_error_lines(notes: Iterable[str]) -> list[str]:
+    """Returns the notes on the expected errors of figures, which every answer prints."""
+    return [note for note in notes if PREFIX in note]

@@ -20,6 +20,9 @@ class EngineProfile:
     host: HostOverhead
     cuda_graphs: CudaGraphs
     kernels: Kernels = Kernels()
+    family: str | None = None
+    """Engine whose simulated figures were compared with measured ones: vllm, sglang, tensorrt_llm; None: this
+    profile never was. See `sim.setup.expected_errors`."""
     frontend_s: float = 0.0
     """Seconds from the arrival of a request until it reaches the scheduler: HTTP, tokenisation, queues."""
     scheduler_recv_interval: int = 1

@@ -10,14 +10,18 @@ from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
 from sim.metrics.slo import Slo
+from sim.setup.expected_errors import expected_error_note
 from sim.setup.pool import PoolSettings
-from sim.workload.base import WorkloadNotes
+from sim.workload.base import Workload, WorkloadNotes
 
 
-def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
+def pool_notes(
+    pool: PoolSettings, model: IterationModel, slo: Slo | None, workload: Workload
+) -> Iterator[str]:
     """Yields the notes on the figures of a pool."""
     basis, jitter = pool.latency.basis(pool.replica), pool.jitter
     yield basis if jitter is None else f"{basis} {jitter.sentence}"
+    yield expected_error_note(pool, workload)
     yield from pool.layout_notes
     yield from pool.model.notes
     yield from precision_notes(pool.model, pool.hardware)

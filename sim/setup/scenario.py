@@ -26,6 +26,7 @@ from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
+from sim.setup.expected_errors import expected_errors_json
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import pool_notes, workload_notes
@@ -301,8 +302,12 @@ class Scenario(PoolSettings, ClusterSettings):
         notes = (
             note
             for pool, model in zip(pools, models, strict=True)
-            for note in pool_notes(pool, model, self.slo)
+            for note in pool_notes(pool, model, self.slo, self.workload)
         )
+        summary["expected_errors"] = [
+            {"pool": name, **expected_errors_json(pool, self.workload)}
+            for name, pool in self.pools_by_name.items()
+        ]
         summary["notes"] = [*dict.fromkeys(notes), *workload_notes(source.notes)]
         return RunResult(
             records=records,

@@ -50,6 +50,7 @@ class WhatifJob:
             found=evaluate(questions.experiment, runs.table, interrupted=runs.interrupted),
             limits=limits_by_arm(runs.table),
             times_s=times_by_arm(runs.table),
+            notes=runs.notes,
         )
         print_answers(answers, console)
         self._write(folder, answers, runs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -13,6 +13,7 @@ from experiments.compare.results import Comparison, Results
 from experiments.compare.whatif.arms import Questions
 from experiments.compare.whatif.settings import BASELINE
 from experiments.study.figures import Metric, label_of, unit_of
+from experiments.study.notes import expected_error_lines, merged_notes
 from experiments.study.run_length import REASONS, requests_needed
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome, mean_interval
@@ -44,6 +45,8 @@ class Answers:
     """Arm -> {resource: share of the requests' time over the seeds}, the largest share first."""
     times_s: dict[str, tuple[float, float]]
     """Arm -> length of a run and p90 of E2E in seconds, means over the seeds."""
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Arm -> notes on its first run."""
 
     @property
     def changes(self) -> list[str]:
@@ -81,7 +84,7 @@ def caveats(answers: Answers) -> list[str]:
     lines += _too_short(answers)
     for name in questions.other_traffic:
         lines.append(f"{name}: the traffic differs from the baseline's, so intervals are wider.")
-    return lines
+    return [*lines, *expected_error_lines(merged_notes(answers.notes))]
 
 
 def _too_short(answers: Answers) -> list[str]:

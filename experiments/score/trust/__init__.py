@@ -1,0 +1,1 @@
+"""`windtunnel score --update-trust`: expected errors by leaving out one group of rows at a time."""

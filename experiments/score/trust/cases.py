@@ -1,0 +1,189 @@
+"""The measured rows of whole engines, with the scenario, the engine profile and the group of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from experiments.score import modes, runs, silicon
+from experiments.score.engine_versions import engine_of
+from experiments.score.physical import impossible_rows
+from experiments.score.table import read_table
+from experiments.score.trust.constants import values_of
+from experiments.study.presets import NotSimulatedError, preset
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel
+from sim.setup.scenario import Scenario
+from sim.workload.distributions import Fixed
+
+
+class Source(NamedTuple):
+    """One table of the folder of measurements."""
+
+    file: str
+    columns: tuple[str, ...]
+    positive: tuple[str, ...]
+    metrics: tuple[str, ...]
+    """Simulated figures, as `figures_of` names them."""
+    traffic: str
+    scenario_of: Callable[[dict[str, Any], LatencyLevel], Scenario]
+    figures_of: Callable[[Scenario], dict[str, float]]
+    profile_of: Callable[[Mapping[str, Any]], str]
+    """Returns the name of the engine profile that simulates a row."""
+    measured: Callable[[Mapping[str, Any]], dict[str, float]]
+    """Returns figure -> measured value."""
+    predicted: Callable[[Mapping[str, Any], Mapping[str, float]], dict[str, float]]
+    """Returns figure -> predicted value, from the row and its simulated figures."""
+    fitted: tuple[str, ...]
+    """Figures that the constants are fitted to."""
+    left_out: tuple[str, ...]
+    """Attributes of `Case` that a group shares: its rows are left out together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A measured row that can be simulated."""
+
+    table: str
+    row: dict[str, Any]
+    profile: str
+    family: str
+    model: str
+    gpu: str
+    device: str
+    """Name of the GPU in our outputs."""
+    architecture: str
+    values: dict[str, float]
+    """The constants of its engine profile and its GPU."""
+    overlapped: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.table}/{self.row['id']}"
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        return tuple(getattr(self, name) for name in SOURCES[self.table].left_out)
+
+    def is_in(self, group: tuple[str, ...]) -> bool:
+        """Returns whether the row must be left out with a group: a model, or a model on a GPU."""
+        return (self.model, self.gpu)[: len(group)] == group
+
+
+def _closed(row: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, float]:
+    """Returns the figures of a closed loop; E2E and throughput follow from TTFT and TPOT."""
+    tpot_ms, ttft_ms = figures["tpot_ms"], figures["ttft_ms"]
+    found = {"TPOT": tpot_ms} if pd.notna(row["tpot_ms"]) else {}
+    if not row.get("ttft_ok", True) or pd.isna(row["ttft_ms"]):
+        return found
+    tokens = _mean_tokens(silicon.lengths_of(dict(row)).output_tokens)
+    e2e_ms = ttft_ms + tpot_ms * (tokens - 1)
+    return {
+        **found,
+        "TTFT": ttft_ms,
+        "E2E": e2e_ms,
+        "throughput": 1e3 * row["concurrency"] * tokens / e2e_ms,
+    }
+
+
+def _mean_tokens(lengths: Any) -> float:
+    """Returns the mean of a length that is fixed or uniform, as in all rows of these tables."""
+    return float(lengths.value) if isinstance(lengths, Fixed) else (lengths.low + lengths.high) / 2
+
+
+def _open(row: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, float]:
+    names = {
+        "TTFT": "ttft_mean_ms",
+        "ITL": "itl_mean_ms",
+        "E2E": "e2e_mean_ms",
+        "TTFT p99": "ttft_p99_ms",
+        "E2E p99": "e2e_p99_ms",
+    }
+    return {figure: figures[name] for figure, name in names.items() if pd.notna(row[name])}
+
+
+SOURCES = {
+    "silicon": Source(
+        file="silicon/silicon_e2e.csv.gz",
+        columns=(*silicon.COLUMNS, "ttft_ms", "tpot_ms"),
+        positive=silicon.POSITIVE,
+        metrics=modes.METRICS,
+        traffic="closed",
+        scenario_of=modes.scenario_of,
+        figures_of=modes.figures_of,
+        profile_of=lambda row: engine_of(dict(row)),
+        measured=lambda row: _closed(row, row),
+        predicted=_closed,
+        fitted=("TTFT", "TPOT"),
+        left_out=("model", "gpu"),
+    ),
+    "experiments": Source(
+        file="vllm_experiments/experiments.csv",
+        columns=(*runs.COLUMNS, *runs.METRICS),
+        positive=runs.POSITIVE,
+        metrics=runs.METRICS,
+        traffic="open",
+        scenario_of=runs.scenario_of,
+        figures_of=runs.figures_of,
+        profile_of=lambda row: engine_of({"backend": "vllm", "backend_version": row.get("vllm")}),
+        measured=lambda row: _open(row, row),
+        predicted=_open,
+        fitted=("TTFT", "ITL"),
+        left_out=("model",),
+    ),
+}
+"""Tables of the folder, as `kind=` names them."""
+
+
+def read_cases(folder: Path, where: str | None = None) -> list[Case]:
+    """Reads the rows of all tables that can be simulated; those with a column `core` only where it is true.
+
+    where: a further condition on the rows, in the syntax of pandas.DataFrame.query; of a table without the
+    columns that it names no row is taken. Raises ConfigError for a wrong table.
+    """
+    found: list[Case] = []
+    for name, source in SOURCES.items():
+        path = folder / source.file
+        table = read_table(path, source.columns, source.positive)
+        if "core" in table:
+            table = table[table["core"]]
+        if where is not None:
+            try:
+                table = table.query(where)
+            except pd.errors.UndefinedVariableError:
+                continue
+        impossible = _impossible(path, table, source)
+        rows: Any = table.to_dict("records")
+        found += (case for row in rows if row["id"] not in impossible for case in _cases(name, row))
+    return found
+
+
+def _impossible(path: Path, table: pd.DataFrame, source: Source) -> dict[Any, str]:
+    metrics = [column for column in table if str(column).endswith("_ms")]
+    return impossible_rows(path, table, map(str, metrics), lambda row: source.scenario_of(row, Calibrated()))
+
+
+def _cases(table: str, row: dict[str, Any]) -> Iterator[Case]:
+    """Yields the row's case; nothing if it cannot be simulated, or has no engine that can be compared."""
+    source = SOURCES[table]
+    try:
+        scenario = source.scenario_of(row, Calibrated())
+    except (NotSimulatedError, ValueError):
+        return
+    if scenario.engine.family is None:
+        return
+    yield Case(
+        table=table,
+        row=row,
+        profile=preset("engine", source.profile_of(row)),
+        family=scenario.engine.family,
+        model=scenario.model.name,
+        gpu=preset("hardware", row["gpu"]),
+        device=scenario.hardware.name,
+        architecture="moe" if scenario.model.has_experts else "dense",
+        values=values_of(scenario),
+        overlapped=scenario.engine.host.overlapped,
+    )

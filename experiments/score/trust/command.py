@@ -1,0 +1,148 @@
+"""Writes the table of expected errors: simulates, fits without each group, and predicts what was left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from experiments.app.output_file import file_errors_reported
+from experiments.app.run_folder import print_path
+from experiments.app.terminal import print_tables, terminal_console
+from experiments.score.prediction_file import PredictionFile
+from experiments.score.trust.cases import SOURCES, Case, read_cases
+from experiments.score.trust.left_out import (
+    Fitted,
+    Outcome,
+    Rows,
+    expected_errors,
+    left_out_tasks,
+    outcomes,
+    rows_of,
+    slope_tasks,
+    to_fit,
+)
+from experiments.score.trust.predictions import Predictions, Task, columns
+from experiments.study.progress import lasting_progress
+from hwmodels.trust import table
+from sim.engine.interrupt import ctrl_c_noted
+from sim.report.whole_file import write_whole
+from sim.report.wording import plural
+from sim.settings.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrustJob:
+    """The rows of all tables of a folder, and the table to write."""
+
+    cases: Sequence[Case]
+    predictions: Predictions
+    path: Path
+    """File of the table."""
+
+    def run(self, folder: Path) -> None:
+        """Simulates what the file of predictions lacks, and prints and writes the expected errors."""
+        console, file = terminal_console(), self.predictions.file
+        file.begin()
+        chosen = to_fit(self.cases)
+        try:
+            self._simulate(slope_tasks(chosen), "slopes", console)
+            rows = rows_of(chosen, self.predictions)
+            runs = list(left_out_tasks(self.cases, rows))
+            self._simulate([task for task, _ in runs], "rows left out", console)
+        except KeyboardInterrupt:
+            file.close()
+            text = f"{len(file.rows):,} predictions are kept; continue with the same settings and resume=true"
+            console.print(text, highlight=False, soft_wrap=True)
+            print_path(str(file.path), console)
+            raise
+        found = list(outcomes(runs, self.predictions))
+        print_outcome(found, rows, console)
+        with file_errors_reported(file.path, "choose another file with out="):
+            file.finish(list(file.rows))
+        with file_errors_reported(self.path, "choose another file with trust_table="):
+            write_whole(self.path, table.written(expected_errors(found)))
+        print_path(str(self.path), console)
+
+    def _simulate(self, tasks: Sequence[Task], what: str, console: Console) -> None:
+        missing = self.predictions.missing(tasks)
+        console.print(f"{what}: {plural(len(missing), 'simulation')}", highlight=False)
+        progress = lasting_progress(console, len(missing), 0, enabled=True, failure="refused")
+        with ctrl_c_noted() as interrupt, progress as report:
+            self.predictions.run(tasks, interrupt, report)
+
+
+def prepare_trust(
+    *,
+    measured: Path,
+    where: str | None,
+    out: Path,
+    jobs: int | None,
+    resume: bool,
+    version: str,
+    path: Path | None,
+) -> TrustJob:
+    """Builds the job. version: of the code that predicts. path: of the table; None: the project's own.
+
+    Raises ConfigError for wrong tables, and where the rows are of fewer than two groups.
+    """
+    cases = read_cases(measured, where)
+    groups = {case.group for case in cases if case.table == "silicon"}
+    if len(groups) < 2 or len({case.gpu for case in cases}) < 2:
+        raise ConfigError(
+            f"update_trust=true, where={where}: closed-loop rows are of {plural(len(groups), 'group')} of a "
+            "model and a GPU: must be of two or more, on two or more GPUs; select more rows"
+        )
+    file = PredictionFile(
+        path=out,
+        columns=columns(),
+        settings={
+            "measured": str(measured.resolve()),
+            "where": str(where),
+            "version of windtunnel": version,
+        },
+    )
+    if resume:
+        file.resume()
+    return TrustJob(cases=cases, predictions=Predictions(file=file, jobs=jobs), path=path or table.PATH)
+
+
+def print_outcome(found: Sequence[Outcome], rows: Rows, console: Console) -> None:
+    """Prints the errors of left-out rows over all engines and GPUs, and the constants fitted to all rows."""
+    console.print("Absolute percentage errors of rows that were left out of the fit (median / p90, bias)")
+    print_tables([error_lines(found)], console)
+    console.print("Constants fitted to all rows, and those of the engine profiles and calibrations")
+    print_tables([constant_lines(rows.fit(lambda case: False), rows.cases)], console)
+
+
+def error_lines(found: Iterable[Outcome]) -> list[list[str]]:
+    """Returns the errors by traffic, level, architecture and figure; the heading first."""
+    cells: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    for one in found:
+        traffic = SOURCES[one.case.table].traffic
+        cells[traffic, one.level.value, one.case.architecture, one.figure].append(one)
+    lines = [["traffic", "GPU", "architecture", "figure", "rows", "median", "p90", "bias"]]
+    for key, own in sorted(cells.items()):
+        errors = np.array([one.error_percent for one in own])
+        median, p90 = np.percentile(np.abs(errors), [50, 90])
+        lines.append([*key, f"{len(own):,}", f"{median:.1f}", f"{p90:.1f}", f"{np.median(errors):+.1f}"])
+    return lines
+
+
+def constant_lines(fitted: Fitted, cases: Iterable[Case]) -> list[list[str]]:
+    """Returns the fitted constants beside those in the config files; the heading first."""
+    own: dict[tuple[str, str], float] = {}
+    for case in cases:
+        for name, value in case.values.items():
+            own[case.profile, name] = own[case.gpu, name] = value
+    return [
+        ["profile or GPU", "constant", "fitted", "own"],
+        *(
+            [owner, name, f"{value:.3g}", f"{own[owner, name]:.3g}"]
+            for (owner, name), value in fitted.items()
+        ),
+    ]

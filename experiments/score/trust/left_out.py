@@ -1,0 +1,261 @@
+"""Leaves out one group of rows at a time: constants are fitted to all others, and predict the group's rows.
+
+A group of a closed-loop table is a model on a GPU; of open-loop runs, a model. Rows of the same model and GPU
+in the other table are left out as well. For the errors of a GPU that was never measured, all rows on a GPU
+are left out, and it is simulated with the calibration of its relative.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.score.trust.cases import SOURCES, Case
+from experiments.score.trust.constants import ENGINE, KINDS, steps
+from experiments.score.trust.predictions import Predictions, Task
+from hwmodels.fitting.host import Constant, Response, fit_constants
+from hwmodels.trust.table import ALL_GPUS, RATIO, TRAFFIC, ExpectedError, Level
+
+FITTED_ROWS = {"silicon": 5, "experiments": 1}
+"""By table, the number of rows of each cell (a profile, a model, a GPU) that constants are fitted to."""
+
+PREDICTED_ROWS = 20
+"""Number of rows of each cell that are predicted when their group is left out."""
+
+RELATIVES = {"h100_sxm": "h200_sxm"}
+OTHER_RELATIVE = "h100_sxm"
+"""GPU whose calibration a GPU of the tables gets when it is left out: as in the tables of operator errors."""
+
+SPREAD = {"TPOT": 0.1, "ITL": 0.1, "TTFT": 0.3}
+"""Standard deviation of the logarithm of an error, by figure."""
+
+INDEPENDENT_ROWS = 4
+"""Independent rows that a cell's rows count as: configurations of one model, GPU and engine err alike."""
+
+Owned = tuple[str, str]
+"""A constant and its owner: an engine profile or a GPU with a calibration."""
+Fitted = Mapping[Owned, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Figures that constants are fitted to."""
+
+    cases: Sequence[Case]
+    """The case of each figure."""
+    constants: Sequence[Owned]
+    response: Response
+    measured: Any
+    weights: Any
+
+    def fit(self, is_left_out: Callable[[Case], bool]) -> Fitted:
+        """Fits all constants to the figures of the cases that are not left out."""
+        kept = np.array([not is_left_out(case) for case in self.cases])
+        kinds = [constant_of(owned) for owned in self.constants]
+        found = fit_constants(self.response.rows(kept), self.measured[kept], self.weights[kept], kinds)
+        return dict(zip(self.constants, map(float, found), strict=True))
+
+
+class Outcome(NamedTuple):
+    """A figure of a left-out row."""
+
+    case: Case
+    figure: str
+    level: Level
+    error_percent: float
+    """Of the simulated figure: 100 (predicted / measured - 1)."""
+
+
+def constant_of(owned: Owned) -> Constant:
+    """Returns the constant with its owner in its name."""
+    owner, name = owned
+    return replace(KINDS[name], name=f"{owner}.{name}")
+
+
+def owned_by(case: Case, name: str) -> Owned:
+    """Returns the constant that a case has under a name."""
+    return (case.profile if name in ENGINE else case.gpu), name
+
+
+def to_fit(cases: Iterable[Case]) -> list[Case]:
+    """Returns the rows that constants are fitted to."""
+    return _sampled(cases, lambda table: FITTED_ROWS[table])
+
+
+def to_predict(cases: Iterable[Case]) -> list[Case]:
+    """Returns the rows that are predicted."""
+    return _sampled(cases, lambda table: PREDICTED_ROWS)
+
+
+def _sampled(cases: Iterable[Case], most: Callable[[str], int]) -> list[Case]:
+    """Returns some rows of each cell, the same ones every time. most: rows of a cell, by table."""
+    cells: dict[tuple[str, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        cells[_cell(case)].append(case)
+    return [
+        case
+        for own in cells.values()
+        for case in sorted(own, key=lambda one: zlib.crc32(one.key.encode()))[: most(own[0].table)]
+    ]
+
+
+def _cell(case: Case) -> tuple[str, ...]:
+    return case.table, case.profile, case.model, case.gpu
+
+
+def slope_tasks(cases: Iterable[Case]) -> list[Task]:
+    """Returns the runs that give the responses: each case unchanged, and with one constant changed."""
+    return [
+        Task(case=case, values=values)
+        for case in cases
+        for values in ({}, *steps(case.values, overlapped=case.overlapped))
+    ]
+
+
+def rows_of(cases: Sequence[Case], predictions: Predictions) -> Rows:
+    """Returns the figures of the cases with their slopes, after the runs of `slope_tasks`."""
+    constants = sorted({owned_by(case, name) for case in cases for name in case.values})
+    column = {owned: i for i, owned in enumerate(constants)}
+    lines: list[tuple[Case, str, float, Any, Any, Any, float]] = []
+    for case in cases:
+        source, found = SOURCES[case.table], predictions.of(Task(case=case, values={}))
+        if not found:
+            continue
+        measured, base = source.measured(case.row), source.predicted(case.row, found)
+        above, below = _slopes(case, base, predictions)
+        at = np.array([constant_of(owned).neutral for owned in constants])
+        for name, value in case.values.items():
+            at[column[owned_by(case, name)]] = value
+        for figure in source.fitted:
+            if figure in measured:
+                own = [np.zeros(len(constants)), np.zeros(len(constants))]
+                for side, slopes in zip(own, (above, below), strict=True):
+                    for name, by_figure in slopes.items():
+                        side[column[owned_by(case, name)]] = by_figure[figure]
+                lines.append((case, figure, base[figure], at, own[0], own[1], measured[figure]))
+    counts: dict[tuple[str, ...], int] = defaultdict(int)
+    for case in {id(line[0]): line[0] for line in lines}.values():
+        counts[_cell(case)] += 1
+    of_case, figure_, base_, at_, above_, below_, measured_ = zip(*lines, strict=True)
+    return Rows(
+        cases=of_case,
+        constants=constants,
+        response=Response(
+            at=np.array(at_), base=np.array(base_), above=np.array(above_), below=np.array(below_)
+        ),
+        measured=np.array(measured_),
+        weights=np.array(
+            [
+                INDEPENDENT_ROWS / counts[_cell(case)] / SPREAD[figure] ** 2
+                for case, figure in zip(of_case, figure_, strict=True)
+            ]
+        ),
+    )
+
+
+def _slopes(
+    case: Case, base: Mapping[str, float], predictions: Predictions
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """Returns constant -> figure -> slope, towards larger values and towards smaller ones."""
+    above: dict[str, dict[str, float]] = {}
+    below: dict[str, dict[str, float]] = {}
+    for values in steps(case.values, overlapped=case.overlapped):
+        [(name, value)] = values.items()
+        figures = predictions.of(Task(case=case, values=values))
+        if not figures:
+            continue
+        moved = SOURCES[case.table].predicted(case.row, figures)
+        change = value - case.values[name]
+        slope = {figure: (moved[figure] - base[figure]) / change for figure in base}
+        (above if change > 0 else below)[name] = slope
+    for one, other in ((above, below), (below, above)):
+        for name, slope in one.items():
+            other.setdefault(name, slope)
+    return above, below
+
+
+def own_values(case: Case, fitted: Fitted, *, gpu: str | None = None) -> dict[str, float]:
+    """Returns a case's constants from a fit. gpu: the GPU whose shares it gets; None: its own."""
+    owned = {name: (case.profile if name in ENGINE else gpu or case.gpu, name) for name in case.values}
+    return {name: fitted.get(key, KINDS[name].neutral) for name, key in owned.items()}
+
+
+def left_out_tasks(cases: Iterable[Case], rows: Rows) -> Iterator[tuple[Task, Level]]:
+    """Yields two runs of each predicted case: with constants fitted without its group, without its GPU."""
+    by_group: dict[tuple[str, ...], Fitted] = {}
+    by_gpu: dict[str, Fitted] = {}
+    for case in to_predict(cases):
+        group = case.group
+        if group not in by_group:
+            by_group[group] = rows.fit(lambda one, group=group: one.is_in(group))  # type: ignore[misc]
+        yield Task(case=case, values=own_values(case, by_group[group])), Level.measured
+        if SOURCES[case.table].traffic != "closed":
+            continue
+        if case.gpu not in by_gpu:
+            by_gpu[case.gpu] = rows.fit(lambda one, gpu=case.gpu: one.gpu == gpu)  # type: ignore[misc]
+        relative = RELATIVES.get(case.gpu, OTHER_RELATIVE)
+        values = own_values(case, by_gpu[case.gpu], gpu=relative)
+        yield Task(case=case, values=values, calibration=relative), Level.relative
+
+
+def outcomes(runs: Iterable[tuple[Task, Level]], predictions: Predictions) -> Iterator[Outcome]:
+    """Yields the errors of all figures of the runs; none of a row that could not be simulated."""
+    for task, level in runs:
+        figures = predictions.of(task)
+        if not figures:
+            continue
+        case, source = task.case, SOURCES[task.case.table]
+        predicted, measured = source.predicted(case.row, figures), source.measured(case.row)
+        for figure, value in measured.items():
+            yield Outcome(case, figure, level, 100 * (predicted[figure] / value - 1))
+
+
+def ratios(found: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Yields the errors of ratios of two throughputs of one profile, model and GPU: each row over the next.
+
+    The rows are in an order that does not depend on their figures.
+    """
+    cells: dict[tuple[Any, ...], list[Outcome]] = defaultdict(list)
+    for one in found:
+        if one.figure == "throughput":
+            cells[(*_cell(one.case), one.level)].append(one)
+    for own in cells.values():
+        own.sort(key=lambda one: zlib.crc32(one.case.key.encode()))
+        for one, other in pairwise(own):
+            ratio = (100 + one.error_percent) / (100 + other.error_percent)
+            yield one._replace(figure=RATIO, error_percent=100 * (ratio - 1))
+
+
+def expected_errors(found: Sequence[Outcome]) -> list[ExpectedError]:
+    """Returns the table: by GPU where its operators are measured, and over all GPUs."""
+    cells: dict[tuple[Any, ...], list[Outcome]] = defaultdict(list)
+    for one in (*found, *ratios(found)):
+        traffic = SOURCES[one.case.table].traffic
+        gpus = (one.case.device, ALL_GPUS) if one.level is Level.measured else (ALL_GPUS,)
+        for gpu in gpus:
+            key = (traffic, one.figure, one.case.family, gpu, one.case.architecture, one.level)
+            cells[key].append(one)
+    rows = []
+    for key, own in cells.items():
+        median, p90 = np.percentile([abs(one.error_percent) for one in own], [50, 90])
+        groups = {one.case.gpu if key[-1] is Level.relative else one.case.group for one in own}
+        rows.append(ExpectedError(*key, len(own), len(groups), float(median), float(p90)))
+    return sorted(rows, key=_order)
+
+
+def _order(row: ExpectedError) -> tuple[Any, ...]:
+    figures = TRAFFIC[row.traffic]
+    return (
+        row.traffic,
+        row.engine,
+        row.architecture,
+        row.level.value,
+        row.gpu,
+        figures.index(row.figure),
+    )

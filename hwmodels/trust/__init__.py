@@ -1,0 +1,1 @@
+"""Expected errors of simulated figures, and where they were measured."""

@@ -1,0 +1,151 @@
+"""The table of expected errors: how far simulated figures were from measured ones, and where.
+
+`windtunnel score --update-trust` writes it. Every error is of rows that were left out when the host times of
+the engine profiles were fitted, so it holds no measured value.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from enum import Enum
+from functools import lru_cache
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+PATH = Path(__file__).with_name("expected_errors.csv")
+COLUMNS = (
+    "traffic",
+    "figure",
+    "engine",
+    "gpu",
+    "architecture",
+    "level",
+    "rows",
+    "groups",
+    "median_percent",
+    "p90_percent",
+)
+RATIO = "throughput ratio"
+"""Ratio of the throughputs of two configurations of one model, GPU and engine, in place of one throughput."""
+
+TRAFFIC = {
+    "closed": ("TTFT", "TPOT", "E2E", "throughput", RATIO),
+    "open": ("TTFT", "ITL", "E2E", "TTFT p99", "E2E p99"),
+}
+"""Kind of traffic (closed: a fixed number of clients; open: arrivals at a rate) -> its figures."""
+
+ARCHITECTURES = ("dense", "moe")
+ALL_GPUS = "*"
+
+
+class Level(Enum):
+    """Knowledge of the GPU with which compared rows were simulated."""
+
+    measured = "measured"
+    """The GPU's own operators were measured."""
+    relative = "relative"
+    """Another GPU's were, and the data sheet scaled them, as for a GPU that was never measured."""
+
+
+class ExpectedError(NamedTuple):
+    """Absolute percentage errors of one figure on one kind of runs."""
+
+    traffic: str
+    figure: str
+    engine: str
+    """Family of the engine, as `EngineProfile.family`."""
+    gpu: str
+    """Name of the device, or `ALL_GPUS`."""
+    architecture: str
+    """dense or moe."""
+    level: Level
+    rows: int
+    """Number of measured configurations."""
+    groups: int
+    """Number of groups of them that were left out in turn."""
+    median_percent: float
+    """Error that half of the rows do not exceed."""
+    p90_percent: float
+    """Error that nine in ten rows do not exceed."""
+
+
+@lru_cache(maxsize=1)
+def shipped() -> tuple[ExpectedError, ...]:
+    """Returns the table that the project ships with."""
+    return read(PATH.read_text(encoding="utf-8"), PATH)
+
+
+def written(rows: Iterable[ExpectedError]) -> str:
+    """Returns the table as CSV, errors with three digits."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        cells = row._replace(level=row.level.value)  # type: ignore[arg-type]
+        writer.writerow([*cells[:-2], *(f"{value:.3g}" for value in cells[-2:])])
+    return out.getvalue()
+
+
+def read(text: str, path: Path) -> tuple[ExpectedError, ...]:
+    """Parses a table. Raises ValueError with its path, line, column and value where it is wrong."""
+    lines = list(csv.reader(StringIO(text)))
+    if not lines or tuple(lines[0]) != COLUMNS:
+        found = ",".join(lines[0]) if lines else ""
+        raise ValueError(f"{path}: line 1: columns {found}: must be {','.join(COLUMNS)}; {_REMEDY}")
+    rows = [_row(cells, f"{path}: line {number}") for number, cells in enumerate(lines[1:], start=2)]
+    seen = set()
+    for number, row in enumerate(rows, start=2):
+        if (key := row[:6]) in seen:
+            raise ValueError(f"{path}: line {number}: {','.join(map(str, key[:5]))} occurs twice; {_REMEDY}")
+        seen.add(key)
+    return tuple(rows)
+
+
+_REMEDY = "write the table again with windtunnel score --update-trust"
+
+
+def _row(cells: list[str], where: str) -> ExpectedError:
+    if len(cells) != len(COLUMNS):
+        raise ValueError(f"{where}: {len(cells)} cells: must be {len(COLUMNS)}; {_REMEDY}")
+    given = dict(zip(COLUMNS, cells, strict=True))
+    figures = TRAFFIC.get(given["traffic"], ())
+    allowed = {
+        "traffic": tuple(TRAFFIC),
+        "figure": figures,
+        "architecture": ARCHITECTURES,
+        "level": tuple(level.value for level in Level),
+    }
+    for column, values in allowed.items():
+        if given[column] not in values:
+            raise ValueError(
+                f"{where}: {column}={given[column]}: must be one of {', '.join(values)}; {_REMEDY}"
+            )
+    counts = [_number(given, column, where, least=1) for column in ("rows", "groups")]
+    median, p90 = (_number(given, column, where, least=0) for column in ("median_percent", "p90_percent"))
+    if median > p90:
+        raise ValueError(f"{where}: median_percent={median:g}: must be <= p90_percent={p90:g}; {_REMEDY}")
+    return ExpectedError(
+        given["traffic"],
+        given["figure"],
+        given["engine"],
+        given["gpu"],
+        given["architecture"],
+        Level(given["level"]),
+        int(counts[0]),
+        int(counts[1]),
+        median,
+        p90,
+    )
+
+
+def _number(given: dict[str, str], column: str, where: str, *, least: int) -> float:
+    try:
+        value = float(given[column])
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        raise ValueError(f"{where}: {column}={given[column]}: must be a number >= {least}; {_REMEDY}")
+    return value

@@ -1,0 +1,87 @@
+"""Verdicts on a winner within the expected error, computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from experiments.capacity.within_error import Decision, decide, verdict_json, verdict_sentence
+from hwmodels.trust.table import ALL_GPUS, RATIO, ExpectedError, Level
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+ROW = ExpectedError("closed", RATIO, "vllm", "H100 SXM", "dense", Level.measured, 93, 3, 3.0, 10.0)
+THROUGHPUT = ROW._replace(figure="throughput", median_percent=3.0, p90_percent=12.0)
+TABLE = (
+    ROW,
+    THROUGHPUT,
+    THROUGHPUT._replace(gpu="H200 SXM", median_percent=4.0, p90_percent=16.0),
+    THROUGHPUT._replace(gpu=ALL_GPUS, level=Level.relative, median_percent=12.0, p90_percent=35.0),
+    ROW._replace(gpu=ALL_GPUS, level=Level.relative, median_percent=5.0, p90_percent=15.0),
+)
+
+
+@pytest.fixture(autouse=True)
+def hand_made_table(monkeypatch):
+    monkeypatch.setattr("experiments.capacity.within_error.shipped", lambda: TABLE)
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: TABLE)
+
+
+def fleet(hardware, *overrides):
+    return build_scenario(SOURCE.compose(["model=llama3_1_8b", f"hardware={hardware}", *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("more_percent", "decision"),
+    [(0.0, "undecided"), (3.0, "undecided"), (3.1, "likely"), (10.0, "likely"), (10.1, "decided")],
+)
+def test_on_one_gpu_and_engine_the_error_of_the_ratio_decides(more_percent, decision):
+    found = decide(more_percent, fleet("h100_sxm"), fleet("h100_sxm", "tensor_parallel_size=2"))
+    assert found.is_common
+    assert (found.median_percent, found.p90_percent) == (3.0, 10.0)
+    assert found.decision.value == decision
+
+
+def test_between_gpus_the_errors_of_both_throughputs_count():
+    found = decide(15.0, fleet("h100_sxm"), fleet("h200_sxm"))
+    assert not found.is_common
+    assert (found.median_percent, found.p90_percent) == pytest.approx((5.0, 20.0))  # 3, 4 -> 5; 12, 16 -> 20
+    assert found.decision is Decision.likely
+    assert decide(20.5, fleet("h100_sxm"), fleet("h200_sxm")).decision is Decision.decided
+
+
+def test_gpu_that_was_never_measured_has_the_larger_error_of_relatives():
+    found = decide(30.0, fleet("h100_sxm"), fleet("l40s"))
+    assert found.p90_percent == pytest.approx(37.0)  # 12, 35
+    assert found.decision is Decision.likely
+    assert decide(6.0, fleet("l40s"), fleet("l40s", "tensor_parallel_size=2")).median_percent == 5.0
+
+
+def test_without_measurements_of_one_candidate_nothing_is_decided():
+    found = decide(500.0, fleet("h100_sxm"), fleet("h100_sxm", "engine=tgi"))
+    assert found.decision is Decision.unknown
+    assert math.isnan(found.p90_percent)
+    assert verdict_sentence(found, "1 x tgi") == (
+        "Whether 1 x tgi costs more beyond the simulator's error is unknown: this engine profile was never "
+        "compared with measurements."
+    )
+    assert verdict_json(found)["p90_percent"] is None
+
+
+def test_verdicts_in_words():
+    one, two = fleet("h100_sxm"), fleet("h100_sxm", "tensor_parallel_size=2")
+    assert verdict_sentence(decide(40.0, one, two), "B") == (
+        "The winner is decided within the expected error: B costs 40 % more, and their ratio, on one GPU "
+        "and engine, where most errors are common, is expected within 3 % (half of the cases) and 10 % "
+        "(nine in ten)."
+    )
+    assert verdict_sentence(decide(2.0, one, fleet("h200_sxm")), "B") == (
+        "The winner is not decided within the expected error: B costs 2 % more, and their ratio, with "
+        "other errors each, is expected within 5 % (half of the cases) and 20 % (nine in ten)."
+    )
+    assert verdict_sentence(decide(5.0, one, two), "B").startswith("The winner is probable, but not decided")
+    assert verdict_json(None) is None
+    assert verdict_json(decide(5.0, one, two))["decision"] == "likely"

@@ -1,0 +1,139 @@
+"""Every run states its expected errors, and on what they rest: measured, a relative measured, or never."""
+
+from __future__ import annotations
+
+import pytest
+
+from hwmodels.trust.table import ALL_GPUS, ExpectedError, Level
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR, find_groups
+from sim.settings.scenario import build_scenario
+from sim.setup.expected_errors import (
+    ENGINES,
+    expected_error_note,
+    expected_errors_json,
+    figures_of,
+    never_compared,
+    unknown_because,
+)
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+
+
+def rows(traffic, gpu, level, **errors):
+    return [
+        ExpectedError(traffic, figure, "vllm", gpu, "dense", level, 93, 3, *pair)
+        for figure, pair in errors.items()
+    ]
+
+
+TABLE = (
+    *rows("closed", "H100 SXM", Level.measured, TTFT=(18.0, 55.4), TPOT=(5.25, 14.0), throughput=(6.0, 16.0)),
+    *rows("open", "H100 SXM", Level.measured, TTFT=(8.0, 22.0), ITL=(3.5, 9.0)),
+    *rows("closed", ALL_GPUS, Level.measured, TTFT=(20.0, 60.0), TPOT=(6.0, 18.0)),
+    *rows("closed", ALL_GPUS, Level.relative, TTFT=(30.0, 80.0), TPOT=(9.0, 35.0)),
+)
+
+
+@pytest.fixture(autouse=True)
+def hand_made_table(monkeypatch):
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: TABLE)
+
+
+def scenario_of(*overrides):
+    return build_scenario(SOURCE.compose(["model=llama3_1_8b", "hardware=h100_sxm", *overrides]))
+
+
+def note(*overrides):
+    scenario = scenario_of(*overrides)
+    return expected_error_note(scenario, scenario.workload)
+
+
+def test_measured_gpu_has_the_figures_of_its_own_kind_of_traffic():
+    assert note("workload=poisson") == (
+        "Expected error (half of the cases / nine in ten are within): TTFT 8 / 22 %, ITL 3.5 / 9 % "
+        "(measured: 93 open-loop runs of dense models with vLLM on H100 SXM); throughput 6 / 16 % "
+        "(measured: 93 configurations of dense models with vLLM on H100 SXM)."
+    )
+    closed = ("workload=closed_loop",)
+    assert note(*closed) == (
+        "Expected error (half of the cases / nine in ten are within): TTFT 18 / 55 %, TPOT 5.2 / 14 %, "
+        "throughput 6 / 16 % (measured: 93 configurations of dense models with vLLM on H100 SXM)."
+    )
+
+
+def test_gpu_without_rows_of_engines_has_the_figures_of_other_gpus():
+    assert note("hardware=a100_80gb_sxm").endswith(
+        "TTFT 20 / 60 %, TPOT 6 / 18 % (measured on other GPUs than A100 80GB SXM: 93 configurations of "
+        "dense models with vLLM)."
+    )
+
+
+def test_relative_of_a_measured_gpu_says_that_it_was_never_measured():
+    assert note("hardware=l40s").endswith(
+        "TTFT 30 / 80 %, TPOT 9 / 35 % (L40S was never measured: 93 configurations of dense models with "
+        "vLLM on 3 measured GPUs, each simulated as if it had not been measured)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["calibration=none"], "neither H100 SXM nor a relative of it was ever measured"),
+        (["engine=tgi"], "this engine profile was never compared with measurements"),
+        (["engine=sglang"], "dense models with SGLang were never compared with measurements"),
+        (["model=qwen3_30b_a3b"], "mixtures of experts with vLLM were never compared with measurements"),
+        (["latency=spec"], "latency=spec was never compared with measured engines"),
+    ],
+)
+def test_what_was_never_measured_says_so(overrides, reason):
+    assert note(*overrides) == f"Expected error: unknown; {reason}."
+    scenario = scenario_of(*overrides)
+    found = expected_errors_json(scenario, scenario.workload)
+    assert found["unknown"] == reason
+    assert found["figures"] == {}
+
+
+def test_features_that_no_measured_row_has_are_named():
+    assert never_compared(scenario_of()) == []
+    features = ("pipeline_parallel_size=2", "caching=tiered", "scheduling.preemption_mode=swap")
+    assert note(*features).endswith(
+        "Never compared: pipeline parallelism, caching=tiered, preemption by swapping."
+    )
+
+
+def test_json_has_the_rows_of_every_figure():
+    scenario = scenario_of("workload=poisson")
+    found = expected_errors_json(scenario, scenario.workload)
+    assert found["unknown"] is None
+    assert {name: row["traffic"] for name, row in found["figures"].items()} == {
+        "TTFT": "open",
+        "ITL": "open",
+        "throughput": "closed",
+    }
+    assert found["figures"]["ITL"]["p90_percent"] == 9.0
+    assert found["figures"]["ITL"]["gpu"] == "H100 SXM"
+
+
+def test_engine_that_was_compared_in_an_open_loop_only_shows_these_figures(monkeypatch):
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: TABLE[3:5])
+    assert [list(rows) for rows in figures_of(scenario_of(), closed=True)] == [["TTFT", "ITL"]]
+
+
+def test_summary_of_a_run_has_the_note_and_the_figures():
+    summary = scenario_of("model=smollm2_135m", "workload=poisson", "workload.num_requests=5").run().summary
+    assert summary["notes"][1].startswith("Expected error (half of the cases")
+    assert summary["expected_errors"][0]["figures"]["TTFT"]["median_percent"] == 8.0
+
+
+def test_profiles_that_were_compared_are_those_of_measured_engines():
+    compared = {}
+    for choice in find_groups([CONFIG_DIR])["engine"]:
+        family = SOURCE.compose([f"engine={choice.name}"]).engine.family
+        if family is not None:
+            compared[choice.name] = family
+    assert set(compared.values()) == set(ENGINES)
+    for name, family in compared.items():
+        assert name.startswith(family)
+    assert {"vllm_v0", "tgi", "llama_cpp", "orca", "hf_static"}.isdisjoint(compared)
+    assert unknown_because(scenario_of("engine=vllm_v0")).startswith("this engine profile")
