@@ -7,7 +7,7 @@ paged cache; subclasses override methods.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import ClassVar
 
 from policies.core.growth import PAGED, Growth
@@ -56,6 +56,8 @@ class BlockPool:
         self.num_free = num_blocks
         self.presume_cached = False
         self.shares_branches = True
+        self.awaits_answer = False
+        """Whether what sequences generate matters to a lookup or prompt of this step: it is not repeated."""
         self.num_extra_blocks = 0
         """Number of blocks that branches or adapters own: `take_extra`, `move_to_branches`, `free_extra`."""
         self.now = float("-inf")
@@ -104,6 +106,12 @@ class BlockPool:
     def pinned_token_s_until(self, end_s: float) -> float:
         """Computes the token-seconds for which pinned prefixes were kept, up to end_s."""
         return 0.0
+
+    def watch(self, num_readable: Callable[[Sequence], int]) -> None:
+        """Receives the engine's count of the tokens of a running sequence that are known and computed."""
+
+    def offer_generated(self, seq: Sequence) -> None:
+        """Offers the known tokens of a running sequence and of those with an equal answer; see `watch`."""
 
     def expire(self) -> None:
         """Releases the pinned prefixes that expire at `now` or before."""

@@ -7,8 +7,9 @@ preempted, too. After a hit at least one known token remains to be computed. Fre
 and are evicted in the order in which they became free (LRU), the last block of a sequence first; free blocks
 without content are taken before. The same content may be stored twice if two sequences compute it at the same
 time. Prefixes that clients pay for (`Prompt.num_pinned`: prompt caching of APIs) are kept for pin_s seconds
-after each use, within a reserved share of the memory. Output tokens are offered when their sequence has ended
-or was preempted, so that the next turn of a conversation has a hit on prompt and output.
+after each use, within a reserved share of the memory. Output tokens with a content id are offered as soon as
+they fill a block, too (policies/caching/answers.py), so that a sequence that was preempted has a hit on what
+another one with the same answer has generated since; others when their sequence has ended or was preempted.
 
 Memory pressure: sequences take free blocks, with content or without; no sequence is preempted to keep
 content. Horizon: as paged. Taking blocks evicts content, which may shorten the hit of a waiting prompt, never

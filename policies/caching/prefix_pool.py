@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
+from policies.caching.answers import Answers
 from policies.caching.content import ENDLESS, Places
 from policies.caching.pins import Pins
 from policies.caching.pool import BlockPool
@@ -40,11 +41,23 @@ class PrefixPool(BlockPool):
         self._pins = Pins(pin_s=pin_s, max_blocks=max_pinned, block_size=block_size)
         self._places = Places(block_size)
         self._runs = Runs(self._free_ids)
+        self._answers: Answers | None = None
         self._num_kept = 0  # free blocks with content, except those with a pending eviction
+
+    def watch(self, num_readable: Callable[[Sequence], int]) -> None:
+        self._answers = Answers(self._offer_now, self.block_size)
+        self._answers.num_readable = num_readable
+
+    def offer_generated(self, seq: Sequence) -> None:
+        if self._answers is not None:
+            self._answers.offer(seq)
 
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
-        held.found, num_found = self._runs.find(held.path, (seq.stored_known - 1) // self.block_size)
+        limit = (seq.stored_known - 1) // self.block_size
+        if self._answers is not None and self._answers.offer_for(held.path, limit):
+            self.awaits_answer = True
+        held.found, num_found = self._runs.find(held.path, limit)
         return num_found * self.block_size
 
     @property
@@ -77,6 +90,8 @@ class PrefixPool(BlockPool):
             self._num_kept -= num_blocks
         elif held.path and held.path[0][1] == ENDLESS:
             held.is_private = self._counts_private and self._runs.is_new_private(held.path[0][0])
+        if self._answers is not None and seq.request.answer_id is not None:
+            self._answers.begin(seq)
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
         block_size = self.block_size
@@ -105,6 +120,8 @@ class PrefixPool(BlockPool):
         held: Holding = seq.kv
         block_size = self.block_size
         num_full = (num_tokens - num_planned) // block_size
+        if self._answers is not None and seq.request.answer_id is not None:
+            self._answers.end(seq, num_full)
         if num_full > held.num_with_content:
             self._offer(seq, num_full)
         elif num_full < held.num_with_content:  # blocks were offered for tokens that will not be computed
@@ -135,7 +152,7 @@ class PrefixPool(BlockPool):
                 self.expires_s = self._pins.expires_s
 
     def sharers(self, seq: Sequence) -> Iterable[int]:
-        return self._runs.owners_after(seq.kv, seq.stored_computed // self.block_size) - {seq.request_id}
+        return self._runs.owners_after(seq.kv, seq.num_computed // self.block_size) - {seq.request_id}
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         held: Holding = seq.kv
@@ -213,6 +230,12 @@ class PrefixPool(BlockPool):
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
+        """Gives the first num_full blocks of a sequence their contents, after equal ones of others."""
+        if self._answers is not None and self._answers.offer_before(seq):
+            self.awaits_answer = True
+        self._offer_now(seq, num_full)
+
+    def _offer_now(self, seq: Sequence, num_full: int) -> None:
         """Gives the first num_full blocks of a sequence their contents, as far as they have none."""
         held: Holding = seq.kv
         num_new = num_full - held.num_with_content

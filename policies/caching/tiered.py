@@ -13,8 +13,8 @@ it evicts blocks that must be copied, or has prompt chunks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from collections.abc import Sequence as SequenceOf
-from collections.abc import Set
 from dataclasses import dataclass
 
 from policies.caching.content import Places
@@ -181,6 +181,9 @@ class TieredPool(PrefixPool):
         assert self._ledger is not None
         self.stores = []
         return self._ledger.transfers(read, self.num_iterations)
+
+    def watch(self, num_readable: Callable[[Sequence], int]) -> None:
+        """Does nothing: generated blocks are offered, and copied to other tiers, when their sequence ends."""
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         self._found_below.pop(seq.request_id, None)

@@ -132,6 +132,9 @@ class AsyncEngineCore(EngineCore):
             if seq.state is not ENDED:
                 seq.finish_reason = FinishReason.stop
                 ending[seq.request_id] = seq
+        for seq in ending.values():
+            if seq.request.answer_id is not None:
+                self.block_pool.offer_generated(seq)  # their last tokens are read after those of the plan
         idle = () if plan is None else plan.idle
         num_planned = max(1, self._num_reserved) if plan is not None and plan.num_decodes else 0
         for seq in sorted(ending.values(), key=lambda seq: seq.admission):

@@ -267,8 +267,8 @@ class EngineCore(EngineBase):
         self._in_flight = None
         num_planned = dict.fromkeys(plan.decodes, max(1, self._num_reserved))
         num_planned |= {chunk.seq: chunk.num_tokens for chunk in plan.chunks}
-        for chunk in plan.chunks:
-            num_planned |= {seq: 0 for seq in self.running_set.sharers(chunk.seq) if seq not in num_planned}
+        for owner in list(num_planned):
+            num_planned |= {seq: 0 for seq in self.running_set.sharers(owner) if seq not in num_planned}
         self._num_reserved = 0
         for seq in sorted(num_planned, key=lambda seq: seq.admission, reverse=True):  # sharers before owners
             self._state.finish(seq, FinishReason.aborted, num_planned[seq])

@@ -89,9 +89,13 @@ class EngineBase:
         self._now = float("-inf")
         self._waits = WaitWatch()
         self._step = StepMaker(state)
+        block_pool.watch(self._num_readable)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
         self._attach()
+
+    def _num_readable(self, seq: Sequence) -> int:
+        return self._step.num_readable(seq, self._in_flight)
 
     def _attach(self) -> None:
         """Registers the policies that implement a hook for steps, commits and ends, and only those."""

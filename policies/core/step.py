@@ -55,6 +55,7 @@ class StepBuilder:
         self._promise = 1
         self._hold = FOREVER
         self._until_s = self._pool.expires_s
+        self._pool.awaits_answer = False
         self._waits = False
         self._wake_s = inf
         self._lacked_blocks = False  # whether a sequence was preempted for lack of blocks
@@ -241,7 +242,7 @@ class StepBuilder:
             return
         if seq.state not in ACTIVE_STATES and seq.state is not ENDING:
             raise ValueError(f"{seq!r} cannot be preempted: it must be prefilling, decoding or paused")
-        if seq.state is PREFILLING:
+        if seq.state is PREFILLING or seq.request.answer_id is not None:
             for other in self._state.running_set.sharers(seq):
                 self._take_back(other, swap=False)
         self._take_back(seq, self._state.swaps if swap is None else swap)

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 from policies.core.horizon import cut_horizon
 from policies.core.plan import Cause, StepPlan
-from policies.core.sequence import Sequence
+from policies.core.sequence import DECODING, Sequence
 from policies.core.step import StepBuilder
 
 
@@ -44,6 +44,8 @@ class StepMaker(StepBuilder):
         horizon = self._promise if self._promise < self._hold else self._hold
         if self._completes or idle or self._preempted or (self._chunks and pool.replans_chunks):
             horizon = 1
+        if pool.awaits_answer:
+            horizon = 1
         if self._admitted and state.chunk_rank is not None:  # they change the order of prefills
             horizon = 1
         plan = StepPlan(
@@ -64,6 +66,22 @@ class StepMaker(StepBuilder):
         if plan.horizon > 1:
             plan.horizon = cut_horizon(plan, decodes, pool)
         return plan
+
+    def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
+        """Counts the first tokens of a running sequence that are known and computed, also in this step.
+
+        in_flight: the plan of this step, if it is complete.
+        """
+        num_computed = seq.num_computed
+        is_decoding = seq.state is DECODING
+        if in_flight is not None:
+            has_decoded = is_decoding and in_flight.num_decodes > 0 and seq not in in_flight.idle
+        else:
+            has_decoded = self.is_open and is_decoding and self._has_decoded(seq)
+        if not self._state.running_set.reads_late:
+            return num_computed + has_decoded
+        num_unread = num_computed > seq.stored_computed if is_decoding else seq.num_unread
+        return num_computed if has_decoded else num_computed - num_unread
 
     @property
     def preempted(self) -> list[Sequence]:

@@ -348,7 +348,8 @@ def make_workload(mode: str, seed: int) -> Workload:
 
     A mode is words joined by "+": fcfs (the plain case), priority, unchunked, threshold, adaptive, watermark,
     prefix, async, first_chunk (scheduler_reserve_full_isl=False), active (max_num_active_seqs), scheduled
-    (max_num_scheduled_tokens), paced (prefill_schedule_interval).
+    (max_num_scheduled_tokens), paced (prefill_schedule_interval), shared (equal prompts with equal answers,
+    and prompts that quote an answer before its end).
     """
     random = Random(f"{mode.removeprefix('async+')}/{seed}")
     words = set(mode.split("+"))
@@ -378,7 +379,23 @@ def make_workload(mode: str, seed: int) -> Workload:
         scheduler_reserve_full_isl="first_chunk" not in words,
         prefill_schedule_interval=random.randint(2, 9) if "paced" in words else 1,
     )
-    return Workload(settings, _arrivals(settings, random))
+    arrivals = _arrivals(settings, random)
+    if "shared" in words:
+        arrivals = _with_equal_answers(arrivals, random)
+    return Workload(settings, arrivals)
+
+
+def _with_equal_answers(arrivals: tuple[Arrival, ...], random: Random) -> tuple[Arrival, ...]:
+    """Returns arrivals of which some repeat prompt and answer of another one, and none waits for another."""
+    share = random.choice((0.2, 0.5, 0.9))
+    changed: list[Arrival] = []
+    for arrival in arrivals:
+        others = [other for other in changed if other.answer_id is not None]
+        if others and random.random() < share:
+            other = random.choice(others[-3:])
+            arrival = replace(arrival, prompt=other.prompt, answer_id=other.answer_id)
+        changed.append(replace(arrival, after=None))
+    return tuple(changed)
 
 
 def _arrivals(settings: Settings, random: Random) -> tuple[Arrival, ...]:

@@ -10,12 +10,15 @@ that order, and our core's `AsyncEngineCore` is told of a sampled stop token one
 Differences that are on purpose, and kept out of the comparison:
 - A step of vLLM's that computes nothing, because it preempted all requests, counts with the next one.
 - vLLM's watermark is a share of all blocks, its null block among them; the driver gives it the same number.
-- Of sequences with equal priority and arrival time vLLM preempts the one admitted first, ours the largest
-  id. Arrival times are distinct here.
+- Of sequences with equal priority and equal arrival time, to the last bit, vLLM preempts the one admitted
+  first, the oldest one, ours the largest id, which is what vLLM does if it reads its clock once for each
+  request. Arrival times are distinct here; a test below has equal ones.
 - vLLM offers a block to others when it hands it out, and still does so when it preempts its owner within the
   same step, so that it is never computed (the last test); ours takes the offer back.
-- Generated tokens are offered by vLLM as soon as they fill a block, by ours when their sequence ends. Prompts
-  that quote an answer come after its end here.
+- Generated tokens are found from the step in which they fill a block by prompts that quote them and by equal
+  answers, as in vLLM: the modes with "shared". In the others, prompts that quote an answer come after its
+  end. The real engine learns the content of an answer at its end: while two requests happen to generate
+  equal tokens, it shares their prompts only.
 - vLLM counts the steps of prefill_schedule_interval from the last time when all data parallel ranks were
   idle, and those that compute nothing; the driver counts as our policy does, steps that compute something.
 - A request that has ended and is preempted by the step planned before its tokens are read does not count as
@@ -64,6 +67,9 @@ SYNC_MODES = (
     "prefix+threshold",
     "prefix+priority+threshold",
     "prefix+watermark",
+    "prefix+shared",
+    "prefix+shared+threshold",
+    "prefix+shared+watermark",
     "scheduled",
     "prefix+active",
     "first_chunk",
@@ -146,6 +152,37 @@ def test_every_option_of_the_scheduler_has_a_counterpart_or_a_reason():
     names = {field.name for field in fields(SchedulerConfig)}
     assert not names - SCHEDULER.keys(), "new options: look at what they decide"
     assert not SCHEDULER.keys() - names, "dropped options: remove them from vllm_options.py"
+
+
+def test_of_equal_priorities_and_arrival_times_vllm_preempts_the_one_admitted_first():
+    """vLLM's clock gives every request its own arrival time; of equal times its `max` takes the first.
+
+    Two prompts of 4 tokens and a third fill all blocks. The last of them is preempted here, as it is by vLLM
+    if it arrives a microsecond after the others.
+    """
+    settings = Settings(
+        max_num_seqs=3,
+        max_num_batched_tokens=32,
+        max_model_len=12,
+        num_blocks=6,
+        block_size=2,
+        is_priority=True,
+    )
+    arrivals = tuple(
+        Arrival(request_id=i, step=0, prompt=Prompt(4), num_output_tokens=4, priority=1) for i in range(3)
+    )
+
+    class AtOneTime(VllmEngine):
+        def add(self, arrival, arrival_s):
+            super().add(arrival, 0.0)
+
+    decision_log = []
+    workload = Workload(settings, arrivals)
+    assert first_difference(workload, VllmEngine, decision_log=decision_log) is None
+    assert next(step.preempted for step in decision_log if step.preempted) == [2]
+    decision_log.clear()
+    assert first_difference(workload, AtOneTime, decision_log=decision_log) is not None
+    assert next(step.preempted for step in decision_log if step.preempted) == [0]
 
 
 def test_vllm_finds_blocks_that_were_never_computed_and_we_do_not():

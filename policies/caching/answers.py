@@ -1,0 +1,118 @@
+"""The answers that running sequences generate, where they have content ids that others can look up.
+
+As in vLLM, a generated block is offered to others when its last token is known and has been computed or will
+be in the current step. Nothing happens token by token: the blocks of a place (`content.Places`) are offered
+when a lookup could find them, or when a sequence adds or frees blocks there. Meanwhile decoding sequences
+advance together, so the one that is ahead has filled each block first; of two at the same token, it is the
+one admitted first. This decides which of equal blocks is the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies.caching.content import PathPart
+from policies.core.sequence import LOADING, PREFILLING, Sequence
+
+Offer = Callable[[Sequence, int], None]
+"""Offers the first blocks of a sequence, as many as given."""
+
+
+class Answers:
+    """The running sequences that generate answers with a content id, by the place of the answer.
+
+    offer: offers blocks in the pool. num_readable: returns the first tokens of a running sequence that are
+    known and computed; the engine sets it (`BlockPool.watch`).
+    """
+
+    def __init__(self, offer: Offer, block_size: int) -> None:
+        self.num_readable: Callable[[Sequence], int] = _num_computed
+        self._offer_now = offer
+        self._block_size = block_size
+        self._writers: dict[int, dict[int, Sequence]] = {}
+
+    def begin(self, seq: Sequence) -> None:
+        """Adds an admitted sequence with a content id for its answer, unless it has several."""
+        if seq.request.branching is None:
+            self._writers.setdefault(seq.kv.path[-1][0], {})[seq.request_id] = seq
+
+    def offer(self, seq: Sequence) -> None:
+        """Offers what a sequence and those with an equal answer have generated, if there are any."""
+        writers = self._writers[seq.kv.path[-1][0]] if seq.request.branching is None else {}
+        if len(writers) > 1:
+            self._offer_all(writers)
+
+    def end(self, seq: Sequence, num_full: int) -> None:
+        """Removes a sequence that frees its blocks, of which the first num_full have all their tokens."""
+        if seq.request.branching is not None:
+            return
+        place: int = seq.kv.path[-1][0]
+        writers = self._writers[place]
+        if len(writers) == 1:
+            del self._writers[place]
+            return
+        self._offer_all(writers, seq, num_full)
+        del writers[seq.request_id]
+
+    def offer_for(self, path: list[PathPart], num_blocks: int) -> bool:
+        """Offers what a lookup of the first num_blocks blocks of a path can find.
+
+        Returns whether a later lookup may find more.
+        """
+        may_grow = False
+        for place, end in path:
+            writers = self._writers.get(place)
+            if writers is not None:
+                upto = min(end, num_blocks)
+                if self._lags(writers, upto):
+                    self._offer_all(writers)
+                    may_grow = may_grow or self._lags(writers, upto)
+            if end >= num_blocks:
+                break
+        return may_grow
+
+    def offer_before(self, seq: Sequence) -> bool:
+        """Offers what others have generated where a sequence in prefill adds blocks.
+
+        Returns whether they may generate more there: then the order of its chunks and their tokens matters.
+        """
+        is_shared = False
+        num_known = seq.stored_known // self._block_size
+        for place, end in seq.kv.path:
+            if end > seq.kv.num_with_content:
+                writers = self._writers.get(place)
+                if writers is not None and (len(writers) > 1 or seq.request_id not in writers):
+                    self._offer_all(writers, seq)
+                    is_shared = True
+            if end >= num_known:
+                break
+        return is_shared
+
+    def _offer_all(
+        self, writers: dict[int, Sequence], but: Sequence | None = None, num_full: int = 0
+    ) -> None:
+        """Offers the full blocks of all writers of a place in the order of their progress.
+
+        but: a sequence of which num_full blocks are offered.
+        """
+        for seq in sorted(writers.values(), key=lambda seq: (-seq.num_computed, seq.admission)):
+            num_offered = num_full
+            if seq is not but:
+                if seq.state is PREFILLING or seq.state is LOADING:
+                    continue
+                num_offered = self.num_readable(seq) // self._block_size
+            if num_offered > seq.kv.num_with_content:
+                self._offer_now(seq, num_offered)
+
+    @staticmethod
+    def _lags(writers: dict[int, Sequence], num_blocks: int) -> bool:
+        """Returns whether a sequence may have generated, or will generate, one of the first num_blocks."""
+        for seq in writers.values():
+            has_generated = seq.state is not PREFILLING and seq.state is not LOADING
+            if has_generated and seq.kv.num_with_content < num_blocks:
+                return True
+        return False
+
+
+def _num_computed(seq: Sequence) -> int:
+    return seq.num_computed

@@ -1,0 +1,114 @@
+"""Generated blocks are found while their sequence runs, where answers have content ids.
+
+`make parity` compares the same with vLLM on random workloads (the modes with "shared").
+"""
+
+import pytest
+
+from policies.batching.chunked import Chunked
+from policies.caching.prefix import PrefixCaching
+from policies.caching.settings import KvMemory
+from policies.core.async_engine import AsyncEngineCore
+from policies.core.engine import EngineCore
+from policies.core.plan import StepOutcome
+from policies.core.request import Prompt, Request, Segment
+from policies.scheduling.fcfs import Fcfs
+
+A, B = 0, 1
+PROMPT = Prompt(4, (Segment(5, 4),))
+QUOTE = Prompt(21, (Segment(5, 4), Segment(6, 17)))  # the prompt and 17 tokens of its answer, content 6
+
+
+def make_engine(kind=EngineCore, num_blocks=100, batching=None, block_size=4, max_num_seqs=8):
+    return kind(
+        batching=batching or Chunked(max_num_batched_tokens=64),
+        scheduling=Fcfs(),
+        block_pool=PrefixCaching(block_size=block_size).pool(KvMemory(num_blocks)),
+        max_num_seqs=max_num_seqs,
+        max_model_len=200,
+    )
+
+
+def run(core, num_steps):
+    """Runs steps of one iteration; returns the cached tokens of the requests that the last one admits."""
+    for _ in range(num_steps):
+        plan = core.plan(0.0)
+        core.commit(plan, StepOutcome(), 0.0)
+        core.check_integrity()
+    return {seq.request_id: seq.num_found for seq in plan.admitted}
+
+
+@pytest.mark.parametrize(("kind", "num_decodes"), [(EngineCore, 3), (AsyncEngineCore, 4)])
+def test_a_prompt_finds_what_a_running_sequence_has_generated(kind, num_decodes):
+    """The fourth generated token is computed by the step that admits B; asynchronously, it is unknown."""
+    for num_steps, found in [(num_decodes, 4), (num_decodes + 1, 8)]:
+        core = make_engine(kind)
+        core.add(Request(A, 0.0, PROMPT, answer_id=6), stop_after=50)
+        run(core, num_steps)
+        core.add(Request(B, 0.0, QUOTE), stop_after=1)
+        assert run(core, 1) == {B: found}
+
+
+def test_an_answer_with_another_content_is_not_found():
+    core = make_engine()
+    core.add(Request(A, 0.0, PROMPT, answer_id=7), stop_after=50)
+    run(core, 20)
+    core.add(Request(B, 0.0, QUOTE), stop_after=1)
+    assert run(core, 1) == {B: 4}
+
+
+@pytest.mark.parametrize("kind", [EngineCore, AsyncEngineCore])
+def test_a_preempted_sequence_resumes_on_the_blocks_of_its_twin(kind):
+    """59 blocks of 2 hold two sequences of 58 tokens; then B is preempted, and all but its end is A's."""
+    core = make_engine(kind, num_blocks=59, batching=Chunked(max_num_batched_tokens=6), block_size=2)
+    prompt = Prompt(14, (Segment(1, 14),))
+    core.add(Request(A, 0.0, prompt, answer_id=2), stop_after=53)
+    core.add(Request(B, 0.0, prompt, answer_id=2), stop_after=52)
+    resumed, num_free = {}, []
+    while (plan := core.plan(0.0)) is not None:
+        resumed |= {seq.request_id: seq.num_found for seq in plan.admitted if seq.num_preemptions}
+        if resumed:
+            num_free.append(core.block_pool.num_free)
+        core.commit(plan, StepOutcome(), 0.0)
+        core.check_integrity()
+    assert resumed == {B: 64}
+    assert num_free[0] == 25
+
+
+def test_while_a_prompt_waits_for_more_of_an_answer_every_step_is_decided_anew():
+    """B has a slot, but needs 6 blocks of the 8, of which A generates the first ones."""
+    core = make_engine(num_blocks=8)
+    core.add(Request(A, 0.0, PROMPT, answer_id=6), stop_after=25)
+    run(core, 9)
+    assert core.plan(0.0).horizon > 1
+    other = make_engine(num_blocks=8)
+    other.add(Request(A, 0.0, PROMPT, answer_id=6), stop_after=25)
+    run(other, 9)
+    other.add(Request(B, 0.0, Prompt(30, (*QUOTE.segments, Segment(9, 9)))), stop_after=1)
+    plan = other.plan(0.0)
+    assert not plan.admitted
+    assert plan.horizon == 1
+
+
+def test_a_hit_on_a_token_that_is_not_computed_is_undone():
+    """A policy admits B onto the block that A completes in this step, then preempts A."""
+
+    class AdmitsThenPreempts:
+        def fill(self, view, step, now):
+            step.decode_all()
+            for seq in view.waiting:
+                step.admit(seq, 100)
+            if not preempted:
+                preempted.append([seq.num_found for seq in view.running])
+                step.preempt(view.running[0])
+
+    preempted = []
+    core = make_engine()
+    core.add(Request(A, 0.0, PROMPT, answer_id=6), stop_after=50)
+    run(core, 4)
+    core.batching = AdmitsThenPreempts()
+    core.add(Request(B, 0.0, QUOTE), stop_after=1)
+    plan = core.plan(0.0)
+    assert preempted == [[0, 8]]
+    assert {seq.request_id for seq in plan.preempted} == {A, B}
+    assert {seq.request_id: seq.num_found for seq in plan.admitted} == {A: 4, B: 8}
