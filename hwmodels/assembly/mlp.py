@@ -44,6 +44,11 @@ def experts(site: Site, mlp: MixtureOfExperts, calls: float) -> Iterator[Operato
     yield from to_experts(site, mlp, "combine", calls)
     if shared:
         yield from dense(site, shared[0], shared[1], calls)
+    if mlp.shared_gate:
+        # A product with one column reads the hidden state; its sigmoid scales the shared experts' output,
+        # which is added to that of the routed ones.
+        yield site.stream("shared_gate", calls, site.hidden_bytes)
+        yield site.stream("shared_sum", calls, 3 * site.hidden_bytes)
     if site.layout.num_token_groups == 1:
         yield from site.reduced("mlp", calls)
 

@@ -354,6 +354,14 @@ def test_shared_experts_see_every_token(site, make_shape):
     assert listed.once("shared_down_proj", "flops") == 2 * 5 * 80 * 64
 
 
+def test_a_gate_scales_the_shared_experts(site, make_shape):
+    """5 tokens of 128 bytes: one reads the hidden state, one adds two tensors into a third."""
+    mlp = experts(shared_intermediate_size=80, shared_gate=True)
+    listed = Listed(site(make_model(mlp=mlp)), make_shape([1] * 5))
+    assert listed.once("shared_gate", "bytes_moved") == 5 * 128
+    assert listed.once("shared_sum", "bytes_moved") == 5 * 3 * 128
+
+
 def test_experts_are_stored_in_their_own_format(site, make_shape):
     model = make_model(mlp=experts(), moe_weights="mxfp4")
     listed = Listed(site(model), make_shape([1] * 100))
