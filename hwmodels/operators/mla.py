@@ -8,6 +8,8 @@ of each context token, which is read once. n sequences, c context tokens of all 
 
     t = start + n (item start / SMs + passes 2 h (2 r + R) / B0) + c max((r + R) b / B, 2 h' (2 r + R) / F)
 
+    B and F are shares of the device: with few sequences those SMs that have a part of a context.
+
     item     a sequence occupies one SM for this time, apart from its context; here and below over `start`:
              latency-bound work scales like the start of a kernel
     passes   over queries and outputs, 2 bytes per element, at the data sheet's bandwidth B0
@@ -109,6 +111,8 @@ class MlaKernels:
     """Decode: heads are padded to a multiple of this."""
     flops: float = 1.0
     """Decode: factor on the curve's flops_share."""
+    max_splits: float = 1e9
+    """Decode: most SMs that share a context; with fewer sequences than SMs / max_splits the others idle."""
     token: float = 0.0
     """Decode: one context token on one SM, 2 bytes per element, over start_s; 0: contexts are split."""
     prefill_start: float
@@ -131,6 +135,7 @@ FAST_KERNELS = {
     "vllm": MlaKernels(
         item=0.38,
         query_passes=6.7,
+        max_splits=64,
         prefill_start=1.5,
         prefill_item=0.03,
         prefill_passes=3.0,
@@ -139,6 +144,7 @@ FAST_KERNELS = {
     "trtllm": MlaKernels(
         item=0.25,
         query_passes=2.5,
+        max_splits=64,
         prefill_start=1.35,
         prefill_item=0.22,
         prefill_passes=1.0,
@@ -207,7 +213,7 @@ class MlaDecode:
     13 us + 64 x (25 ns + 208 ns) + 262,144 x max(0.452 ns, 0.469 ns) = 150.9 us. Measured: 139.4 us.
     """
 
-    __slots__ = ("_seq_s", "_start_s", "_token_s", "_work_s")
+    __slots__ = ("_busy_share", "_seq_s", "_start_s", "_token_s", "_work_s")
 
     def __init__(self, heads: MlaHeads, device: Device, curve: MlaCurve, kernels: str = "vllm") -> None:
         family = kernels_of(kernels, curve)
@@ -215,6 +221,7 @@ class MlaDecode:
         query_bytes = heads.num_heads * (2 * heads.kv_lora_rank + heads.rope_head_dim) * 2.0
         padded = -(-heads.num_heads // family.head_tile) * family.head_tile / heads.num_heads
         self._start_s = curve.start_s
+        self._busy_share = family.max_splits / device.num_sms
         self._seq_s = (
             family.item * curve.start_s / device.num_sms + family.query_passes * query_bytes / bandwidth
         )
@@ -230,9 +237,10 @@ class MlaDecode:
     def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
         """Returns lines (fixed_s, s_per_context_token); their maximum is the time of num_seqs sequences."""
         fixed_s = self._start_s * smaller(num_seqs, 1.0) + self._seq_s * num_seqs
+        work_s = self._work_s / smaller(self._busy_share * larger(num_seqs, 1.0), 1.0)
         if not self._token_s:
-            return ((fixed_s, self._work_s),)
-        return (fixed_s, self._work_s), (fixed_s, self._token_s / larger(num_seqs, 1.0))
+            return ((fixed_s, work_s),)
+        return (fixed_s, work_s), (fixed_s, self._token_s / larger(num_seqs, 1.0))
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
         """Returns seconds; context_tokens: of all sequences, new ones included. 0 sequences take 0 s."""

@@ -63,17 +63,26 @@ def test_prefill_matches_its_worked_number(devices):
 
 def test_few_heads_take_the_time_of_reading_latents_once(devices):
     device = devices["h100_sxm"]
-    sixteen, sixty_four = (MlaDecode(MlaHeads(num_heads=h), device, CURVE).lines(1)[0][1] for h in (16, 64))
+    sixteen, sixty_four = (MlaDecode(MlaHeads(num_heads=h), device, CURVE).lines(8)[0][1] for h in (16, 64))
     assert sixteen == sixty_four == pytest.approx(1152 / (3.35e12 * 0.76), rel=1e-6)
 
 
 def test_latents_of_one_byte_are_multiplied_as_fp8_on_blackwell_only(devices):
     heads = replace(DEEPSEEK, kv_bytes_per_element=1.0)
     (_, hopper_s), (_, blackwell_s) = (
-        MlaDecode(heads, devices[name], CURVES[name]).lines(1)[0] for name in ("h100_sxm", "b200_sxm")
+        MlaDecode(heads, devices[name], CURVES[name]).lines(8)[0] for name in ("h100_sxm", "b200_sxm")
     )
     assert hopper_s == pytest.approx(278_528 / (0.6 * 989.4e12), rel=1e-3)
     assert blackwell_s == pytest.approx(278_528 / (0.6 * 4500e12), rel=0.02)
+
+
+def test_one_context_is_read_by_64_sms(devices):
+    """Of 132; three sequences keep all of them busy. A long context alone takes 132 / 64 times as long."""
+    lines = MlaDecode(DEEPSEEK, devices["h100_sxm"], CURVE).lines
+    (_, one), (_, two), (_, three), (_, many) = (lines(n)[0] for n in (1, 2, 3, 64))
+    assert one == pytest.approx(132 / 64 * many)
+    assert two == pytest.approx(132 / 128 * many)
+    assert three == many
 
 
 def test_generic_kernels_read_a_single_context_on_one_sm(devices):
