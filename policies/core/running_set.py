@@ -245,10 +245,10 @@ class RunningSet:
         """
         if num_branched is None:
             num_lost = (num_planned or seq.num_unread) + seq.num_loading
-            seq.num_unread = 0
             self._pool.release(seq, seq.stored_computed - seq.num_dropped + num_planned, num_lost)
         else:
             self._pool.release(seq, num_branched)
+        seq.num_unread = 0
         if seq.num_extra_blocks:
             self.branched.free_blocks(seq)
 

@@ -11,7 +11,7 @@ from policies.caching.settings import KvMemory
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
-from policies.core.request import Prompt, Request, Segment
+from policies.core.request import Branching, Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
 
 A, B = 0, 1
@@ -112,3 +112,24 @@ def test_a_hit_on_a_token_that_is_not_computed_is_undone():
     assert preempted == [[0, 8]]
     assert {seq.request_id for seq in plan.preempted} == {A, B}
     assert {seq.request_id: seq.num_found for seq in plan.admitted} == {A: 4, B: 8}
+
+
+def test_a_preempted_sequence_with_branches_has_no_unread_token():
+    """Else the abort of a swapped one would free the KV of a token more than it loads."""
+
+    class PreemptsOnce:
+        def fill(self, view, step, now):
+            if view.num_decoding and not preempted:
+                preempted.extend(view.running)
+                step.preempt(view.running[0])
+            step.decode_all()
+            for seq in view.waiting:
+                step.admit(seq, 100)
+
+    preempted = []
+    core = make_engine(AsyncEngineCore)
+    core.add(Request(A, 0.0, PROMPT, branching=Branching(2)), stop_after=50)
+    run(core, 3)
+    core.batching = PreemptsOnce()
+    core.plan(0.0)
+    assert [seq.num_unread for seq in preempted] == [0]
