@@ -14,7 +14,7 @@ No column of the silicon table states them. InferenceMAX publishes the scripts t
 
 For SGLang and mixtures of experts, also where NVIDIA's lab repeated a run:
 
-- chunked-prefill-size is 32,768, of checkpoints in nvfp4 16,384.
+- chunked-prefill-size and max-prefill-tokens are 32,768, of checkpoints in nvfp4 16,384.
 - On B200 scheduler-recv-interval is 30, and 10 with fewer than 16 clients. It counts passes, of which one may
   give several tokens; see `drafts`.
 
@@ -51,6 +51,7 @@ class Recipe(NamedTuple):
     asynchronous: bool = False
     """Whether a version without asynchronous scheduling by default was told to use it."""
     batch_wait_min_prompts: int = 0
+    max_prefill_tokens: int | None = None
     moe_backend: str = "auto"
     launch_s: float | None = None
     """CPU seconds to launch a kernel outside CUDA graphs; None: the profile's."""
@@ -61,6 +62,7 @@ class Recipe(NamedTuple):
             "batch_wait_timeout_iters",
             "batch_wait_max_tokens_ratio",
             "batch_wait_min_prompts",
+            "max_prefill_tokens",
             "capacity_scheduler_policy",
         )
         given = {name: getattr(self, name) for name in names}
@@ -118,9 +120,10 @@ def sglang_recipe(row: dict[str, Any]) -> Recipe:
     """Returns the settings of a mixture of experts on SGLang."""
     budget = 16_384 if row["weights"] == "nvfp4" else 32_768
     if row["gpu"] != "b200_sxm":
-        return Recipe(budget)
+        return Recipe(budget, max_prefill_tokens=budget)
     passes = 30 if row["concurrency"] >= 16 else 10
-    return Recipe(budget, scheduler_recv_interval=round(passes * tokens_per_pass(row)))
+    interval = round(passes * tokens_per_pass(row))
+    return Recipe(budget, scheduler_recv_interval=interval, max_prefill_tokens=budget)
 
 
 def deepseek_recipe(row: dict[str, Any], short: bool) -> Recipe:

@@ -155,7 +155,7 @@ BATCHING_OF_ENGINE = {
     "hf_static": "Static",
     "llama_cpp": "Slots",
     "orca": "Orca",
-    "sglang": "PrefillFirst",
+    "sglang": "Sglang",
     "static": "Static",
     "tensorrt_llm": "InFlight",
     "tensorrt_llm_1_0": "InFlight",
