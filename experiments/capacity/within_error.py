@@ -85,7 +85,8 @@ def verdict_sentence(found: Verdict, name: str) -> str:
         f"their ratio, {shared}, is expected within {found.median_percent:.2g} % (half of the cases) and "
         f"{found.p90_percent:.2g} % (nine in ten)"
     )
-    more = f"{name} costs {found.more_percent:.2g} % more, and {error}"
+    cost = f"{found.more_percent:.2g} % more" if found.more_percent > 1e-7 else "as much"
+    more = f"{name} costs {cost}, and {error}"
     opening = {
         Decision.decided: "The winner is decided within the expected error",
         Decision.likely: "The winner is probable, but not decided within the expected error",

@@ -83,5 +83,6 @@ def test_verdicts_in_words():
         "other errors each, is expected within 5 % (half of the cases) and 20 % (nine in ten)."
     )
     assert verdict_sentence(decide(5.0, one, two), "B").startswith("The winner is probable, but not decided")
+    assert ": B costs as much, and their ratio, on" in verdict_sentence(decide(0.0, one, two), "B")
     assert verdict_json(None) is None
     assert verdict_json(decide(5.0, one, two))["decision"] == "likely"

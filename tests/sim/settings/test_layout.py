@@ -62,7 +62,7 @@ def test_a_run_says_why_its_layout_was_chosen():
     cfg = SOURCE.compose(["workload=poisson", "workload.num_requests=3", "layout=auto", "layout.devices=2"])
     built, source = build_run(cfg)
     notes = built.run(source).summary["notes"]
-    assert notes[1].startswith("layout=auto: tensor 2 is the best of 3 layouts for latency")
+    assert notes[2].startswith("layout=auto: tensor 2 is the best of 3 layouts for latency")
     assert any("runner-up is pipeline 2" in note for note in notes)
 
 
