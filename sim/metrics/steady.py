@@ -116,7 +116,8 @@ def percentile(q: float) -> Figure:
 def warm_up(values: Values) -> WarmUp:
     """Determines the warm-up of values in order of time by MSER-5; NaN values are left out of the averages.
 
-    Equal values have no warm-up. A series of less than 100 values is never settled.
+    Equal values have no warm-up. A series of less than 100 values is never settled, and neither is one with
+    more known values before the cut than after it.
     """
     num_groups = len(values) // GROUP
     if num_groups < MIN_GROUPS:
@@ -131,7 +132,9 @@ def warm_up(values: Values) -> WarmUp:
     spread = np.maximum(squares - sums**2 / left, 0.0) / left.astype(np.float64) ** 2
     last = num_groups // 2
     best = int(np.argmin(spread[: last + 1]))
-    return WarmUp(best * GROUP, best < last - last // 10)
+    is_known = ~np.isnan(values)
+    leaves_half = 2 * is_known[best * GROUP :].sum() >= is_known.sum()
+    return WarmUp(best * GROUP, bool(best < last - last // 10 and leaves_half))
 
 
 class Series:

@@ -78,6 +78,15 @@ def test_few_values_are_never_settled_and_equal_ones_have_no_warm_up():
     assert warm_up(np.ones(100)) == (0, True)
 
 
+def test_a_series_that_ends_before_the_cut_never_settles():
+    """A queue that only a tenth of the requests have left: after the cut, no wait is known."""
+    waits = np.full(1000, np.nan)
+    waits[:100] = np.arange(100.0)
+    assert not warm_up(waits).is_settled
+    waits[:] = np.arange(1000.0) % 7
+    assert warm_up(waits).is_settled
+
+
 def test_values_that_do_not_exist_are_left_out_of_the_averages():
     values = ar1(np.random.default_rng(0), 1000, 0.5, 30.0)
     with_gaps = values.copy()
