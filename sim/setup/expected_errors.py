@@ -84,7 +84,7 @@ def unknown_because(pool: PoolSettings) -> str:
         return "latency=spec was never compared with measured engines"
     if not isinstance(pool.latency, Calibrated):
         return (
-            f"figures with latency={name_of(pool.latency)} were never compared with measured engines here; "
+            f"figures with latency={name_of(pool.latency).removesuffix('_level')} were never compared with measured engines here; "
             "windtunnel validate compares them with yours"
         )
     if pool.engine.family is None:
