@@ -83,8 +83,9 @@ def unknown_because(pool: PoolSettings) -> str:
     if isinstance(pool.latency, Spec):
         return "latency=spec was never compared with measured engines"
     if not isinstance(pool.latency, Calibrated):
+        name = name_of(pool.latency).removesuffix("_level")
         return (
-            f"figures with latency={name_of(pool.latency).removesuffix('_level')} were never compared with measured engines here; "
+            f"figures with latency={name} were never compared with measured engines here; "
             "windtunnel validate compares them with yours"
         )
     if pool.engine.family is None:
