@@ -1,9 +1,12 @@
 """Longest prefix first: the request with the longest prefix cache hit is first (SGLang's `lpm`).
 
 Assumes a prefix cache. Requests that share a prefix run one after the other while it is cached, which
-approximates a depth-first traversal of the radix tree. A request without a shared prefix may starve, unless
-max_wait_s limits that, as in shortest_job_first (not in SGLang). With more than max_sorted waiting requests
-the order is that of arrival, as in SGLang, because looking up all of them takes too long.
+approximates a depth-first traversal of the radix tree. A request without a hit that shares its prefix with a
+waiting request before it goes behind all others, because it will have a hit later (`shared_prefixes.py`). Of
+equals, the one that entered the queue first is first; a preempted request enters again. A request without a
+shared prefix may starve, unless max_wait_s limits that, as in shortest_job_first (not in SGLang). With more
+than max_sorted waiting requests the order is that of entry, as in SGLang, because looking up all of them
+takes too long.
 Memory pressure: the sequence with the shortest hit at its admission is preempted. Horizon: one iteration
 while a request waits, because evictions change the hits.
 """
@@ -17,7 +20,9 @@ from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
+from policies.scheduling.entries import Entries
 from policies.scheduling.overdue import Overdue, check_max_wait_s
+from policies.scheduling.shared_prefixes import SharedPrefixes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +35,11 @@ class LongestPrefix(Scheduling):
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _num_found: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    _by_hit: dict[int, SequenceView] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _moved: dict[int, SequenceView] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """Sequences with a hit, or behind another one, by request id."""
+    _behind: set[int] = field(init=False, default_factory=set, repr=False, compare=False)
+    _shared: SharedPrefixes = field(init=False, default_factory=SharedPrefixes, repr=False, compare=False)
+    _entries: Entries = field(init=False, default_factory=Entries, repr=False, compare=False)
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -45,11 +54,13 @@ class LongestPrefix(Scheduling):
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Returns the sort key: (0, arrival) if overdue, else (1, -tokens of the hit, arrival)."""
+        """Returns the sort key: (0, arrival) if overdue, else (1, is behind, -hit, entry, arrival)."""
         num_found = self._num_found.get(seq.request_id, 0)
-        if num_found and seq.state is SequenceState.waiting:
-            self._by_hit[seq.request_id] = seq
-        return self._overdue.rank(seq, self.max_wait_s, -num_found)
+        is_behind = seq.request_id in self._behind
+        if (num_found or is_behind) and seq.state is SequenceState.waiting:
+            self._moved[seq.request_id] = seq
+        key = is_behind, 0 if is_behind else -num_found, self._entries.of(seq)
+        return self._overdue.rank(seq, self.max_wait_s, *key)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Moves overdue requests to the front, and looks up the prefix hits of all waiting requests."""
@@ -58,26 +69,34 @@ class LongestPrefix(Scheduling):
             return
         step.hold(1)
         if view.num_waiting > self.max_sorted:
-            self._order_by_arrival(step)
+            self._order_by_entry(step)
             return
-        for seq in sorted(view.waiting, key=lambda seq: seq.request_id):
-            self._note_hit(seq, view.num_found(seq), step)
+        queue = list(view.waiting)
+        hits = [view.num_found(seq) for seq in queue]
+        changed = self._behind ^ self._shared.behind(queue, hits)
+        self._behind.symmetric_difference_update(changed)
+        for seq, hit in zip(queue, hits, strict=True):
+            self._note_hit(seq, hit, step, has_moved=seq.request_id in changed)
 
     def on_end(self, seq: SequenceView) -> None:
         """Removes a sequence that has ended."""
-        self._num_found.pop(seq.request_id, None)
-        self._by_hit.pop(seq.request_id, None)
+        for by_id in (self._num_found, self._moved):
+            by_id.pop(seq.request_id, None)
+        self._behind.discard(seq.request_id)
+        self._entries.forget(seq)
         self._overdue.forget(seq)
 
-    def _order_by_arrival(self, step: StepBuilder) -> None:
+    def _order_by_entry(self, step: StepBuilder) -> None:
         """Forgets the hits of waiting sequences; the others have none, so they need not be visited."""
-        for seq in list(self._by_hit.values()):
+        behind = set(self._behind)
+        self._behind.clear()
+        for seq in list(self._moved.values()):
             if seq.state is SequenceState.waiting:
-                self._note_hit(seq, 0, step)
-        self._by_hit.clear()
+                self._note_hit(seq, 0, step, has_moved=seq.request_id in behind)
+        self._moved.clear()
 
-    def _note_hit(self, seq: SequenceView, num_found: int, step: StepBuilder) -> None:
-        """Ranks a waiting sequence again if its hit has changed."""
-        if num_found != self._num_found.get(seq.request_id, 0):
+    def _note_hit(self, seq: SequenceView, num_found: int, step: StepBuilder, has_moved: bool) -> None:
+        """Ranks a waiting sequence again if its hit has changed, or whether it waits for another one."""
+        if has_moved or num_found != self._num_found.get(seq.request_id, 0):
             self._num_found[seq.request_id] = num_found
             step.rerank(seq)

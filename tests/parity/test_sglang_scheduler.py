@@ -5,7 +5,9 @@ random workloads, the tokens of every request, hits in the cache, retractions, e
 a step runs. Without a prefix cache, KV memory may be short; with it, memory is ample in these modes. Where it
 is short, SGLang evicts other contents: for a whole iteration at once, ahead of need after a retraction, and
 it refreshes the prefixes of waiting requests every 32 passes. A test counts how often that leads to another
-hit. Not compared: the overlapped loop, schedule policies other than fcfs, aborts.
+hit. Not compared: the overlapped loop, schedule policies other than fcfs and lpm, aborts. With pages of
+several tokens lpm ranks a prompt that is cached to its last token by all its pages, ours by those that it can
+use.
 """
 
 import os
@@ -21,6 +23,7 @@ from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment
+from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.queue_order import QueueOrder
 from tests.parity.sglang_driver import Settings, SGLang, modules
 
@@ -28,7 +31,17 @@ pytestmark = pytest.mark.parity
 
 NUM_WORKLOADS = int(os.environ.get("PARITY_WORKLOADS", "1000"))
 MAX_SEGMENT = 4096
-MODES = ("paged", "paged+pages", "paged+whole", "paged+mixed", "radix", "radix+pages", "radix+mixed")
+MODES = (
+    "paged",
+    "paged+pages",
+    "paged+whole",
+    "paged+mixed",
+    "radix",
+    "radix+pages",
+    "radix+mixed",
+    "radix+lpm",
+    "radix+lpm+pages",
+)
 MAX_SHARE_TIGHT = 0.06
 """Share of workloads short of KV in which evictions lead to another hit; measured: 2 %."""
 
@@ -68,7 +81,7 @@ class Ours:
                 schedule_conservativeness=settings.schedule_conservativeness,
                 mixed_chunk=settings.enable_mixed_chunk,
             ),
-            scheduling=QueueOrder(),
+            scheduling=LongestPrefix() if settings.schedule_policy == "lpm" else QueueOrder(),
             block_pool=caching.pool(KvMemory(settings.num_kv_tokens // page, max_model_len=4096)),
             max_num_seqs=settings.max_running_requests,
             max_model_len=4096,
@@ -120,6 +133,7 @@ def make_workload(mode: str, seed: int) -> tuple[Settings, tuple[Arrival, ...]]:
         max_prefill_tokens=slots + random.choice((longest // 2 + 1, 2 * longest, 1000)),
         schedule_conservativeness=random.choice((0.3, 1.0, 1.0, 1.5)),
         enable_mixed_chunk="mixed" in words,
+        schedule_policy="lpm" if "lpm" in words else "fcfs",
         disable_radix_cache="paged" in words,
     )
     step, arrivals, paths = 0, [], [()]

@@ -21,9 +21,14 @@ class VisitsAll(LongestPrefix):
         if not view.num_waiting:
             return
         step.hold(1)
+        queue = list(view.waiting)
         sorts = view.num_waiting <= self.max_sorted
-        for seq in sorted(view.waiting, key=lambda seq: seq.request_id):
-            self._note_hit(seq, view.num_found(seq) if sorts else 0, step)
+        hits = [view.num_found(seq) if sorts else 0 for seq in queue]
+        behind = set(self._shared.behind(queue, hits)) if sorts else set()
+        self._behind.clear()
+        self._behind.update(behind)
+        for seq, hit in zip(queue, hits, strict=True):
+            self._note_hit(seq, hit, step, has_moved=True)
 
 
 def make_engine(policy=LongestPrefix, num_blocks=200, max_num_seqs=1, **own):
@@ -70,6 +75,17 @@ def test_with_too_many_waiting_it_is_first_come_first_served():
     add(core, 2, (9, 20))
     add(core, 3, (0, 20))
     assert order_of_service(core) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("num_shared", "order"), [(31, [1, 2, 3]), (32, [1, 3, 2])])
+def test_a_request_waits_behind_all_for_one_that_computes_its_prefix(num_shared, order):
+    """2 shares its first tokens with 1, and 3 shares none; there is one slot, and nothing is cached yet."""
+    core = make_engine(max_num_seqs=1)
+    add(core, 1, (0, 60), num_output=1)
+    add(core, 2, (0, num_shared), (5, 20), num_output=1)
+    add(core, 3, (9, 50), num_output=1)
+    core.plan(0.0)
+    assert [seq.request_id for seq in core.view.waiting] == order[1:]
 
 
 @pytest.mark.parametrize(("max_wait_s", "order"), [(None, [3, 2, 1]), (10.0, [3, 2, 1]), (9.0, [1, 3, 2])])
