@@ -20,6 +20,17 @@ def check_output_file(name: str, path: str) -> None:
         raise ValueError(f"{name}={path}: there is no folder {Path(path).resolve().parent}; create it first")
 
 
+def check_distinct_files(**paths: str | None) -> None:
+    """Raises ValueError if two of these settings name the same file, which one would overwrite."""
+    seen: dict[Path, str] = {}
+    for name, path in paths.items():
+        if path is None:
+            continue
+        first = seen.setdefault(Path(path).resolve(), name)
+        if first != name:
+            raise ValueError(f"{name}={path}: is the file of {first}, which it would overwrite; name another")
+
+
 @contextmanager
 def file_errors_reported(place: Path, cure: str = "choose another hydra.run.dir") -> Iterator[None]:
     """Raises CannotWriteError in place of an OSError about a file or folder, what is in it, or what holds it.

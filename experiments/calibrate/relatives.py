@@ -43,8 +43,10 @@ def measured_gpus(ops: Path) -> Found:
         except NotSimulatedError:
             unknown.append(str(name))
     if not known:
+        if not unknown:
+            raise ConfigError(f"ops={ops}: the tables have no rows; give a folder of measured operators")
         choices = [choice.name for choice in find_groups([CONFIG_DIR])["hardware"]]
-        found = ", ".join(unknown) or "no row"
+        found = ", ".join(unknown)
         raise ConfigError(f"ops={ops}: gpu={found}: has no hardware preset; {suggest(found, choices)}")
     return Found(sorted(known, key=lambda name: (generation(composed(name)[1]), name)), unknown)
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pandas as pd
 from omegaconf import OmegaConf
 
+from experiments.app.output_file import check_output_file
 from experiments.calibrate.fit import error_figures, fit_calibration, kept, residuals, validation
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.relatives import composed, known_calibrations, measured_gpus, relative_of
@@ -55,6 +56,10 @@ class ValidateSettings:
     ops: str
     report: str | None = None
     refit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.report is not None:
+            check_output_file("report", self.report)
 
 
 class Gpu(NamedTuple):

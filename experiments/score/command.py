@@ -11,7 +11,7 @@ import pandas as pd
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.app.output_file import check_output_file, file_errors_reported
+from experiments.app.output_file import check_distinct_files, check_output_file, file_errors_reported
 from experiments.app.run_folder import print_path
 from experiments.app.terminal import terminal_console
 from experiments.score.kinds import KINDS
@@ -19,7 +19,7 @@ from experiments.score.physical import impossible_rows
 from experiments.score.prediction_file import PredictionFile
 from experiments.score.predictions import predictions
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
-from experiments.score.table import read_table
+from experiments.score.table import chosen_rows, read_table
 from experiments.score.trust.command import TrustJob, prepare_trust
 from experiments.study.code import code_version
 from experiments.study.presets import taken_for
@@ -59,6 +59,7 @@ class ScoreSettings:
         check_output_file("out", self.out)
         if self.trust_table is not None:
             check_output_file("trust_table", self.trust_table)
+        check_distinct_files(measured=self.measured, out=self.out, trust_table=self.trust_table)
         if self.update_trust and self.latency != Calibrated():
             raise ValueError("update_trust=true: states errors of latency=calibrated; leave latency= out")
 
@@ -148,8 +149,8 @@ def _read(settings: ScoreSettings) -> tuple[pd.DataFrame, dict[Any, str]]:
     table = read_table(path, kind.columns, kind.positive)
     if settings.where is not None:
         try:
-            table = table.query(settings.where)
-        except Exception as error:  # the expression may raise any exception
+            table = chosen_rows(table, settings.where)
+        except pd.errors.UndefinedVariableError as error:
             raise ConfigError(f"where={settings.where}: {error}") from error
         if table.empty:
             raise ConfigError(f"where={settings.where}: no row of the table matches")

@@ -57,6 +57,9 @@ POSITIVE = ("tp", "system_prompt_len", "question_len", "output_len", *METRICS)
 MAX_MODEL_LEN = 4096
 """Context length with which the runs were served, unless the model's is shorter."""
 
+MOST_REQUESTS = 10_000_000
+"""Limit of the requests of a stage, against wrong units; the largest published runs have thousands."""
+
 WEIGHTS = {"FP16": None, "BF16": None, "FP8": "fp8"}
 
 
@@ -130,7 +133,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     model = base_scenario(row["model"], row["gpu"], "vllm").model
     if row["precision"] not in WEIGHTS:
         raise NotSimulatedError(f"precision={row['precision']}: must be one of {', '.join(WEIGHTS)}")
-    prompt, output = int(row["system_prompt_len"] + row["question_len"]), whole(row, "output_len")
+    prompt, output = whole(row, "system_prompt_len") + whole(row, "question_len"), whole(row, "output_len")
     context = min(MAX_MODEL_LEN, model.max_position_embeddings)
     check_context(prompt, output, model, context)
     profile = engine_of({"backend": "vllm", "backend_version": row.get("vllm")})
@@ -177,4 +180,8 @@ def stage_of(text: str, row_id: str) -> tuple[float, float]:
         ) from None
     if not min(stage) > 0:
         raise NotSimulatedError(f"stages: {text}: rate and seconds must be > 0 (row {row_id})")
+    if not 1 <= stage[0] * stage[1] <= MOST_REQUESTS:
+        raise NotSimulatedError(
+            f"stages: {text}: rate x seconds must be 1 to {MOST_REQUESTS:,} requests (row {row_id})"
+        )
     return stage

@@ -143,4 +143,4 @@ def checkpoint_format(label: Any, base: Scenario) -> str | None:
 
 def kv_cache_dtype(row: dict[str, Any]) -> str:
     """Returns the KV cache dtype: recipes of fp8 and nvfp4 checkpoints store KV in fp8."""
-    return "auto" if row["weights"] in ("bf16", "int4_wo") else "fp8"
+    return "auto" if pd.isna(row["weights"]) or row["weights"] in ("bf16", "int4_wo") else "fp8"

@@ -43,6 +43,19 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
     return table
 
 
+def chosen_rows(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Returns the rows that meet a condition in the syntax of pandas.DataFrame.query.
+
+    Raises ConfigError for a wrong condition, and UndefinedVariableError for one with an unknown column.
+    """
+    try:
+        return table.query(where)
+    except pd.errors.UndefinedVariableError:
+        raise
+    except Exception as error:  # the expression may raise any exception
+        raise ConfigError(f"where={where}: {error}") from error
+
+
 def check_positive(path: Path, table: pd.DataFrame, name: str) -> None:
     """Raises ConfigError at the first value of a column that is not a finite number > 0."""
     values = pd.to_numeric(table[name], errors="coerce")

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
-from sim.settings.errors import ConfigError
+from sim.settings.errors import ConfigError, suggest
 from sim.settings.hydra_errors import composed
 from sim.settings.model_names import NamedModel, model_named
 from sim.settings.scenario import build_scenario
@@ -62,7 +62,8 @@ def preset(group: str, name: str) -> str:
     known = {plain(choice.name): choice.name for choice in find_groups([CONFIG_DIR])[group]}
     found = known.get(plain(ALIASES[group].get(name, name)))
     if found is None:
-        raise NotSimulatedError(f"{group}={name}: there is no preset of this name")
+        remedy = suggest(str(name), known.values())
+        raise NotSimulatedError(f"{group}={name}: there is no preset of this name; {remedy}")
     return found
 
 
@@ -71,7 +72,7 @@ def model_preset(name: str) -> NamedModel:
     """Returns the choice of `model` with this name, by the rule of `sim.settings.model_names`."""
     found = model_named(name, [CONFIG_DIR])
     if found is None:
-        raise NotSimulatedError(f"model={name}: there is no preset of this name")
+        raise NotSimulatedError(f"model={name}: there is no preset of this name; all: windtunnel list model")
     return found
 
 

@@ -12,10 +12,11 @@ import pandas as pd
 from experiments.score import modes, runs, silicon
 from experiments.score.engine_versions import engine_of
 from experiments.score.physical import impossible_rows
-from experiments.score.table import read_table
+from experiments.score.table import chosen_rows, read_table
 from experiments.score.trust.constants import values_of
 from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
+from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 from sim.workload.distributions import Fixed
 
@@ -145,6 +146,7 @@ def read_cases(folder: Path, where: str | None = None) -> list[Case]:
     columns that it names no row is taken. Raises ConfigError for a wrong table.
     """
     found: list[Case] = []
+    unknown: list[pd.errors.UndefinedVariableError] = []
     for name, source in SOURCES.items():
         path = folder / source.file
         table = read_table(path, source.columns, source.positive)
@@ -152,12 +154,15 @@ def read_cases(folder: Path, where: str | None = None) -> list[Case]:
             table = table[table["core"]]
         if where is not None:
             try:
-                table = table.query(where)
-            except pd.errors.UndefinedVariableError:
+                table = chosen_rows(table, where)
+            except pd.errors.UndefinedVariableError as error:
+                unknown.append(error)
                 continue
         impossible = _impossible(path, table, source)
         rows: Any = table.to_dict("records")
         found += (case for row in rows if row["id"] not in impossible for case in _cases(name, row))
+    if len(unknown) == len(SOURCES):
+        raise ConfigError(f"where={where}: {unknown[0]} in any table") from unknown[0]
     return found
 
 

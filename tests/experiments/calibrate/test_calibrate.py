@@ -455,6 +455,15 @@ def test_validation_needs_a_gpu_with_a_preset(tmp_path):
         validate_operators.main([f"ops={folder}"])
 
 
+def test_validation_names_tables_without_rows_and_a_report_without_a_folder(tmp_path):
+    rows = measured("gemm", shapes()["gemm"], preset("l4")[0])
+    folder = write(tmp_path, {"gemm": rows.assign(gpu="l4").head(0)})
+    with pytest.raises(ConfigError, match="the tables have no rows; give a folder"):
+        validate_operators.main([f"ops={folder}"])
+    with pytest.raises(ConfigError, match=r"report=nowhere/page.html: there is no folder "):
+        validate_operators.main([f"ops={folder}", "report=nowhere/page.html"])
+
+
 def test_a_table_with_nothing_left_to_fit_is_named(tmp_path, h100):
     rows = measured("gemm", shapes()["gemm"], h100)
     held_out = validation("gemm", {name: rows[name].to_numpy() for name in rows})

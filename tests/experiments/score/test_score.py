@@ -129,7 +129,7 @@ def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
         "disagg": ({"mode": "disagg"}, "prefill_tp_size is missing"),
         "model": ({"model": "gpt-5"}, "model=gpt-5: there is no preset of this name"),
         "gpu": ({"gpu": "tpu_v5"}, "hardware=tpu_v5: there is no preset of this name"),
-        "engine": ({"backend": "mlc"}, "engine=mlc: there is no preset of this name"),
+        "engine": ({"backend": "mlc"}, "engine=mlc: there is no preset of this name; allowed: "),
         "clients": ({"concurrency": np.nan}, "concurrency is missing"),
         "weights": ({"weights": "fp3"}, "weights=fp3: must be one of"),
         "heads": ({"tp_size": 2, "moe_tp_size": 2, "gpus": 2}, "tensor_parallel_size=2: must divide the 9"),
@@ -331,6 +331,10 @@ def test_the_first_use_of_a_prompt_is_computed(score):
             "4,100 prompt tokens plus 5 output tokens: must be <= 4,096 in total, the context length",
         ),
         ({"stages": "8x0"}, "stages: 8x0: rate and seconds must be > 0"),
+        ({"stages": "infx10"}, "stages: infx10: rate x seconds must be 1 to 10,000,000 requests"),
+        ({"stages": "1e9x10"}, "stages: 1e9x10: rate x seconds must be 1 to 10,000,000 requests"),
+        ({"stages": "0.01x10"}, "stages: 0.01x10: rate x seconds must be 1 to 10,000,000 requests"),
+        ({"question_len": 10.5}, "question_len=10.5: must be a whole number >= 1"),
         ({"model": "acme/none"}, "model=acme/none: there is no preset of this name"),
     ],
 )
@@ -440,6 +444,21 @@ def test_bad_tables_and_settings_exit_2_with_one_message(score, rows, settings, 
     code, predicted, said = score(rows, **settings)
     assert (code, predicted) == (2, None)
     assert re.search(message, said), said
+
+
+def test_the_measured_table_is_not_overwritten(score, tmp_path):
+    code, _, said = score([SILICON], out="./measured.csv")
+    assert code == 2
+    assert "out=./measured.csv: is the file of measured, which it would overwrite; name another" in said
+    assert list(pd.read_csv(tmp_path / "measured.csv")["id"]) == ["row-0"]
+    code, _, said = score([SILICON], trust_table="predicted.csv")
+    assert code == 2
+    assert "trust_table=predicted.csv: is the file of out, which it would overwrite" in said
+
+
+def test_weights_that_are_not_given_do_not_mean_kv_in_fp8():
+    row = {**SILICON, "weights": np.nan}
+    assert silicon.scenario_of(row, Spec()).model.kv_cache_dtype == "auto"
 
 
 def test_a_table_without_rows_is_refused(score):

@@ -291,6 +291,11 @@ def test_refuses_a_single_group_and_another_level(data, tmp_path, capsys):
     words = ["score", "--update-trust", f"measured={data}", f"out={tmp_path / 'p.csv'}"]
     assert main([*words, "where=\"gpu == 'h200_sxm'\""]) == 2
     assert "closed-loop rows are of 1 group of a model and a GPU: must be" in capsys.readouterr().err
+    for condition in ("where='bar('", "where='no_such_column>1'"):
+        assert main([*words, condition]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"windtunnel: {condition.replace(chr(39), '')}: ")
+        assert said.count("\n") == 1
     assert main([*words, "latency=spec"]) == 2
     assert "update_trust=true: states errors of latency=calibrated" in capsys.readouterr().err
     assert main(["score", "update_trust=true", f"measured={tmp_path}"]) == 2
