@@ -23,7 +23,7 @@ from numpy import ndarray
 
 from hwmodels.by_count import ByCount, Counts
 from hwmodels.checks import check_whole
-from hwmodels.exact import Num
+from hwmodels.exact import Num, larger
 from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.levels.explained import share_out
@@ -124,16 +124,21 @@ class SpeculativeModel:
         return self._base.flops(shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of weights and KV read; a pass reads them once for all its tokens."""
-        return self._base.bytes_moved(shape)
+        """Returns the bytes of weights and KV read: those of chunks, and the decodes' share of a pass.
+
+        Those of drafting are left out, as its FLOPs are.
+        """
+        some = _only_decodes(shape._replace(decode_seqs=larger(shape.decode_seqs, 1)))
+        pass_bytes = self._base.bytes_moved(self._verified(some))
+        saved = self._base.bytes_moved(some) - pass_bytes / self._level.accepted_tokens
+        return self._base.bytes_moved(shape) - saved * (shape.decode_seqs > 0)
 
     def _decodes_seconds(self, shape: IterationShape) -> Any:
         """Returns the share of a pass for one token of each of the decoding sequences (>= 1)."""
-        level, alone = self._level, _only_decodes(shape)
+        level = self._level
         head_s: Any
         layers_s: Any
-        tokens = shape.decode_seqs * (level.num_draft_tokens + 1)
-        if isinstance(tokens, ndarray):
+        if isinstance(shape.decode_seqs, ndarray):
             counts = np.asarray(shape.decode_seqs, dtype=np.intp)
             head_s, layers_s = self._heads_s.of_many(counts), self._layers_s.of_many(counts)
         else:
@@ -142,8 +147,12 @@ class SpeculativeModel:
                 self._layers_s.of(int(shape.decode_seqs)),
             )
         draft_s = level.num_draft_tokens * (layers_s / self._num_layers + head_s)
-        verified = alone._replace(decode_seqs=tokens, sampled_seqs=tokens)
-        return (self._base.seconds(verified) + draft_s) / level.accepted_tokens
+        return (self._base.seconds(self._verified(shape)) + draft_s) / level.accepted_tokens
+
+    def _verified(self, shape: IterationShape) -> IterationShape:
+        """Returns the decodes of a pass, in which every drafted token is one more of its sequence."""
+        tokens = shape.decode_seqs * (self._level.num_draft_tokens + 1)
+        return _only_decodes(shape)._replace(decode_seqs=tokens, sampled_seqs=tokens)
 
     def _seconds_of(self, components: Iterable[str], num_seqs: Counts) -> Any:
         """Returns seconds of some components of decodes with short contexts, by number of sequences."""

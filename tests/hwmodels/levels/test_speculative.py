@@ -62,6 +62,19 @@ def test_the_ends_of_a_leap_are_those_of_its_iterations(replica):
     assert model.decode_ends(2.0, 8, 8000, 4) == expected
 
 
+def test_a_token_moves_its_share_of_the_bytes_of_a_pass(replica):
+    """Otherwise weights seem to be read once per token, and the memory to be busier than it can be."""
+    model, base = models(replica, num_draft_tokens=3, accepted_tokens=2.0)
+    verified = base.bytes_moved(DECODES._replace(decode_seqs=32, sampled_seqs=32))
+    assert model.bytes_moved(DECODES) == pytest.approx(verified / 2)
+    assert model.bytes_moved(CHUNK) == base.bytes_moved(CHUNK)
+    added = base.bytes_moved(BOTH) - base.bytes_moved(DECODES)
+    assert model.bytes_moved(BOTH) == pytest.approx(verified / 2 + added)
+    many = model.bytes_moved(DECODES._replace(decode_context_tokens=np.array([8000, 9000])))
+    assert many[0] == model.bytes_moved(DECODES) < many[1]
+    assert model.bytes_moved(DECODES) / model.seconds(DECODES) < model.peak_bytes_per_s
+
+
 @pytest.mark.parametrize("accepted", [0.9, 4.1])
 def test_more_tokens_than_a_pass_verifies_cannot_be_accepted(accepted):
     with pytest.raises(ValueError, match="must be from 1 to 4, num_draft_tokens"):
