@@ -1,6 +1,6 @@
 """States how far the simulated figures of a run are expected to be from measured ones, and why.
 
-The errors are those of `hwmodels.trust.table`: of rows that were left out of every fit.
+The errors are those of `hwmodels.trust.table`: of rows that were left out when host times were fitted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ PREFIX = "Expected error"
 """Beginning of the note."""
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
+BATCHING = {"vllm": "chunked", "sglang": "sglang", "tensorrt_llm": "inflight"}
+"""Batching policy with which the rows of an engine were simulated."""
+SCHEDULING = ("fcfs", "queue_order")
+"""Scheduling policies with which rows were simulated."""
 MODELS = {"dense": "dense models", "moe": "mixtures of experts"}
 SHOWN = {"open": ("TTFT", "ITL", "E2E", "E2E p99"), "closed": ("TTFT", "TPOT", "E2E", "throughput")}
 """Figures of the note by kind of traffic."""
@@ -100,7 +104,8 @@ def unknown_because(pool: PoolSettings) -> str:
 
 
 def never_compared(pool: PoolSettings) -> list[str]:
-    """Returns the features of a pool that no measured row has."""
+    """Returns the features of a pool that no row behind its figures has."""
+    batching = BATCHING.get(pool.engine.family or "")
     found = {
         "LoRA adapters": pool.lora is not None or pool.adapters is not None,
         "pipeline parallelism": pool.pipeline_parallel_size > 1,
@@ -108,6 +113,9 @@ def never_compared(pool: PoolSettings) -> list[str]:
         "sequence parallelism": pool.sequence_parallel,
         f"caching={name_of(pool.caching)}": pool.caching.changes_outputs or any(pool.caching.tiers_gib),
         "preemption by swapping": pool.scheduling.preemption_mode == "swap",
+        "disaggregated prefill and decode": pool.role != "mixed",
+        f"batching={name_of(pool.batching)}": pool.role == "mixed" and name_of(pool.batching) != batching,
+        f"scheduling={name_of(pool.scheduling)}": name_of(pool.scheduling) not in SCHEDULING,
     }
     return [name for name, is_used in found.items() if is_used]
 

@@ -102,6 +102,26 @@ def test_features_that_no_measured_row_has_are_named():
     )
 
 
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["batching=static"], ["batching=static"]),
+        (["scheduling=mlfq"], ["scheduling=mlfq"]),
+        (["batching=sarathi"], []),
+        (["engine=sglang"], []),
+        (["engine=tensorrt_llm"], []),
+        (["engine=sglang", "batching=chunked", "scheduling=fcfs"], ["batching=chunked"]),
+    ],
+)
+def test_policies_that_no_measured_row_has_are_named(overrides, named):
+    assert never_compared(scenario_of(*overrides)) == named
+
+
+def test_disaggregated_pools_were_never_compared():
+    pools = scenario_of("pools=disaggregated").pools_by_name.values()
+    assert [never_compared(pool) for pool in pools] == [["disaggregated prefill and decode"]] * 2
+
+
 def test_json_has_the_rows_of_every_figure():
     scenario = scenario_of("workload=poisson")
     found = expected_errors_json(scenario, scenario.workload)
