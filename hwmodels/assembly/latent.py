@@ -12,13 +12,26 @@ from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, Per, Quantity, zero
 from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import LatentAttention
-from hwmodels.model.matrices import share_of
+from hwmodels.model.matrices import Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
 from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
 
 EXPANSION_PEAK_SHARE = 0.7
 """Share of the dense peak reached by the GEMM that expands thousands of cached latent vectors."""
+
+TRTLLM_LAUNCHES = 20
+"""Launches of a layer beyond its operators if prompts and decodes share an iteration of TensorRT-LLM.
+
+It runs such an iteration without CUDA graphs, and attention twice: after the prompts' path that of the
+decodes, with products that absorb queries and outputs, rotary embedding, set-up, attention, and around
+these thirty views and allocations in Python, and calls with eighty arguments. The number was set on
+InferenceMAX's rows of DeepSeek-R1. Workers for prefill alone do not need these launches.
+"""
+
+TRTLLM_BLOCK_LAUNCHES = 24
+"""Further ones if weights are in fp8 by block: three for each of eight products, whose inputs functions in
+Python quantise; checkpoints in nvfp4 keep most matrices of MLA in bf16. Set on the same rows."""
 
 
 def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:
@@ -62,6 +75,14 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
     yield from site.gemm(o_proj, calls)
 
 
+def mixed_launches(site: Site) -> int:
+    """Returns the launches of a layer beyond its operators where prompts and decodes share an iteration."""
+    if site.kernels.library != "trtllm":
+        return 0
+    weights, _ = site.stored(Role.dense)
+    return TRTLLM_LAUNCHES + TRTLLM_BLOCK_LAUNCHES * (weights.name == "fp8_block")
+
+
 def latent_attention(
     site: Site, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float
 ) -> Iterator[Operator]:
@@ -101,6 +122,7 @@ def latent_attention(
         ),
         (decode_bytes if absorbed else zero, prefill_bytes),
         (decode_bytes, prefill_bytes),
+        mixed_kernels=mixed_launches(site),
     )
     if not absorbed and naive.beside_prefill > 1:
         yield delay_beside_prefill(site, naive, top_k, calls)

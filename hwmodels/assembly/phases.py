@@ -21,8 +21,13 @@ def both_phases(
     flops: tuple[Quantity, Quantity],
     stored: tuple[Quantity, Quantity],
     moved: tuple[Quantity, Quantity] | None = None,
+    *,
+    mixed_kernels: int = 0,
 ) -> Iterator[Operator]:
-    """Yields the decode and the prefill operator; moved: bytes, if they differ from the stored bytes."""
+    """Yields the decode and the prefill operator; moved: bytes, if they differ from the stored bytes.
+
+    mixed_kernels: further launches where both phases are in one iteration.
+    """
     for i, phase in enumerate(("decode", "prefill")):
         yield Operator(
             name=f"attention_{phase}{suffix}",
@@ -35,6 +40,7 @@ def both_phases(
             bytes_moved=(moved or stored)[i],
             dtype=site.dtype,
             kernels=1 - i,  # the two phases share one kernel
+            mixed_kernels=mixed_kernels * i,
         )
 
 

@@ -102,7 +102,10 @@ class Roofline:
         # Every stage launches its own kernels, for each of its micro-batches.
         most_layers = self.layout.micro_batches * self.layout.stage_share(self.model.num_layers)
         num_kernels = max(1.0, most_layers) * sum(op.calls * op.kernels for op in self.operators)
-        self._host = HostShare(host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels)
+        mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
+        self._host = HostShare(
+            host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels
+        )
         is_shared = self.layout.num_batch_shares > 1 or self.layout.context_parallel_size > 1
         self._whole = (
             None
@@ -149,10 +152,11 @@ class Roofline:
         for op in self._prefill_ops:
             prefills_s += op.calls * op.seconds(own)
         gpu_s += prefills_s
-        more_kernels = None
+        more_kernels = self._host.mixed_kernels(decode_seqs, prefill_seqs)
         if adapters is not None:
-            added_gpu_s, more_kernels = self._adapters.seconds(own)
+            added_gpu_s, adapter_kernels = self._adapters.seconds(own)
             gpu_s += added_gpu_s
+            more_kernels = more_kernels + adapter_kernels
         if self.stages is not None:
             gpu_s = self._round(shape, own, computed, rows, gpu_s, decodes_s)
         floor_s, added_s = self._host.bounds(replays, decode_seqs + prefill_seqs, more_kernels)
@@ -189,7 +193,9 @@ class Roofline:
         batch = self.layout.rank_batch(shape)
         replays = self._host.replays(_whole(batch.tokens), shape.prefill_tokens)
         num_seqs = shape.decode_seqs + shape.prefill_seqs
-        more_kernels = None if shape.adapters is None else self._adapters.seconds(batch)[1]
+        more_kernels = self._host.mixed_kernels(shape.decode_seqs, shape.prefill_seqs)
+        if shape.adapters is not None:
+            more_kernels = more_kernels + self._adapters.seconds(batch)[1]
         gpu_s = sum(parts.values())
         parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs, more_kernels)
         return parts
@@ -363,9 +369,10 @@ class Roofline:
         gpu_s = self._counted_many(computed, all_tokens, rows) + decodes_s
         if prefills:
             gpu_s = gpu_s + sum(op.calls * op.seconds(batch) for op in self._prefill_ops)
-        more_kernels = None
+        more_kernels = self._host.mixed_kernels(shape.decode_seqs, shape.prefill_seqs)
         if not no_adapters:
-            added_gpu_s, more_kernels = self._adapters.seconds(batch)
+            added_gpu_s, adapter_kernels = self._adapters.seconds(batch)
+            more_kernels = more_kernels + adapter_kernels
             gpu_s = gpu_s + added_gpu_s
         if self.stages is not None:
             gpu_s = self._round(shape, batch, computed, rows, gpu_s, decodes_s)

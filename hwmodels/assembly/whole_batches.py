@@ -55,7 +55,7 @@ class WholeBatches:
         self._prefills = [(op.calls, op.seconds) for op in prefills]
         self._host = host
         self._batches: dict[int, _DecodeBatch] = {}
-        self._prefill_bounds: dict[int, tuple[float, float]] = {}
+        self._prefill_bounds: dict[tuple[int, bool], tuple[float, float]] = {}
 
     def prefill_seconds(self, shape: IterationShape) -> float:
         """Returns the wall time of one iteration with prompt chunks in seconds."""
@@ -69,7 +69,8 @@ class WholeBatches:
             prefills_s += calls * seconds(batch)
         gpu_s += prefills_s
         num_seqs = decode_seqs + prefill_seqs
-        floor_s, added_s = self._prefill_bounds.get(num_seqs) or self._bounds_beside_prefill(num_seqs)
+        key = num_seqs, decode_seqs > 0
+        floor_s, added_s = self._prefill_bounds.get(key) or self._bounds_beside_prefill(*key)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
@@ -143,7 +144,8 @@ class WholeBatches:
         self._batches[num_seqs] = _DecodeBatch(counted_s, floor_s, added_s, straight)
         return self._batches[num_seqs]
 
-    def _bounds_beside_prefill(self, num_seqs: Any) -> tuple[float, float]:
+    def _bounds_beside_prefill(self, num_seqs: Any, is_mixed: bool) -> tuple[float, float]:
         """Returns floor_s and added_s of an iteration with prompt chunks, which no CUDA graph replays."""
-        self._prefill_bounds[num_seqs] = self._host.bounds(False, num_seqs)
-        return self._prefill_bounds[num_seqs]
+        more_kernels = self._host.mixed_kernels(int(is_mixed), 1)
+        self._prefill_bounds[num_seqs, is_mixed] = self._host.bounds(False, num_seqs, more_kernels)
+        return self._prefill_bounds[num_seqs, is_mixed]

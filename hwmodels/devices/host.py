@@ -9,7 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from hwmodels.checks import check_finite, check_whole
-from hwmodels.exact import larger
+from hwmodels.exact import larger, smaller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,15 +73,23 @@ class CudaGraphs:
 class HostShare:
     """Turns GPU seconds of an iteration into wall time: applies `HostOverhead` and `CudaGraphs`.
 
-    It holds for iterations of num_kernels kernels. tokens: tokens that a device computes, whole numbers;
-    num_seqs: decodes and prompt chunks in the batch. Numbers and arrays give the same bits.
+    It holds for iterations of num_kernels kernels, and mixed_kernels more with both decodes and prompts.
+    tokens: tokens that a device computes, whole numbers; num_seqs: decodes and prompt chunks in the batch.
+    Numbers and arrays give the same bits.
     """
 
-    def __init__(self, host: HostOverhead, cuda_graphs: CudaGraphs, num_kernels: float) -> None:
+    def __init__(
+        self, host: HostOverhead, cuda_graphs: CudaGraphs, num_kernels: float, *, mixed_kernels: float = 0.0
+    ) -> None:
         self._host = host
         self._launches_s = host.launch_s * num_kernels
+        self._mixed_kernels = mixed_kernels
         self._padded = cuda_graphs.padded()
         self._padded_array = np.array(self._padded)
+
+    def mixed_kernels(self, decode_seqs: Any, prefill_seqs: Any) -> Any:
+        """Returns the number of further kernels that iterations with both decodes and prompts launch."""
+        return self._mixed_kernels * smaller(smaller(decode_seqs, prefill_seqs), 1)
 
     def replays(self, tokens: Any, prefill_tokens: Any) -> Any:
         """Returns whether a CUDA graph runs the whole iteration; for arrays, per iteration."""

@@ -99,6 +99,8 @@ class Operator:
     """Data type of the arithmetic."""
     kernels: int = 1
     """Kernels that the host launches per call."""
+    mixed_kernels: int = 0
+    """Further launches per call if prompts and decodes share the iteration."""
     is_message: bool = False
     """True for a collective between devices."""
     part: Part = Part.layers

@@ -294,6 +294,17 @@ def test_naive_decode_of_deepseek_r1_takes_several_times_as_long(models, site, m
     assert naive > 5 * absorbed
 
 
+@pytest.mark.parametrize(("weights", "more"), [(None, 20), ("fp8_block", 44)])
+def test_tensorrt_llm_launches_more_for_mla_with_prompts_and_decodes(site, make_shape, weights, more):
+    """Its eager iterations run attention twice, with more calls around it in fp8 by block."""
+    model = make_model(latent(), weights=weights)
+    counts = {}
+    for library in ("vllm", "trtllm"):
+        listed = Listed(site(model, kernels=replace(BALANCED, library=library)), make_shape([100]))
+        counts[library] = sum(op.calls * op.mixed_kernels for op in listed.operators)
+    assert counts == {"vllm": 0, "trtllm": model.num_layers * more}
+
+
 def test_sparse_attention_expands_only_what_it_attends_to(site, make_shape):
     sparse = latent(sparse_top_k=32, index_n_heads=2, index_head_dim=16)
     listed = Listed(site(make_model(sparse), kernels=NAIVE), make_shape([100] * 3))

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
+from hwmodels.assembly.site import Kernels
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.critical_path import bound_of
 from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
@@ -82,6 +83,30 @@ def test_a_leap_of_chunks_equals_its_steps_to_the_last_bit(roofline, make_shape,
         prefill_context_tokens=new + cached + at * new,
     )
     assert roofline.seconds(leap).tolist() == [roofline.seconds(step) for step in steps]
+
+
+def test_launches_of_mixed_iterations_need_prompts_and_decodes(models, devices, make_shape):
+    """TensorRT-LLM, DeepSeek-R1 in fp8 by block, 61 layers: 44 launches more each, 1 ms per launch."""
+    made = {
+        library: Roofline(
+            model=models["deepseek_r1"],
+            device=devices["h200_sxm"],
+            layout=ParallelLayout(tensor_parallel_size=8),
+            host=HostOverhead(launch_s=1e-3),
+            kernels=Kernels(library=library),
+        )
+        for library in ("vllm", "trtllm")
+    }
+    for shape, more in (
+        (make_shape(chunks=[(64, 0)]), 0),
+        (make_shape([100]), 0),
+        (make_shape([100], [(64, 0)]), 61 * 44),
+    ):
+        one = {name: roofline.breakdown(shape)["launch"] for name, roofline in made.items()}
+        if shape.prefill_seqs:
+            assert one["trtllm"] - one["vllm"] == pytest.approx(1e-3 * more, abs=20e-3)
+        many = shape._replace(decode_context_tokens=np.full(3, shape.decode_context_tokens))
+        assert made["trtllm"].seconds(many).tolist() == [made["trtllm"].seconds(shape)] * 3
 
 
 def test_the_order_in_which_prices_are_asked_for_changes_nothing(kind, make_shape):
