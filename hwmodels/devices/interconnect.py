@@ -19,6 +19,8 @@ class Link:
     """Latency alpha from one device's memory to its neighbour's, without the launch of the kernel."""
     multicast: bool = False
     """True if the switch reduces and copies messages itself (NVLink SHARP: NVLink 4 and later switches)."""
+    peer_to_peer: bool = True
+    """False if devices cannot map each other's memory (GeForce): host memory stages all messages."""
 
     def __post_init__(self) -> None:
         check_finite("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, unit="bytes/s")

@@ -20,6 +20,9 @@ Engines all-reduce small tensors with their own kernels, which read the peers' m
     one-shot        start_d + (p - 1) n / B_d              every rank reads and sums everything
     two-shot        1.7 start_d + 2 (p - 1)/p n / B_d      reduce-scatter, then all-gather
 
+Without peer access (`Link.peer_to_peer`) only NCCL's rings are left. A sender writes into host memory, from
+which the receiver reads: every hop crosses the link twice, and the bandwidth reached is lower.
+
 Volumes: Thakur, Rabenseifner, Gropp, IJHPCA 2005; Patarasuk, Yuan, JPDC 2009. The constants of this module
 belong to the libraries, not to a device: fitted once on five GPUs, one node each (NCCL 2.27 to 2.29, vLLM
 0.14 and 0.24, TensorRT-LLM 1.0 and 1.3; NVIDIA aiconfigurator). No measurements between nodes were used.
@@ -46,6 +49,18 @@ MIN_MULTICAST_RANKS = 8
 """Fewest ranks for which NCCL uses the switch: with 4 ranks 1 + 1/p saves too little."""
 HOST_BRIDGE_BANDWIDTH = 0.55
 """Share of the bandwidth over PCIe with three or more ranks, which share bridges; two share one switch."""
+HOST_STAGED_BANDWIDTH = 0.73
+"""Share of a link's bandwidth that is reached if host memory stages messages, for any number of ranks.
+
+Two devices on PCIe 4.0 x16 copy 22e9 bytes/s each way through the host (NVIDIA/nccl issue 814, RTX 4090), of
+which all-reduces reach 16e9.
+"""
+HOST_STAGED_HOP = 1.65
+"""Time of a hop through host memory over that of a hop to a peer.
+
+An all-reduce of 8 bytes among 8 RTX 4090 takes 42 us (NVIDIA/nccl issue 1530): 14 hops of 2.6 us after the
+start, where hops to peers over PCIe take 1.6 us (RTX PRO 6000).
+"""
 COPY_BANDWIDTH_SHARE = 0.9
 """Share of the memory bandwidth that copying a large tensor reaches, read and write."""
 
@@ -75,7 +90,7 @@ class DirectKernels(NamedTuple):
     """Factor on the curve's direct_start_s."""
     two_shot: bool
     over_pcie: bool
-    """Used over PCIe, only between two ranks; TensorRT-LLM never does."""
+    """Used over PCIe with peer access, only between two ranks; TensorRT-LLM never does."""
     max_bytes: int
     max_bytes_multicast: int
     """Size limit with NVLink 4 and later: symmetric memory replaces the older kernels."""
@@ -137,7 +152,7 @@ def all_reduce_seconds(
     seconds = ring_seconds(num_bytes, per_node, device, curve, passes=2, nodes=nodes)
     if kernels in DIRECT_KERNELS and nodes == 1 and per_node > 1:
         own = DIRECT_KERNELS[kernels]
-        if device.scale_up is not None or (own.over_pcie and per_node == 2):
+        if device.link.peer_to_peer and (device.scale_up is not None or (own.over_pcie and per_node == 2)):
             limit = own.max_bytes_multicast if device.link.multicast else own.max_bytes
             direct_s = direct_all_reduce_seconds(num_bytes, per_node, device, curve, own)
             seconds = np.where(np.asarray(num_bytes) <= limit, np.minimum(seconds, direct_s), seconds)[()]
@@ -291,16 +306,21 @@ def direct_all_reduce_seconds(
 
 
 def inside_bytes_per_s(num_ranks: int, device: Device, curve: CollectiveCurve) -> float:
-    """Returns the bytes per second that each rank reaches inside a node; PCIe bridges are shared."""
-    shares_bridges = device.scale_up is None and num_ranks > 2
+    """Returns the bytes per second that each rank reaches inside a node.
+
+    PCIe bridges are shared, and messages without peer access pass host memory.
+    """
     reached = device.link.bandwidth_bytes_per_s * curve.bandwidth_share
-    return reached * HOST_BRIDGE_BANDWIDTH if shares_bridges else reached
+    if device.scale_up is None and num_ranks > 2:
+        reached *= HOST_BRIDGE_BANDWIDTH
+    return reached if device.link.peer_to_peer else reached * HOST_STAGED_BANDWIDTH
 
 
 def inside_leg(num_ranks: int, steps: float, volume: float, device: Device, curve: CollectiveCurve) -> Leg:
     """Returns the part of a collective inside a node: `steps` hops, `volume` bytes per rank."""
     byte_s = volume / inside_bytes_per_s(num_ranks, device, curve)
-    return Leg(steps * curve.hop_s, byte_s, byte_s)
+    hop_s = curve.hop_s * (1.0 if device.link.peer_to_peer else HOST_STAGED_HOP)
+    return Leg(steps * hop_s, byte_s, byte_s)
 
 
 def between_leg(steps: float, volume: float, device: Device, curve: CollectiveCurve) -> Leg:

@@ -97,6 +97,31 @@ def test_over_pcie_engines_leave_more_than_two_ranks_to_nccl(devices):
     assert four[0] == four[1]
 
 
+def test_without_peer_access_host_memory_stages_messages(devices):
+    peers = devices["rtx_pro_6000_server"]
+    staged = replace(peers, pcie=replace(peers.pcie, peer_to_peer=False))
+    reached = 0.73 * peers.pcie.bandwidth_bytes_per_s * CURVE.bandwidth_share
+    # 5 us + 6 hops of 1.65 us + 17 us + (6 + 0.4)/4 x 1e9 bytes, over bridges that four ranks share
+    four = all_reduce_seconds(1e9, 4, staged, CURVE)
+    assert four == pytest.approx(31.9e-6 + 1.6e9 / (0.55 * reached), rel=1e-6)
+    # vLLM's own kernel maps memory of its peers, so that two ranks use NCCL as well.
+    assert all_reduce_seconds(4096, 2, staged, CURVE) == all_reduce_seconds(
+        4096, 2, staged, CURVE, kernels="nccl"
+    )
+    assert all_reduce_seconds(4096, 2, peers, CURVE) < all_reduce_seconds(4096, 2, staged, CURVE)
+
+
+def test_only_the_geforce_of_the_presets_lacks_peer_access(devices):
+    assert [name for name, device in devices.items() if not device.link.peer_to_peer] == ["rtx_4090"]
+
+
+def test_geforce_reaches_the_published_rates_of_all_reduces(devices):
+    """Two RTX 4090: 16e9 bytes/s. Eight, 8 bytes: 42 us (NVIDIA/nccl issue 1530)."""
+    device, curve = devices["rtx_4090"], CollectiveCurve(start_s=5.1e-6, hop_s=1.6e-6)
+    assert 2**30 / all_reduce_seconds(2**30, 2, device, curve) == pytest.approx(16e9, rel=0.2)
+    assert all_reduce_seconds(8, 8, device, curve) == pytest.approx(42e-6, rel=0.05)
+
+
 def test_vllm_leaves_8_mib_and_more_to_nccl_without_multicast(devices):
     device = devices["a100_80gb_sxm"]
     own, nccl = (
