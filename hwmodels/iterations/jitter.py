@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from hwmodels.checks import check_finite
 
 BLOCK = 1024  # factors drawn at once
+MAX_CV = 10.0
+"""Limit of coefficients of variation: above it, the mean of any run is far below that of the distribution."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +43,12 @@ class Jitter:
     """Duration of a straggler, in durations of other iterations."""
 
     def __post_init__(self) -> None:
-        for name in ("independent_cv", "drift_cv", "straggler_share"):
-            check_finite(name, getattr(self, name), zero_allowed=True)
+        for name in ("independent_cv", "drift_cv"):
+            if not 0 <= getattr(self, name) <= MAX_CV:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: must be >= 0 and <= {MAX_CV} (a share of the mean)"
+                )
+        check_finite("straggler_share", self.straggler_share, zero_allowed=True)
         check_finite("drift_iterations", self.drift_iterations)
         if self.straggler_share >= 1:
             raise ValueError(f"straggler_share={self.straggler_share}: must be >= 0 and < 1")

@@ -74,8 +74,9 @@ def test_settings_leave_the_draws_alone():
 @pytest.mark.parametrize(
     ("setting", "rule"),
     [
-        ({"independent_cv": -0.1}, "independent_cv=-0.1: must be a finite number >= 0"),
-        ({"drift_cv": float("nan")}, "drift_cv=nan: must be a finite number >= 0"),
+        ({"independent_cv": -0.1}, "independent_cv=-0.1: must be >= 0 and <= 10"),
+        ({"independent_cv": 1e200}, "must be >= 0 and <= 10"),
+        ({"drift_cv": float("nan")}, "drift_cv=nan: must be >= 0 and <= 10"),
         ({"drift_iterations": 0.0}, "drift_iterations=0.0: must be a finite number > 0"),
         ({"straggler_share": 1.0}, "straggler_share=1.0: must be >= 0 and < 1"),
         ({"straggler_factor": 0.5}, "straggler_factor=0.5: must be >= 1"),
