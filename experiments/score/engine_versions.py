@@ -55,7 +55,9 @@ def engine_of(row: dict[str, Any]) -> str:
     else:
         day = measured_day(str(version), row.get("measured_date"))
         profile = [entry.profile for entry in profiles if day is None or entry.day <= day][-1]
-    return WITH_ASYNC_SCHEDULING.get(profile, profile) if recipe_of(row).asynchronous else profile
+    if profile in WITH_ASYNC_SCHEDULING and recipe_of(row).asynchronous:
+        return WITH_ASYNC_SCHEDULING[profile]
+    return profile
 
 
 def measured_day(version: str, measured: Any) -> str | None:

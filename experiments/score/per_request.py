@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from experiments.score.engine_versions import engine_of
@@ -34,6 +35,10 @@ def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
         raise ConfigError(
             f"measured={path}: the settings of its runs, {settings_path}, cannot be read: {error}"
         ) from error
+    check_requests(table, path)
+    twice = settings.index[settings.index.duplicated()]
+    if len(twice):
+        raise ConfigError(f"measured={path}: run={twice[0]}: occurs twice in {settings_path}; keep one")
     rows = []
     for run, requests in table.sort_values("arrival_s").groupby("run"):
         if run not in settings.index:
@@ -47,6 +52,21 @@ def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
         profile = engine_of({"backend": "vllm", "backend_version": row.get("vllm")})
         rows.append({"id": run, "run": run, **row, "engine": profile, **measured, "requests": requests})
     return pd.DataFrame(rows)
+
+
+def check_requests(table: pd.DataFrame, path: Path) -> None:
+    """Raises ConfigError at the first request without a run, a time of arrival or whole numbers of tokens."""
+    for name in ("run", "arrival_s", "input_tokens", "output_tokens"):
+        values, rule = table[name], "must be given"
+        wrong = values.isna()
+        if name != "run":
+            numbers = pd.to_numeric(values, errors="coerce")
+            is_arrival = name == "arrival_s"
+            rule = "must be seconds" if is_arrival else "must be a whole number of tokens"
+            wrong = ~np.isfinite(numbers) if is_arrival else numbers % 1 != 0
+        if wrong.any():
+            row = table[wrong].iloc[0]
+            raise ConfigError(f"measured={path}: id={row['id']}: {name}={row[name]}: {rule}")
 
 
 def unused_settings(table: pd.DataFrame) -> list[str]:

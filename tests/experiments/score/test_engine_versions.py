@@ -37,6 +37,17 @@ def test_without_a_version_the_day_of_the_measurement_decides():
     assert profile("vllm", float("nan"), "2025-10-29") == "vllm_sync"
 
 
+def test_the_profile_does_not_depend_on_columns_of_other_settings():
+    """Rows of prefill and decode workers have no number of clients, from which a budget would follow."""
+    row = {
+        "source": "inferencemax",
+        "backend": "trtllm",
+        "model": "deepseek-r1",
+        "measured_date": "2026-01-07",
+    }
+    assert engine_of({**row, "concurrency": float("nan")}) == "tensorrt_llm"
+
+
 def test_versions_that_were_told_to_schedule_asynchronously_have_their_own_profile():
     assert profile("vllm", None, "2025-10-29", source="inferencemax") == "vllm_0_10_async"
     assert profile("vllm", "0.15.1", source="inferencemax") == "vllm"

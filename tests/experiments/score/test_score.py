@@ -461,6 +461,29 @@ def test_weights_that_are_not_given_do_not_mean_kv_in_fp8():
     assert silicon.scenario_of(row, Spec()).model.kv_cache_dtype == "auto"
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"arrival_s": np.nan}, "id=night/0: arrival_s=nan: must be seconds"),
+        ({"output_tokens": np.nan}, "id=night/0: output_tokens=nan: must be a whole number of tokens"),
+        ({"input_tokens": 2.5}, "id=night/0: input_tokens=2.5: must be a whole number of tokens"),
+        ({"run": np.nan}, "id=night/0: run=nan: must be given"),
+    ],
+)
+def test_requests_without_what_a_replay_needs_are_named(score, tmp_path, given, message):
+    pd.DataFrame([REPLAYED_RUN]).to_csv(tmp_path / "runs.csv", index=False)
+    code, _, said = score(replayed(2, **given), kind="requests")
+    assert code == 2
+    assert message in said
+
+
+def test_a_run_with_two_settings_is_named(score, tmp_path):
+    pd.DataFrame([REPLAYED_RUN, REPLAYED_RUN]).to_csv(tmp_path / "runs.csv", index=False)
+    code, _, said = score(replayed(2), kind="requests")
+    assert code == 2
+    assert "run=night: occurs twice in" in said
+
+
 def test_a_table_without_rows_is_refused(score):
     code, predicted, said = score(pd.DataFrame(columns=list(SILICON)))
     assert (code, predicted) == (2, None)
