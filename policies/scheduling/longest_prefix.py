@@ -2,11 +2,11 @@
 
 Assumes a prefix cache. Requests that share a prefix run one after the other while it is cached, which
 approximates a depth-first traversal of the radix tree. A request without a hit that shares its prefix with a
-waiting request before it goes behind all others, because it will have a hit later (`shared_prefixes.py`). Of
-equals, the one that entered the queue first is first; a preempted request enters again. A request without a
+waiting request before it goes behind all others, because it will have a hit later (`shared_prefixes.py`).
+Equals keep the order that they had; requests enter at the end, preempted ones again. A request without a
 shared prefix may starve, unless max_wait_s limits that, as in shortest_job_first (not in SGLang). With more
-than max_sorted waiting requests the order is that of entry, as in SGLang, because looking up all of them
-takes too long.
+than max_sorted waiting requests the order stays as it is, as in SGLang, because looking up all of them takes
+too long.
 Memory pressure: the sequence with the shortest hit at its admission is preempted. Horizon: one iteration
 while a request waits, because evictions change the hits.
 """
@@ -14,6 +14,7 @@ while a request waits, because evictions change the hits.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from policies.core.sequence import SequenceState
 from policies.core.sequence_view import SequenceView
@@ -27,10 +28,10 @@ from policies.scheduling.shared_prefixes import SharedPrefixes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestPrefix(Scheduling):
-    """The longest prefix hit is first; ties are broken by arrival."""
+    """The longest prefix hit is first; ties keep their order."""
 
     max_sorted: int = 128
-    """Number of waiting requests above which the order is first come, first served."""
+    """Number of waiting requests above which the order stays as it is."""
     max_wait_s: float | None = None
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
@@ -70,13 +71,20 @@ class LongestPrefix(Scheduling):
         step.hold(1)
         if view.num_waiting > self.max_sorted:
             self._order_by_entry(step)
-            return
-        queue = list(view.waiting)
-        hits = [view.num_found(seq) for seq in queue]
-        changed = self._behind ^ self._shared.behind(queue, hits)
+        else:
+            self._sort(view, step)
+
+    def _sort(self, view: StepView, step: StepBuilder) -> None:
+        """Looks up the hits of the waiting sequences and sorts them in place."""
+        queue = sorted(view.waiting, key=self._entries.of)
+        hits = {seq.request_id: view.num_found(seq) for seq in queue}
+        behind = self._shared.behind(queue, hits)
+        changed = self._behind ^ behind
         self._behind.symmetric_difference_update(changed)
-        for seq, hit in zip(queue, hits, strict=True):
-            self._note_hit(seq, hit, step, has_moved=seq.request_id in changed)
+        queue.sort(key=lambda seq: inf if seq.request_id in behind else -hits[seq.request_id])
+        changed |= self._entries.sort(queue)
+        for seq in queue:
+            self._note_hit(seq, hits[seq.request_id], step, has_moved=seq.request_id in changed)
 
     def on_end(self, seq: SequenceView) -> None:
         """Removes a sequence that has ended."""

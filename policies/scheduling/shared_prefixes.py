@@ -5,7 +5,7 @@ Of requests that share a prefix which is not cached, one is served first, and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from policies.caching.content import all_segments
 from policies.caching.radix_tree import RadixTree
@@ -22,12 +22,12 @@ class SharedPrefixes:
         self._seen: list[tuple[int, int]] = []  # (request id, known tokens) without a hit, as last computed
         self._behind: frozenset[int] = frozenset()
 
-    def behind(self, queue: Sequence[SequenceView], hits: Sequence[int]) -> frozenset[int]:
+    def behind(self, queue: Sequence[SequenceView], hits: Mapping[int, int]) -> frozenset[int]:
         """Returns the ids of the requests that share a prefix with one before them in the queue.
 
-        hits: the cached tokens of each request. A request with a hit neither waits nor lets others wait.
+        hits: cached tokens by request id. A request with a hit neither waits nor lets others wait.
         """
-        without = [seq for seq, hit in zip(queue, hits, strict=True) if hit <= NUM_TOKENS]
+        without = [seq for seq in queue if hits[seq.request_id] <= NUM_TOKENS]
         seen = [(seq.request_id, seq.num_known) for seq in without]
         if seen != self._seen:
             self._seen, self._behind = seen, _behind(without)

@@ -21,14 +21,14 @@ class VisitsAll(LongestPrefix):
         if not view.num_waiting:
             return
         step.hold(1)
-        queue = list(view.waiting)
-        sorts = view.num_waiting <= self.max_sorted
-        hits = [view.num_found(seq) if sorts else 0 for seq in queue]
-        behind = set(self._shared.behind(queue, hits)) if sorts else set()
+        if view.num_waiting <= self.max_sorted:
+            self._sort(view, step)
+            return
+        behind = set(self._behind)
         self._behind.clear()
-        self._behind.update(behind)
-        for seq, hit in zip(queue, hits, strict=True):
-            self._note_hit(seq, hit, step, has_moved=True)
+        for seq in list(view.waiting):
+            self._note_hit(seq, 0, step, has_moved=seq.request_id in behind)
+        self._moved.clear()
 
 
 def make_engine(policy=LongestPrefix, num_blocks=200, max_num_seqs=1, **own):
