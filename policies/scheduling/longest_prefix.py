@@ -92,6 +92,7 @@ class LongestPrefix(Scheduling):
             by_id.pop(seq.request_id, None)
         self._behind.discard(seq.request_id)
         self._entries.forget(seq)
+        self._shared.forget(seq)
         self._overdue.forget(seq)
 
     def _order_by_entry(self, step: StepBuilder) -> None:

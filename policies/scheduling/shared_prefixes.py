@@ -6,40 +6,52 @@ Of requests that share a prefix which is not cached, one is served first, and th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from policies.caching.content import all_segments
-from policies.caching.radix_tree import RadixTree
+from policies.core.request import Segment
 from policies.core.sequence_view import SequenceView
 
 NUM_TOKENS = 32
 """A hit of at most so many tokens counts as none, and a shared prefix counts from so many tokens on."""
 
+Prefix = tuple[Segment, ...]
+
 
 class SharedPrefixes:
-    """The requests that should wait for another one; computed anew only when the queue has changed."""
+    """The first tokens of waiting requests, by request id."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, int]] = []  # (request id, known tokens) without a hit, as last computed
-        self._behind: frozenset[int] = frozenset()
+        self._prefixes: dict[int, Prefix] = {}
 
-    def behind(self, queue: Sequence[SequenceView], hits: Mapping[int, int]) -> frozenset[int]:
+    def behind(self, queue: Sequence[SequenceView], hits: Mapping[int, int]) -> set[int]:
         """Returns the ids of the requests that share a prefix with one before them in the queue.
 
         hits: cached tokens by request id. A request with a hit neither waits nor lets others wait.
         """
-        without = [seq for seq in queue if hits[seq.request_id] <= NUM_TOKENS]
-        seen = [(seq.request_id, seq.num_known) for seq in without]
-        if seen != self._seen:
-            self._seen, self._behind = seen, _behind(without)
-        return self._behind
+        behind, found = set[int](), set[Prefix]()
+        for seq in queue:
+            if hits[seq.request_id] > NUM_TOKENS or seq.num_known < NUM_TOKENS:
+                continue
+            prefix = self._prefixes.get(seq.request_id)
+            if prefix is None:
+                prefix = self._prefixes[seq.request_id] = _prefix(seq)
+            if prefix in found:
+                behind.add(seq.request_id)
+            found.add(prefix)
+        return behind
+
+    def forget(self, seq: SequenceView) -> None:
+        """Removes a sequence that has ended."""
+        self._prefixes.pop(seq.request_id, None)
 
 
-def _behind(queue: Sequence[SequenceView]) -> frozenset[int]:
-    tree, behind = RadixTree(), set[int]()
-    for seq in queue:
-        segments = tuple(all_segments(seq.request))
-        if tree.match(segments, seq.num_known).num_tokens >= NUM_TOKENS:
-            behind.add(seq.request_id)
-        else:
-            tree.insert(segments, seq.num_known)
-    return frozenset(behind)
+def _prefix(seq: SequenceView) -> Prefix:
+    """Returns the segments of the first `NUM_TOKENS` tokens, which are equal for equal tokens."""
+    prefix, num_left = [], NUM_TOKENS
+    for content_id, num_tokens in islice(all_segments(seq.request), NUM_TOKENS):
+        prefix.append(Segment(content_id, min(num_tokens, num_left)))
+        num_left -= num_tokens
+        if num_left <= 0:
+            break
+    return tuple(prefix)
