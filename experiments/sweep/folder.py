@@ -74,7 +74,8 @@ class SweepFolder:
     def release(self) -> None:
         """Ends the lock of the folder, if this process has it."""
         if self._lock is not None:
-            self._lock.close()
+            with suppress(OSError):  # the results are safe, and the lock ends with the process at the latest
+                self._lock.close()
             self._lock = None
 
     @classmethod
