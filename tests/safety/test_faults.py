@@ -179,7 +179,9 @@ def test_each_failing_call_is_reported_and_nothing_is_torn(words, stays, tmp_pat
         if not faults.failed:
             break
         where = f"call {fails_at}, {faults.failed}: {captured.err}"
-        if code == 0:  # a sweep writes its table several times, score its file at first row by row
+        if code == 0 and faults.failed == "close out/.lock":
+            pass  # all results are written by then
+        elif code == 0:  # a sweep writes its table several times, score its file at first row by row
             assert "runs.parquet" in faults.failed or words[0] == "score", where
             assert not stays or "unfinished" in faults.failed, where
         else:
