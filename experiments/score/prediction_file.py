@@ -26,7 +26,7 @@ from sim.settings.json_files import read_json_object
 
 @dataclass(kw_only=True, slots=True)
 class PredictionFile:
-    """Predictions on disk."""
+    """The file of predictions that a command appends to, row by row."""
 
     path: Path
     columns: Sequence[str]
@@ -95,7 +95,7 @@ class PredictionFile:
         self.settings_path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Stops appending."""
+        """Closes the file; further rows cannot be appended."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -60,7 +60,7 @@ class ExpectedError(NamedTuple):
     gpu: str
     """Name of the device, or `ALL_GPUS`."""
     architecture: str
-    """dense or moe."""
+    """Architecture of the models: dense or moe (mixtures of experts)."""
     level: Level
     rows: int
     """Number of measured configurations."""
@@ -84,8 +84,8 @@ def written(rows: Iterable[ExpectedError]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in rows:
-        cells = row._replace(level=row.level.value)  # type: ignore[arg-type]
-        writer.writerow([*cells[:-2], *(f"{value:.3g}" for value in cells[-2:])])
+        cells = [cell.value if isinstance(cell, Level) else cell for cell in row[:-2]]
+        writer.writerow([*cells, *(f"{value:.3g}" for value in row[-2:])])
     return out.getvalue()
 
 

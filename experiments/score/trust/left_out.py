@@ -11,6 +11,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ class Outcome(NamedTuple):
     figure: str
     level: Level
     error_percent: float
-    """Of the simulated figure: 100 (predicted / measured - 1)."""
+    """Error of the simulated figure in percent: 100 (predicted / measured - 1)."""
 
 
 def constant_of(owned: Owned) -> Constant:
@@ -186,6 +187,14 @@ def own_values(case: Case, fitted: Fitted, *, gpu: str | None = None) -> dict[st
     return {name: fitted.get(key, KINDS[name].neutral) for name, key in owned.items()}
 
 
+def _is_in_group(group: tuple[str, ...], case: Case) -> bool:
+    return case.is_in(group)
+
+
+def _is_on_gpu(gpu: str, case: Case) -> bool:
+    return case.gpu == gpu
+
+
 def left_out_tasks(cases: Iterable[Case], rows: Rows) -> Iterator[tuple[Task, Level]]:
     """Yields two runs of each predicted case: with constants fitted without its group, without its GPU."""
     by_group: dict[tuple[str, ...], Fitted] = {}
@@ -193,12 +202,12 @@ def left_out_tasks(cases: Iterable[Case], rows: Rows) -> Iterator[tuple[Task, Le
     for case in to_predict(cases):
         group = case.group
         if group not in by_group:
-            by_group[group] = rows.fit(lambda one, group=group: one.is_in(group))  # type: ignore[misc]
+            by_group[group] = rows.fit(partial(_is_in_group, group))
         yield Task(case=case, values=own_values(case, by_group[group])), Level.measured
         if SOURCES[case.table].traffic != "closed":
             continue
         if case.gpu not in by_gpu:
-            by_gpu[case.gpu] = rows.fit(lambda one, gpu=case.gpu: one.gpu == gpu)  # type: ignore[misc]
+            by_gpu[case.gpu] = rows.fit(partial(_is_on_gpu, case.gpu))
         relative = RELATIVES.get(case.gpu, OTHER_RELATIVE)
         values = own_values(case, by_gpu[case.gpu], gpu=relative)
         yield Task(case=case, values=values, calibration=relative), Level.relative
