@@ -1,0 +1,29 @@
+"""Tests of token trees."""
+
+import pytest
+
+from policies.speculation.tree import TokenTree
+
+
+def test_a_tree_of_widths_has_all_its_nodes_by_depth() -> None:
+    tree = TokenTree.of_widths([2, 2])
+    assert tree.parents == (-1, -1, 0, 0, 1, 1)
+    assert tree.depths == (1, 1, 2, 2, 2, 2)
+    assert tree.ranks == (0, 1, 0, 1, 0, 1)
+    assert (tree.num_nodes, tree.depth, tree.num_nodes_to(1)) == (6, 2, 2)
+    assert tree.children(1) == [4, 5]
+
+
+def test_medusas_paths_are_a_tree() -> None:
+    assert TokenTree.of_paths([[0], [0, 0], [1], [0, 1], [0, 0, 0]]).parents == (-1, -1, 0, 0, 2)
+
+
+@pytest.mark.parametrize("parents", [(), (0,), (-1, 1), (-1, 0, -1), (-2,)])
+def test_what_is_no_tree_is_refused(parents: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="tree"):
+        TokenTree(parents)
+
+
+def test_a_path_without_its_beginning_is_refused() -> None:
+    with pytest.raises(ValueError, match="continues"):
+        TokenTree.of_paths([[0], [1, 0]])
