@@ -71,9 +71,7 @@ class TokenTree:
             if not path:
                 raise ValueError("tree: an empty path names no node; a path has at least one rank")
             if path[:-1] and path[:-1] not in numbers:
-                raise ValueError(
-                    f"tree: path {list(path)} continues {list(path[:-1])}, which is no path of it"
-                )
+                raise ValueError(f"tree: path {list(path)} continues {list(path[:-1])}, which is no path")
             parents.append(numbers[path[:-1]] if path[:-1] else -1)
         return cls(tuple(parents))
 

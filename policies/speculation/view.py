@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from policies.core.sequence_view import SequenceView
 
 PassSeconds = Callable[[int, int, int], float]
-"""Estimates the seconds of a pass: of sequences, with the KV tokens of all of them, and draft tokens of each."""
+"""Estimates the seconds of a pass of (sequences, KV tokens of all of them, draft tokens of each)."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,8 @@ class AcceptanceCounts:
     def rates(self, prior: float, weight: float = 1.0) -> NDArray[np.float64]:
         """Computes the probability by place that a draft token is accepted if those before it are.
 
-        prior, weight: a rate that is assumed before the first draft, and the number of drafts that it counts as.
+        prior, weight: a rate that is assumed before the first draft, and the number of drafts that it counts
+        as.
         """
         reached = np.minimum(self.drafted, np.concatenate(([self.num_passes], self.accepted[:-1])))
         return (self.accepted + prior * weight) / (reached + weight)
@@ -46,7 +47,7 @@ class AcceptanceCounts:
 
 @dataclass(slots=True)
 class DraftView:
-    """What a policy may see when it decides on the next pass of the sequences that get a token in this step."""
+    """What a policy may see when it decides on the next pass of the sequences of this step."""
 
     max_draft_tokens: int
     """Maximum number of draft tokens of a sequence; the depth of the tree, if the proposer has one."""
