@@ -1,4 +1,4 @@
-"""The same number of draft tokens for every sequence in every pass."""
+"""Drafts the same number of tokens for every sequence in every pass."""
 
 from __future__ import annotations
 

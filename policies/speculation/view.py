@@ -47,7 +47,7 @@ class AcceptanceCounts:
 
 @dataclass(slots=True)
 class DraftView:
-    """What a policy may see when it decides on the next pass of the sequences of this step."""
+    """Shows a policy the engine when it decides on the next pass of the sequences of this step."""
 
     max_draft_tokens: int
     """Maximum number of draft tokens of a sequence; the depth of the tree, if the proposer has one."""
