@@ -1,10 +1,4 @@
-"""Speculative decoding: proposers draft tokens, and draft-length policies decide how many.
-
-A pass of a sequence verifies K draft tokens beside its newest token, and 1 to K + 1 tokens stay. As in vLLM,
-the tokens for a pass are drafted at the end of the step before, so a policy decides about the next pass of
-every sequence that gets a token in the step that is being planned. One policy per file; proposers are in
-`proposers`.
-"""
+"""Speculative decoding: proposers draft tokens, draft-length policies decide how many. One per file."""
 
 from __future__ import annotations
 
