@@ -133,9 +133,9 @@ class Roofline:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
         if ndarray in map(type, shape):
             return self._seconds_many(shape)
-        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, adapters = shape
-        if adapters is None:
-            if not prefill_tokens and sampled_seqs == decode_seqs:
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled, adapters, drafts = shape
+        if adapters is None and drafts is None:
+            if not prefill_tokens and sampled == decode_seqs:
                 return self._decode_seconds(decode_seqs, context_tokens)
             if prefill_tokens and self._whole is not None:
                 return self._whole.prefill_seconds(shape)
@@ -186,7 +186,7 @@ class Roofline:
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; `launch` and `host`: waits for launches and for other host work."""
-        zeros = np.zeros(np.broadcast(*shape[:-1]).shape)[()]
+        zeros = np.zeros(np.broadcast(*shape.counts).shape)[()]
         parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
         for op, seconds in self.operator_seconds(shape):
             parts[op.component] = parts[op.component] + seconds
@@ -355,7 +355,12 @@ class Roofline:
         batch = self.layout.rank_batch(shape)
         prefills = np.asarray(shape.prefill_tokens).any()
         no_adapters = shape.adapters is None
-        if no_adapters and not prefills and np.array_equal(shape.sampled_seqs, shape.decode_seqs):
+        if (
+            shape.drafts is None
+            and no_adapters
+            and not prefills
+            and np.array_equal(shape.sampled_seqs, shape.decode_seqs)
+        ):
             counted_s, floor_s, added_s = self._decode_batches.of_many(_whole(shape.decode_seqs))
             gpu_s = counted_s + self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
             if self.stages is not None:
@@ -406,6 +411,7 @@ class Roofline:
         full, in_flight, light = self.round(shape)
         ways = [full.all_s, *self.stages.stage_seconds(full, in_flight, light)]
         longest = np.argmax(np.stack(np.broadcast_arrays(*ways)), axis=0)
+        sizes = np.broadcast(*shape.counts).shape
         times = []
         for count, passes in ((in_flight.full, 1.0), (in_flight.light, 0.0)):
             by_part = {
@@ -414,7 +420,7 @@ class Roofline:
                 )
                 for part in Part
             }
-            times.append({part: by_part[part].reshape(np.broadcast(*shape[:-1]).shape)[()] for part in Part})
+            times.append({part: by_part[part].reshape(sizes)[()] for part in Part})
         return [Passing(batch, times[0]), Passing(self.layout.without_chunks(shape, batch), times[1])]
 
     def _padded_batch(self, shape: IterationShape) -> RankBatch:

@@ -24,6 +24,24 @@ class AdapterBatch(NamedTuple):
     """Sum of the ranks of the different adapters: the amount of weights read."""
 
 
+class DraftWork(NamedTuple):
+    """Draft tokens that an iteration verifies, and those that it drafts afterwards. Numbers or arrays.
+
+    A decoding sequence with K draft tokens has 1 + K rows in the pass, of which 1 to K + 1 become tokens.
+    """
+
+    tokens: Num
+    """Draft tokens verified, summed over sequences: rows beside the `decode_seqs` rows of next tokens."""
+    pairs: Num
+    """Query-key pairs of these rows, summed; a chain: rows (context + (rows + 1) / 2) per sequence."""
+    seqs: Num
+    """Sequences for which tokens are drafted after the pass."""
+    steps: Num
+    """Draft tokens of the longest draft: sequential passes of the draft model."""
+    drafted: Num
+    """Draft tokens made after the pass, summed over sequences."""
+
+
 class IterationShape(NamedTuple):
     """The amount of work in one iteration (numbers), or in each of many (arrays).
 
@@ -32,9 +50,9 @@ class IterationShape(NamedTuple):
     """
 
     decode_seqs: Num
-    """Sequences that decode one token each."""
+    """Sequences that decode; each has one row, and one more for each of its draft tokens."""
     decode_context_tokens: Num
-    """KV tokens that these sequences attend to, the new ones included, summed over sequences."""
+    """KV tokens that these sequences attend to, one new one each included, summed over sequences."""
     prefill_seqs: Num
     """Number of prompt chunks."""
     prefill_tokens: Num
@@ -44,13 +62,20 @@ class IterationShape(NamedTuple):
     prefill_context_tokens: Num
     """Cached and new tokens, summed over the chunks."""
     sampled_seqs: Num
-    """Rows through the LM head: decodes, and chunks that complete their prompt."""
+    """Rows through the LM head: decodes, draft tokens, and chunks that complete their prompt."""
     adapters: AdapterBatch | None = None
     """Work of LoRA adapters; None: there is none."""
+    drafts: DraftWork | None = None
+    """Work of speculative decoding; None: there is none."""
+
+    @property
+    def counts(self) -> tuple[Num, ...]:
+        """The fields `COUNTED`."""
+        return self[:-2]
 
 
-COUNTED = IterationShape._fields[:-1]
-"""Numeric fields of an iteration: all but `adapters`."""
+COUNTED = IterationShape._fields[:-2]
+"""Numeric fields of an iteration: all but `adapters` and `drafts`."""
 
 
 def causal_pairs(num_new_tokens: int, num_cached_tokens: Num = 0) -> Num:
@@ -79,14 +104,19 @@ class Explained(NamedTuple):
 
 
 class UnknownIterationError(ValueError):
-    """Raised by a model that replays recorded iterations, for an iteration that was not recorded."""
+    """Raised for an iteration that a model cannot price, such as one that was not recorded."""
 
 
 def counted(level: str, shape: IterationShape) -> tuple[Any, ...]:
-    """Returns the numbers of an iteration without adapters. Raises UnknownIterationError if it has some."""
+    """Returns the numbers of a plain iteration.
+
+    Raises UnknownIterationError if it has adapters or draft tokens.
+    """
     if shape.adapters is not None:
         raise UnknownIterationError(f"{level}: does not model LoRA adapters; choose latency=calibrated")
-    return shape[:-1]
+    if shape.drafts is not None:
+        raise UnknownIterationError(f"{level}: does not model draft tokens; choose latency=calibrated")
+    return shape.counts
 
 
 class IterationModel(Protocol):

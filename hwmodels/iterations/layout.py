@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from hwmodels.checks import check_whole
 from hwmodels.devices.device import Device
 from hwmodels.exact import Num, divided_up, larger, smaller
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations.iteration import IterationShape, UnknownIterationError
 from hwmodels.model.matrices import share_of
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 
@@ -174,7 +174,9 @@ class ParallelLayout:
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:
         """Returns the fullest device's share of an iteration, or of each of its micro-batches."""
-        decodes, context, chunks, new, pairs, prefill_context, rows, adapters = shape
+        decodes, context, chunks, new, pairs, prefill_context, rows, adapters, drafts = shape
+        if drafts is not None:
+            raise UnknownIterationError("draft tokens: this level does not price them yet")
         shares, ring = self.num_batch_shares, self.context_parallel_size
         if shares == 1 and ring == 1:
             tokens = decodes + new

@@ -70,7 +70,7 @@ def prefill_shape(num_seqs: int, prompt_tokens: int) -> IterationShape:
 
 def operating_point(model: IterationModel, shape: IterationShape) -> OperatingPoint:
     """Returns the operating point of one iteration that only decodes or only prefills."""
-    fields = [float(field) for field in shape[:-1]]
+    fields = [float(field) for field in shape.counts]
     seconds, flops = float(model.seconds(shape)), float(model.flops(shape))
     moved = float(model.bytes_moved(shape))
     by_bound: dict[str, float] = defaultdict(float)

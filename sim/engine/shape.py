@@ -50,5 +50,15 @@ def shape_of_chunks(num_decodes: int, num_context_tokens: int, chunks: list[Chun
         num_sampled += completes
     num_chunks = len(chunks)
     return _NEW_SHAPE(
-        (num_decodes, num_context_tokens, num_chunks, num_tokens, num_pairs, num_context, num_sampled, None)
+        (
+            num_decodes,
+            num_context_tokens,
+            num_chunks,
+            num_tokens,
+            num_pairs,
+            num_context,
+            num_sampled,
+            None,
+            None,
+        )
     )

@@ -12,6 +12,7 @@ rest by memory: KV memory 50 %, memory bandwidth 33 %, compute 17 %.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,4 +100,5 @@ def _shape(records: RunRecords, row: int) -> IterationShape:
     adapters = None
     if one.get("adapter_tokens"):
         adapters = AdapterBatch(*(float(one[f"adapter_{name}"]) for name in AdapterBatch._fields))
-    return IterationShape(**{name: float(one[name]) for name in COUNTED}, adapters=adapters)
+    counts: dict[str, Any] = {name: float(one[name]) for name in COUNTED}
+    return IterationShape(**counts, adapters=adapters)

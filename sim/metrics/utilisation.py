@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -207,7 +207,8 @@ def iteration_shape(iterations: pd.DataFrame) -> IterationShape:
     adapters = None
     if "adapter_tokens" in iterations:
         adapters = AdapterBatch(*(_column(iterations, f"adapter_{name}") for name in AdapterBatch._fields))
-    return IterationShape(**{name: _column(iterations, name) for name in COUNTED}, adapters=adapters)
+    counts: dict[str, Any] = {name: _column(iterations, name) for name in COUNTED}
+    return IterationShape(**counts, adapters=adapters)
 
 
 def _column(table: pd.DataFrame, name: str) -> NDArray[np.float64]:

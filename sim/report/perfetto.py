@@ -124,7 +124,7 @@ def _stages(pid: int, rows: pd.DataFrame, model: Roofline) -> Iterator[dict[str,
         adapters = None
         if one.adapters is not None:
             adapters = AdapterBatch(*(float(np.squeeze(value)) for value in one.adapters))
-        counts = {name: float(np.squeeze(getattr(one, name))) for name in COUNTED}
+        counts: dict[str, Any] = {name: float(np.squeeze(getattr(one, name))) for name in COUNTED}
         shape = IterationShape(**counts, adapters=adapters)
         played = pipeline.play(*model.stages.to_play(*model.round(shape)), not_before_s=start_s)
         for stage in range(num_stages):

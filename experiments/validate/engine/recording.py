@@ -158,7 +158,7 @@ class Recorder:
             core.block_pool.num_used,
             core.num_tokens_held,
             len(plan.preempted),
-            *(int(number) for number in shape_of(plan, 0)[:-1]),
+            *(int(number) for number in shape_of(plan, 0).counts),
         )
 
     def waited(self, now_s: float) -> None:

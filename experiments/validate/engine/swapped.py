@@ -173,7 +173,7 @@ class RecordedTimes:
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of one iteration, and uses up its recorded time."""
-        recorded_s = self._times_s.get(tuple(int(number) for number in shape[:-1]))
+        recorded_s = self._times_s.get(tuple(int(number) for number in shape.counts))
         base_s = float(self._base.seconds(shape)) if self._host_only or not recorded_s else 0.0
         if self._host_only:
             return base_s + (recorded_s.popleft() if recorded_s else self._mean_s)

@@ -114,7 +114,7 @@ def test_arrays_equal_numbers_to_the_last_bit(models, devices, layout, overlappe
         adapters = AdapterBatch(tokens if used else 0, rank * tokens if used else 0, rank * used)
         chunk = (1, new, new * (new + 1) // 2, new) if new else (0, 0, 0, 0)
         shapes.append(IterationShape(num_seqs, num_seqs * context, *chunk, num_seqs, adapters))
-    columns = [np.array(column) for column in zip(*[shape[:-1] for shape in shapes], strict=True)]
+    columns = [np.array(column) for column in zip(*[shape.counts for shape in shapes], strict=True)]
     together = IterationShape(
         *columns, AdapterBatch(*map(np.array, zip(*[shape.adapters for shape in shapes], strict=True)))
     )

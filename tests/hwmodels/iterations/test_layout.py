@@ -209,7 +209,9 @@ def test_chunks_with_fewer_tokens_than_devices_take_their_contexts_with_them():
 def test_arrays_get_the_shares_of_numbers(make_shape, counts, layout):
     shapes = [shape_of(make_shape, one) for one in counts]
     arrays = layout.rank_batch(
-        IterationShape(*(np.array(column) for column in zip(*[shape[:-1] for shape in shapes], strict=True)))
+        IterationShape(
+            *(np.array(column) for column in zip(*[shape.counts for shape in shapes], strict=True))
+        )
     )
     one_by_one = [layout.rank_batch(shape) for shape in shapes]
     for name, column in arrays._asdict().items():

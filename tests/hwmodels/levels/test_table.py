@@ -231,7 +231,7 @@ def test_arrays_equal_their_elements_to_the_last_bit(batch, tables):
     table = make_table(*tables, host=HostOverhead(), cuda_graphs=CudaGraphs(max_capture_size=64))
     one_by_one = [table.seconds(shape) for shape in batch]
     together = table.seconds(
-        IterationShape(*(np.array(field) for field in zip(*[shape[:-1] for shape in batch], strict=True)))
+        IterationShape(*(np.array(field) for field in zip(*[shape.counts for shape in batch], strict=True)))
     )
     assert together.tolist() == one_by_one
 

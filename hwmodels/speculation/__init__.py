@@ -1,0 +1,1 @@
+"""Speculative decoding: prices and memory of drafts, and an iteration model with them."""

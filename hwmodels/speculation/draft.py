@@ -1,0 +1,308 @@
+"""Drafts by what they cost: the sequential passes of a small model, heads, work of the host, or more rows.
+
+A draft states what it stores beside the target model: weights and KV of one device.
+
+    ModelDraft   a small model with the target's vocabulary; as many decode steps as draft tokens
+    LayerDraft   one or a few layers on the target's hidden states: EAGLE, EAGLE-3, multi-token prediction
+    HeadDraft    Medusa: heads on the last hidden state, all at once
+    SkipDraft    the target itself with some of its layers, on the KV of these layers
+    HostDraft    a search on the host: n-grams of the prompt, suffix trees
+    PassDraft    rows of the target's own pass: lookahead decoding
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from hwmodels.checks import check_finite, check_whole
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.model.block import Block
+from hwmodels.model.matrices import Matrix, Ranks, Role, share_of
+from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
+from hwmodels.model.model_spec import ModelSpec
+
+LAYER_KINDS = ("eagle", "eagle3", "mtp")
+
+
+class Draft(Protocol):
+    """A way to draft tokens, by what it stores beside the target, on the fullest of its devices."""
+
+    @property
+    def pass_tokens(self) -> int:
+        """Rows that a sequence has in the target's pass beside its next token and the draft tokens."""
+
+    def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
+        """Raises ValueError if the target and its layout cannot have this draft."""
+
+    def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        """Returns the bytes of weights that the target does not have."""
+
+    def kv_bytes_per_token(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        """Returns the bytes of KV per token of a sequence, beside the target's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InTarget:
+    """A draft that stores nothing beside the target and adds no row to its pass."""
+
+    @property
+    def pass_tokens(self) -> int:
+        return 0
+
+    def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
+        """Accepts every target."""
+
+    def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        return 0.0
+
+    def kv_bytes_per_token(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stepwise(InTarget):
+    """A draft that makes one token after the other, each by a pass of its own on the target's devices."""
+
+    cuda_graphs: bool = True
+    """Whether a step replays a CUDA graph; false: the host launches it kernel by kernel."""
+    start_s: float = 0.0
+    """Seconds between the end of the target's pass and the first step in which the devices wait."""
+    step_s: float = 0.0
+    """CPU seconds to prepare and launch a step, beside its kernels; steps take at least as long."""
+
+    def __post_init__(self) -> None:
+        check_finite("start_s", self.start_s, unit="s", zero_allowed=True)
+        check_finite("step_s", self.step_s, unit="s", zero_allowed=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDraft(Stepwise):
+    """A small model of the target's vocabulary, with weights and KV of its own."""
+
+    model: ModelSpec
+    tensor_parallel_size: int | None = None
+    """Devices over which the draft is cut, the target's size or 1; None: the target's. 1: all compute it."""
+
+    def __post_init__(self) -> None:
+        Stepwise.__post_init__(self)
+        if self.tensor_parallel_size is not None:
+            check_whole("tensor_parallel_size", self.tensor_parallel_size, remedy=", or null")
+
+    def cut(self, layout: ParallelLayout) -> int:
+        """Returns the number of devices over which the draft is cut."""
+        return self.tensor_parallel_size or layout.tensor_parallel_size
+
+    def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
+        """Raises ValueError for another vocabulary, or for a size that no engine cuts the draft into."""
+        if self.model.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"model={self.model.name}: has {self.model.vocab_size:,} tokens in its vocabulary, "
+                f"{target.name} has {target.vocab_size:,}; choose a draft of the same vocabulary"
+            )
+        if self.cut(layout) not in (1, layout.tensor_parallel_size):
+            raise ValueError(
+                f"tensor_parallel_size={self.tensor_parallel_size}: must be 1 or "
+                f"{layout.tensor_parallel_size}, the target's; leave it null for the target's"
+            )
+        self.model.check_tensor_parallel_size(self.cut(layout))
+
+    def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        return self.model.weight_bytes_per_rank(self.cut(layout))
+
+    def kv_bytes_per_token(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        return self.model.kv_bytes_per_token(self.cut(layout))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerDraft(Stepwise):
+    """Layers that predict the next hidden state from the last one and the token sampled there.
+
+    Each step runs num_layers layers and an LM head over one row per sequence; the first over all rows of the
+    pass, to write their KV. The embedding table is the target's.
+
+        eagle   a matrix of 2 hidden to hidden before the layers; the target's LM head (Li et al., 2024)
+        eagle3  3 hidden states of the target to one, once per pass; the first layer reads 2 hidden; an LM
+                head of its own with the most frequent tokens only (Li et al., 2025)
+        mtp     as eagle, with layers like the target's last one (DeepSeek-V3, 2024, section 2.2)
+    """
+
+    kind: str = "eagle"
+    num_layers: int = 1
+    """Layers that run in a step."""
+    num_modules: int = 1
+    """Sets of layers with weights of their own, of which each step runs the next; 1: all run the same."""
+    vocab_size: int | None = None
+    """Tokens of its own LM head; None: it shares the target's."""
+    intermediate_size: int | None = None
+    """Width of a dense MLP; None: the MLP of the target's last layer."""
+    weights: str | None = None
+    """Storage format of its matrices; None: mtp that of the target, the others the target's dtype."""
+
+    def __post_init__(self) -> None:
+        Stepwise.__post_init__(self)
+        if self.kind not in LAYER_KINDS:
+            raise ValueError(f"kind={self.kind}: must be one of {', '.join(LAYER_KINDS)}")
+        check_whole("num_layers", self.num_layers)
+        check_whole("num_modules", self.num_modules)
+        for name in ("vocab_size", "intermediate_size"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), remedy=", or null for the target's")
+
+    def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
+        """Raises ValueError if the width of the MLP is not known."""
+        has_experts = isinstance(target.blocks[-1].mlp, MixtureOfExperts)
+        if self.kind != "mtp" and self.intermediate_size is None and has_experts:
+            raise ValueError(
+                f"intermediate_size=None: {self.kind} layers have a dense MLP, but {target.name} has "
+                "experts; give its width"
+            )
+
+    def layers(self, target: ModelSpec) -> ModelSpec:
+        """Returns the layers of a step as a model, with its LM head and without its input matrix."""
+        last = target.blocks[-1]
+        mlp = last.mlp
+        if self.intermediate_size is not None:
+            mlp = DenseMlp(intermediate_size=self.intermediate_size)
+        block = replace(last, count=self.num_layers, mlp=mlp)
+        with_target = self.kind == "mtp" and self.weights is None
+        has_experts = isinstance(mlp, MixtureOfExperts)
+        return replace(
+            target,
+            name=f"{self.kind} of {target.name}",
+            blocks=(block,),
+            vocab_size=self.vocab_size or target.vocab_size,
+            weights=target.weights if with_target else self.weights,
+            moe_weights=target.moe_weights if with_target and has_experts else None,
+            draft=None,
+        )
+
+    def step_matrices(self, target: ModelSpec, ranks: Ranks) -> tuple[Matrix, ...]:
+        """Returns the matrices of a step beside those of its layers, on one rank."""
+        hidden = target.hidden_size
+        if self.kind == "eagle3":  # the first layer's queries, keys and values come from two hidden states
+            qkv, *_ = self.layers(target).blocks[0].attention.matrices(hidden, ranks.tensor)
+            return (replace(qkv, name="draft_qkv_proj", k=hidden),)
+        return (Matrix("draft_proj", 2 * hidden, hidden, role=Role.plain),)
+
+    def pass_matrices(self, target: ModelSpec) -> tuple[Matrix, ...]:
+        """Returns the matrices that all rows of the pass go through before the first step."""
+        hidden = target.hidden_size
+        return (Matrix("draft_proj", 3 * hidden, hidden, role=Role.plain),) if self.kind == "eagle3" else ()
+
+    def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        layers, ranks = self.layers(target), _ranks(layout)
+        own = layers.layer_matrices(ranks)
+        own += self.step_matrices(target, ranks)
+        matrix_bytes = sum(m.elements * layers.bytes_per_weight(m.role) for m in own)
+        vectors = layers.vector_elements(ranks) + 2 * target.hidden_size
+        once = sum(m.elements for m in self.pass_matrices(target))
+        if self.vocab_size is not None:
+            once += share_of(self.vocab_size, layout.tensor_parallel_size) * target.hidden_size
+        element_bytes = target.element_bytes
+        return self.num_modules * (matrix_bytes + vectors * element_bytes) + once * element_bytes
+
+    def kv_bytes_per_token(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        of_step = self.layers(target).kv_bytes_per_token(layout.tensor_parallel_size)
+        return self.num_modules * of_step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadDraft(InTarget):
+    """Medusa: heads that predict the tokens after the next one from the last hidden state.
+
+    A head is num_layers residual layers, hidden to hidden, and an LM head of its own (Cai et al., 2024).
+    """
+
+    num_heads: int = 4
+    num_layers: int = 1
+    start_s: float = 0.0
+    """Seconds between the end of the target's pass and the heads in which the devices wait."""
+
+    def __post_init__(self) -> None:
+        check_whole("num_heads", self.num_heads)
+        check_whole("num_layers", self.num_layers)
+        check_finite("start_s", self.start_s, unit="s", zero_allowed=True)
+
+    def matrices(self, target: ModelSpec, ranks: Ranks) -> tuple[Matrix, ...]:
+        """Returns the matrices of all heads, on one rank; residual layers are not cut."""
+        hidden, heads = target.hidden_size, self.num_heads
+        vocabulary = share_of(target.vocab_size, ranks.tensor)
+        return (
+            Matrix("medusa_proj", hidden, hidden, count=heads * self.num_layers, role=Role.plain),
+            Matrix("medusa_lm_head", hidden, vocabulary, count=heads, role=Role.plain),
+        )
+
+    def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        biases = self.num_heads * self.num_layers * target.hidden_size
+        elements = biases + sum(m.elements for m in self.matrices(target, _ranks(layout)))
+        return elements * target.element_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkipDraft(Stepwise):
+    """The target with num_layers of its layers as its own draft (self-speculative decoding, LayerSkip).
+
+    Its KV is that of the kept layers, which the pass writes again.
+    """
+
+    num_layers: int
+
+    def __post_init__(self) -> None:
+        Stepwise.__post_init__(self)
+        check_whole("num_layers", self.num_layers)
+
+    def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
+        """Raises ValueError if the target has no more layers than the draft keeps."""
+        if self.num_layers >= target.num_layers:
+            raise ValueError(
+                f"num_layers={self.num_layers}: must be < {target.num_layers}, the layers of {target.name}"
+            )
+
+    def layers(self, target: ModelSpec) -> ModelSpec:
+        """Returns the target's kept layers as a model; kinds of layers are kept in order."""
+        left, kept = self.num_layers, list[Block]()
+        for block in target.blocks:
+            count = min(block.count, left)
+            left -= count
+            if count:
+                kept.append(replace(block, count=count))
+        return replace(target, name=f"{self.num_layers} layers of {target.name}", blocks=tuple(kept))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostDraft(InTarget):
+    """A search of the host, for one sequence after the other, while the devices wait."""
+
+    start_s: float = 0.0
+    """CPU seconds per iteration, for any number of sequences."""
+    sequence_s: float = 0.0
+    """CPU seconds per sequence, for any length of its context."""
+    kilotoken_s: float = 0.0
+    """CPU seconds per sequence and 1,000 tokens of its context."""
+
+    def __post_init__(self) -> None:
+        for name in ("start_s", "sequence_s", "kilotoken_s"):
+            check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassDraft(InTarget):
+    """Guesses of later tokens that the target's own pass refines (lookahead decoding: Fu et al., 2024).
+
+    With a window of W and n-grams of N tokens, a pass has W (N - 1) rows per sequence beside the candidates,
+    which are its draft tokens.
+    """
+
+    extra_tokens: int
+
+    def __post_init__(self) -> None:
+        check_whole("extra_tokens", self.extra_tokens)
+
+    @property
+    def pass_tokens(self) -> int:
+        return self.extra_tokens
+
+
+def _ranks(layout: ParallelLayout) -> Ranks:
+    return Ranks(layout.tensor_parallel_size, layout.expert_tensor_parallel_size, layout.expert_parallel_size)
