@@ -1,0 +1,1 @@
+"""Speculative decoding in the simulator: which draft tokens are accepted."""

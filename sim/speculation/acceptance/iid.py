@@ -1,0 +1,46 @@
+"""Independent acceptance of every draft token with the same probability (Leviathan et al., ICML 2023).
+
+The number of accepted tokens of a pass is geometric, cut at K. Its mean length with the target's own token is
+(1 - a^(K + 1)) / (1 - a): 3.3616 for a = 0.8 and K = 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.request import Request
+from policies.speculation import Proposer
+from sim.speculation.acceptance import Verdicts
+from sim.speculation.acceptance.rates import num_places, num_ranks, require_share, verdicts_of, with_ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Iid:
+    """Accepts every draft token with the same probability."""
+
+    rate: float
+    """Probability that a draft token is accepted if all tokens before it in its pass are."""
+    rank_share: float = 0.2
+    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+
+    def __post_init__(self) -> None:
+        require_share("rate", self.rate)
+        require_share("rank_share", self.rank_share)
+
+    def check(self, proposer: Proposer) -> None:
+        """Accepts every proposer."""
+
+    def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
+        """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
+        rates_KR = same_rates(self.rate, self.rank_share, num_places(proposer), num_ranks(proposer))
+        return verdicts_of(rates_KR, request, seed, num_positions, proposer)
+
+
+@lru_cache(maxsize=256)
+def same_rates(rate: float, rank_share: float, num_places: int, num_ranks: int) -> NDArray[np.float64]:
+    """Returns the rates by place and rank of drafts with the same rate at all places. Must not be changed."""
+    return with_ranks(np.full(num_places, rate), num_ranks, rank_share)
