@@ -1,0 +1,60 @@
+"""The target's own pass refines guesses of later tokens, of which n-grams are collected and verified.
+
+Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from policies.speculation import SlotRules
+from policies.speculation.proposers.chain import check_num_tokens
+from policies.speculation.tree import TokenTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lookahead:
+    """Verifies several n-grams of the pool that begin with the newest token, without a draft model.
+
+    A pass has window x (ngram - 1) rows that refine guesses and guesses x (ngram - 1) rows of candidates.
+    """
+
+    method: ClassVar[str] = "lookahead"
+
+    draft: object
+    """The rows that refine guesses: see `hwmodels.speculation.draft.PassDraft`."""
+    window: int = 15
+    """W: later places that are guessed at once."""
+    ngram: int = 5
+    """N: tokens of an n-gram, of which the first one is known."""
+    guesses: int = 15
+    """G: n-grams that a pass verifies."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= {least}")
+        rows = f"guesses={self.guesses}, ngram={self.ngram}: guesses x (ngram - 1)"
+        check_num_tokens(self.num_speculative_tokens, rows)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Draft tokens of a pass: those of all its n-grams but their first."""
+        return self.guesses * (self.ngram - 1)
+
+    @property
+    def tree(self) -> TokenTree:
+        """As many branches as there are n-grams, none of which forks."""
+        return _tree(self.guesses, self.ngram - 1)
+
+    @property
+    def rules(self) -> SlotRules:
+        """Has no KV of its own; no engine schedules it asynchronously."""
+        return SlotRules(overlaps=False)
+
+
+@lru_cache(maxsize=16)
+def _tree(branches: int, depth: int) -> TokenTree:
+    return TokenTree.of_widths([branches, *[1] * (depth - 1)])
