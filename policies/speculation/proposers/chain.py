@@ -1,4 +1,4 @@
-"""Proposers of which each draft token continues the one before it, and proposers that may also draft a tree."""
+"""Settings of proposers whose draft tokens continue each other, and of those that may also draft a tree."""
 
 from __future__ import annotations
 

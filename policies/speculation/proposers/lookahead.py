@@ -46,7 +46,7 @@ class Lookahead:
 
     @property
     def tree(self) -> TokenTree:
-        """As many branches as there are n-grams, none of which forks."""
+        """The n-grams as branches, none of which forks."""
         return _tree(self.guesses, self.ngram - 1)
 
     @property

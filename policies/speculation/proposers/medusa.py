@@ -14,7 +14,7 @@ from policies.speculation.proposers.chain import ChainOrTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Medusa(ChainOrTree):
-    """Drafts the likeliest token of each head (as vLLM does), or a tree of the likeliest ones (as published)."""
+    """Drafts the likeliest token of each head, as vLLM does, or a tree of the likeliest, as published."""
 
     method: ClassVar[str] = "medusa"
 

@@ -30,8 +30,8 @@ class Mtp(Chain):
             raise ValueError(f"num_nextn_predict_layers={modules}: must be >= 1")
         if tokens > modules and tokens % modules:
             raise ValueError(
-                f"num_speculative_tokens={tokens}: beyond the {modules} modules (num_nextn_predict_layers) it "
-                f"must be a multiple of {modules}, as they draft in turn; nearest: {tokens - tokens % modules}"
+                f"num_speculative_tokens={tokens}: must be a multiple of num_nextn_predict_layers={modules}, "
+                f"or less, as the modules draft in turn; nearest: {tokens - tokens % modules}"
             )
 
     @property

@@ -46,7 +46,7 @@ class SpecinferTree:
 
     @property
     def rules(self) -> SlotRules:
-        """As a draft model's, but its tree is put together between two passes."""
+        """Keeps and takes slots as a draft model does; its tree is put together between two passes."""
         return SlotRules(keeps_lookahead=True, num_input_slots=1, overlaps=False)
 
 
