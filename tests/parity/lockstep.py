@@ -1,4 +1,4 @@
-"""Random workloads, run step by step on our core and on another engine that must decide the same.
+"""Workloads, run step by step on our core and on another engine that must decide the same.
 
 The other one is vLLM's scheduler (vllm_driver.py); nothing in this file imports vLLM.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from random import Random
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from policies.batching.chunked import Chunked
 from policies.batching.paced_prefills import PacedPrefills
@@ -17,11 +16,12 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.settings import KvMemory
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
-from policies.core.plan import StepOutcome
-from policies.core.request import Prompt, Request, Segment
+from policies.core.plan import StepOutcome, StepPlan
+from policies.core.request import Prompt, Request
 from policies.core.sequence import ENDED, WAITING, FinishReason, Sequence
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
+from tests.parity.drafts_script import Speculation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,7 @@ class Settings:
     max_num_active_seqs: int | None = None
     scheduler_reserve_full_isl: bool = True
     prefill_schedule_interval: int = 1
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class Step(NamedTuple):
     num_free_planned: int | None  # blocks, while the step runs; None: not known
     num_free_after: int | None  # blocks, after it; None: not known
     finished: dict[int, str]  # reason, by request id
+    drafts: dict[int, int] | None = None  # draft tokens among the tokens, by request id; None: no speculation
 
 
 class Engine(Protocol):
@@ -120,7 +122,8 @@ class OurEngine:
         self._is_async = settings.async_scheduling
         self._stopped: list[Sequence] = []  # by a sampled token that an asynchronous engine has not read yet
         self._ended: dict[int, str] = {}  # ends of the last step that an asynchronous engine has not read yet
-        self.core = (AsyncEngineCore if self._is_async else EngineCore)(
+        self.core = self._new_core(
+            settings,
             batching=(PacedPrefills if "prefill_schedule_interval" in batching else Chunked)(**batching),
             scheduling=Priority() if settings.is_priority else Fcfs(),
             block_pool=caching(block_size=settings.block_size, watermark=settings.watermark).pool(
@@ -130,6 +133,9 @@ class OurEngine:
             max_model_len=settings.max_model_len,
         )
         self._arrivals: dict[int, Arrival] = {}
+
+    def _new_core(self, settings: Settings, **parts: Any) -> EngineCore:
+        return (AsyncEngineCore if self._is_async else EngineCore)(**parts)
 
     @property
     def num_unfinished(self) -> int:
@@ -188,7 +194,41 @@ class OurEngine:
         late, self._stopped = self._stopped, []
         preempted = [seq.request_id for seq in plan.preempted if not (self._is_async and seq.state is ENDED)]
         tokens, num_free_planned = plan.tokens_by_request, core.block_pool.num_free
-        num_iterations = 1 if late else min(plan.horizon, max_iterations)
+        drafts = self._drafts(plan)
+        outcome, stopped = self._run(plan, 1 if late else min(plan.horizon, max_iterations), late)
+        if self._is_async:
+            self._stopped = stopped
+            stopped = [seq for seq in late if seq.state is not WAITING]
+        _, ended = core.commit(plan, outcome._replace(ended=tuple(stopped)), now + outcome.iterations - 1)
+        for seq in late:
+            core.abort(seq.request_id, FinishReason.stop)  # if this step has preempted it
+        core.check_integrity()
+        finished = {seq.request_id: seq.finish_reason.name for seq in ended if seq not in late}
+        if self._is_async:
+            finished, self._ended = self._ended, finished
+            finished |= {seq.request_id: "stop" for seq in late}
+            preempted = [request_id for request_id in preempted if request_id not in finished]
+        steps = [Step(tokens, {}, [], None, None, {}, drafts) for _ in range(outcome.iterations)]
+        steps[0] = steps[0]._replace(
+            admitted=cached, preempted=sorted(preempted), num_free_planned=num_free_planned
+        )
+        steps[-1] = steps[-1]._replace(num_free_after=core.block_pool.num_free)
+        told = 0 if self._is_async else -1
+        steps[told] = steps[told]._replace(finished=finished)
+        return steps
+
+    def _drafts(self, plan: StepPlan) -> dict[int, int] | None:
+        """Returns the draft tokens of a plan."""
+        return None
+
+    def _run(
+        self, plan: StepPlan, max_iterations: int, late: list[Sequence]
+    ) -> tuple[StepOutcome, list[Sequence]]:
+        """Runs a plan up to the first sampled token that ends a sequence; returns these sequences, too.
+
+        late: sequences that have ended with the step before.
+        """
+        num_iterations = max_iterations
         stopped: list[Sequence] = []
         for seq in [*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.completes)]:
             arrival = self._arrivals[seq.request_id]
@@ -199,26 +239,7 @@ class OurEngine:
                 num_iterations, stopped = num_left, []
             if num_left == num_iterations:
                 stopped.append(seq)
-        if self._is_async:
-            self._stopped = stopped
-            stopped = [seq for seq in late if seq.state is not WAITING]
-        _, ended = core.commit(plan, StepOutcome(num_iterations, tuple(stopped)), now + num_iterations - 1)
-        for seq in late:
-            core.abort(seq.request_id, FinishReason.stop)  # if this step has preempted it
-        core.check_integrity()
-        finished = {seq.request_id: seq.finish_reason.name for seq in ended if seq not in late}
-        if self._is_async:
-            finished, self._ended = self._ended, finished
-            finished |= {seq.request_id: "stop" for seq in late}
-            preempted = [request_id for request_id in preempted if request_id not in finished]
-        steps = [Step(tokens, {}, [], None, None, {}) for _ in range(num_iterations)]
-        steps[0] = steps[0]._replace(
-            admitted=cached, preempted=sorted(preempted), num_free_planned=num_free_planned
-        )
-        steps[-1] = steps[-1]._replace(num_free_after=core.block_pool.num_free)
-        told = 0 if self._is_async else -1
-        steps[told] = steps[told]._replace(finished=finished)
-        return steps
+        return StepOutcome(num_iterations), stopped
 
 
 @dataclass(frozen=True)
@@ -233,6 +254,7 @@ def first_difference(
     workload: Workload,
     make_theirs: Callable[[Settings], Engine],
     *,
+    make_ours: Callable[[Settings], OurEngine] = OurEngine,
     leaps: bool = False,
     decision_log: list[Step] | None = None,
 ) -> str | None:
@@ -241,7 +263,7 @@ def first_difference(
     leaps: our core runs a plan for as long as its horizon says, while the other plans every step.
     decision_log: takes the other engine's steps, for tests that count what happened.
     """
-    ours, theirs = OurEngine(workload.settings), make_theirs(workload.settings)
+    ours, theirs = make_ours(workload.settings), make_theirs(workload.settings)
     to_come = list(workload.arrivals)
     aborts: dict[int, list[int]] = {}
     for arrival in workload.arrivals:
@@ -341,144 +363,3 @@ def _simpler(arrival: Arrival) -> Iterator[Arrival]:
             yield replace(arrival, prompt=arrival.prompt._replace(num_tokens=num_prompt))
     if arrival.prompt.segments:
         yield replace(arrival, prompt=arrival.prompt._replace(segments=arrival.prompt.segments[:-1]))
-
-
-def make_workload(mode: str, seed: int) -> Workload:
-    """Draws a random workload of a mode.
-
-    A mode is words joined by "+": fcfs (the plain case), priority, unchunked, threshold, adaptive, watermark,
-    prefix, async, first_chunk (scheduler_reserve_full_isl=False), active (max_num_active_seqs), scheduled
-    (max_num_scheduled_tokens), paced (prefill_schedule_interval), shared (equal prompts with equal answers,
-    and prompts that quote an answer before its end).
-    """
-    random = Random(f"{mode.removeprefix('async+')}/{seed}")
-    words = set(mode.split("+"))
-    block_size = random.choice((1, 2, 3, 4, 8, 16, 16, 32))
-    max_model_len = random.choice((random.randint(2, 40), random.randint(20, 261)))
-    watermark = random.choice((0.01, 0.1, 0.3)) if "watermark" in words else 0.0
-    min_blocks = -(-(max_model_len - 1) // block_size)
-    num_blocks = int(min_blocks * random.choice((1.0, 1.0, 1.2, 1.5, 2.0, 4.0))) + random.randint(0, 2)
-    max_num_seqs = random.choice((random.randint(1, 8), 8))
-    budget = max(max_num_seqs, random.choice((random.randint(1, 16), random.randint(1, 256))))
-    is_chunked = "unchunked" not in words
-    settings = Settings(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget if is_chunked else max(budget, max_model_len),
-        max_model_len=max_model_len,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        enable_chunked_prefill=is_chunked,
-        long_prefill_token_threshold=random.randint(1, min(max_model_len, 64)) if "threshold" in words else 0,
-        long_prefill_token_threshold_adaptive="adaptive" in words,
-        is_priority="priority" in words,
-        is_prefix_caching="prefix" in words,
-        watermark=watermark,
-        async_scheduling="async" in words,
-        max_num_scheduled_tokens=random.randint(1, budget) if "scheduled" in words else None,
-        max_num_active_seqs=random.randint(1, max_num_seqs) if "active" in words else None,
-        scheduler_reserve_full_isl="first_chunk" not in words,
-        prefill_schedule_interval=random.randint(2, 9) if "paced" in words else 1,
-    )
-    arrivals = _arrivals(settings, random)
-    if "shared" in words:
-        arrivals = _with_equal_answers(arrivals, random)
-    return Workload(settings, arrivals)
-
-
-def _with_equal_answers(arrivals: tuple[Arrival, ...], random: Random) -> tuple[Arrival, ...]:
-    """Returns arrivals of which some repeat prompt and answer of another one, and none waits for another."""
-    share = random.choice((0.2, 0.5, 0.9))
-    changed: list[Arrival] = []
-    for arrival in arrivals:
-        others = [other for other in changed if other.answer_id is not None]
-        if others and random.random() < share:
-            other = random.choice(others[-3:])
-            arrival = replace(arrival, prompt=other.prompt, answer_id=other.answer_id)
-        changed.append(replace(arrival, after=None))
-    return tuple(changed)
-
-
-def _arrivals(settings: Settings, random: Random) -> tuple[Arrival, ...]:
-    tree = _ContentTree(settings, random)
-    max_gap = random.choice((0, 1, 4, 20))
-    max_output = random.choice((3, 20, 60, 60))
-    abort_share = random.choice((0.0, 0.0, 0.1, 0.5))
-    step = 0
-    arrivals = []
-    for request_id in range(random.randint(1, 25)):
-        step += random.randint(0, max_gap)
-        prompt = tree.prompt() if settings.is_prefix_caching else Prompt(tree.num_prompt_tokens())
-        num_output = random.randint(1, max_output)
-        arrivals.append(
-            Arrival(
-                request_id=request_id,
-                step=step,
-                prompt=prompt,
-                num_output_tokens=num_output,
-                answer_id=(
-                    tree.add_answer(request_id, prompt, num_output) if settings.is_prefix_caching else None
-                ),
-                after=tree.quoted(prompt),
-                end=random.choice(("length", "stop", "sampled")),
-                priority=random.randint(0, 3),
-                abort_step=step + random.randint(0, 60) if random.random() < abort_share else None,
-            )
-        )
-    return tuple(arrivals)
-
-
-class _ContentTree:
-    """Prompts that are paths in a growing random tree of segments, cut off at random."""
-
-    def __init__(self, settings: Settings, random: Random) -> None:
-        self._random = random
-        self._block_size = settings.block_size
-        longest = int((settings.max_model_len - 1) * random.choice((1.0, 1.0, 0.3, 0.1)))  # short: many run
-        self._max_tokens = min(max(longest, 1), 200)
-        self._paths: list[tuple[Segment, ...]] = [()]
-        self._answered: dict[int, int] = {}  # request by content id of its answer
-        self._share_new = random.choice((0.1, 0.3, 0.6))
-
-    def add_answer(self, request_id: int, prompt: Prompt, num_output: int) -> int | None:
-        """Names the answer to a prompt, so that prompts may quote both; None after a nameless prompt."""
-        if prompt.num_tokens > sum(segment.num_tokens for segment in prompt.segments):
-            return None
-        answer = Segment(len(self._paths), num_output)
-        self._paths.append((*prompt.segments, answer))
-        self._answered[answer.content_id] = request_id
-        return answer.content_id
-
-    def quoted(self, prompt: Prompt) -> int | None:
-        """Returns the last request whose answer a prompt quotes."""
-        requests = [self._answered[s.content_id] for s in prompt.segments if s.content_id in self._answered]
-        return requests[-1] if requests else None
-
-    def num_prompt_tokens(self) -> int:
-        """Draws a length from 1 to the longest allowed; one in four is whole blocks."""
-        num_tokens = self._random.randint(1, self._max_tokens)
-        if self._random.random() < 0.25:
-            num_tokens = max(num_tokens // self._block_size, 1) * self._block_size
-        return min(num_tokens, self._max_tokens)
-
-    def prompt(self) -> Prompt:
-        """Draws a known path, perhaps with a new segment at its end, a cut, or a nameless tail."""
-        random = self._random
-        path = random.choice(self._paths)
-        if random.random() < self._share_new or not path:
-            path = (*path, Segment(len(self._paths), max(self.num_prompt_tokens() // 2, 1)))
-            self._paths.append(path)
-        length = sum(segment.num_tokens for segment in path)
-        tail = 0
-        if random.random() < 0.3:
-            length = random.randint(1, length)
-        elif random.random() < 0.4:
-            tail = random.randint(1, 30)
-        named = min(length, self._max_tokens)
-        total = min(named + tail, self._max_tokens)
-        segments = []
-        for segment in path:
-            num_tokens = min(segment.num_tokens, named)
-            if num_tokens:
-                segments.append(Segment(segment.content_id, num_tokens))
-            named -= num_tokens
-        return Prompt(total, tuple(segments))

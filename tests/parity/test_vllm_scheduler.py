@@ -42,11 +42,11 @@ from tests.parity.lockstep import (
     Settings,
     Workload,
     first_difference,
-    make_workload,
     shrunk,
 )
 from tests.parity.vllm_driver import VllmEngine
 from tests.parity.vllm_options import SCHEDULER
+from tests.parity.workloads import make_workload
 
 pytestmark = pytest.mark.parity
 

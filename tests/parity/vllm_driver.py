@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -48,7 +48,7 @@ TINY_LLAMA = {
 REASONS = {RequestStatus.FINISHED_STOPPED: "stop", RequestStatus.FINISHED_LENGTH_CAPPED: "length"}
 
 
-class _Launch(NamedTuple):
+class Launch(NamedTuple):
     """A step of the scheduler, and by request whether it gives a token."""
 
     plan: SchedulerOutput
@@ -59,7 +59,7 @@ class VllmEngine:
     """vLLM's `Scheduler` or `AsyncScheduler`; one full-attention KV group."""
 
     def __init__(self, settings: Settings) -> None:
-        model = copy(_model_config())
+        model = copy(model_config())
         model.max_model_len = settings.max_model_len
         caching = CacheConfig(
             block_size=settings.block_size, enable_prefix_caching=settings.is_prefix_caching
@@ -83,7 +83,12 @@ class VllmEngine:
             scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
             prefill_schedule_interval=settings.prefill_schedule_interval,
         )
-        config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=caching)
+        config = VllmConfig(
+            model_config=model,
+            scheduler_config=scheduling,
+            cache_config=caching,
+            speculative_config=self._speculative_config(settings),
+        )
         spec = FullAttentionSpec(
             block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
         )
@@ -105,7 +110,11 @@ class VllmEngine:
             get_request_block_hasher(settings.block_size, sha256) if settings.is_prefix_caching else None
         )
         self._arrivals: dict[int, Arrival] = {}
-        self._in_flight: _Launch | None = None  # a step with tokens that an asynchronous engine has not read
+        self._in_flight: Launch | None = None  # a step with tokens that an asynchronous engine has not read
+
+    def _speculative_config(self, settings: Settings) -> SpeculativeConfig | None:
+        """Returns how tokens are drafted."""
+        return None
 
     @property
     def num_unfinished(self) -> int:
@@ -145,7 +154,7 @@ class VllmEngine:
             plan = self.scheduler.schedule(throttle_prefills=self._num_steps % self._interval != 0)
             preempted |= plan.preempted_req_ids
             num_free_planned = self._num_free
-            launch = _Launch(plan, {name: self._samples(name) for name in plan.num_scheduled_tokens})
+            launch = Launch(plan, {name: self._samples(name) for name in plan.num_scheduled_tokens})
             if self._is_async:
                 before, self._in_flight = self._in_flight, launch
             else:
@@ -156,7 +165,7 @@ class VllmEngine:
             if plan.num_scheduled_tokens:
                 break
             is_freed = plan.preempted_req_ids or self.num_unfinished < num_unfinished
-            assert is_freed, "vLLM stands still"
+            assert is_freed or (before is not None and before.samples), "vLLM stands still"
         self._num_steps += 1
         resumed = plan.scheduled_cached_reqs
         admitted = {int(new.req_id): new.num_computed_tokens for new in plan.scheduled_new_reqs}
@@ -170,6 +179,7 @@ class VllmEngine:
             num_free_planned,
             self._num_free,
             finished,
+            self._drafts(plan),
         )
 
     def settle(self) -> dict[int, str]:
@@ -186,12 +196,12 @@ class VllmEngine:
         """Returns whether the step that was just planned gives a request a token."""
         return not self.scheduler.requests[name].is_prefill_chunk
 
-    def _read(self, launch: _Launch) -> dict[int, str]:
+    def _read(self, launch: Launch) -> dict[int, str]:
         """Gives the scheduler the tokens of a step; returns the requests that end with it, and why."""
         names = list(launch.samples)
         requests = [self.scheduler.requests.get(name) for name in names]
         sampled = [
-            [] if request is None or not launch.samples[name] else [self._token(request)]
+            [] if request is None or not launch.samples[name] else self._tokens(request, launch.plan)
             for name, request in zip(names, requests, strict=True)
         ]
         output = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
@@ -199,13 +209,24 @@ class VllmEngine:
         ended = [request for request in requests if request is not None and request.is_finished()]
         return {int(request.request_id): REASONS[request.status] for request in ended}
 
-    def _token(self, request: Request) -> int:
-        """Returns the next token of a request."""
+    def _drafts(self, plan: SchedulerOutput) -> dict[int, int] | None:
+        """Returns the draft tokens of a step."""
+        return None
+
+    def _tokens(self, request: Request, plan: SchedulerOutput) -> list[int]:
+        """Returns the tokens that a step gives a request."""
+        return [self._token(request, 0)]
+
+    def _token(self, request: Request, num_before: int) -> int:
+        """Returns a token of a request: the next one, or one so many tokens later."""
         arrival = self._arrivals[int(request.request_id)]
-        if arrival.end != "length" and request.num_output_tokens + 1 == arrival.num_output_tokens:
+        if (
+            arrival.end != "length"
+            and request.num_output_tokens + num_before + 1 == arrival.num_output_tokens
+        ):
             return STOP_TOKEN
         content = _private(arrival) if arrival.answer_id is None else arrival.answer_id
-        return _token_id(content, request.num_tokens)
+        return _token_id(content, request.num_tokens + num_before)
 
 
 def _name(request_id: int) -> str:
@@ -229,7 +250,7 @@ def _token_id(content: int, place: int) -> int:
 
 
 @cache
-def _model_config() -> ModelConfig:
+def model_config() -> ModelConfig:
     init_none_hash(sha256)
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(TINY_LLAMA))
