@@ -11,6 +11,7 @@ OTHERWISE_NAMED = {
     "EarliestDeadlineFirst": "edf",
     "FirstFitDecreasing": "first_fit",
     "InFlight": "inflight",
+    "NoDrafts": "none",
     "OracleWithNoise": "oracle",
     "PrefixCaching": "prefix",
     "PromptLengthRegression": "regression",

@@ -24,9 +24,9 @@ class AcceptanceCounts:
     """
 
     drafted: NDArray[np.int64]
-    """Draft tokens that were verified at a place."""
+    """Passes that verified a draft token at a place; with a tree, passes with nodes at a depth."""
     accepted: NDArray[np.int64]
-    """Draft tokens that were accepted at a place; then all places before it were accepted, too."""
+    """Passes that accepted a draft token at a place; then all places before it were accepted, too."""
     num_passes: int = 0
     """Number of passes with at least one draft token."""
 
@@ -35,14 +35,22 @@ class AcceptanceCounts:
         """Returns counts of nothing."""
         return cls(np.zeros(max_draft_tokens, np.int64), np.zeros(max_draft_tokens, np.int64))
 
+    def reached(self) -> NDArray[np.float64]:
+        """Estimates in how many passes all places before a place were accepted and a token was drafted there.
+
+        It is exact if all passes drafted the same number of tokens, and unbiased if the number does not
+        depend on the sequence.
+        """
+        drafted_too = self.drafted[1:] / np.maximum(self.drafted[:-1], 1)
+        return np.concatenate((self.drafted[:1], self.accepted[:-1] * drafted_too))
+
     def rates(self, prior: float, weight: float = 1.0) -> NDArray[np.float64]:
         """Computes the probability by place that a draft token is accepted if those before it are.
 
         prior, weight: a rate that is assumed before the first draft, and the number of drafts that it counts
         as.
         """
-        reached = np.minimum(self.drafted, np.concatenate(([self.num_passes], self.accepted[:-1])))
-        return (self.accepted + prior * weight) / (reached + weight)
+        return np.minimum((self.accepted + prior * weight) / (self.reached() + weight), 1.0)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,143 @@
+"""Drafts as many tokens as maximise the expected output tokens per second.
+
+SmartSpec, later TurboSpec (Liu et al., arXiv 2406.14066): the goodput of K draft tokens is
+
+    (1 + c_1 + c_1 c_2 + ... + c_1 ... c_K) / seconds of a pass with K draft tokens per sequence
+
+where c_j is the measured probability that the draft token at place j is accepted if those before it are. K is
+the same for all sequences. K = 0 is among the choices, so where no draft pays, none is made. Passes for which
+a proposer finds nothing to draft do not count: they cost as little as they gain.
+
+Places that are not drafted cannot be measured. A place without measurements is assumed to have the rate of
+the place before it. Now and then a step is a probe, which drafts all places for a few sequences, in turn; the
+time that probes may take limits how often.
+
+    rates 0.8, 0.5, 0.2, passes of 10, 11, 12 and 13 ms with K = 0, 1, 2, 3
+    K=0: 1 / 10 ms = 100 /s; K=1: 1.8 / 11 ms = 164 /s; K=2: 2.2 / 12 ms = 183 /s; K=3: 2.28 / 13 ms = 175 /s
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.speculation.view import AcceptanceCounts, DraftView
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Measured acceptance and the last decision."""
+
+    length: int = 0
+    """Draft tokens per sequence."""
+    num_steps: int = 0
+    """Steps since the start."""
+    decided_at: int = 0
+    """Step of the last decision."""
+    num_seqs: int = 0
+    """Sequences at the last decision; 0: none was made."""
+    last_probe: int = 0
+    """Step of the last probe."""
+    probe_interval: int = 1
+    """Steps between probes."""
+    first_probed: int = 0
+    """Index of the first sequence of the next probe."""
+    reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """By place: draft tokens of which all before were accepted, the newest `window`."""
+    accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """By place: those of `reached` that were accepted."""
+    seen: AcceptanceCounts = field(default_factory=lambda: AcceptanceCounts.zero(0))
+    """The engine's counts at the last decision."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adaptive:
+    """Maximises the expected goodput of the whole batch, by measured acceptance and the price of a pass."""
+
+    needs_cost: ClassVar[bool] = True
+    reads_sequences: ClassVar[bool] = False
+
+    interval: int = 16
+    """Steps after which it decides anew; it also does once the batch has grown or shrunk by an eighth."""
+    window: int = 2000
+    """Number of draft tokens at a place from which its rate is measured; older ones are forgotten."""
+    prior_rate: float = 0.7
+    """Rate that is assumed before the first measurement."""
+    prior_weight: float = 10.0
+    """Number of draft tokens that an assumed rate counts as, once there are measurements."""
+    probe_share: float = 0.005
+    """Share of the time by which probes may make steps longer."""
+    probe_sequences: int = 4
+    """Number of sequences that draft all places in a probe."""
+    _measured: _Measured = field(init=False, repr=False, compare=False, default_factory=_Measured)
+
+    def __post_init__(self) -> None:
+        for name in ("interval", "window", "probe_sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if not 0 < self.probe_share <= 1:
+            raise ValueError(f"probe_share={self.probe_share}: must be a share, > 0 and <= 1")
+        if not 0 <= self.prior_rate <= 1:
+            raise ValueError(f"prior_rate={self.prior_rate}: must be a probability, >= 0 and <= 1")
+        if not 0 < self.prior_weight < float("inf"):
+            raise ValueError(f"prior_weight={self.prior_weight}: must be > 0 draft tokens and finite")
+
+    @property
+    def repeats(self) -> bool:
+        """False: it measures every step."""
+        return False
+
+    def num_draft_tokens(self, view: DraftView) -> int | NDArray[np.int64]:
+        """Returns the best number by the last decision; in a probe, all places for some sequences."""
+        known, num_seqs = self._measured, len(view.sequences)
+        if not num_seqs:
+            return 0
+        known.num_steps += 1
+        has_changed = abs(num_seqs - known.num_seqs) * 8 > known.num_seqs
+        if has_changed or known.num_steps - known.decided_at >= self.interval:
+            self._learn(view.acceptance)
+            self._decide(view)
+        if known.length == view.max_draft_tokens or known.num_steps < known.last_probe + known.probe_interval:
+            return known.length
+        known.last_probe = known.num_steps
+        lengths = np.full(num_seqs, known.length)
+        num_probed = min(self.probe_sequences, num_seqs)
+        lengths[(known.first_probed + np.arange(num_probed)) % num_seqs] = view.max_draft_tokens
+        known.first_probed = (known.first_probed + num_probed) % num_seqs
+        return lengths
+
+    def rates(self) -> NDArray[np.float64]:
+        """Returns the probability by place that a draft token is accepted if those before it are."""
+        known, before, rates = self._measured, self.prior_rate, []
+        for accepted, reached in zip(known.accepted.tolist(), known.reached.tolist(), strict=True):
+            before = min((accepted + before * self.prior_weight) / (reached + self.prior_weight), 1.0)
+            rates.append(before)
+        return np.array(rates)
+
+    def _learn(self, counts: AcceptanceCounts) -> None:
+        """Adds what was counted since the last decision, and forgets what is older than the window."""
+        known = self._measured
+        if not known.reached.size:
+            known.reached = np.zeros(len(counts.drafted))
+            known.accepted = np.zeros(len(counts.drafted))
+            known.seen = AcceptanceCounts.zero(len(counts.drafted))
+        new = AcceptanceCounts(counts.drafted - known.seen.drafted, counts.accepted - known.seen.accepted)
+        known.seen = AcceptanceCounts(counts.drafted.copy(), counts.accepted.copy())
+        num_new = new.reached()
+        num_kept = np.minimum(known.reached, np.maximum(self.window - num_new, 0.0))
+        known.accepted = known.accepted * (num_kept / np.maximum(known.reached, 1e-9)) + new.accepted
+        known.reached = num_kept + num_new
+
+    def _decide(self, view: DraftView) -> None:
+        """Takes the number of draft tokens with the highest goodput; the smallest one of equals."""
+        known = self._measured
+        num_tokens = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.rates()))))
+        seconds = np.array([view.pass_seconds(length) for length in range(view.max_draft_tokens + 1)])
+        known.length = int(np.argmax(num_tokens / seconds))
+        known.decided_at, known.num_seqs = known.num_steps, len(view.sequences)
+        longer = float(seconds[-1] / seconds[known.length]) - 1
+        known.probe_interval = max(ceil(longer / self.probe_share), self.interval)

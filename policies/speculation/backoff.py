@@ -1,0 +1,66 @@
+"""Stops drafting for sequences whose drafts fail, and tries again after ever longer pauses.
+
+Some texts are hard to guess, and their drafts cost rows of a pass. After `max_misses` passes in a row without
+an accepted draft token a sequence pauses. It drafts again for one pass whenever the number of its output
+tokens is a multiple of its interval, which doubles with each further miss (binary exponential backoff, as in
+Ethernet: Metcalfe and Boggs, 1976); the first accepted token ends the pause. A pausing sequence gets one
+token per pass, so the interval counts passes. Only the counts of a sequence matter: the policy has no state.
+
+    max_misses=4, retry_interval=16:  misses  4-4  -> drafts at 16, 32, 48, ... output tokens
+                                              5    -> at 32, 64, ...
+                                              6    -> at 64, 128, ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.speculation.view import DraftView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backoff:
+    """Drafts for every sequence except those with `max_misses` failed drafts in a row, which pause."""
+
+    needs_cost: ClassVar[bool] = False
+    reads_sequences: ClassVar[bool] = True
+
+    max_misses: int = 4
+    """Passes in a row without an accepted draft token after which a sequence pauses."""
+    retry_interval: int = 16
+    """Output tokens between two attempts of a sequence that pauses, before it is doubled."""
+    max_interval: int = 256
+    """Largest interval in output tokens: retry_interval times a power of 2."""
+    num_tokens: int | None = None
+    """Draft tokens per pass; None: as many as the proposer drafts at most."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_misses", "retry_interval", "max_interval"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if self.num_tokens is not None and self.num_tokens < 1:
+            raise ValueError(f"num_tokens={self.num_tokens}: must be >= 1, or null for all that it drafts")
+        factor, rest = divmod(self.max_interval, self.retry_interval)
+        if rest or factor & (factor - 1) or factor < 1:
+            raise ValueError(
+                f"max_interval={self.max_interval}: must be retry_interval={self.retry_interval} "
+                "times a power of 2 (1, 2, 4, ...)"
+            )
+
+    @property
+    def repeats(self) -> bool:
+        """False: sequences pause and try again while the batch stays the same."""
+        return False
+
+    def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
+        """Returns num_tokens for each sequence that does not pause or tries again, else 0."""
+        limit = view.max_draft_tokens
+        length = limit if self.num_tokens is None else min(self.num_tokens, limit)
+        num_doublings = (self.max_interval // self.retry_interval).bit_length() - 1
+        over = np.minimum(view.num_misses - self.max_misses, num_doublings)
+        interval = np.left_shift(self.retry_interval, np.maximum(over, 0))
+        return np.where((over < 0) | (view.num_output_tokens % interval == 0), length, 0)

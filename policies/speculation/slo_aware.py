@@ -1,0 +1,62 @@
+"""Drafts only for sequences that are behind the TPOT of their SLO.
+
+The idea of AdaServe (arXiv 2501.12162, 2025): verification is spent on the sequences that need it. AdaServe
+selects nodes of a token tree by the draft model's probabilities; here a sequence gets all draft tokens or
+none.
+The TPOT of a sequence so far is (now - time of its first token) / (output tokens - 1); with one output token
+it has none, and is not behind. With asynchronous scheduling the tokens of the last step are not read yet, so
+the TPOT of a short output is overestimated by at most one step per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.speculation.view import DraftView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SloAware:
+    """Drafts for the sequences whose TPOT so far is above a share of the one that the SLO allows."""
+
+    needs_cost: ClassVar[bool] = False
+    reads_sequences: ClassVar[bool] = True
+
+    tpot_s: float | None = None
+    """Time per output token to keep, s; None: that of the SLO."""
+    margin: float = 0.1
+    """Share of tpot_s by which a sequence must be faster to go without drafts."""
+    num_tokens: int | None = None
+    """Draft tokens per pass of a sequence that is behind; None: as many as the proposer drafts at most."""
+
+    def __post_init__(self) -> None:
+        if self.tpot_s is not None and not (self.tpot_s > 0 and isfinite(self.tpot_s)):
+            raise ValueError(f"tpot_s={self.tpot_s}: must be > 0 s and finite, or null for that of the SLO")
+        if not 0 <= self.margin < 1:
+            raise ValueError(f"margin={self.margin}: must be a share, >= 0 and < 1")
+        if self.num_tokens is not None and self.num_tokens < 1:
+            raise ValueError(f"num_tokens={self.num_tokens}: must be >= 1, or null for all that it drafts")
+
+    @property
+    def repeats(self) -> bool:
+        """False: sequences fall behind and catch up while the batch stays the same."""
+        return False
+
+    def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
+        """Returns num_tokens for each sequence that is behind, else 0. Raises ValueError without a TPOT."""
+        tpot_s = view.tpot_s if self.tpot_s is None else self.tpot_s
+        if tpot_s is None:
+            raise ValueError(
+                "tpot_s: must be set, because the SLO of this run has no TPOT; "
+                "for example draft_length.tpot_s=0.05"
+            )
+        limit = view.max_draft_tokens
+        length = limit if self.num_tokens is None else min(self.num_tokens, limit)
+        allowed_s = (view.num_output_tokens - 1) * (tpot_s * (1 - self.margin))
+        is_behind = (view.now - view.first_token_s > allowed_s) & (view.num_output_tokens > 1)
+        return np.where(is_behind, length, 0)
