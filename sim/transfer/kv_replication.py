@@ -71,6 +71,8 @@ class KvReplication:
         """
         kv_copy = self._copies.get(replica.index)
         if kv_copy is None:
+            if not computed:
+                return  # the replica may have left the fleet in its last step
             host = self._gateway.fleet.next_serving(replica)
             if host is None:
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from policies.core.plan import StepPlan, Transfer
-from policies.core.sequence import SequenceState
+from policies.core.sequence import LOADING
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
@@ -61,17 +61,24 @@ class KvReplicator(Attachment):
             self._schedule_copy(step)
 
     def _computed_after(self, plan: StepPlan, num_iterations: int) -> dict[int, int]:
-        """Returns the computed tokens of each sequence after num_iterations of a running plan."""
+        """Returns the computed tokens of each sequence to copy after num_iterations of a running plan.
+
+        Complete sequences, which an asynchronous engine holds for one more step, are not among them.
+        """
+        core = self._replica.core
+        ending = core.running_set.ending
         computed = {
-            seq.request_id: seq.num_computed
-            for seq in self._replica.core.running.values()
-            if seq.state is not SequenceState.loading and seq.request.branching is None
+            request_id: seq.num_computed
+            for request_id, seq in core.running.items()
+            if seq.state is not LOADING and request_id not in ending and seq.request.branching is None
         }
         if num_iterations:
             for seq in plan.decodes:
-                computed[seq.request_id] += num_iterations
+                if seq.request_id in computed:
+                    computed[seq.request_id] += num_iterations
             for chunk in plan.chunks:
-                computed[chunk.seq.request_id] += num_iterations * chunk.num_tokens
+                if chunk.seq.request_id in computed:
+                    computed[chunk.seq.request_id] += num_iterations * chunk.num_tokens
         return computed
 
     def _fetch(self, transfer: Transfer) -> None:

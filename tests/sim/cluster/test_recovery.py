@@ -11,6 +11,7 @@ from experiments.conformance.toys import TICK_S
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
+from policies.scaling.scheduled import Scheduled
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.recovery import Recovery
 from sim.engine.links import Links
@@ -146,6 +147,50 @@ def test_a_replica_with_a_copy_that_is_chosen_reads_its_own_host(run_world, ask)
     assert records.recovery.num_restored_tokens == 5
 
 
+@pytest.mark.parametrize("max_tokens", [3, None])
+@pytest.mark.parametrize(("every_tokens", "num_copied"), [(1, 5), (2, 5), (3, 0)])
+def test_a_complete_request_is_not_replicated(run_world, ask, max_tokens, every_tokens, num_copied):
+    """The last of 3 tokens is out after iteration 3. Its engine holds the request for another one.
+
+    At its limit of 3 tokens it computes nothing there, else a token that is discarded.
+    """
+    records = run_world(
+        ask(0.0, 4, 3, max_tokens=max_tokens),
+        num_replicas=2,
+        plans_ahead=True,
+        recovery=Recovery(way="kv", every_tokens=every_tokens),
+        network=toy_network(1000),
+    )
+    assert records.num_discarded_tokens == (max_tokens is None)
+    assert records.recovery.replicated_bytes == num_copied
+
+
+@pytest.mark.parametrize("max_tokens", [30, None])
+def test_a_replica_that_left_with_its_last_request_replicates_nothing(run_world, ask, max_tokens):
+    """Replica 1 drains from tick 2 and leaves at 30, with a step that was planned before its request ended.
+
+    4 + 28 tokens of that request were replicated before, and 4 + 6 of the one in replica 0.
+    """
+    scaling = Scheduled(
+        interval_s=TICK_S,
+        entries=({"at": "00:00", "replicas": 2}, {"at": "01:00", "replicas": 1}),
+        day_s=24 * 2 * TICK_S,
+        max_replicas=2,
+    )
+    records = run_world(
+        ask(0.0, 4, 8),
+        ask(0.0, 4, 30, max_tokens=max_tokens),
+        pools=(WorldPool(replicas=2, scaling=scaling),),
+        num_replicas=2,
+        plans_ahead=True,
+        recovery=Recovery(way="kv", every_tokens=1),
+        network=toy_network(1000),
+    )
+    assert records.requests.replica.tolist() == [0, 1]
+    assert (records.replicas[1].drain_s, records.replicas[1].end_s) == (2 * TICK_S, 30 * TICK_S)
+    assert records.recovery.replicated_bytes == 4 + 28 + 4 + 6
+
+
 def test_what_was_on_its_way_to_the_copy_is_lost(run_world, ask):
     """It would have been there at 3.25: as with tokens only."""
     records = run_world(ask(0.0, 4, 10), num_replicas=2, failures=crashes((3.1, 0, 100)), recovery=KV)
@@ -221,6 +266,18 @@ def test_several_answers_begin_again(run_world, ask):
     )
     (row,) = records.requests.itertuples()
     assert (row.output_tokens, row.lost_tokens, row.finished_s) == (20, 6, 13.5 * TICK_S)
+
+
+def test_a_long_prompt_of_several_answers_is_not_replicated(run_world, ask):
+    """Five chunks of 8 of 40 tokens, with copies due within them."""
+    records = run_world(
+        ask(0.0, 40, 4, branching=Branching(2)),
+        num_replicas=2,
+        batching=Chunked(max_num_batched_tokens=8),
+        recovery=KV,
+    )
+    assert records.requests.output_tokens.tolist() == [8]
+    assert records.recovery.replicated_bytes == 0
 
 
 def test_tokens_of_a_request_that_no_replica_continues_are_lost(run_world, ask):
