@@ -44,7 +44,7 @@ class ByPosition:
     """Mean accepted length, 1 + accepted draft tokens per pass, with the least variance."""
     rates_by_rank: tuple[tuple[float, ...], ...] | None = None
     """For trees: conditional rates of each place by rank; those of one place must have a sum of at most 1."""
-    rank_share: float = 0.2
+    rank_share: float = 0.22
     """For trees without rates_by_rank: share of the misses of earlier ranks that a further rank finds."""
 
     def __post_init__(self) -> None:

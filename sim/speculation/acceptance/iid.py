@@ -24,7 +24,7 @@ class Iid:
 
     rate: float
     """Probability that a draft token is accepted if all tokens before it in its pass are."""
-    rank_share: float = 0.2
+    rank_share: float = 0.22
     """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
 
     def __post_init__(self) -> None:

@@ -1,0 +1,55 @@
+"""Acceptance that differs between requests: each has a rate of its own, drawn from a beta distribution.
+
+Some texts are easier than others: a mean rate m and a concentration c give the beta distribution with the
+parameters m c and (1 - m) c, of which the variance is m (1 - m) / (c + 1). A small concentration means that
+requests differ much; with a large one, all have the mean rate (`acceptance=iid`).
+Accepted lengths are then longer in the mean than those of the mean rate, because they are convex in the rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from scipy.special import betaincinv
+
+from policies.core.request import Request
+from policies.prediction.draws import uniform
+from policies.speculation import Proposer
+from sim.speculation.acceptance import STREAM, Verdicts
+from sim.speculation.acceptance.rates import num_places, num_ranks, require_share, verdicts_of, with_ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beta:
+    """Accepts every draft token of a request with the same probability, which differs between requests."""
+
+    mean: float
+    """Mean over the requests of the probability that a draft token is accepted."""
+    concentration: float
+    """Sum of the two parameters of the beta distribution; the smaller, the more requests differ."""
+    rank_share: float = 0.22
+    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+
+    def __post_init__(self) -> None:
+        require_share("mean", self.mean)
+        require_share("rank_share", self.rank_share)
+        if not 0 < self.concentration < inf:
+            raise ValueError(f"concentration={self.concentration}: must be finite and > 0")
+
+    def check(self, proposer: Proposer) -> None:
+        """Accepts every proposer."""
+
+    def rate_of(self, request: Request, seed: int) -> float:
+        """Returns the rate of a request."""
+        if self.mean in (0, 1):
+            return self.mean
+        ones, zeros = self.mean * self.concentration, (1 - self.mean) * self.concentration
+        return float(betaincinv(ones, zeros, uniform(seed, f"{STREAM}/rates", request.request_id)))
+
+    def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
+        """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
+        rates_K = np.full(num_places(proposer), self.rate_of(request, seed))
+        rates_KR = with_ranks(rates_K, num_ranks(proposer), self.rank_share)
+        return verdicts_of(rates_KR, request, seed, num_positions, proposer)

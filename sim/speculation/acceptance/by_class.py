@@ -1,0 +1,58 @@
+"""Acceptance that depends on the class of a request: its tenant, adapter, model or priority.
+
+Drafts for code are accepted more often than drafts for conversations. Where a workload gives its requests
+tenants (or adapters, or models, or priorities), each of them can have a rate of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from policies.core.request import Request
+from policies.speculation import Proposer
+from sim.speculation.acceptance import Verdicts
+from sim.speculation.acceptance.iid import same_rates
+from sim.speculation.acceptance.rates import num_places, num_ranks, require_share, verdicts_of
+
+ATTRIBUTES = ("tenant", "adapter", "model", "priority")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByClass:
+    """Accepts every draft token with the probability of the class of its request."""
+
+    by: str = "tenant"
+    """The attribute that names the class of a request: tenant, adapter, model or priority."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Class -> probability that a draft token is accepted if all tokens before it in its pass are."""
+    others: float = 0.8
+    """The probability of requests of any other class, or of none."""
+    rank_share: float = 0.22
+    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+
+    def __post_init__(self) -> None:
+        if self.by not in ATTRIBUTES:
+            raise ValueError(f"by={self.by}: must be one of {', '.join(ATTRIBUTES)}")
+        if not self.rates:
+            raise ValueError(
+                f"rates={{}}: must give at least one {self.by} a rate; for the same rate everywhere choose "
+                "acceptance=iid"
+            )
+        for name, rate in self.rates.items():
+            require_share(f"rates.{name}", rate)
+        require_share("others", self.others)
+        require_share("rank_share", self.rank_share)
+
+    def check(self, proposer: Proposer) -> None:
+        """Accepts every proposer."""
+
+    def rate_of(self, request: Request) -> float:
+        """Returns the rate of the class of a request."""
+        return self.rates.get(str(getattr(request, self.by)), self.others)
+
+    def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
+        """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
+        rate = self.rate_of(request)
+        rates_KR = same_rates(rate, self.rank_share, num_places(proposer), num_ranks(proposer))
+        return verdicts_of(rates_KR, request, seed, num_positions, proposer)

@@ -1,0 +1,76 @@
+"""Acceptance as counted in an engine, by task and place.
+
+The table also says how often the proposer has found draft tokens at all, which matters for n-gram and suffix
+matching. How far a draft goes and how far it is accepted are drawn independently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.request import Request
+from policies.speculation import Proposer
+from sim.speculation.acceptance import STREAM, Verdicts
+from sim.speculation.acceptance.draws import uniforms
+from sim.speculation.acceptance.rates import (
+    num_places,
+    num_ranks,
+    require_share,
+    verdicts_of,
+    with_ranks,
+)
+from sim.speculation.acceptance.table_files import read_counts
+from sim.speculation.acceptance.tasks import require_tasks, task_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Accepts a draft token with the share that was counted for its task and place."""
+
+    path: Path
+    """CSV file with the columns task, place, passes, drafted, accepted."""
+    task: str | None = None
+    """Task of all requests; None: every session has one of the tasks, all equally likely."""
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    """Tenant -> task of its requests."""
+    rank_share: float = 0.22
+    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+    _by_task: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path).expanduser())
+        require_share("rank_share", self.rank_share)
+        counts = read_counts(self.path)
+        require_tasks(self.task, self.tasks, counts, f"path={self.path}")
+        by_task = {task: (np.array(of.rates()), np.array(of.drafted_shares())) for task, of in counts.items()}
+        object.__setattr__(self, "_by_task", by_task)
+
+    def check(self, proposer: Proposer) -> None:
+        """Raises ValueError if a task has fewer places than the drafts of the proposer."""
+        places = num_places(proposer)
+        for task, (rates_K, _) in self._by_task.items():
+            if len(rates_K) < places:
+                raise ValueError(
+                    f"path={self.path}: task {task} has {len(rates_K)} places, and a draft has {places}; "
+                    "set a smaller speculation.num_speculative_tokens, or count again with more"
+                )
+
+    def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
+        """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
+        places = num_places(proposer)
+        task = task_of(request, seed, self.task, self.tasks, tuple(self._by_task))
+        rates_K, shares_K = (column[:places] for column in self._by_task[task])
+        rates_KR = with_ranks(rates_K, num_ranks(proposer), self.rank_share)
+        accepted, _ = verdicts_of(rates_KR, request, seed, num_positions, proposer)
+        if shares_K[-1] == 1:
+            return Verdicts(accepted)
+        u = uniforms(seed, f"{STREAM}/proposed", request.request_id, num_positions)
+        proposed = (u[:, None] < shares_K).sum(axis=1, dtype=np.uint8)
+        return Verdicts(np.minimum(accepted, proposed), proposed)
