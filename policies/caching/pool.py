@@ -55,6 +55,8 @@ class BlockPool:
         self.num_watermark_blocks = num_watermark_blocks
         self.num_free = num_blocks
         self.presume_cached = False
+        self.drops_last_block = False
+        """Whether a lookup leaves out the last block that it finds, as drafting needs its hidden states."""
         self.shares_branches = True
         self.awaits_answer = False
         """Whether what sequences generate matters to a lookup or prompt of this step: it is not repeated."""

@@ -58,6 +58,8 @@ class PrefixPool(BlockPool):
         if self._answers is not None and self._answers.offer_for(held.path, limit):
             self.awaits_answer = True
         held.found, num_found = self._runs.find(held.path, limit)
+        if num_found and self.drops_last_block:
+            held.found, num_found = self._runs.find(held.path, num_found - 1)
         return num_found * self.block_size
 
     @property

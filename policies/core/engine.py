@@ -173,7 +173,7 @@ class EngineCore(EngineBase):
 
         Returns the sequences that completed their prefill, and those that ended.
         """
-        num_iterations, ended, _ = outcome
+        num_iterations, ended = outcome.iterations, outcome.ended
         num_reserved = self._num_reserved
         self._check_commit(plan, num_iterations, now)
         pool = self.block_pool
@@ -186,10 +186,7 @@ class EngineCore(EngineBase):
         elif num_iterations > 1:
             self._take_repeats(plan, num_iterations - 1)
         self.num_iterations = pool.num_iterations = self.num_iterations + num_iterations
-        if plan.branched:
-            finished = self._commit_branches(plan, outcome)
-        else:
-            finished = self.decodes.advance(num_iterations, plan.idle) if plan.num_decodes else []
+        finished = self._advance(plan, outcome) if plan.num_decodes else []
         prefilled = self._commit_chunks(plan, outcome, finished) if plan.chunks else []
         if ended:
             self._note_ends(ended, finished)
@@ -217,8 +214,10 @@ class EngineCore(EngineBase):
         for seq in finished:
             self._state.finish(seq, seq._end_reason)
 
-    def _commit_branches(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
-        """Advances the decoding sequences of a plan that has branches; returns the sequences that end."""
+    def _advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
+        """Advances the decoding sequences of a plan; returns the sequences that end."""
+        if not plan.branched:
+            return self.decodes.advance(outcome.iterations, plan.idle)
         finished = []
         if plan.num_decodes > plan.num_branches:
             finished = self.decodes.advance(outcome.iterations, plan.idle)

@@ -88,7 +88,7 @@ class EngineBase:
         self._num_held = 0  # complete sequences that keep their slot and get no token; see `AsyncEngineCore`
         self._now = float("-inf")
         self._waits = WaitWatch()
-        self._step = StepMaker(state)
+        self._step = self._new_step(state)
         block_pool.watch(self._num_readable)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
@@ -127,7 +127,14 @@ class EngineBase:
             max_model_len=self.max_model_len,
             num_swap_blocks=num_swap_blocks,
             names_blocks=names_blocks,
+            new_running_set=self._new_running_set,
         )
+
+    def _new_running_set(self, pool: BlockPool, max_num_seqs: int) -> RunningSet:
+        return RunningSet(pool, max_num_seqs)
+
+    def _new_step(self, state: EngineState) -> StepMaker:
+        return StepMaker(state)
 
     @property
     def max_num_seqs(self) -> int:

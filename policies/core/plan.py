@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from enum import IntEnum
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
@@ -117,6 +117,23 @@ class AdapterUse(NamedTuple):
     num_ranks: int  # sum of the rank over the distinct adapters
 
 
+class Drafts(Protocol):
+    """The draft tokens of a plan; see `policies.speculation.engine.drafts`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of draft tokens that one iteration verifies."""
+        ...
+
+    def by_request(self) -> dict[int, int]:
+        """Returns the number of draft tokens by request id, of all requests that have some."""
+        ...
+
+    def decision(self) -> object:
+        """Returns what the policies have decided about drafts, for digests."""
+        ...
+
+
 class StepPlan:
     """The computation of one iteration, and the number of iterations for which it may be repeated.
 
@@ -130,6 +147,7 @@ class StepPlan:
         "branched",
         "chunks",
         "decoding",
+        "drafts",
         "horizon",
         "idle",
         "index",
@@ -175,6 +193,7 @@ class StepPlan:
         self.num_copied_tokens = 0  # tokens that copy-on-write copies before the step; see `BranchSet.copies`
         self.adapters: AdapterUse | None = None  # computation with LoRA adapters, if any
         self.adapter_puts: tuple[tuple[str, int | None], ...] = ()  # new loads: name, slot
+        self.drafts: Drafts | None = None  # draft tokens that the step verifies; None: no speculation
 
     @property
     def decodes(self) -> list[Sequence]:
@@ -186,7 +205,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Number of tokens computed in one iteration."""
-        num_tokens = self.num_decodes
+        num_tokens = self.num_decodes if self.drafts is None else self.num_decodes + self.drafts.num_tokens
         for chunk in self.chunks:
             num_tokens += chunk.num_tokens
         return num_tokens
@@ -195,11 +214,15 @@ class StepPlan:
     def tokens_by_request(self) -> dict[int, int]:
         """Number of tokens computed in one iteration, by request id: decodes first, then chunks."""
         decodes = {seq.request_id: seq.width for seq in self.decodes}
-        return decodes | {chunk.seq.request_id: chunk.num_tokens for chunk in self.chunks}
+        num_tokens = decodes | {chunk.seq.request_id: chunk.num_tokens for chunk in self.chunks}
+        if self.drafts is not None:
+            for request_id, num_drafts in self.drafts.by_request().items():
+                num_tokens[request_id] += num_drafts
+        return num_tokens
 
     @property
     def num_sampled(self) -> int:
-        """Number of sequences that get a new token: decodes, and chunks that complete their prefill."""
+        """Number of sequences that get new tokens: decodes, and chunks that complete their prefill."""
         num_sampled = self.num_decodes
         for chunk in self.chunks:
             num_sampled += chunk.completes
@@ -219,6 +242,8 @@ class StepPlan:
         )
         if self.adapter_puts:
             decision += (self.adapter_puts,)
+        if self.drafts is not None:
+            decision += (self.drafts.decision(),)
         return blake2b(repr(decision).encode(), digest_size=16).hexdigest()
 
 
@@ -228,12 +253,16 @@ class StepOutcome(NamedTuple):
     iterations: number of times that it was run, 1 to plan.horizon. ended: sequences that ended with the last
     iteration for reasons unknown to the core, such as an end-of-sequence token. parents: for sequences with
     branches that got tokens, by request id: for each new branch, the old branch that it continues. Branches
-    of sequences that are not in it all continue themselves.
+    of sequences that are not in it all continue themselves. accepted: for a plan with drafts, the accepted
+    draft tokens [iterations, sequences of plan.drafts]. proposed: draft tokens that the proposer has found
+    for the next pass of each of plan.drafts.next_seqs; None: as many as were asked for.
     """
 
     iterations: int = 1
     ended: tuple[Sequence, ...] = ()
     parents: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+    accepted: Any = None
+    proposed: Any = None
 
 
 Progress = tuple[list[Sequence], list[Sequence]]

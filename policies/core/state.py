@@ -45,6 +45,7 @@ class EngineState:
         max_model_len: int,
         num_swap_blocks: int,
         names_blocks: bool,
+        new_running_set: Callable[[BlockPool, int], RunningSet] = RunningSet,
     ) -> None:
         self.block_pool = block_pool
         self.waiting = waiting
@@ -60,7 +61,7 @@ class EngineState:
         self.num_preemptions = 0
         self.last_end_s = float("-inf")
         """Time at which the last iteration ended, in seconds."""
-        self.running_set = RunningSet(block_pool, max_num_seqs)
+        self.running_set = new_running_set(block_pool, max_num_seqs)
         self.running = self.running_set.running  # attributes of it that every step reads
         self.prefilling = self.running_set.prefilling
         self.loading = self.running_set.loading

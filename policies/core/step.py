@@ -172,9 +172,7 @@ class StepBuilder:
         num_tokens = min(index(max_num_tokens), seq.num_uncomputed, self.tokens_left)
         if num_tokens < 1:
             return False
-        num_computed = seq.stored_computed
-        num_blocks = self._pool.blocks_to_grow(seq, num_computed, num_computed + num_tokens)
-        if not self._make_room(seq, num_blocks):
+        if not self._make_room(seq, self._num_blocks_of_chunk(seq, num_tokens)):
             return False
         self._add_chunk(seq, num_tokens)
         return True
@@ -203,8 +201,7 @@ class StepBuilder:
             return self._refuse(Cause.budget)
         if not state.free_slots or (seq.request.branching is not None and len(state.free_slots) < seq.width):
             return self._refuse(Cause.slot)
-        if not self._reserves_all:
-            self._set_unreserved(seq, num_cached, num_tokens)
+        self._reserve(seq, num_cached, num_tokens)
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
             is_cut = seq.num_unreserved_blocks or (not may_cut and seq.stored_known > self.tokens_left)
@@ -280,8 +277,10 @@ class StepBuilder:
             self._refusal = cause
         return False
 
-    def _set_unreserved(self, seq: Sequence, num_cached: int, num_tokens: int) -> None:
+    def _reserve(self, seq: Sequence, num_cached: int, num_tokens: int) -> None:
         """Sets the blocks of a waiting sequence that need not be free at its admission."""
+        if self._reserves_all:
+            return
         num_then = num_cached + num_tokens
         if num_then < seq.stored_known and not (self._state.loads_kv or seq.num_swapped):
             seq.num_unreserved_blocks = self._pool.blocks_for(seq.stored_known) - self._pool.blocks_for(
@@ -307,6 +306,11 @@ class StepBuilder:
         self._decoded[seq.request_id] = seq
         self._spend(branches.width)
         return True
+
+    def _num_blocks_of_chunk(self, seq: Sequence, num_tokens: int) -> int:
+        """Counts the blocks that the next num_tokens tokens of a sequence in prefill need."""
+        num_computed = seq.stored_computed
+        return self._pool.blocks_to_grow(seq, num_computed, num_computed + num_tokens)
 
     def _add_chunk(self, seq: Sequence, num_tokens: int) -> None:
         num_computed = seq.stored_computed

@@ -62,10 +62,14 @@ class StepMaker(StepBuilder):
             idle,
             self.waits_for() if len(state.sequences) > len(state.running) else None,
         )
-        state.complete(plan, self._decoded)
-        if plan.horizon > 1:
-            plan.horizon = cut_horizon(plan, decodes, pool)
+        self._complete(plan)
         return plan
+
+    def _complete(self, plan: StepPlan) -> None:
+        """Adds what the plan has beside its sequences, and cuts its horizon to the first event."""
+        self._state.complete(plan, self._decoded)
+        if plan.horizon > 1:
+            plan.horizon = cut_horizon(plan, self._decodes, self._pool)
 
     def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
         """Counts the first tokens of a running sequence that are known and computed, also in this step.

@@ -1,0 +1,215 @@
+"""The serving loop of an engine that speculates.
+
+`SpeculativeCore` is an `EngineCore` in which a decode is a pass over 1 + K tokens, of which 1 to K + 1 stay.
+The executor says in `StepOutcome.accepted` how many draft tokens were right. A plan that holds for several
+iterations ends with the first of them in which a sequence ends or KV blocks run out, which depends on what is
+accepted: `num_iterations_of` finds it.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from policies.caching.pool import BlockPool
+from policies.core.async_engine import AsyncEngineCore
+from policies.core.engine import EngineCore
+from policies.core.limits import Bounds, RejectedError, StopAfter
+from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.request import Request
+from policies.core.sequence import DECODING, Sequence
+from policies.core.state import EngineState
+from policies.speculation.engine.draft_set import DraftSet
+from policies.speculation.engine.drafts import DraftPlan, Ints, Speculation
+from policies.speculation.engine.running import DraftRunningSet
+from policies.speculation.engine.step import DraftStep
+from policies.speculation.engine.watch import DraftWatch
+
+
+class SpeculativeCore(EngineCore):
+    """An `EngineCore` that verifies draft tokens. Its other arguments are those of `EngineCore`."""
+
+    drafting: DraftSet
+    """The decoding sequences."""
+
+    def __init__(self, *, speculation: Speculation, **settings: Any) -> None:
+        self.speculation = deepcopy(speculation)
+        if speculation.proposer.rules.drops_last_block:
+            settings["block_pool"].drops_last_block = True
+        super().__init__(**settings)
+        self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=False)
+
+    def _new_running_set(self, pool: BlockPool, max_num_seqs: int) -> DraftRunningSet:
+        running_set = DraftRunningSet(pool, max_num_seqs, self.max_model_len)
+        self.drafting = running_set.drafting
+        return running_set
+
+    def _new_step(self, state: EngineState) -> DraftStep:
+        max_inputs = getattr(self.batching, "max_num_batched_tokens", 0)
+        return DraftStep(state, self.speculation, self.drafting, max_inputs)
+
+    def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
+        """Returns the number of known tokens at which a request would end here, and the reason.
+
+        Raises RejectedError as `EngineCore.bounds_of` does, and for a request with branches.
+        """
+        self._check_branching(request)
+        return super().bounds_of(request, stop_after)
+
+    def sequence_of(self, request: Request, stop_after: StopAfter = None) -> Sequence:
+        """Returns a sequence for a request that will be added later, by `enter`."""
+        self._check_branching(request)
+        return super().sequence_of(request, stop_after)
+
+    @staticmethod
+    def _check_branching(request: Request) -> None:
+        if request.branching is not None:
+            raise RejectedError(
+                f"{request.branching.width} branches: an engine that speculates serves one answer per "
+                "request; choose speculation=none, or send each branch as a request"
+            )
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Returns the next step, as `EngineCore.plan` does; its `drafts` are the draft tokens to verify."""
+        plan = super().plan(now)
+        if plan is not None:
+            assert isinstance(plan.drafts, DraftPlan)
+            self.watch.decide(plan, plan.drafts, now)
+        return plan
+
+    def _plan_unasked(self) -> StepPlan | None:
+        """Returns a step that decodes all sequences, while nothing changes; None: policies must be called."""
+        decodes = self.drafting
+        if decodes.size + self._num_held != len(self._sequences) or not decodes.size:
+            return None
+        num_tokens = decodes.size + int(decodes.drafts_S[decodes.slots].sum())
+        if num_tokens > self._max_unasked or self._lost or self._arrived:
+            return None
+        step = self._step
+        step.begin()
+        step.budget(self._max_unasked)
+        plan = None
+        if step.decode_all() and not step.has_freed:
+            step.repeat()
+            plan = step.end()
+        return plan
+
+    def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan, as `EngineCore.commit` does.
+
+        outcome.accepted: accepted draft tokens [iterations, sequences of plan.drafts].
+        """
+        drafts = plan.drafts
+        assert isinstance(drafts, DraftPlan)
+        _check_accepted(drafts, outcome)
+        self.watch.record(drafts, outcome)
+        progress = super().commit(plan, outcome, now)
+        if not plan.num_decodes:
+            self.drafting.rest()
+        self._set_next(drafts, outcome)
+        self.watch.committed(progress, now)
+        return progress
+
+    def _set_next(self, drafts: DraftPlan, outcome: StepOutcome) -> None:
+        """Sets the draft tokens of the next pass of each sequence that got a token."""
+        num_next = drafts.next_drafts if outcome.proposed is None else outcome.proposed
+        decodes, num_decodes = self.drafting, len(drafts.seqs)
+        decodes.drafts_S[drafts.slots] = num_next[:num_decodes]
+        for seq, num in zip(drafts.next_seqs[num_decodes:], num_next[num_decodes:].tolist(), strict=True):
+            if seq.state is DECODING:
+                decodes.drafts_S[seq.slot] = num
+                if decodes.reads_late:
+                    decodes.base_S[seq.slot] += drafts.padded.get(seq.request_id, 0)
+
+    def _advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
+        drafts, accepted = plan.drafts, outcome.accepted
+        assert isinstance(drafts, DraftPlan)
+        left = [index for index, seq in enumerate(drafts.seqs) if seq.state is not DECODING]
+        if left:  # they had ended before this step; see `AsyncEngineCore`
+            kept = np.delete(np.arange(len(drafts.seqs)), left)
+            return self.drafting.advance_by(drafts.part(kept), accepted[:, kept])
+        return self.drafting.advance_by(drafts, accepted)
+
+    def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
+        """Does nothing: `num_iterations_of` takes the blocks."""
+
+    def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
+        """Returns the iterations until the first event, and the KV blocks in use by then, by iteration.
+
+        accepted: draft tokens that would be accepted [iterations, sequences]. The last iteration is the first
+        in which a sequence ends, or the one before blocks run out or the model's context may be full.
+        """
+        drafts = plan.drafts
+        assert isinstance(drafts, DraftPlan)
+        decodes, step = self.drafting, self._step
+        assert isinstance(step, DraftStep)
+        totals = decodes.totals(drafts, accepted)
+        base = decodes.bases(drafts, totals)
+        num_blocks = step.blocks_of(drafts, base)
+        pool = self.block_pool
+        used = num_blocks.sum(axis=1) - int(decodes.blocks_S[drafts.slots].sum())
+        has_room = used <= pool.num_free_without_copy
+        has_room &= (base + 1 + drafts.num_drafts).max(axis=1) < decodes.max_model_len
+        num_iterations = len(accepted) if has_room.all() else max(int(np.argmin(has_room)), 1)
+        has_ended = (totals[:num_iterations] >= decodes.num_computed_at_end(drafts)).any(axis=1)
+        if has_ended.any():
+            num_iterations = int(np.argmax(has_ended)) + 1
+        return num_iterations, used[:num_iterations] + pool.num_used
+
+    def take_blocks_of(self, plan: StepPlan, accepted: Ints) -> None:
+        """Takes the KV blocks of the iterations after the first; accepted: the draft tokens of all."""
+        drafts = plan.drafts
+        assert isinstance(drafts, DraftPlan)
+        if len(accepted) < 2:
+            return
+        decodes, step = self.drafting, self._step
+        assert isinstance(step, DraftStep)
+        base = decodes.bases(drafts, decodes.totals(drafts, accepted))[-1:]
+        num_blocks = step.blocks_of(drafts, base)[0]
+        self.block_pool.take(int((num_blocks - decodes.blocks_S[drafts.slots]).sum()))
+        decodes.blocks_S[drafts.slots] = num_blocks
+
+    def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
+        """Returns 0: further iterations take their blocks with `take_blocks_of`."""
+        return 0
+
+    def reserve(self, plan: StepPlan, num_iterations: int) -> None:
+        """Raises ValueError: how many blocks several passes need depends on what is accepted."""
+        raise ValueError("reserve: an engine that speculates runs a plan once")
+
+
+class AsyncSpeculativeCore(SpeculativeCore, AsyncEngineCore):
+    """A `SpeculativeCore` that plans a step before the tokens of the step before are known.
+
+    It counts all draft tokens of the step in flight as computed until they have been read, as vLLM does.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.drafting.reads_late = True
+        self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=True)
+
+    def _may_compute_nothing(self) -> bool:
+        """Returns whether a step without tokens is no error: the tokens of the step before may make room."""
+        decodes = self.drafting
+        if (decodes.base_S > decodes.computed_S)[decodes.slots].any():
+            decodes.rest()
+            self.wake_s = self._now
+            return True
+        return super()._may_compute_nothing()
+
+
+def _check_accepted(drafts: DraftPlan, outcome: StepOutcome) -> None:
+    """Raises ValueError if the acceptances of an outcome do not belong to the drafts of its plan."""
+    accepted, num_seqs = outcome.accepted, len(drafts.seqs)
+    if np.shape(accepted) != (outcome.iterations, num_seqs):
+        if accepted is None and not num_seqs:
+            return
+        raise ValueError(
+            f"accepted has shape {np.shape(accepted)}: must be ({outcome.iterations}, {num_seqs}), the "
+            "iterations and the sequences of the plan's drafts"
+        )
+    if (accepted < 0).any() or (accepted > drafts.depth).any():
+        raise ValueError("accepted: must be from 0 to the depth of each draft")

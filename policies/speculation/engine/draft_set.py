@@ -1,0 +1,214 @@
+"""The decoding sequences of an engine that speculates: each advances by 1 to K + 1 tokens in an iteration.
+
+They have no common clock. Arrays by slot hold what every pass reads and writes, so that a pass costs about
+the same for one sequence as for a hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from policies.caching.pool import BlockPool
+from policies.core.decode_set import DecodeSet
+from policies.core.growth import PAGED, Growth
+from policies.core.sequence import DECODING, PAUSED, WAITING, Sequence, SequenceState
+from policies.speculation.engine.drafts import DraftPlan, Ints
+
+
+class SlotClock:
+    """The number of computed tokens of one slot, read as the clock of its sequence."""
+
+    __slots__ = ("_num_computed_S", "_slot")
+
+    def __init__(self, num_computed_S: Ints, slot: int) -> None:
+        self._num_computed_S = num_computed_S
+        self._slot = slot
+
+    @property
+    def clock(self) -> int:
+        """Number of computed tokens."""
+        return int(self._num_computed_S[self._slot])
+
+
+class DraftSet(DecodeSet):
+    """The decoding sequences, with their counts by slot.
+
+    reads_late: whether the tokens of a step are read when the next one is planned (async_engine.py). Then the
+    scheduler counts all rows of the step in flight as computed tokens.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, pool: BlockPool, running: Mapping[int, Sequence], max_model_len: int
+    ) -> None:
+        super().__init__(max_num_seqs, pool.block_size, running)
+        self.max_model_len = max_model_len
+        self.reads_late = False
+        self._pool = pool
+        self.computed_S = np.zeros(max_num_seqs, np.int64)
+        """Computed tokens."""
+        self.base_S = np.zeros(max_num_seqs, np.int64)
+        """Computed tokens as the scheduler counts them."""
+        self.blocks_S = np.zeros(max_num_seqs, np.int64)
+        """KV blocks that the sequence holds, those of rejected draft tokens included."""
+        self.drafts_S = np.zeros(max_num_seqs, np.int64)
+        """Draft tokens for the next pass."""
+        self.last_S = np.zeros(max_num_seqs, np.int64)
+        """Tokens of the last pass, until the scheduler has read them; see `leave`."""
+        self._end_S = np.zeros(max_num_seqs, np.int64)
+        self._is_member_S = np.zeros(max_num_seqs, bool)
+        self._members: list[Sequence] | None = []
+        self._slots = np.zeros(0, np.int64)
+
+    def __contains__(self, seq: object) -> bool:
+        return isinstance(seq, Sequence) and seq.state is DECODING and bool(self._is_member_S[seq.slot])
+
+    @property
+    def members(self) -> list[Sequence]:
+        """The members in the order of their admission; not to be changed."""
+        if self._members is None:
+            self._members = [seq for seq in self._running.values() if seq.state is DECODING]
+            self._slots = np.array([seq.slot for seq in self._members], np.int64)
+        return self._members
+
+    @property
+    def slots(self) -> Ints:
+        """Slots of the members, in the same order; not to be changed."""
+        if self._members is None:
+            self.members  # noqa: B018 - it fills both
+        return self._slots
+
+    @property
+    def num_computed_S(self) -> Ints:
+        """Computed tokens by slot [max_num_seqs]; 0 where no sequence decodes. A new array."""
+        return np.where(self._is_member_S, self.computed_S, 0)
+
+    def admit(self, seq: Sequence) -> None:
+        """Clears the counts of the slot of a sequence that has just been admitted."""
+        self.drafts_S[seq.slot] = self.last_S[seq.slot] = 0
+
+    def join(self, seq: Sequence, growth: Growth = PAGED) -> None:
+        """Adds a sequence that holds a slot and has computed all its known tokens except the newest."""
+        if growth is not PAGED:
+            raise ValueError(
+                "speculation: this cache reserves or drops KV, so it cannot hold draft tokens; "
+                "choose caching=paged, prefix, radix or tiered"
+            )
+        slot, num_computed = seq.slot, seq.stored_computed
+        assert slot is not None
+        was_paused = seq.state is PAUSED
+        seq.clock_source = SlotClock(self.computed_S, slot)
+        seq.origin = 0
+        seq.state = DECODING
+        seq.growth = growth
+        self.computed_S[slot] = self.base_S[slot] = num_computed
+        self._end_S[slot] = seq._end_known
+        if not was_paused:
+            self.last_S[slot] = 0
+        self.blocks_S[slot] = self._pool.blocks_for(num_computed) + seq.num_extra_blocks
+        self._pool.num_extra_blocks -= seq.num_extra_blocks
+        seq.num_extra_blocks = 0
+        self._is_member_S[slot] = True
+        self._members = None
+        self.size += 1
+        self.num_context_tokens += num_computed
+
+    def stay(self, seq: Sequence) -> None:
+        """Keeps a member that has just ended for one more pass, whose tokens are discarded."""
+        seq._end_known += 1
+        self._end_S[seq.slot] = seq._end_known
+
+    def expect_end(self, seq: Sequence) -> None:
+        """Sets the end of a member."""
+        self._end_S[seq.slot] = seq._end_known
+
+    def leave(self, seq: Sequence, state: SequenceState) -> None:
+        """Removes a member; its token counts are written back to it, and its state becomes `state`.
+
+        Its blocks after those of its computed tokens become extra blocks. seq.num_unread becomes the number
+        of its last tokens that a prefix cache does not know: asynchronously all of the step in flight, else
+        those after the first of the last pass, which only the next plan would have offered.
+        """
+        slot = seq.slot
+        assert slot is not None
+        seq.stored_computed = num_computed = int(self.computed_S[slot])
+        seq.stored_known = num_computed + 1
+        seq.state = state
+        is_read = self.reads_late and seq.finish_reason is not None
+        seq.num_unread = 0 if is_read else self.num_unread(seq)
+        seq.num_extra_blocks = int(self.blocks_S[slot]) - self._pool.blocks_for(num_computed)
+        self._pool.num_extra_blocks += seq.num_extra_blocks
+        self._is_member_S[slot] = False
+        self._members = None
+        self.size -= 1
+        self.num_context_tokens -= num_computed
+        if state is WAITING:
+            self.drafts_S[slot] = 0
+
+    def num_certain(self, seq: Sequence) -> int:
+        """Returns the known tokens of a member without those of its last pass after the first."""
+        return int(self.computed_S[seq.slot]) + 1 - max(int(self.last_S[seq.slot]) - 1, 0)
+
+    def num_unread(self, seq: Sequence) -> int:
+        """Returns seq.num_unread as `leave` would set it."""
+        num_last = int(self.last_S[seq.slot])
+        return num_last if self.reads_late else max(num_last - 1, 0)
+
+    def totals(self, drafts: DraftPlan, accepted: Ints) -> Ints:
+        """Computes the computed tokens [iterations, sequences] after each iteration, without ends."""
+        totals: Ints = (accepted + 1).cumsum(axis=0)
+        totals += drafts.num_computed
+        return totals
+
+    def num_computed_at_end(self, drafts: DraftPlan) -> Ints:
+        """Returns the computed tokens with which each sequence of a plan ends."""
+        end: Ints = self._end_S[drafts.slots] - 1
+        return end
+
+    def advance_by(self, drafts: DraftPlan, accepted: Ints) -> list[Sequence]:
+        """Advances the sequences of a plan by accepted [iterations, sequences] draft tokens and one each.
+
+        Returns the sequences that end; those after the first iteration must not end before the last one.
+        """
+        slots = drafts.slots
+        after: Ints = drafts.num_computed + accepted.sum(axis=0) + len(accepted)
+        end: Ints = self.num_computed_at_end(drafts)
+        has_ended = after >= end
+        ended: SequenceOf[Sequence] = ()
+        before_last: Ints = after - accepted[-1] - 1
+        if has_ended.any():
+            after = np.minimum(after, end)
+            ended = [drafts.seqs[index] for index in np.flatnonzero(has_ended).tolist()]
+        self.num_context_tokens += int(after.sum()) - int(drafts.num_computed.sum())
+        if self.reads_late:
+            self.last_S[:] = 0
+            self.base_S[self.slots] = self.computed_S[self.slots]
+            self.base_S[slots] = before_last + 1 + drafts.num_drafts
+            self.computed_S[slots] = after
+        else:
+            self.computed_S[slots] = self.base_S[slots] = after
+        self.last_S[slots] = after - before_last
+        return list(ended)
+
+    def rest(self) -> None:
+        """Records a step in which no member decodes: the tokens of the step before have been read."""
+        if self.reads_late:
+            self.last_S[:] = 0
+            self.base_S[:] = self.computed_S
+
+    def bases(self, drafts: DraftPlan, totals: Ints) -> Ints:
+        """Computes the tokens that the scheduler counts as computed before each iteration.
+
+        totals: computed tokens after each iteration. Both [iterations, sequences].
+        """
+        base = np.empty_like(totals)
+        base[0] = drafts.base
+        before = totals[:-1]
+        if self.reads_late:
+            previous = np.vstack((drafts.num_computed, before[:-1])) if len(before) else before
+            base[1:] = previous + 1 + drafts.num_drafts
+        else:
+            base[1:] = before
+        return base

@@ -1,0 +1,121 @@
+"""The draft tokens of a step as data, and how many rows and levels a proposer's drafts have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.sequence import Sequence
+from policies.speculation import DraftLength, Proposer
+from policies.speculation.view import PassSeconds
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speculation:
+    """Everything that an engine needs to speculate."""
+
+    proposer: Proposer
+    draft_length: DraftLength
+    estimate: PassSeconds | None = None
+    """The estimate of a pass for policies that need one."""
+    tpot_s: float | None = None
+    """Time per output token that the SLO allows, s; None: no SLO."""
+
+    def __post_init__(self) -> None:
+        if self.draft_length.needs_cost and self.estimate is None:
+            raise ValueError(
+                f"draft_length={type(self.draft_length).__name__}: needs an estimate of what a pass costs, "
+                "and this engine has none; choose draft_length=fixed or by_batch_size"
+            )
+
+
+class Shapes:
+    """Rows and levels of drafts: of a chain of n tokens n rows and n levels, of a tree those of its nodes.
+
+    depth [n + 1]: number of levels, by number of rows. rows [d + 1]: number of rows, by number of levels.
+    """
+
+    def __init__(self, proposer: Proposer) -> None:
+        tree, num_rows = proposer.tree, proposer.num_speculative_tokens
+        self.num_rows = num_rows
+        """Maximum number of draft tokens of a pass."""
+        self.max_depth = num_rows if tree is None else tree.depth
+        """Maximum number of draft tokens that a pass can accept."""
+        self.is_chain = tree is None
+        if tree is None:
+            self.rows = np.arange(num_rows + 1)
+        else:
+            self.rows = np.array([tree.num_nodes_to(depth) for depth in range(tree.depth + 1)])
+        self.depth = np.searchsorted(self.rows, np.arange(num_rows + 1), side="right") - 1
+
+    def whole_levels(self, num_rows: Ints) -> Ints:
+        """Cuts numbers of draft tokens to whole levels."""
+        if self.is_chain:
+            return num_rows
+        cut: Ints = self.rows[self.depth[num_rows]]
+        return cut
+
+
+class DraftPlan:
+    """The draft tokens of a plan, per sequence that decodes, and the numbers of those for the next pass.
+
+    seqs: sequences that decode, in the order of admission. slots, num_computed, base: their slots, computed
+    tokens, and computed tokens as the scheduler counts them (async_engine.py). num_drafts: draft tokens of
+    each, in whole levels; depth: most of them that can be accepted. next_drafts: draft tokens to make for the
+    next pass of each of `next_seqs`: these sequences, then those that complete their prefill.
+    """
+
+    __slots__ = (
+        "base", "depth", "is_uniform", "next_drafts", "next_seqs", "num_computed", "num_drafts", "num_tokens",
+        "padded", "seqs", "slots",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        seqs: SequenceOf[Sequence],
+        slots: Ints,
+        num_computed: Ints,
+        base: Ints,
+        num_drafts: Ints,
+        depth: Ints,
+    ) -> None:
+        self.seqs = seqs
+        self.slots = slots
+        self.num_computed = num_computed
+        self.base = base
+        self.num_drafts = num_drafts
+        self.depth = depth
+        self.padded: dict[int, int] = {}
+        """Rows without a draft token of requests that have just been admitted, by request id."""
+        self.num_tokens = int(num_drafts.sum())
+        """Number of draft tokens and padding rows that one iteration computes."""
+        self.next_seqs: SequenceOf[Sequence] = seqs
+        self.next_drafts = num_drafts
+        self.is_uniform = False
+        """Whether the next pass of every sequence has as many draft tokens as this one."""
+
+    def pad(self, request_id: int, num_rows: int) -> None:
+        """Adds rows without a draft token to a request that has one token to compute."""
+        self.padded[request_id] = num_rows
+        self.num_tokens += num_rows
+
+    def part(self, kept: Ints) -> DraftPlan:
+        """Returns the draft tokens of some of the sequences, by their numbers."""
+        seqs = [self.seqs[index] for index in kept.tolist()]
+        arrays = (self.slots, self.num_computed, self.base, self.num_drafts, self.depth)
+        return DraftPlan(seqs, *(array[kept] for array in arrays))
+
+    def by_request(self) -> dict[int, int]:
+        """Returns the number of draft tokens and padding rows, by request id."""
+        counts = zip(self.seqs, self.num_drafts.tolist(), strict=True)
+        return {seq.request_id: num for seq, num in counts if num} | self.padded
+
+    def decision(self) -> object:
+        """Returns the drafts by request and the next ones, for digests."""
+        following = zip(self.next_seqs, self.next_drafts.tolist(), strict=True)
+        return sorted(self.by_request().items()), sorted((seq.request_id, num) for seq, num in following)

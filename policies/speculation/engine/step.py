@@ -1,0 +1,300 @@
+"""The step builder of an engine that speculates: a decode takes its draft tokens with it.
+
+The rules are those of vLLM 0.32. A decode asks for 1 + K tokens; those beyond the budget or the model's
+context are cut. It takes KV slots for all of them and, for proposers with KV of their own, for K more. Slots
+of rejected tokens are kept. A request that is admitted with one token left to compute gets K rows of padding,
+so that all sequences of a step without prompts have equally many rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.core.plan import FOREVER, Cause, StepPlan
+from policies.core.sequence import DECODING, PAUSED, Sequence
+from policies.core.sequence_view import SequenceView
+from policies.core.state import EngineState
+from policies.core.step_maker import StepMaker
+from policies.speculation.engine.draft_set import DraftSet
+from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
+from policies.speculation.fixed import Fixed
+
+MAX_HORIZON = 64
+"""Iterations of a plan with drafts at most: their acceptances are drawn together."""
+
+
+class DraftStep(StepMaker):
+    """Builds the steps of an engine that speculates.
+
+    max_inputs: tokens of a batch, those of drafting included.
+    """
+
+    def __init__(
+        self, state: EngineState, speculation: Speculation, decodes: DraftSet, max_inputs: int
+    ) -> None:
+        self._shapes = Shapes(speculation.proposer)
+        self._rules = speculation.proposer.rules
+        self._num_lookahead = self._shapes.num_rows if self._rules.keeps_lookahead else 0
+        self._num_padding = 0
+        policy = speculation.draft_length
+        if isinstance(policy, Fixed) and self._shapes.is_chain:
+            num_rows = self._shapes.num_rows
+            self._num_padding = num_rows if policy.num_tokens is None else min(policy.num_tokens, num_rows)
+        self._drafting = decodes
+        self._max_inputs = max_inputs
+        super().__init__(state)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._rows: dict[int, int] = {}  # draft tokens of the sequences that decode one by one, by request id
+        self._padded: dict[int, int] = {}  # padding rows of admitted requests, by request id
+        self._num_requests = 0  # requests with tokens in this step
+        self._has_prefilled = False  # whether a running request is in prefill in this step
+        self._token_budget = self._input_budget = FOREVER
+        self._num_rows_now = 0  # padding of the request that is being admitted
+
+    # Budgets.
+
+    def budget(self, max_num_tokens: int) -> None:
+        """Limits this step to max_num_tokens tokens, and to the batch's tokens with those of drafting."""
+        super().budget(max_num_tokens)
+        self._token_budget = self.tokens_left + self.num_tokens
+        self._input_budget = max(self._max_inputs, self._token_budget)
+        self._update_left()
+
+    def _spend_on(self, num_tokens: int, num_requests: int = 1) -> None:
+        """Takes the tokens of requests from the budgets."""
+        self.num_tokens += num_tokens
+        self._num_requests += num_requests
+        self._update_left()
+
+    def _update_left(self) -> None:
+        num_slots = self._rules.num_input_slots * (self._num_requests + 1)
+        inputs_left = self._input_budget - num_slots
+        self.tokens_left = min(self._token_budget, inputs_left) - self.num_tokens
+
+    # Decodes.
+
+    def decode_all(self) -> bool:
+        """Decodes every decoding sequence in the order of admission, as far as the budget allows."""
+        if not self.is_open:
+            self._refuse_late()
+        decodes = self._drafting
+        if not decodes.size:
+            return True
+        if not self._decoded and not self._all_decode and self._take_all():
+            return True
+        for seq in list(decodes.members):
+            if seq.state is DECODING and not self._has_decoded(seq) and not self.decode(seq):
+                return False
+        return True
+
+    def _take_all(self) -> bool:
+        """Decodes all sequences with all their draft tokens if there is room, else changes nothing."""
+        decodes, pool = self._drafting, self._pool
+        slots = decodes.slots
+        base = decodes.base_S[slots]
+        num_tokens = decodes.drafts_S[slots] + 1
+        total = int(num_tokens.sum())
+        num_slots = self._rules.num_input_slots * (len(slots) - 1)
+        end = base + num_tokens
+        if total + num_slots > self.tokens_left or int(end.max()) >= decodes.max_model_len:
+            return False
+        num_new = self._num_new_blocks(slots, end)
+        num_blocks = int(num_new.sum())
+        if num_blocks > pool.num_free and not self._state.make_room(num_blocks):
+            return False
+        if num_blocks:
+            pool.take(num_blocks)
+            decodes.blocks_S[slots] += num_new
+        self._all_decode = True
+        self._spend_on(total, len(slots))
+        return True
+
+    def _num_new_blocks(self, slots: Ints, num_tokens: Ints) -> Ints:
+        """Counts the blocks that sequences need for so many tokens and the lookahead."""
+        decodes = self._drafting
+        held = np.minimum(num_tokens + self._num_lookahead, decodes.max_model_len)
+        num_new: Ints = np.maximum(-(-held // decodes.block_size) - decodes.blocks_S[slots], 0)
+        return num_new
+
+    def blocks_of(self, drafts: DraftPlan, base: Ints) -> Ints:
+        """Returns the KV blocks of each sequence in iterations that begin with `base` tokens.
+
+        base: computed tokens as the scheduler counts them [iterations, sequences], which never decrease.
+        """
+        decodes = self._drafting
+        held = np.minimum(base + (1 + self._num_lookahead + drafts.num_drafts), decodes.max_model_len)
+        num_blocks: Ints = np.maximum(-(-held // decodes.block_size), decodes.blocks_S[drafts.slots])
+        return num_blocks
+
+    def decode(self, seq: SequenceView) -> bool:
+        """Gives a decoding sequence its next tokens; False if the budget is used up or it was preempted.
+
+        Returns true without a token if the rows of its step in flight may already fill the model's context.
+        """
+        if not self.is_open:
+            self._refuse_late()
+        assert isinstance(seq, Sequence)
+        if seq in self._preempted:
+            return False
+        if seq.state is not DECODING or self._has_decoded(seq):
+            raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
+        if self.tokens_left < 1:
+            return False
+        decodes, slot = self._drafting, seq.slot
+        assert slot is not None
+        base = int(decodes.base_S[slot])
+        wanted = min(int(decodes.drafts_S[slot]) + 1, decodes.max_model_len - 1 - base)
+        if wanted < 1:
+            return True
+        num_drafts = int(self._shapes.whole_levels(np.array([min(wanted, self.tokens_left) - 1]))[0])
+        slots, end = np.array([slot]), np.array([base + 1 + num_drafts])
+        num_blocks = int(self._num_new_blocks(slots, end)[0])
+        if not self._make_room(seq, num_blocks):
+            return False
+        self._pool.take(num_blocks)
+        decodes.blocks_S[slot] += num_blocks
+        self._decoded[seq.request_id] = seq
+        self._rows[seq.request_id] = num_drafts
+        self._spend_on(1 + num_drafts)
+        return True
+
+    # Prompts.
+
+    def prefill(self, seq: SequenceView, max_num_tokens: int) -> bool:
+        """Computes up to max_num_tokens more tokens of a prompt, as `StepBuilder.prefill` does."""
+        assert isinstance(seq, Sequence)
+        max_num_tokens = self._cut_to_lookahead(seq, seq.stored_computed, max_num_tokens)
+        if max_num_tokens < 1 <= self.tokens_left:
+            return True  # it waits for a budget that holds the rest of its prompt
+        served = super().prefill(seq, max_num_tokens)
+        self._has_prefilled |= served
+        return served
+
+    def admit(self, seq: SequenceView, max_num_tokens: int, *, may_cut: bool = True) -> bool:
+        """Gives a waiting sequence a slot and tokens of prefill, as `StepBuilder.admit` does."""
+        assert isinstance(seq, Sequence)
+        if self._num_padding or self._rules.prefill_lookahead:
+            num_cached = (
+                self._state.transfers.num_cached(seq) if seq.num_swapped else self._pool.num_cached(seq)
+            )
+            max_num_tokens = self._cut_to_lookahead(seq, num_cached, max_num_tokens)
+            self._num_rows_now = self._padding_of(seq, num_cached)
+            if self._num_rows_now and 1 + self._num_rows_now > self.tokens_left:
+                return self._refuse(Cause.budget)
+        is_admitted = super().admit(seq, max_num_tokens, may_cut=may_cut)
+        self._num_rows_now = 0
+        return is_admitted
+
+    def _padding_of(self, seq: Sequence, num_cached: int) -> int:
+        """Returns the padding rows of a request that would be admitted now."""
+        num_padding = self._num_padding
+        if not num_padding or seq.stored_known - num_cached != 1 or self._has_prefilled:
+            return 0
+        if not (self._decoded or self._all_decode or num_cached):
+            return 0
+        fits = num_cached + num_padding + 2 <= self._drafting.max_model_len
+        return num_padding if fits else 0
+
+    def _cut_to_lookahead(self, seq: Sequence, num_computed: int, max_num_tokens: int) -> int:
+        """Cuts a chunk so that it does not end shortly before the end of the prompt."""
+        lookahead = self._rules.prefill_lookahead
+        num_left = seq.stored_known - num_computed
+        num_tokens = min(max_num_tokens, num_left, self.tokens_left)
+        num_after = num_left - num_tokens
+        if not 0 < num_after < lookahead:
+            return max_num_tokens
+        return max(num_tokens - (lookahead - num_after), 0)
+
+    def _slots_end(self, num_tokens: int) -> int:
+        """Returns the KV slots of a sequence that computes a chunk up to num_tokens tokens."""
+        num_ahead = self._num_rows_now + self._num_lookahead
+        return min(num_tokens + num_ahead, max(self._drafting.max_model_len, num_tokens))
+
+    def _reserve(self, seq: Sequence, num_cached: int, num_tokens: int) -> None:
+        super()._reserve(seq, num_cached, num_tokens)
+        blocks_for = self._pool.blocks_for
+        num_counted = blocks_for(seq.stored_known) - seq.num_unreserved_blocks
+        num_needed = blocks_for(self._slots_end(num_cached + num_tokens))
+        seq.num_unreserved_blocks -= max(num_needed - num_counted, 0)
+
+    def _num_blocks_of_chunk(self, seq: Sequence, num_tokens: int) -> int:
+        num_then = seq.stored_computed + num_tokens
+        blocks_for = self._pool.blocks_for
+        num_held = blocks_for(seq.stored_computed) + seq.num_extra_blocks
+        return max(blocks_for(self._slots_end(num_then)) - num_held, 0)
+
+    def _add_chunk(self, seq: Sequence, num_tokens: int) -> None:
+        """Adds a chunk; the sequence also takes the KV slots behind it that drafting needs."""
+        pool, blocks_for = self._pool, self._pool.blocks_for
+        num_then = seq.stored_computed + num_tokens
+        num_held = blocks_for(seq.stored_computed) + seq.num_extra_blocks
+        pool.free_extra(seq.num_extra_blocks, ())
+        super()._add_chunk(seq, num_tokens)
+        num_slots = max(blocks_for(self._slots_end(num_then)), num_held)
+        seq.num_extra_blocks = num_slots - blocks_for(num_then)
+        pool.take_extra(seq.num_extra_blocks)
+        num_rows = self._num_rows_now
+        if num_rows:
+            self._padded[seq.request_id] = num_rows
+        self._spend_on(num_rows)
+
+    # The end of a step.
+
+    def _take_back(self, seq: Sequence, swap: bool) -> None:
+        request_id = seq.request_id
+        if seq.state is DECODING and self._all_decode:
+            self._decode_singly()
+        has_tokens = request_id in self._decoded or any(chunk.seq is seq for chunk in self._chunks)
+        num_rows = self._rows.pop(request_id, 0) + self._padded.pop(request_id, 0)
+        super()._take_back(seq, swap)
+        self._spend_on(-num_rows, -int(has_tokens))
+
+    def _decode_singly(self) -> None:
+        """Lists the sequences that decode together one by one."""
+        decodes = self._drafting
+        members = decodes.members
+        self._decoded = {seq.request_id: seq for seq in members}
+        self._rows = dict(zip(self._decoded, decodes.drafts_S[decodes.slots].tolist(), strict=True))
+        self._all_decode = False
+
+    def _complete(self, plan: StepPlan) -> None:
+        plan.drafts = drafts = self._drafts()
+        plan.num_widening = 0
+        plan.num_decode_context_tokens = int(drafts.num_computed.sum()) + len(drafts.seqs)
+        for request_id, num_rows in self._padded.items():
+            drafts.pad(request_id, num_rows)
+        self._state.complete(plan, self._decoded)
+        plan.horizon = 1 if plan.chunks or not self._all_decode else min(plan.horizon, MAX_HORIZON)
+
+    def _drafts(self) -> DraftPlan:
+        """Returns the draft tokens of the sequences that decode in this step."""
+        decodes = self._drafting
+        if self._all_decode:
+            seqs, slots = decodes.members, decodes.slots
+            num_drafts = decodes.drafts_S[slots]
+        else:
+            seqs = (
+                [seq for seq in decodes.members if seq.request_id in self._decoded] if self._decoded else []
+            )
+            slots = np.array([seq.slot for seq in seqs], np.int64)
+            num_drafts = np.array([self._rows[seq.request_id] for seq in seqs], np.int64)
+        depth = num_drafts if self._shapes.is_chain else self._shapes.depth[num_drafts]
+        return DraftPlan(seqs, slots, decodes.computed_S[slots], decodes.base_S[slots], num_drafts, depth)
+
+    def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
+        """Counts the first tokens of a running sequence that a prefix cache knows by now."""
+        if seq.state is not DECODING:
+            num_unread = seq.num_unread if seq.state is PAUSED else 0
+            return seq.num_computed - num_unread
+        if in_flight is not None:
+            assert isinstance(in_flight.drafts, DraftPlan)
+            has_decoded = seq in in_flight.drafts.seqs
+        else:
+            has_decoded = self.is_open and self._has_decoded(seq)
+        decodes = self._drafting
+        num_computed = seq.num_computed
+        if has_decoded and not decodes.reads_late:
+            return num_computed + 1
+        return num_computed - decodes.num_unread(seq) + has_decoded

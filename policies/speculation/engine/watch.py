@@ -1,0 +1,145 @@
+"""What an engine that speculates has seen of its drafts, and the decisions of the draft-length policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.sequence import Sequence
+from policies.core.view import StepView
+from policies.speculation.engine.draft_set import DraftSet
+from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
+from policies.speculation.view import AcceptanceCounts, DraftView
+
+NUM_COUNTS = 5  # per sequence: passes, draft tokens, accepted ones, misses in a row, output tokens
+
+
+class DraftWatch:
+    """Counts acceptances, and asks the draft-length policy about the next pass of each sequence.
+
+    reads_late: whether the acceptances of a step are known only after the next one was planned.
+    """
+
+    def __init__(
+        self, speculation: Speculation, view: StepView, decodes: DraftSet, *, reads_late: bool
+    ) -> None:
+        self._policy = speculation.draft_length
+        self._step_view = view
+        self._decodes = decodes
+        self._reads_late = reads_late
+        self._shapes = Shapes(speculation.proposer)
+        self.acceptance = AcceptanceCounts.zero(self._shapes.max_depth)
+        """Acceptance by place, of all passes that have been read."""
+        self._view = DraftView(
+            self._shapes.max_depth, self.acceptance, view.num_blocks, speculation.estimate, speculation.tpot_s
+        )
+        self._reads_sequences = self._policy.reads_sequences
+        self._counts: dict[int, tuple[Ints, float]] = {}  # by request id: counts, time of the first token
+        self._unread: list[tuple[DraftPlan, Ints]] = []
+        self._read: list[tuple[DraftPlan, Ints]] = []
+
+    def decide(self, plan: StepPlan, drafts: DraftPlan, now: float) -> None:
+        """Sets the draft tokens for the next passes of the sequences that get a token in a plan."""
+        view, step_view = self._view, self._step_view
+        completing = [chunk.seq for chunk in plan.chunks if chunk.completes]
+        drafts.next_seqs = seqs = [*drafts.seqs, *completing] if completing else drafts.seqs
+        view.now = now
+        view.num_requests = len(drafts.seqs) + len(plan.chunks)
+        view.num_waiting = step_view.num_waiting
+        view.num_free_blocks = step_view.num_free_blocks
+        view.sequences = seqs
+        view.num_context_tokens = plan.num_decode_context_tokens + sum(seq.num_known for seq in completing)
+        if self._reads_sequences:
+            self._show_sequences(view, seqs)
+        num_levels = self._policy.num_draft_tokens(view)
+        rows = self._shapes.rows
+        if isinstance(num_levels, np.ndarray):
+            self._check(num_levels, len(seqs))
+            drafts.next_drafts = rows[np.clip(num_levels, 0, self._shapes.max_depth)]
+            is_same = not completing and bool((drafts.next_drafts == drafts.num_drafts).all())
+        else:
+            num_rows = int(rows[min(max(num_levels, 0), self._shapes.max_depth)])
+            drafts.next_drafts = np.full(len(seqs), num_rows)
+            is_same = not completing and bool((drafts.num_drafts == num_rows).all())
+        if plan.horizon > 1 and not (is_same and self._policy.repeats):
+            plan.horizon = 1
+
+    def _check(self, num_levels: NDArray[np.int64], num_seqs: int) -> None:
+        if num_levels.shape != (num_seqs,) or num_levels.dtype.kind != "i":
+            raise ValueError(
+                f"draft_length={type(self._policy).__name__}: its num_draft_tokens returned an array "
+                f"of shape {num_levels.shape} and type {num_levels.dtype}; it must be one whole number "
+                f"per sequence, ({num_seqs},)"
+            )
+
+    def _show_sequences(self, view: DraftView, seqs: SequenceOf[Sequence]) -> None:
+        none = np.zeros(NUM_COUNTS, np.int64), nan
+        rows = [self._counts.get(seq.request_id, none) for seq in seqs]
+        counts = np.array([row for row, _ in rows], np.int64).reshape(-1, NUM_COUNTS)
+        view.num_passes, view.num_drafted, view.num_accepted, view.num_misses, view.num_output_tokens = (
+            counts.T
+        )
+        view.first_token_s = np.array([first_s for _, first_s in rows])
+
+    def record(self, drafts: DraftPlan, outcome: StepOutcome) -> None:
+        """Records the acceptances of a plan that is about to be committed."""
+        if outcome.accepted is None:
+            return
+        self._unread.append((drafts, outcome.accepted))
+        if not self._reads_late:
+            self._take()
+        elif len(self._unread) > 1:
+            self._take(-1)
+
+    def _take(self, end: int | None = None) -> None:
+        """Counts the acceptances of passes that have been read by now."""
+        unread = self._unread
+        for drafts, accepted in unread[:end]:
+            self._count(drafts, accepted)
+        del unread[:end]
+
+    def _count(self, drafts: DraftPlan, accepted: Ints) -> None:
+        total, num_iterations = self.acceptance, len(accepted)
+        has_drafts = drafts.depth > 0
+        num_places = len(total.accepted)
+        reached = np.bincount(accepted[:, has_drafts].ravel(), minlength=num_places + 1)[: num_places + 1]
+        drafted = np.bincount(drafts.depth[has_drafts], minlength=num_places + 1)[: num_places + 1]
+        total.accepted += reached[:0:-1].cumsum()[::-1]
+        total.drafted += num_iterations * drafted[:0:-1].cumsum()[::-1]
+        total.num_passes += num_iterations * int(has_drafts.sum())
+        if self._reads_sequences:
+            self._count_sequences(drafts, accepted)
+
+    def _count_sequences(self, drafts: DraftPlan, accepted: Ints) -> None:
+        num_iterations = len(accepted)
+        sums = accepted.sum(axis=0).tolist()
+        hits = accepted > 0
+        misses = np.where(hits.any(axis=0), hits[::-1].argmax(axis=0), num_iterations).tolist()
+        for seq, depth, num, num_missed in zip(drafts.seqs, drafts.depth.tolist(), sums, misses, strict=True):
+            row = self._counts.get(seq.request_id)
+            if row is None:
+                continue
+            counts = row[0]
+            counts[4] += num + num_iterations
+            if depth:
+                counts[0] += num_iterations
+                counts[1] += num_iterations * depth
+                counts[2] += num
+                counts[3] = num_missed if num else counts[3] + num_iterations
+
+    def committed(self, progress: Progress, now: float) -> None:
+        """Begins to count sequences with a first token, and forgets those that have ended."""
+        if not self._reads_sequences:
+            return
+        prefilled, finished = progress
+        for seq in prefilled:
+            if seq.request_id not in self._counts:
+                counts = np.zeros(NUM_COUNTS, np.int64)
+                counts[4] = 1
+                self._counts[seq.request_id] = counts, now
+        for seq in finished:
+            self._counts.pop(seq.request_id, None)
