@@ -1,4 +1,4 @@
-"""What an engine that speculates has seen of its drafts, and the decisions of the draft-length policy."""
+"""Counts the acceptances of an engine that speculates, and asks its draft-length policy."""
 
 from __future__ import annotations
 
