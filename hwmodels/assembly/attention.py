@@ -15,12 +15,12 @@ from hwmodels.assembly.phases import both_phases, delay_beside_prefill
 from hwmodels.assembly.site import Site
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, independent_of_context, per_token
-from hwmodels.iterations.windows import within_window
+from hwmodels.iterations.ops import DecodeSeconds, Operator, PassLines, Per, independent_of_context, per_token
+from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
 from hwmodels.model.matrices import share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
-from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
+from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention, VerifyAttention
 
 
 def attention_operators(site: Site, spec: Attention, calls: float) -> Iterator[Operator]:
@@ -71,9 +71,13 @@ def qk_norm(site: Site, spec: GroupedQueryAttention, width_bytes: float, calls: 
 
 def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: float) -> Iterator[Operator]:
     """Yields decode and prefill attention; one variable-length kernel runs both, each has its own price."""
-    curve, library = site.calibration.attention, site.kernels.library
+    curve, library, dtype = site.calibration.attention, site.kernels.library, site.dtype
     decode = DecodeAttention(heads, site.device, curve, library)
-    prefill = PrefillAttention(heads, site.device, curve, library, site.dtype)
+    prefill = PrefillAttention(heads, site.device, curve, library, dtype)
+
+    def of_rows(rows: int) -> Callable[[Any], PassLines]:
+        return VerifyAttention(heads, site.device, curve, library, dtype, rows).lines
+
     suffix = "" if window is None else f"_window_{window}"
 
     def prefill_seconds(batch: RankBatch) -> Any:
@@ -86,13 +90,13 @@ def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: 
         site,
         suffix,
         calls,
-        (DecodeSeconds(decode.lines, window), prefill_seconds),
+        (DecodeSeconds(decode.lines, window, of_rows), prefill_seconds),
         (
-            lambda b: heads.flops_per_pair * within_window(b, window).decode_context_tokens,
+            lambda b: heads.flops_per_pair * decode_pairs(b, window),
             lambda b: heads.flops_per_pair * within_window(b, window).prefill_pairs,
         ),
         (
-            lambda b: heads.kv_bytes_per_token * within_window(b, window).decode_context_tokens,
+            lambda b: heads.kv_bytes_per_token * decode_keys(b, window),
             lambda b: heads.kv_bytes_per_token * within_window(b, window).prefill_context_tokens,
         ),
     )
@@ -115,7 +119,7 @@ def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -
         return smaller(pass_kv, pass_q) * (ring - 1) / ring
 
     def decode_bytes(batch: RankBatch) -> Any:
-        return q_bytes * batch.decode_seqs
+        return q_bytes * (batch.decode_seqs + batch.draft_tokens)
 
     nodes = site.layout.nodes_spanned(ring, site.device, stride=site.tp)
     yield site.message("send_recv", "ring_attention", calls, prefill_bytes, ring, Per.prefill, nodes=nodes)
@@ -123,7 +127,12 @@ def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -
         "all_reduce", "context_all_reduce", calls, decode_bytes, ring, Per.decode, nodes=nodes
     )
     per_batch = summed.seconds
-    yield replace(summed, seconds=independent_of_context(lambda seqs: per_batch(_decodes(seqs))))
+
+    def of_rows(rows: int) -> Callable[[Any], PassLines]:
+        return lambda seqs: ((per_batch(_decodes(rows * seqs)), 0.0, 0.0, 0.0),)
+
+    per_seqs = independent_of_context(lambda seqs: per_batch(_decodes(seqs)), of_rows)
+    yield replace(summed, seconds=per_seqs)
 
 
 def _decodes(seqs: Any) -> RankBatch:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hwmodels.assembly.phases import both_phases, delay_beside_prefill
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, Per, Quantity, zero
-from hwmodels.iterations.windows import within_window
+from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, PassLines, Per, Quantity, zero
+from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
 from hwmodels.model.attention import LatentAttention
 from hwmodels.model.matrices import Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
-from hwmodels.operators.attention import DecodeAttention, HeadLayout
+from hwmodels.operators.attention import DecodeAttention, HeadLayout, VerifyAttention
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
 
 EXPANSION_PEAK_SHARE = 0.7
@@ -99,8 +99,20 @@ def latent_attention(
     token_flops = heads.decode_flops_per_token if absorbed else expanded.flops_per_pair
     token_bytes = heads.latent_bytes_per_token if absorbed else expanded.kv_bytes_per_token
 
+    def of_rows(rows: int) -> Callable[[Any], PassLines]:
+        if not absorbed:
+            curve_s = site.calibration.attention
+            return VerifyAttention(expanded, site.device, curve_s, library, site.dtype, rows).lines
+        if top_k is None:
+            return MlaDecode(heads, site.device, curve, library, rows).pass_lines
+        # Rows choose different tokens, so each reads its own, as if it were a sequence.
+        return lambda seqs: tuple(
+            (fixed_s, 0.0, each_s, 0.0) for fixed_s, each_s in decode.lines(rows * seqs)
+        )
+
     def decode_bytes(batch: RankBatch) -> Any:
-        return token_bytes * within_window(batch, top_k).decode_context_tokens
+        read = decode_keys(batch) if top_k is None else decode_pairs(batch, top_k)
+        return token_bytes * read
 
     def prefill_bytes(batch: RankBatch) -> Any:
         return heads.latent_bytes_per_token * within_window(batch, top_k).prefill_context_tokens
@@ -115,9 +127,9 @@ def latent_attention(
         site,
         "" if top_k is None else f"_top_{top_k}",
         calls,
-        (DecodeSeconds(decode.lines, top_k), prefill_seconds),
+        (DecodeSeconds(decode.lines, top_k, of_rows), prefill_seconds),
         (
-            lambda b: token_flops * within_window(b, top_k).decode_context_tokens,
+            lambda b: token_flops * decode_pairs(b, top_k),
             lambda b: heads.prefill_flops_per_pair * within_window(b, top_k).prefill_pairs,
         ),
         (decode_bytes if absorbed else zero, prefill_bytes),
@@ -169,16 +181,19 @@ def expansion(
         return
 
     def context(batch: RankBatch) -> Any:
-        return within_window(batch, top_k).decode_context_tokens
+        return decode_keys(batch, top_k)
 
     def lines(seqs: Any) -> Lines:
         return ((stream.start_s * smaller(seqs, 1), token_s),)
+
+    def of_rows(rows: int) -> Callable[[Any], PassLines]:
+        return lambda seqs: ((stream.start_s * smaller(seqs, 1), token_s, 0.0, 0.0),)
 
     yield made(
         "latent_expansion_decode",
         Per.decode,
         context,
-        DecodeSeconds(lines, top_k),
+        DecodeSeconds(lines, top_k, of_rows),
         lambda batch: read_bytes * context(batch),
     )
 
@@ -196,6 +211,13 @@ def indexer(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operato
     def decode_lines(seqs: Any) -> Lines:
         started_s = start_s * smaller(seqs, 1)
         return (started_s, pair_s), (started_s, key_s)
+
+    def of_rows(rows: int) -> Callable[[Any], PassLines]:
+        def lines(seqs: Any) -> PassLines:
+            started_s = start_s * smaller(seqs, 1)
+            return (started_s, 0.0, pair_s, 0.0), (started_s, key_s, 0.0, 0.0)
+
+        return lines
 
     def prefill_seconds(batch: RankBatch) -> Any:
         busy_s = larger(pair_s * batch.prefill_pairs, key_s * batch.prefill_context_tokens)
@@ -215,8 +237,6 @@ def indexer(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operato
             kernels=2 if per is Per.decode else 0,
         )
 
-    def context(batch: RankBatch) -> Any:
-        return batch.decode_context_tokens
-
-    yield scored(Per.decode, DecodeSeconds(decode_lines), context, context)
+    decode_seconds = DecodeSeconds(decode_lines, of_rows=of_rows)
+    yield scored(Per.decode, decode_seconds, decode_pairs, decode_keys)
     yield scored(Per.prefill, prefill_seconds, lambda b: b.prefill_pairs, lambda b: b.prefill_context_tokens)

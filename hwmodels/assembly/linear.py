@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
-from hwmodels.iterations.ops import Operator, Per, Quantity, independent_of_context
+from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.ops import Operator, PassLines, Per, Quantity, independent_of_context
 from hwmodels.model.attention import LinearAttention
 
 DELTA_NET_CHUNK = 64
@@ -44,7 +45,19 @@ def delta_rule(site: Site, spec: LinearAttention, calls: float) -> Iterator[Oper
         busy_s = larger(tokens_flops / peak, 2.0 * state_bytes * seqs / bandwidth)
         return start_s * smaller(seqs, 1) + busy_s
 
-    def advanced(per: Per, seconds: Quantity, flops: Quantity, seqs: Quantity) -> Operator:
+    def of_rows(rows: int) -> Callable[[Any], PassLines]:
+        # The state is stored after each row, as any of them may be the last that is accepted.
+        def lines(seqs: Any) -> PassLines:
+            started_s = start_s * smaller(seqs, 1)
+            read_s, row_s = state_bytes * seqs / bandwidth, state_bytes / bandwidth
+            return (started_s, 0.0, 0.0, token_flops / peak), (started_s + read_s, 0.0, 0.0, row_s)
+
+        return lines
+
+    def rows_of(batch: RankBatch) -> Any:
+        return batch.decode_seqs + batch.draft_tokens
+
+    def advanced(per: Per, seconds: Quantity, flops: Quantity, seqs: Quantity, stored: Quantity) -> Operator:
         return Operator(
             name=f"delta_rule_{per.name}",
             component="attention",
@@ -53,20 +66,22 @@ def delta_rule(site: Site, spec: LinearAttention, calls: float) -> Iterator[Oper
             seconds=seconds,
             flops=flops,
             stored_bytes=lambda batch: state_bytes * seqs(batch),
-            bytes_moved=lambda batch: 2.0 * state_bytes * seqs(batch),
+            bytes_moved=lambda batch: state_bytes * (seqs(batch) + stored(batch)),
             dtype=site.dtype,
             kernels=1 if per is Per.decode else 0,
         )
 
     yield advanced(
         Per.decode,
-        independent_of_context(lambda seqs: busy_seconds(token_flops * seqs, seqs)),
-        lambda b: token_flops * b.decode_seqs,
+        independent_of_context(lambda seqs: busy_seconds(token_flops * seqs, seqs), of_rows),
+        lambda b: token_flops * rows_of(b),
         lambda b: b.decode_seqs,
+        rows_of,
     )
     yield advanced(
         Per.prefill,
         lambda b: busy_seconds(chunk_flops * b.prefill_tokens, b.prefill_seqs),
         lambda b: chunk_flops * b.prefill_tokens,
+        lambda b: b.prefill_seqs,
         lambda b: b.prefill_seqs,
     )

@@ -14,7 +14,6 @@ that one device computes whole are in `whole_batches`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -25,9 +24,10 @@ from numpy import ndarray
 
 from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.adapters import AddedByAdapters
+from hwmodels.assembly.counted import CountedTimes
 from hwmodels.assembly.site import Kernels, Site
 from hwmodels.assembly.whole_batches import WholeBatches
-from hwmodels.by_count import ByCount, Counts, RowsByCount, Seconds
+from hwmodels.by_count import Counts, RowsByCount
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.exact import Num
@@ -35,7 +35,7 @@ from hwmodels.iterations.critical_path import Passing, bound_of, seconds_of, tot
 from hwmodels.iterations.decodes import Decodes
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
-from hwmodels.iterations.ops import Operator, Part, Per
+from hwmodels.iterations.ops import Operator, Part, Per, rows_each
 from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Role
@@ -92,11 +92,7 @@ class Roofline:
         self.peak_flops_per_s = num_devices * device.peak_flops_per_s[self.compute_dtype]
         self.peak_bytes_per_s = num_devices * device.memory_bandwidth_bytes_per_s
 
-        shared = self.layout.stage_size > self.layout.tensor_parallel_size or self.layout.micro_batches > 1
-        together = [Per.token] if shared else [Per.token, Per.any_token]
-        self._tokens_s = ByCount(lambda n: self._sum(together, n))
-        self._any_tokens_s = ByCount(lambda n: self._sum([Per.any_token], n)) if shared else None
-        self._rows_s = ByCount(lambda n: self._sum([Per.row], n))
+        self._counted = CountedTimes(self.operators, self.layout)
         self._decodes = Decodes(op for op in self.operators if op.per is Per.decode)
         self._prefill_ops = [op for op in self.operators if op.per is Per.prefill]
         # Every stage launches its own kernels, for each of its micro-batches.
@@ -111,8 +107,7 @@ class Roofline:
             None
             if is_shared
             else WholeBatches(
-                tokens_s=self._tokens_s,
-                rows_s=self._rows_s,
+                counted=self._counted,
                 decodes=self._decodes,
                 prefills=self._prefill_ops,
                 host=self._host,
@@ -124,8 +119,6 @@ class Roofline:
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
         """None if an iteration is one batch that passes all stages once."""
         if self.stages is not None:
-            ends = (Part.first, Part.between, Part.last)
-            self._ends_s = [ByCount(partial(self._sum, [Per.token], part=part)) for part in ends]
             self._decode_ends = RowsByCount(self._decode_ends_figures)
             self._known_ends: dict[float, list[float]] = {}
 
@@ -134,7 +127,12 @@ class Roofline:
         if ndarray in map(type, shape):
             return self._seconds_many(shape)
         decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled, adapters, drafts = shape
-        if adapters is None and drafts is None:
+        if drafts is not None:
+            if type(drafts.pairs) is ndarray or type(drafts.tokens) is ndarray:
+                return self._seconds_many(shape)
+            if adapters is None and self._whole is not None:
+                return self._whole.pass_seconds(shape)
+        elif adapters is None:
             if not prefill_tokens and sampled == decode_seqs:
                 return self._decode_seconds(decode_seqs, context_tokens)
             if prefill_tokens and self._whole is not None:
@@ -142,11 +140,11 @@ class Roofline:
         own: Any = self.layout.rank_batch(shape)
         tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
         replays = self._host.replays(tokens, prefill_tokens)
-        computed = self._host.computed_tokens(tokens, replays)
-        gpu_s = self._counted(computed, all_tokens, rows)
+        computed = self._host.computed_tokens(tokens, replays, _rows_each(own))
+        gpu_s = self._counted.of(computed, all_tokens, rows)
         decodes_s = 0.0
         if decode_seqs:
-            decodes_s = self._decodes.seconds(own.decode_seqs, own.decode_context_tokens)
+            decodes_s = self._decodes.batch_seconds(own)
             gpu_s += decodes_s
         prefills_s = 0.0
         for op in self._prefill_ops:
@@ -186,7 +184,7 @@ class Roofline:
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; `launch` and `host`: waits for launches and for other host work."""
-        zeros = np.zeros(np.broadcast(*shape.counts).shape)[()]
+        zeros = np.zeros(np.broadcast(*shape.counts, *(shape.drafts or ())).shape)[()]
         parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
         for op, seconds in self.operator_seconds(shape):
             parts[op.component] = parts[op.component] + seconds
@@ -237,9 +235,10 @@ class Roofline:
         """
         own = self.layout.rank_batch(shape)
         tokens, all_tokens, rows = map(_whole, (own.tokens, own.all_tokens, own.rows))
-        computed = self._host.computed_tokens(tokens, self._host.replays(tokens, shape.prefill_tokens))
-        decodes_s = self._decodes.seconds_many(own.decode_seqs, own.decode_context_tokens)
-        gpu_s = self._counted_many(computed, all_tokens, rows) + decodes_s
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        computed = self._host.computed_tokens(tokens, replays, _rows_each(own))
+        decodes_s = self._decodes.batch_seconds_many(own)
+        gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
         gpu_s = gpu_s + sum(op.calls * op.seconds(own) for op in self._prefill_ops)
         if shape.adapters is not None:
             gpu_s = gpu_s + self._adapters.seconds(own)[0]
@@ -257,16 +256,6 @@ class Roofline:
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Returns the bytes of the matrices that tokens are multiplied with, and of KV and states."""
         return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
-
-    def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
-        """Sums seconds of operators of these kinds (and part) by count of tokens or rows; 0 takes 0 s."""
-        some = np.maximum(counts, 1)
-        batch = RankBatch(some, some, some, 0, 0, 0, 0, 0, 0)
-        total = np.zeros_like(counts)
-        for op in self.operators:
-            if op.per in kinds and part in (None, op.part):
-                total += op.calls * op.seconds(batch)
-        return total * np.minimum(counts, 1)
 
     def _decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
         """Returns the wall time of one decode-only iteration in seconds."""
@@ -289,7 +278,7 @@ class Roofline:
         batch = self.layout.rank_batch(IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs))
         tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
         replays = self._host.replays(tokens, 0)
-        gpu_s = self._counted_many(self._host.computed_tokens(tokens, replays), all_tokens, rows)
+        gpu_s = self._counted.of_many(self._host.computed_tokens(tokens, replays), all_tokens, rows)
         return (gpu_s, *self._host.bounds(replays, num_seqs))
 
     def _decode_round(self, all_s: Any, full: Any, first_s: Any, between_s: Any, last_s: Any) -> Any:
@@ -310,15 +299,7 @@ class Roofline:
         batch = self.layout.rank_batch(shape)
         tokens = _whole(batch.tokens)
         computed = self._host.computed_tokens(tokens, self._host.replays(tokens, 0))
-        return self.layout.in_flight(shape).full, *self._ends(computed, _whole(batch.rows))
-
-    def _ends(self, computed: Any, rows: Any) -> tuple[Any, Any, Any]:
-        """Returns seconds of a micro-batch before, between and after the layers; numbers or arrays."""
-        if isinstance(computed, ndarray):
-            many = [table.of_many(computed) for table in self._ends_s]
-            return many[0], many[1], many[2] + self._rows_s.of_many(rows)
-        one = [table.of(int(computed)) for table in self._ends_s]
-        return one[0], one[1], one[2] + self._rows_s.of(int(rows))
+        return self.layout.in_flight(shape).full, *self._counted.ends(computed, _whole(batch.rows))
 
     def _round(
         self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
@@ -332,7 +313,7 @@ class Roofline:
         self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
     ) -> tuple[MicroBatch, InFlight, MicroBatch]:
         """Returns the fullest micro-batch, the counts, and a micro-batch without a piece of a chunk."""
-        batch = MicroBatch(gpu_s, *self._ends(computed, rows))
+        batch = MicroBatch(gpu_s, *self._counted.ends(computed, rows))
         in_flight = self.layout.in_flight(shape)
         if not isinstance(in_flight.light, ndarray) and not in_flight.light:
             return batch, in_flight, NO_MICRO_BATCH
@@ -340,10 +321,10 @@ class Roofline:
         tokens, all_tokens = light.tokens, light.all_tokens
         if isinstance(in_flight.light, ndarray):
             tokens, all_tokens = np.broadcast_arrays(_whole(tokens), _whole(all_tokens))
-            counted_s = self._counted_many(tokens, all_tokens, tokens)
+            counted_s = self._counted.of_many(tokens, all_tokens, tokens)
         else:
-            counted_s = self._counted(int(tokens), int(all_tokens), int(tokens))
-        return batch, in_flight, MicroBatch(counted_s + decodes_s, *self._ends(tokens, tokens))
+            counted_s = self._counted.of(int(tokens), int(all_tokens), int(tokens))
+        return batch, in_flight, MicroBatch(counted_s + decodes_s, *self._counted.ends(tokens, tokens))
 
     def _own_decodes(self, num_seqs: Any, context_tokens: Any) -> tuple[Any, Any]:
         """Returns one device's share of the sequences and of their context tokens."""
@@ -369,9 +350,9 @@ class Roofline:
             return np.maximum(gpu_s, floor_s) + added_s
         tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
         replays = self._host.replays(tokens, shape.prefill_tokens)
-        computed = self._host.computed_tokens(tokens, replays)
-        decodes_s = self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
-        gpu_s = self._counted_many(computed, all_tokens, rows) + decodes_s
+        computed = self._host.computed_tokens(tokens, replays, _rows_each(batch))
+        decodes_s = self._decodes.batch_seconds_many(batch)
+        gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
         if prefills:
             gpu_s = gpu_s + sum(op.calls * op.seconds(batch) for op in self._prefill_ops)
         more_kernels = self._host.mixed_kernels(shape.decode_seqs, shape.prefill_seqs)
@@ -393,16 +374,6 @@ class Roofline:
             return self._whole_model
         return [*self._whole_model, *self._whole_adapters.operators]
 
-    def _counted(self, computed: int, all_tokens: int, rows: int) -> float:
-        """Returns GPU seconds of all operators with times that are looked up by count."""
-        gpu_s = self._tokens_s.of(computed) + self._rows_s.of(rows)
-        return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of(all_tokens)
-
-    def _counted_many(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
-        """Computes `_counted` for arrays."""
-        gpu_s = self._tokens_s.of_many(computed) + self._rows_s.of_many(rows)
-        return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of_many(all_tokens)
-
     def _critical_path(self, shape: IterationShape) -> list[Passing]:
         """Returns the batches on the critical path, each with the number of runs of each part's operators."""
         batch = self._padded_batch(shape)
@@ -411,7 +382,7 @@ class Roofline:
         full, in_flight, light = self.round(shape)
         ways = [full.all_s, *self.stages.stage_seconds(full, in_flight, light)]
         longest = np.argmax(np.stack(np.broadcast_arrays(*ways)), axis=0)
-        sizes = np.broadcast(*shape.counts).shape
+        sizes = np.broadcast(*shape.counts, *(shape.drafts or ())).shape
         times = []
         for count, passes in ((in_flight.full, 1.0), (in_flight.light, 0.0)):
             by_part = {
@@ -427,10 +398,15 @@ class Roofline:
         batch = self.layout.rank_batch(shape)
         tokens = _whole(batch.tokens)
         replays = self._host.replays(tokens, shape.prefill_tokens)
-        tokens = self._host.computed_tokens(tokens, replays)[()]
+        tokens = self._host.computed_tokens(tokens, replays, _rows_each(batch))[()]
         return batch._replace(
-            tokens=tokens, all_tokens=tokens if self._any_tokens_s is None else batch.all_tokens
+            tokens=tokens, all_tokens=tokens if self._counted.any_tokens_s is None else batch.all_tokens
         )
+
+
+def _rows_each(batch: RankBatch) -> Any:
+    tokens = batch.draft_tokens
+    return rows_each(batch.decode_seqs, tokens) if isinstance(tokens, ndarray) or tokens else 1
 
 
 def _whole(count: Any) -> Any:

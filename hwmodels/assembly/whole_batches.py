@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.by_count import ByCount
+from hwmodels.assembly.counted import CountedTimes
 from hwmodels.devices.host import HostShare
-from hwmodels.iterations.decodes import Decodes, Straight
+from hwmodels.iterations.decodes import Decodes, PassParts, Straight, seconds_of_pass
 from hwmodels.iterations.iteration import IterationShape
-from hwmodels.iterations.ops import Operator
+from hwmodels.iterations.ops import Operator, rows_each
 
 FEW_ITERATIONS = 48
 """Largest number of iterations priced one by one: numpy takes as long for 50."""
+
+MOST_PASSES = 50_000
+"""Passes kept, by numbers of sequences and draft tokens; a policy with draft lengths of its own has many."""
 
 
 class _DecodeBatch(NamedTuple):
@@ -34,28 +37,34 @@ class _DecodeBatch(NamedTuple):
     straight: Straight
 
 
-class WholeBatches:
-    """Prices iterations with batches that one device computes whole.
+class _PassBatch(NamedTuple):
+    """Figures that all passes with the same numbers of sequences and draft tokens share."""
 
-    tokens_s, rows_s: GPU seconds by number of tokens and by number of sampled rows.
-    """
+    counted_s: float
+    """GPU seconds by number of tokens."""
+    floor_s: float
+    added_s: float
+    lines: PassParts
+
+
+class WholeBatches:
+    """Prices iterations with batches that one device computes whole."""
 
     def __init__(
         self,
         *,
-        tokens_s: ByCount,
-        rows_s: ByCount,
+        counted: CountedTimes,
         decodes: Decodes,
         prefills: Iterable[Operator],
         host: HostShare,
     ) -> None:
-        self._tokens_s = tokens_s
-        self._rows_s = rows_s
+        self._tokens_s, self._rows_s = counted.tokens_s, counted.rows_s
         self._decodes = decodes
         self._prefills = [(op.calls, op.seconds) for op in prefills]
         self._host = host
         self._batches: dict[int, _DecodeBatch] = {}
         self._prefill_bounds: dict[tuple[int, bool], tuple[float, float]] = {}
+        self._passes: dict[tuple[Any, Any], _PassBatch] = {}
 
     def prefill_seconds(self, shape: IterationShape) -> float:
         """Returns the wall time of one iteration with prompt chunks in seconds."""
@@ -71,6 +80,27 @@ class WholeBatches:
         num_seqs = decode_seqs + prefill_seqs
         key = num_seqs, decode_seqs > 0
         floor_s, added_s = self._prefill_bounds.get(key) or self._bounds_beside_prefill(*key)
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def pass_seconds(self, shape: IterationShape) -> float:
+        """Returns the wall time of one iteration with draft tokens, prompt chunks beside them or not."""
+        batch: Any = shape
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _, drafts = batch
+        tokens, pairs, *_ = drafts
+        key = decode_seqs, tokens
+        counted_s, floor_s, added_s, lines = self._passes.get(key) or self._pass_batch(*key)
+        if prefill_tokens:
+            counted_s = self._tokens_s.of(int(decode_seqs + tokens + prefill_tokens))
+            key = decode_seqs + prefill_seqs, decode_seqs > 0
+            floor_s, added_s = self._prefill_bounds.get(key) or self._bounds_beside_prefill(*key)
+        gpu_s = counted_s + self._rows_s.of(int(sampled_seqs))
+        if decode_seqs:
+            gpu_s += seconds_of_pass(lines, decode_seqs, context_tokens, tokens, pairs)
+        if prefill_tokens:
+            prefills_s = 0.0
+            for calls, seconds in self._prefills:
+                prefills_s += calls * seconds(batch)
+            gpu_s += prefills_s
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
@@ -143,6 +173,17 @@ class WholeBatches:
         straight = self._decodes.straight(num_seqs, counted_s, floor_s)
         self._batches[num_seqs] = _DecodeBatch(counted_s, floor_s, added_s, straight)
         return self._batches[num_seqs]
+
+    def _pass_batch(self, num_seqs: Any, tokens: Any) -> _PassBatch:
+        rows, computed = rows_each(num_seqs, tokens), int(num_seqs + tokens)
+        replays = self._host.replays(computed, 0)
+        counted_s = self._tokens_s.of(self._host.computed_tokens(computed, replays, rows))
+        lines = self._decodes.pass_lines(num_seqs, rows)
+        if len(self._passes) >= MOST_PASSES:
+            self._passes.clear()
+        known = _PassBatch(counted_s, *self._host.bounds(replays, num_seqs), lines)
+        self._passes[num_seqs, tokens] = known
+        return known
 
     def _bounds_beside_prefill(self, num_seqs: Any, is_mixed: bool) -> tuple[float, float]:
         """Returns floor_s and added_s of an iteration with prompt chunks, which no CUDA graph replays."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from numpy.typing import NDArray
 
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.exact import larger, smaller
@@ -42,9 +43,10 @@ class HostOverhead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CudaGraphs:
-    """Decode-only iterations of up to max_capture_size sequences are one launch, padded to a captured size.
+    """Decode-only iterations of up to max_capture_size rows are one launch, padded to a captured size.
 
-    Everything else (a prompt chunk in the batch, a larger batch, `enabled` false) launches kernel by kernel.
+    A sequence that verifies draft tokens has several rows, any other one. Everything else (a prompt chunk in
+    the batch, a larger batch, `enabled` false) launches kernel by kernel.
     """
 
     enabled: bool = True
@@ -62,11 +64,15 @@ class CudaGraphs:
         ladder = [1, 2, 4, *range(8, 256, 8), *range(256, self.max_capture_size + 1, 16)]
         return [size for size in ladder if size <= self.max_capture_size]
 
-    def padded(self) -> list[int]:
-        """Returns a list: for each number of sequences from 0 up, the captured size that runs it."""
+    def padded(self, rows: int = 1) -> list[int]:
+        """Returns a list: for each number of rows from 0 up, the captured size that runs it.
+
+        rows: those of each sequence; sizes are rounded up to a multiple of them, as vLLM does.
+        """
         padded = [0]
         for size in self.sizes:
-            padded += [size] * (size + 1 - len(padded))
+            whole = min(-(-size // rows) * rows, self.sizes[-1])
+            padded += [whole] * (whole + 1 - len(padded))
         return padded
 
 
@@ -84,8 +90,10 @@ class HostShare:
         self._host = host
         self._launches_s = host.launch_s * num_kernels
         self._mixed_kernels = mixed_kernels
+        self._cuda_graphs = cuda_graphs
         self._padded = cuda_graphs.padded()
-        self._padded_array = np.array(self._padded)
+        self._padded_by_rows = {1: self._padded}
+        self._padded_arrays: dict[int, NDArray[np.intp]] = {}
 
     def mixed_kernels(self, decode_seqs: Any, prefill_seqs: Any) -> Any:
         """Returns the number of further kernels that iterations with both decodes and prompts launch."""
@@ -95,11 +103,31 @@ class HostShare:
         """Returns whether a CUDA graph runs the whole iteration; for arrays, per iteration."""
         return (prefill_tokens == 0) & (tokens < len(self._padded))
 
-    def computed_tokens(self, tokens: Any, replays: Any) -> Any:
-        """Returns the number of tokens computed: the captured size if a graph replays, else `tokens`."""
-        if isinstance(tokens, ndarray):
-            return np.where(replays, self._padded_array.take(tokens, mode="clip"), tokens)
-        return self._padded[tokens] if replays else tokens
+    def computed_tokens(self, tokens: Any, replays: Any, rows: Any = 1) -> Any:
+        """Returns the number of tokens computed: the captured size if a graph replays, else `tokens`.
+
+        rows: those of each decoding sequence.
+        """
+        if not isinstance(tokens, ndarray):
+            return self.padded(int(rows))[tokens] if replays else tokens
+        if not isinstance(rows, ndarray):
+            return np.where(replays, self._padded_array(int(rows)).take(tokens, mode="clip"), tokens)
+        computed = np.broadcast_to(tokens, np.broadcast(tokens, rows).shape)
+        for count in np.unique(rows).tolist():
+            padded = self._padded_array(int(count)).take(tokens, mode="clip")
+            computed = np.where(replays & (rows == count), padded, computed)
+        return computed
+
+    def padded(self, rows: int) -> list[int]:
+        """Returns `CudaGraphs.padded`."""
+        if rows not in self._padded_by_rows:
+            self._padded_by_rows[rows] = self._cuda_graphs.padded(rows)
+        return self._padded_by_rows[rows]
+
+    def _padded_array(self, rows: int) -> NDArray[np.intp]:
+        if rows not in self._padded_arrays:
+            self._padded_arrays[rows] = np.array(self.padded(rows))
+        return self._padded_arrays[rows]
 
     def bounds(self, replays: Any, num_seqs: Any, more_kernels: Any = None) -> tuple[Any, Any]:
         """Returns floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s.

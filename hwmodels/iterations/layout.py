@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from hwmodels.checks import check_whole
 from hwmodels.devices.device import Device
 from hwmodels.exact import Num, divided_up, larger, smaller
-from hwmodels.iterations.iteration import IterationShape, UnknownIterationError
+from hwmodels.iterations.iteration import DraftWork, IterationShape
 from hwmodels.model.matrices import share_of
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 
@@ -51,6 +51,9 @@ class RankBatch(NamedTuple):
     adapter_tokens: Num = 0
     adapter_rank_tokens: Num = 0
     adapter_ranks: Num = 0
+    draft_tokens: Num = 0
+    """Draft tokens that decodes verify; they are among `tokens`, not among `decode_seqs`."""
+    draft_pairs: Num = 0
 
 
 class InFlight(NamedTuple):
@@ -174,9 +177,26 @@ class ParallelLayout:
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:
         """Returns the fullest device's share of an iteration, or of each of its micro-batches."""
-        decodes, context, chunks, new, pairs, prefill_context, rows, adapters, drafts = shape
-        if drafts is not None:
-            raise UnknownIterationError("draft tokens: this level does not price them yet")
+        batch = self._rows_and_chunks(shape)
+        return batch if shape.drafts is None else self._with_drafts(batch, shape.decode_seqs, shape.drafts)
+
+    def _with_drafts(self, batch: RankBatch, decodes: Num, drafts: DraftWork) -> RankBatch:
+        """Returns a device's share with draft tokens, which are distributed with their sequences."""
+        own, own_pairs = drafts.tokens, drafts.pairs
+        if self.num_batch_shares > 1:
+            some = larger(decodes, 1)
+            own = divided_up(own * batch.decode_seqs, some)
+            own_pairs = own_pairs * batch.decode_seqs / some
+        return batch._replace(
+            tokens=batch.tokens + own,
+            all_tokens=batch.all_tokens + divided_up(drafts.tokens, self.micro_batches),
+            draft_tokens=own,
+            draft_pairs=own_pairs / self.context_parallel_size,
+        )
+
+    def _rows_and_chunks(self, shape: IterationShape) -> RankBatch:
+        """Computes `rank_batch` without draft tokens."""
+        decodes, context, chunks, new, pairs, prefill_context, rows, adapters, _ = shape
         shares, ring = self.num_batch_shares, self.context_parallel_size
         if shares == 1 and ring == 1:
             tokens = decodes + new
@@ -225,9 +245,11 @@ class ParallelLayout:
 
     def without_chunks(self, shape: IterationShape, batch: RankBatch) -> RankBatch:
         """Returns the fullest device's share of a decode-only micro-batch; batch: of one with a chunk."""
-        all_tokens = divided_up(shape.decode_seqs, self.micro_batches)
-        decodes = batch.decode_seqs
-        return RankBatch(decodes, all_tokens, decodes, decodes, batch.decode_context_tokens, 0, 0, 0, 0)
+        drafted = 0 if shape.drafts is None else shape.drafts.tokens
+        all_tokens = divided_up(shape.decode_seqs + drafted, self.micro_batches)
+        decodes, context, drafts = batch.decode_seqs, batch.decode_context_tokens, batch.draft_tokens
+        light = RankBatch(decodes + drafts, all_tokens, decodes + drafts, decodes, context, 0, 0, 0, 0)
+        return light._replace(draft_tokens=drafts, draft_pairs=batch.draft_pairs)
 
     def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
         """Returns the new tokens of the fullest micro-batch, for equal chunks in `groups` attention groups.

@@ -12,14 +12,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+from numpy import ndarray
+
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.windows import seen
 
 Quantity = Callable[[RankBatch], Any]
 """FLOPs, bytes or seconds of one call: a number, or an array with one value per iteration."""
 
 Lines = tuple[tuple[Any, Any], ...]
 """Straight lines over the context of all sequences: (seconds, seconds per context token) each."""
+
+
+PassLines = tuple[tuple[Any, Any, Any, Any], ...]
+"""Straight lines over a pass: (seconds, per KV token read, per query-key pair, per query row) each."""
 
 
 class Per(Enum):
@@ -61,12 +69,40 @@ class DecodeSeconds:
     """Returns the lines for a number of sequences; for 0 sequences all are 0 s."""
     window: int | None = None
     """Most tokens of each sequence that are attended to; None: all."""
+    of_rows: Callable[[int], Callable[[Any], PassLines]] | None = None
+    """Returns `lines` of sequences with some rows each, draft tokens included; None: there never are any."""
 
     def __call__(self, batch: RankBatch) -> Any:
-        context = batch.decode_context_tokens
+        context, tokens = batch.decode_context_tokens, batch.draft_tokens
+        if isinstance(tokens, ndarray) or tokens:
+            return self.pass_seconds(batch.decode_seqs, context, tokens, batch.draft_pairs)
         if self.window is not None:
             context = smaller(context, self.window * batch.decode_seqs)
         return largest(self.lines(batch.decode_seqs), context)
+
+    def pass_seconds(self, num_seqs: Any, context_tokens: Any, draft_tokens: Any, draft_pairs: Any) -> Any:
+        """Returns the seconds of sequences that verify draft tokens; numbers or arrays."""
+        keys, pairs = seen(num_seqs, context_tokens, draft_tokens, draft_pairs, self.window)
+        each, rows = rows_each(num_seqs, draft_tokens), num_seqs + draft_tokens
+        if not isinstance(each, ndarray):
+            return largest_of_pass(self.pass_lines(int(each))(num_seqs), keys, pairs, rows)
+        seconds: Any = 0.0
+        for count in np.unique(each).tolist():
+            own_s = largest_of_pass(self.pass_lines(int(count))(num_seqs), keys, pairs, rows)
+            seconds = np.where(each == count, own_s, seconds)
+        return seconds
+
+    def pass_lines(self, rows: int) -> Callable[[Any], PassLines]:
+        """Returns the lines for sequences of so many rows; with one row each they are those of decodes."""
+        if rows == 1:
+            return lambda seqs: tuple((fixed_s, token_s, 0.0, 0.0) for fixed_s, token_s in self.lines(seqs))
+        assert self.of_rows is not None
+        return self.of_rows(rows)
+
+
+def rows_each(num_seqs: Any, draft_tokens: Any) -> Any:
+    """Returns the rows of a sequence, draft tokens included: the mean, rounded up."""
+    return 1 - -draft_tokens // larger(num_seqs, 1)
 
 
 def largest(lines: Lines, context: Any) -> Any:
@@ -75,6 +111,14 @@ def largest(lines: Lines, context: Any) -> Any:
     seconds = fixed_s + token_s * context
     for fixed_s, token_s in others:
         seconds = larger(seconds, fixed_s + token_s * context)
+    return seconds
+
+
+def largest_of_pass(lines: PassLines, keys: Any, pairs: Any, rows: Any) -> Any:
+    """Returns the maximum of the lines of a pass, in seconds."""
+    seconds: Any = 0.0
+    for fixed_s, key_s, pair_s, row_s in lines:
+        seconds = larger(seconds, fixed_s + key_s * keys + pair_s * pairs + row_s * rows)
     return seconds
 
 
@@ -116,6 +160,8 @@ def per_row(amount: float) -> Quantity:
     return lambda batch: amount * batch.rows
 
 
-def independent_of_context(seconds: Callable[[Any], Any]) -> DecodeSeconds:
-    """Returns the seconds of a decode operator that depends only on the number of sequences."""
-    return DecodeSeconds(lambda seqs: ((seconds(seqs), 0.0),))
+def independent_of_context(
+    seconds: Callable[[Any], Any], of_rows: Callable[[int], Callable[[Any], PassLines]]
+) -> DecodeSeconds:
+    """Returns the seconds of a decode operator that depends only on the numbers of sequences and rows."""
+    return DecodeSeconds(lambda seqs: ((seconds(seqs), 0.0),), of_rows=of_rows)

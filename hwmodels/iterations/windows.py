@@ -25,6 +25,31 @@ def within_window(batch: RankBatch, window: int | None) -> RankBatch:
     )
 
 
+def seen(
+    num_seqs: Any, context_tokens: Any, draft_tokens: Any, draft_pairs: Any, window: int | None
+) -> tuple[Any, Any]:
+    """Returns the KV tokens that decodes read, each once, and their query-key pairs; with draft tokens."""
+    if window is not None:
+        context_tokens = smaller(context_tokens, window * num_seqs)
+        draft_pairs = smaller(draft_pairs, window * draft_tokens)
+    return context_tokens + draft_tokens, context_tokens + draft_pairs
+
+
+def decode_keys(batch: RankBatch, window: int | None = None) -> Any:
+    """Returns the KV tokens that the decodes of a batch read: see `seen`."""
+    return _seen(batch, window)[0]
+
+
+def decode_pairs(batch: RankBatch, window: int | None = None) -> Any:
+    """Returns the query-key pairs of the decodes of a batch: see `seen`."""
+    return _seen(batch, window)[1]
+
+
+def _seen(batch: RankBatch, window: int | None) -> tuple[Any, Any]:
+    decodes, context = batch.decode_seqs, batch.decode_context_tokens
+    return seen(decodes, context, batch.draft_tokens, batch.draft_pairs, window)
+
+
 def _pairs(batch: RankBatch, window: int) -> Any:
     """Returns the pairs of n new tokens on c cached ones; query i = 1, 2, ... sees min(c + i, w) tokens.
 

@@ -48,10 +48,17 @@ class DecodeKernels:
     """Kernel for items and stream if no heads share a pass; None: the same kernel."""
     beside_prefill: float = 1.0
     """Factor on decodes in an iteration that also prefills: one call, neither packed nor split for them."""
+    single_row: bool = False
+    """True if heads share a pass and contexts are split only for sequences of one row, without drafts."""
 
 
 FLASH_ATTENTION_2 = DecodeKernels(
-    fixed_share=0.8, max_splits=11, gather_s=6e-6, packs_windows=False, beside_prefill=1.6
+    fixed_share=0.8,
+    max_splits=11,
+    gather_s=6e-6,
+    packs_windows=False,
+    beside_prefill=1.6,
+    single_row=True,
 )
 """vLLM on sm80. beside_prefill: layers timed inside vLLM on RTX 4090 and RTX PRO 6000, 1.2 to 2.2."""
 FLASH_ATTENTION_2_SM120 = replace(FLASH_ATTENTION_2, item=1.45, fixed_share=1.0, max_splits=32)

@@ -15,6 +15,9 @@ of each context token, which is read once. n sequences, c context tokens of all 
     passes   over queries and outputs, 2 bytes per element, at the data sheet's bandwidth B0
     B, F     bandwidth and FLOP/s reached; h' heads, padded to a tile
 
+Draft tokens that a pass verifies are further query rows: n + x rows have queries and outputs, a sequence's
+rows share one reading of its vectors and a tile of heads, and every pair of row and vector is multiplied.
+
 Kernels that do not split contexts over SMs take at least start + n (...) + c/n token_s, c/n the mean context.
 
 Prefill is naive: keys and values of all heads are expanded first (a GEMM elsewhere), then attended to.
@@ -213,34 +216,64 @@ class MlaDecode:
     13 us + 64 x (25 ns + 208 ns) + 262,144 x max(0.452 ns, 0.469 ns) = 150.9 us. Measured: 139.4 us.
     """
 
-    __slots__ = ("_busy_share", "_seq_s", "_start_s", "_token_s", "_work_s")
+    __slots__ = (
+        "_busy_share",
+        "_item_s",
+        "_key_s",
+        "_pair_s",
+        "_row_s",
+        "_seq_s",
+        "_start_s",
+        "_token_s",
+        "_work_s",
+    )
 
-    def __init__(self, heads: MlaHeads, device: Device, curve: MlaCurve, kernels: str = "vllm") -> None:
+    def __init__(
+        self, heads: MlaHeads, device: Device, curve: MlaCurve, kernels: str = "vllm", rows: int = 1
+    ) -> None:
+        """Builds it for sequences of so many query rows each, their draft tokens included."""
         family = kernels_of(kernels, curve)
         bandwidth = device.memory_bandwidth_bytes_per_s
         query_bytes = heads.num_heads * (2 * heads.kv_lora_rank + heads.rope_head_dim) * 2.0
-        padded = -(-heads.num_heads // family.head_tile) * family.head_tile / heads.num_heads
+        tiled = heads.num_heads * rows
+        padded = -(-tiled // family.head_tile) * family.head_tile / tiled
         self._start_s = curve.start_s
         self._busy_share = family.max_splits / device.num_sms
-        self._seq_s = (
-            family.item * curve.start_s / device.num_sms + family.query_passes * query_bytes / bandwidth
-        )
-        self._work_s = max(
-            heads.latent_bytes_per_token / (bandwidth * curve.bandwidth_share),
+        self._item_s = family.item * curve.start_s / device.num_sms
+        self._row_s = family.query_passes * query_bytes / bandwidth
+        self._seq_s = self._item_s + self._row_s
+        self._key_s = heads.latent_bytes_per_token / (bandwidth * curve.bandwidth_share)
+        self._pair_s = (
             heads.decode_flops_per_token
             * padded
-            / (decode_peak_flops_per_s(heads, device, curve) * curve.flops_share * family.flops),
+            / (decode_peak_flops_per_s(heads, device, curve) * curve.flops_share * family.flops)
         )
+        self._work_s = max(self._key_s, self._pair_s)
         # Half of it is reading and converting elements, the other half is per token.
         self._token_s = family.token * curve.start_s * (1 + heads.kv_bytes_per_element / 2) / 2
 
     def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
         """Returns lines (fixed_s, s_per_context_token); their maximum is the time of num_seqs sequences."""
         fixed_s = self._start_s * smaller(num_seqs, 1.0) + self._seq_s * num_seqs
-        work_s = self._work_s / smaller(self._busy_share * larger(num_seqs, 1.0), 1.0)
+        work_s = self._work_s / self._busy(num_seqs)
         if not self._token_s:
             return ((fixed_s, work_s),)
         return (fixed_s, work_s), (fixed_s, self._token_s / larger(num_seqs, 1.0))
+
+    def pass_lines(self, num_seqs: Any) -> tuple[tuple[Any, Any, Any, Any], ...]:
+        """Returns lines (seconds, per KV token, per pair, per row) of sequences with draft tokens."""
+        fixed_s, busy = self._start_s * smaller(num_seqs, 1.0) + self._item_s * num_seqs, self._busy(num_seqs)
+        lines = (
+            (fixed_s, self._key_s / busy, 0.0, self._row_s),
+            (fixed_s, 0.0, self._pair_s / busy, self._row_s),
+        )
+        if not self._token_s:
+            return lines
+        return (*lines, (fixed_s, self._token_s / larger(num_seqs, 1.0), 0.0, self._row_s))
+
+    def _busy(self, num_seqs: Any) -> Any:
+        """Returns the share of the SMs that have a part of a context."""
+        return smaller(self._busy_share * larger(num_seqs, 1.0), 1.0)
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
         """Returns seconds; context_tokens: of all sequences, new ones included. 0 sequences take 0 s."""

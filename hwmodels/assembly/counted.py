@@ -1,0 +1,58 @@
+"""GPU seconds of a batch that depend only on its numbers of tokens and of sampled rows, tabulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from hwmodels.by_count import ByCount, Counts, Seconds
+from hwmodels.iterations.layout import ParallelLayout, RankBatch
+from hwmodels.iterations.ops import Operator, Part, Per
+
+
+class CountedTimes:
+    """Sums of the operators of a layout by count; numbers and arrays give the same bits."""
+
+    def __init__(self, operators: Sequence[Operator], layout: ParallelLayout) -> None:
+        self._operators = operators
+        shared = layout.stage_size > layout.tensor_parallel_size or layout.micro_batches > 1
+        together = [Per.token] if shared else [Per.token, Per.any_token]
+        self.tokens_s = ByCount(partial(self._sum, together))
+        """Seconds by number of tokens of this device; those of the experts included if they are the same."""
+        self.any_tokens_s = ByCount(partial(self._sum, [Per.any_token])) if shared else None
+        """Seconds of the experts by number of tokens of all devices."""
+        self.rows_s = ByCount(partial(self._sum, [Per.row]))
+        ends = (Part.first, Part.between, Part.last)
+        self._ends_s = [ByCount(partial(self._sum, [Per.token], part=part)) for part in ends]
+
+    def of(self, computed: int, all_tokens: int, rows: int) -> float:
+        """Returns the seconds of one batch; computed: tokens of this device with padding."""
+        gpu_s = self.tokens_s.of(computed) + self.rows_s.of(rows)
+        return gpu_s if self.any_tokens_s is None else gpu_s + self.any_tokens_s.of(all_tokens)
+
+    def of_many(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
+        """Computes `of` for arrays."""
+        gpu_s = self.tokens_s.of_many(computed) + self.rows_s.of_many(rows)
+        return gpu_s if self.any_tokens_s is None else gpu_s + self.any_tokens_s.of_many(all_tokens)
+
+    def ends(self, computed: Any, rows: Any) -> tuple[Any, Any, Any]:
+        """Returns seconds of a micro-batch before, between and after the layers; numbers or arrays."""
+        if isinstance(computed, ndarray):
+            many = [table.of_many(computed) for table in self._ends_s]
+            return many[0], many[1], many[2] + self.rows_s.of_many(rows)
+        one = [table.of(int(computed)) for table in self._ends_s]
+        return one[0], one[1], one[2] + self.rows_s.of(int(rows))
+
+    def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
+        """Sums seconds of operators of these kinds (and part) by count of tokens or rows; 0 takes 0 s."""
+        some = np.maximum(counts, 1)
+        batch = RankBatch(some, some, some, 0, 0, 0, 0, 0, 0)
+        total = np.zeros_like(counts)
+        for op in self._operators:
+            if op.per in kinds and part in (None, op.part):
+                total += op.calls * op.seconds(batch)
+        return total * np.minimum(counts, 1)
