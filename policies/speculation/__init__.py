@@ -63,8 +63,11 @@ class DraftLength(Protocol):
     """Whether it reads the arrays of `DraftView` with one number per sequence."""
 
     @property
-    def repeats(self) -> bool:
-        """True if it decides the same as long as the same number of sequences gets a token in each step."""
+    def num_repeats(self) -> int:
+        """Number of steps, from the one it has just decided on, in which it is sure to decide the same.
+
+        It may assume that the same number of sequences gets a token in each of them. 1: it promises nothing.
+        """
         ...
 
     def num_draft_tokens(self, view: DraftView) -> int | NDArray[np.int64]:

@@ -25,6 +25,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.core.plan import FOREVER
 from policies.speculation.view import AcceptanceCounts, DraftView
 
 
@@ -34,16 +35,16 @@ class _Measured:
 
     length: int = 0
     """Draft tokens per sequence."""
-    num_steps: int = 0
-    """Steps since the start."""
+    now: int = 0
+    """Iterations so far."""
     decided_at: int = 0
-    """Step of the last decision."""
+    """Iteration of the last decision."""
     num_seqs: int = 0
     """Sequences at the last decision; 0: none was made."""
-    last_probe: int = 0
-    """Step of the last probe."""
+    last_probe: int = -1
+    """Iteration of the last probe."""
     probe_interval: int = 1
-    """Steps between probes."""
+    """Iterations between probes."""
     first_probed: int = 0
     """Index of the first sequence of the next probe."""
     reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -62,7 +63,7 @@ class Adaptive:
     reads_sequences: ClassVar[bool] = False
 
     interval: int = 16
-    """Steps after which it decides anew; it also does once the batch has grown or shrunk by an eighth."""
+    """Iterations after which it decides anew; it also does when the batch has changed by an eighth."""
     window: int = 2000
     """Number of draft tokens at a place from which its rate is measured; older ones are forgotten."""
     prior_rate: float = 0.7
@@ -87,28 +88,38 @@ class Adaptive:
             raise ValueError(f"prior_weight={self.prior_weight}: must be > 0 draft tokens and finite")
 
     @property
-    def repeats(self) -> bool:
-        """False: it measures every step."""
-        return False
+    def num_repeats(self) -> int:
+        """Returns the number of iterations until the next decision or probe; 1 in a probe."""
+        known = self._measured
+        if known.last_probe == known.now:
+            return 1
+        return min(known.decided_at + self.interval, self._next_probe) - known.now
 
     def num_draft_tokens(self, view: DraftView) -> int | NDArray[np.int64]:
         """Returns the best number by the last decision; in a probe, all places for some sequences."""
         known, num_seqs = self._measured, len(view.sequences)
         if not num_seqs:
             return 0
-        known.num_steps += 1
+        known.now = view.num_iterations
         has_changed = abs(num_seqs - known.num_seqs) * 8 > known.num_seqs
-        if has_changed or known.num_steps - known.decided_at >= self.interval:
+        if has_changed or known.now >= known.decided_at + self.interval:
             self._learn(view.acceptance)
             self._decide(view)
-        if known.length == view.max_draft_tokens or known.num_steps < known.last_probe + known.probe_interval:
+        if known.now < self._next_probe:
             return known.length
-        known.last_probe = known.num_steps
+        known.last_probe = known.now
         lengths = np.full(num_seqs, known.length)
         num_probed = min(self.probe_sequences, num_seqs)
         lengths[(known.first_probed + np.arange(num_probed)) % num_seqs] = view.max_draft_tokens
         known.first_probed = (known.first_probed + num_probed) % num_seqs
         return lengths
+
+    @property
+    def _next_probe(self) -> int:
+        """Iteration of the next probe; FOREVER while all places are drafted."""
+        known = self._measured
+        is_needed = known.length < len(known.reached)
+        return known.last_probe + known.probe_interval if is_needed else FOREVER
 
     def rates(self) -> NDArray[np.float64]:
         """Returns the probability by place that a draft token is accepted if those before it are."""
@@ -138,6 +149,6 @@ class Adaptive:
         num_tokens = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.rates()))))
         seconds = np.array([view.pass_seconds(length) for length in range(view.max_draft_tokens + 1)])
         known.length = int(np.argmax(num_tokens / seconds))
-        known.decided_at, known.num_seqs = known.num_steps, len(view.sequences)
+        known.decided_at, known.num_seqs = known.now, len(view.sequences)
         longer = float(seconds[-1] / seconds[known.length]) - 1
         known.probe_interval = max(ceil(longer / self.probe_share), self.interval)

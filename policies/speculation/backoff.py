@@ -52,9 +52,9 @@ class Backoff:
             )
 
     @property
-    def repeats(self) -> bool:
-        """False: sequences pause and try again while the batch stays the same."""
-        return False
+    def num_repeats(self) -> int:
+        """Returns 1: sequences pause and try again while the batch stays the same."""
+        return 1
 
     def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
         """Returns num_tokens for each sequence that does not pause or tries again, else 0."""

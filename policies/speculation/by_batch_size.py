@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
+from policies.core.plan import FOREVER
 from policies.speculation.view import DraftView
 
 
@@ -24,7 +25,11 @@ class ByBatchSize:
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = False
 
-    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...]
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = (
+        (1, 16, 4),
+        (17, 64, 2),
+        (65, 256, 1),
+    )
     """Ranges of (smallest, largest number of requests, draft tokens); both ends of a range are in it."""
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _lengths: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -36,9 +41,9 @@ class ByBatchSize:
         object.__setattr__(self, "_lengths", tuple(length for _, _, length in ranges))
 
     @property
-    def repeats(self) -> bool:
-        """True: only the number of requests matters."""
-        return True
+    def num_repeats(self) -> int:
+        """Returns FOREVER: only the number of requests matters."""
+        return FOREVER
 
     def num_draft_tokens(self, view: DraftView) -> int:
         """Returns the number of the last range that begins at or below the number of requests."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from policies.core.plan import FOREVER
 from policies.speculation.view import DraftView
 
 
@@ -23,9 +24,9 @@ class Fixed:
             raise ValueError(f"num_tokens={self.num_tokens}: must be >= 0, or null for all that it drafts")
 
     @property
-    def repeats(self) -> bool:
-        """True: it decides the same in every step."""
-        return True
+    def num_repeats(self) -> int:
+        """Returns FOREVER: it decides the same in every step."""
+        return FOREVER
 
     def num_draft_tokens(self, view: DraftView) -> int:
         """Returns the number, as far as the proposer can draft so many."""

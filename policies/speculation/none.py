@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from policies.core.plan import FOREVER
 from policies.speculation.view import DraftView
 
 
@@ -16,9 +17,9 @@ class NoDrafts:
     reads_sequences: ClassVar[bool] = False
 
     @property
-    def repeats(self) -> bool:
-        """True: it decides the same in every step."""
-        return True
+    def num_repeats(self) -> int:
+        """Returns FOREVER: it decides the same in every step."""
+        return FOREVER
 
     def num_draft_tokens(self, view: DraftView) -> int:
         """Returns 0."""

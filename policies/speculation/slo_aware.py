@@ -43,9 +43,9 @@ class SloAware:
             raise ValueError(f"num_tokens={self.num_tokens}: must be >= 1, or null for all that it drafts")
 
     @property
-    def repeats(self) -> bool:
-        """False: sequences fall behind and catch up while the batch stays the same."""
-        return False
+    def num_repeats(self) -> int:
+        """Returns 1: sequences fall behind and catch up while the batch stays the same."""
+        return 1
 
     def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
         """Returns num_tokens for each sequence that is behind, else 0. Raises ValueError without a TPOT."""

@@ -69,6 +69,8 @@ class DraftView:
     """Time per output token that the SLO allows, s; None: no SLO."""
     now: float = 0.0
     """Time at which the step is planned, s."""
+    num_iterations: int = 0
+    """Iterations that the engine has computed."""
     num_requests: int = 0
     """Sequences with tokens in this step, prompt chunks included."""
     num_waiting: int = 0

@@ -10,6 +10,9 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.user_code.frames import is_of_user
 
 MAX_SHOWN = 60
@@ -76,5 +79,24 @@ def checked_prediction(predictor: object) -> Callable[[Any, int | None], int]:
             rule = f"must return a whole number of tokens >= 1{limit}"
             raise returned(predictor, "predict", found, rule)
         return int(found)
+
+    return checked
+
+
+def checked_draft_lengths(policy: object) -> Callable[[Any], int | NDArray[np.int64]]:
+    """Returns a draft-length policy's method `num_draft_tokens`; a user's policy has its numbers checked."""
+    decide: Callable[[Any], int | NDArray[np.int64]] = policy.num_draft_tokens  # type: ignore[attr-defined]
+    if not is_of_user(type(policy)):
+        return decide
+
+    @wraps(decide)
+    def checked(view: Any) -> int | NDArray[np.int64]:
+        found: Any = decide(view)
+        most, num_seqs = view.max_draft_tokens, len(view.sequences)
+        is_array = isinstance(found, np.ndarray) and found.shape == (num_seqs,) and found.dtype.kind in "iu"
+        if not (is_array or is_whole(found)) or np.any(found < 0) or np.any(found > most):
+            rule = f"must return a whole number from 0 to {most}, or an array of {num_seqs}, one per sequence"
+            raise returned(policy, "num_draft_tokens", found, rule)
+        return found.astype(np.int64) if is_array else int(found)
 
     return checked

@@ -6,7 +6,6 @@ from collections.abc import Sequence as SequenceOf
 from math import nan
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
@@ -14,6 +13,7 @@ from policies.core.view import StepView
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
 from policies.speculation.view import AcceptanceCounts, DraftView
+from policies.user_code.decisions import checked_draft_lengths
 
 NUM_COUNTS = 5  # per sequence: passes, draft tokens, accepted ones, misses in a row, output tokens
 
@@ -28,6 +28,7 @@ class DraftWatch:
         self, speculation: Speculation, view: StepView, decodes: DraftSet, *, reads_late: bool
     ) -> None:
         self._policy = speculation.draft_length
+        self._choose = checked_draft_lengths(self._policy)
         self._step_view = view
         self._decodes = decodes
         self._reads_late = reads_late
@@ -40,7 +41,6 @@ class DraftWatch:
         self._reads_sequences = self._policy.reads_sequences
         self._counts: dict[int, tuple[Ints, float]] = {}  # by request id: counts, time of the first token
         self._unread: list[tuple[DraftPlan, Ints]] = []
-        self._read: list[tuple[DraftPlan, Ints]] = []
 
     def decide(self, plan: StepPlan, drafts: DraftPlan, now: float) -> None:
         """Sets the draft tokens for the next passes of the sequences that get a token in a plan."""
@@ -48,6 +48,7 @@ class DraftWatch:
         completing = [chunk.seq for chunk in plan.chunks if chunk.completes]
         drafts.next_seqs = seqs = [*drafts.seqs, *completing] if completing else drafts.seqs
         view.now = now
+        view.num_iterations = step_view.num_iterations
         view.num_requests = len(drafts.seqs) + len(plan.chunks)
         view.num_waiting = step_view.num_waiting
         view.num_free_blocks = step_view.num_free_blocks
@@ -55,26 +56,16 @@ class DraftWatch:
         view.num_context_tokens = plan.num_decode_context_tokens + sum(seq.num_known for seq in completing)
         if self._reads_sequences:
             self._show_sequences(view, seqs)
-        num_levels = self._policy.num_draft_tokens(view)
+        num_levels = self._choose(view)
         rows = self._shapes.rows
         if isinstance(num_levels, np.ndarray):
-            self._check(num_levels, len(seqs))
-            drafts.next_drafts = rows[np.clip(num_levels, 0, self._shapes.max_depth)]
+            drafts.next_drafts = rows[num_levels]
             is_same = not completing and bool((drafts.next_drafts == drafts.num_drafts).all())
         else:
-            num_rows = int(rows[min(max(num_levels, 0), self._shapes.max_depth)])
+            num_rows = int(rows[num_levels])
             drafts.next_drafts = np.full(len(seqs), num_rows)
             is_same = not completing and bool((drafts.num_drafts == num_rows).all())
-        if plan.horizon > 1 and not (is_same and self._policy.repeats):
-            plan.horizon = 1
-
-    def _check(self, num_levels: NDArray[np.int64], num_seqs: int) -> None:
-        if num_levels.shape != (num_seqs,) or num_levels.dtype.kind != "i":
-            raise ValueError(
-                f"draft_length={type(self._policy).__name__}: its num_draft_tokens returned an array "
-                f"of shape {num_levels.shape} and type {num_levels.dtype}; it must be one whole number "
-                f"per sequence, ({num_seqs},)"
-            )
+        plan.horizon = min(plan.horizon, self._policy.num_repeats if is_same else 1)
 
     def _show_sequences(self, view: DraftView, seqs: SequenceOf[Sequence]) -> None:
         none = np.zeros(NUM_COUNTS, np.int64), nan
@@ -89,18 +80,12 @@ class DraftWatch:
         """Records the acceptances of a plan that is about to be committed."""
         if outcome.accepted is None:
             return
-        self._unread.append((drafts, outcome.accepted))
-        if not self._reads_late:
-            self._take()
-        elif len(self._unread) > 1:
-            self._take(-1)
-
-    def _take(self, end: int | None = None) -> None:
-        """Counts the acceptances of passes that have been read by now."""
-        unread = self._unread
-        for drafts, accepted in unread[:end]:
-            self._count(drafts, accepted)
-        del unread[:end]
+        for unread in self._unread:
+            self._count(*unread)
+        num_read = len(outcome.accepted) - self._reads_late
+        if num_read:
+            self._count(drafts, outcome.accepted[:num_read])
+        self._unread = [(drafts, outcome.accepted[num_read:])] if self._reads_late else []
 
     def _count(self, drafts: DraftPlan, accepted: Ints) -> None:
         total, num_iterations = self.acceptance, len(accepted)

@@ -22,7 +22,7 @@ class ToyEngine:
         self.counts = AcceptanceCounts.zero(len(rates))
         self.num_estimates = 0
         self.lengths = np.zeros(0, int)
-        self.tokens, self.seconds = 0, 0.0
+        self.tokens, self.seconds, self.num_iterations = 0, 0.0, 0
 
     def step(self, policy, num_seqs):
         """Asks the policy, runs the pass decided before, and returns the number for each sequence."""
@@ -36,6 +36,8 @@ class ToyEngine:
         self.seconds += self.pass_s[round(lengths.mean())]
         view = DraftView(len(self.rates), self.counts, num_blocks=1, estimate=self._estimate)
         view.sequences = [None] * num_seqs
+        view.num_iterations = self.num_iterations
+        self.num_iterations += 1
         self.lengths = np.broadcast_to(policy.num_draft_tokens(view), num_seqs)
         return self.lengths
 
@@ -92,7 +94,7 @@ def test_probes_find_that_drafts_have_become_better():
     policy, engine = Adaptive(window=500), ToyEngine(rates=(0.02, 0.02, 0.02))
     for _ in range(300):
         engine.step(policy, 32)
-    assert not engine.step(policy, 32).any()
+    assert np.median(engine.step(policy, 32)) == 0
     engine.rates = np.array((0.9, 0.9, 0.9))
     for _ in range(20_000):
         if engine.step(policy, 32).min() == 3:
@@ -141,12 +143,26 @@ def test_it_decides_anew_after_an_interval_or_with_another_batch():
     assert estimated(30, 79) == 3
 
 
+def test_it_decides_the_same_in_all_the_steps_that_it_promises():
+    policy, engine = Adaptive(interval=10), ToyEngine()
+    promised, promises = [], []
+    for _ in range(2000):
+        lengths = engine.step(policy, 20).tolist()
+        if promised:
+            assert lengths == promised.pop()
+        else:
+            promises.append(policy.num_repeats)
+            promised = [lengths] * (policy.num_repeats - 1)
+    assert set(promises) >= {1, 10}  # a probe, and an interval without one
+
+
 def test_a_step_without_tokens_is_no_step():
     policy, engine = Adaptive(interval=3), ToyEngine()
     engine.step(policy, 1)
     num_estimates = engine.num_estimates
     for _ in range(10):
-        assert policy.num_draft_tokens(DraftView(3, engine.counts, num_blocks=1)) == 0
+        view = DraftView(3, engine.counts, num_blocks=1, num_iterations=engine.num_iterations)
+        assert policy.num_draft_tokens(view) == 0
     engine.step(policy, 1)
     assert engine.num_estimates == num_estimates
 

@@ -62,9 +62,10 @@ def test_every_choice_gives_each_sequence_a_number_that_can_be_drafted(path, num
     policy = shipped(path)
     for step in range(500):
         misses = [step % 9] * num_seqs
-        drafted = policy.num_draft_tokens(
-            view(num_seqs, tpot_s=0.02, now=step * 0.03, num_misses=misses, num_output_tokens=misses)
-        )
+        state = view(num_seqs, tpot_s=0.02, now=step * 0.03, num_misses=misses, num_output_tokens=misses)
+        state.num_iterations = step
+        drafted = policy.num_draft_tokens(state)
+        assert policy.num_repeats >= 1
         assert np.all((np.asarray(drafted) >= 0) & (np.asarray(drafted) <= 5))
         assert np.ndim(drafted) == 0 or np.shape(drafted) == (num_seqs,)
         assert np.asarray(drafted).dtype.kind == "i"
