@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.speculation.proposers.ngram import Ngram
 from policies.speculation.tree import TokenTree
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
@@ -186,13 +187,17 @@ def test_rejects_a_method_without_lengths_and_a_tree_that_is_too_shallow():
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_choice_builds_and_gives_verdicts(path, tmp_path):
+    recorded = tmp_path / "texts.jsonl"
+    recorded.write_text('{"arrival_s": 0, "prompt_token_ids": [1], "output_token_ids": [1]}\n')
     needed = {
         "by_position": {"rates": [0.8, 0.7, 0.6]},
         "by_class": {"rates": {"code": 0.9}},
         "table": {"path": str(written(tmp_path))},
+        "text": {"path": str(recorded)},
     }
     model = preset(path.stem, **needed.get(path.stem, {}))
-    model.check(chain(3))
-    accepted = model.verdicts(request(), 0, 1000, chain(3)).accepted
+    proposer = Ngram(draft=None, num_speculative_tokens=3) if path.stem == "text" else chain(3)
+    model.check(proposer)
+    accepted = model.verdicts(request(), 0, 1000, proposer).accepted
     assert accepted.dtype == np.uint8
     assert 0 < accepted.mean() < 3

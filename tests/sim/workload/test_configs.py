@@ -25,6 +25,7 @@ TRACES = {
     "burstgpt_csv": "Timestamp,Request tokens,Response tokens\n5,472,18\n",
     "mooncake_jsonl": '{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n',
     "plain_csv": "arrival_s,prompt_tokens,output_tokens\n0,10,10\n",
+    "token_ids_jsonl": '{"arrival_s": 0, "prompt_token_ids": [5, 6], "output_token_ids": [7]}\n',
     "vidur_csv": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n",
 }
 GENERATED = [name for name in names_in(".") if name not in TRACES]
