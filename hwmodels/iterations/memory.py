@@ -12,6 +12,7 @@ from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Ranks, share_of
 from hwmodels.model.mlp import MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.speculation.draft import Draft
 
 GIB = 2.0**30
 
@@ -32,7 +33,7 @@ SAMPLER_BYTES_PER_LOGIT = 16
 class MemoryPlan:
     """Memory of one device in bytes; if pipeline stages differ, of the fullest device.
 
-    usable = weights + adapters + activations + graphs + runtime + windows and states + KV blocks
+    usable = weights + adapters + draft + activations + graphs + runtime + windows and states + KV blocks
              + less than a block
     """
 
@@ -51,6 +52,8 @@ class MemoryPlan:
     """Physical blocks of a replica, a null block included if the engine keeps one."""
     adapter_bytes: float = 0.0
     """Weights of LoRA adapters."""
+    draft_bytes: float = 0.0
+    """Weights of what drafts tokens; its KV is part of kv_bytes_per_token."""
     num_pools: int = 1
     """Groups of devices with separate blocks; a group's devices hold layers and heads of the same blocks."""
 
@@ -64,6 +67,7 @@ class MemoryPlan:
         return (
             self.weights_bytes
             + self.adapter_bytes
+            + self.draft_bytes
             + self.activation_bytes
             + self.cuda_graph_bytes
             + self.runtime_bytes
@@ -84,7 +88,7 @@ def plan_memory(
     num_kv_blocks: int | None = None,
     cuda_graphs: CudaGraphs | None = None,
     lora: Lora | None = None,
-    with_draft: bool = False,
+    draft: Draft | None = None,
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
@@ -93,8 +97,8 @@ def plan_memory(
     With attention data parallelism, num_blocks counts the blocks of all attention groups; with context
     parallelism those of all devices that share a sequence. Layers with a window have their own space in every
     slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
-    adapters are kept in memory; with_draft: draft heads are kept too. Raises ValueError if not one block
-    fits, naming the smallest tensor parallelism that does, and if num_kv_blocks do not fit the device.
+    adapters are kept in memory; draft: its weights, and its KV in every block. Raises ValueError if not one
+    block fits, naming the smallest tensor parallelism that does, and if num_kv_blocks do not fit the device.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
@@ -120,7 +124,7 @@ def plan_memory(
         num_kv_blocks=num_kv_blocks,
         cuda_graphs=cuda_graphs or CudaGraphs(),
         lora=lora,
-        with_draft=with_draft,
+        draft=draft,
     )
     if demand.missing_bytes(layout) > 0:
         raise ValueError(_does_not_fit(demand, layout, device))
@@ -141,7 +145,7 @@ class _Demand:
     num_kv_blocks: int | None
     cuda_graphs: CudaGraphs
     lora: Lora | None
-    with_draft: bool
+    draft: Draft | None
 
     def without_kv(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
         """Returns a plan without blocks; windows_by_slot: layers with a window have space in every slot."""
@@ -154,13 +158,15 @@ class _Demand:
         activations = activation_bytes(model, layout, self.max_num_batched_tokens, self.max_num_seqs)
         return MemoryPlan(
             usable_bytes=self.budget_bytes,
-            weights_bytes=weight_bytes(model, layout, with_draft=self.with_draft),
+            weights_bytes=weight_bytes(model, layout),
             activation_bytes=activations,
             cuda_graph_bytes=cuda_graph_bytes(model, layout, self.cuda_graphs),
             runtime_bytes=RUNTIME_BYTES + communication,
             window_and_state_bytes=set_aside * layout.stage_share(model.num_layers),
-            kv_bytes_per_token=in_blocks * layout.stage_share(model.num_layers),
+            kv_bytes_per_token=in_blocks * layout.stage_share(model.num_layers)
+            + (0.0 if self.draft is None else self.draft.kv_bytes_per_token(model, layout)),
             adapter_bytes=0.0 if self.lora is None else adapter_bytes(model, layout, self.lora),
+            draft_bytes=0.0 if self.draft is None else self.draft.weight_bytes(model, layout),
             block_size=self.block_size,
             num_blocks=0,
             num_pools=layout.num_token_groups,
@@ -192,6 +198,16 @@ def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> st
     ]
     remedy = f"the smallest size that fits is {fitting[0]}" if fitting else f"no size up to {sizes[-1]} fits"
     blocks = f" with {demand.num_kv_blocks} KV blocks" if demand.num_kv_blocks else ""
+    if demand.draft is not None:
+        plan = demand.without_kv(layout)
+        fits = replace(demand, draft=None).missing_bytes(layout) <= 0
+        return (
+            f"speculation: {model.name}{blocks} and its draft of {plan.draft_bytes / GIB:.1f} GiB need "
+            f"{(budget_bytes + missing) / GIB:.1f} GiB on each {device.name}, {missing / GIB:.1f} GiB more "
+            f"than the {budget_bytes / GIB:.1f} GiB it may use, and the model "
+            f"{'alone fits; choose a smaller draft' if fits else 'alone does not fit either'}; for "
+            f"tensor_parallel_size, {remedy}"
+        )
     return (
         f"tensor_parallel_size={layout.tensor_parallel_size}: {model.name}{blocks} needs "
         f"{(budget_bytes + missing) / GIB:.1f} GiB on each {device.name}, {missing / GIB:.1f} GiB more "
@@ -199,28 +215,23 @@ def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> st
     )
 
 
-def weight_bytes(model: ModelSpec, layout: ParallelLayout, *, with_draft: bool = False) -> float:
+def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
     """Returns the bytes of one device's weights by its tensor and expert parallel rank.
 
     In a pipeline: the stage with the most layers (of average size), and the embedding table or the LM head,
-    which the first and the last stage have; with_draft: the last stage also has the draft heads.
+    which the first and the last stage have.
     """
-
-    def of_rank(with_draft: bool) -> float:
-        return model.weight_bytes_per_rank(
-            layout.tensor_parallel_size,
-            moe_tensor_parallel_size=layout.expert_tensor_parallel_size,
-            expert_parallel_size=layout.expert_parallel_size,
-            with_draft=with_draft,
-        )
-
+    whole = model.weight_bytes_per_rank(
+        layout.tensor_parallel_size,
+        moe_tensor_parallel_size=layout.expert_tensor_parallel_size,
+        expert_parallel_size=layout.expert_parallel_size,
+    )
     if layout.pipeline_parallel_size == 1:
-        return of_rank(with_draft)
-    whole = of_rank(False)
+        return whole
     vocabulary = share_of(model.vocab_size, layout.tensor_parallel_size)
     table = vocabulary * model.hidden_size * model.element_bytes
     layers = whole - (1 if model.tie_word_embeddings else 2) * table
-    return layers * layout.stage_share(model.num_layers) + table + of_rank(with_draft) - whole
+    return layers * layout.stage_share(model.num_layers) + table
 
 
 def adapter_bytes(model: ModelSpec, layout: ParallelLayout, lora: Lora) -> float:

@@ -154,7 +154,7 @@ class LayerDraft(Stepwise):
         has_experts = isinstance(target.blocks[-1].mlp, MixtureOfExperts)
         if self.kind != "mtp" and self.intermediate_size is None and has_experts:
             raise ValueError(
-                f"intermediate_size=None: {self.kind} layers have a dense MLP, but {target.name} has "
+                f"intermediate_size=null: {self.kind} layers have a dense MLP, but {target.name} has "
                 "experts; give its width"
             )
 
@@ -298,6 +298,11 @@ class PassDraft(InTarget):
 
     def __post_init__(self) -> None:
         check_whole("extra_tokens", self.extra_tokens)
+
+    @classmethod
+    def of_window(cls, window: int, ngram: int) -> PassDraft:
+        """Returns the rows of a window of W places and n-grams of N tokens."""
+        return cls(extra_tokens=window * (ngram - 1))
 
     @property
     def pass_tokens(self) -> int:

@@ -28,6 +28,7 @@ from sim.settings.override import Override
 from sim.settings.renamed import ADVICE
 from sim.settings.replaced_nodes import check_nodes
 from sim.settings.unreadable import cure
+from sim.settings.unused import note_unused
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
 """Exceptions of Hydra, before or after a run, that are mistakes of the user."""
@@ -71,6 +72,7 @@ def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource)
     commands read all root keys.
     """
     check_nodes(cfg, overrides, source)
+    note_unused(cfg, overrides)
     groups = find_groups(source.dirs)
     for key, group in GROUP_OF.items():
         if key in cfg and not isinstance(cfg[key], DictConfig):

@@ -102,20 +102,20 @@ def _named_models(key: str, names: Sequence[str], dirs: Sequence[Path], beside: 
                 )
             further = [f"model.weights={found.weights}"]
             read = f"{read} {further[0]}"
-        _note(f"{read}: {found.summary}.")
+        note(f"{read}: {found.summary}.")
     return [f"{key}={','.join(choices)}", *further]
 
 
 def _replacement(found: re.Match[str]) -> str:
     if alias := found["alias"]:
-        _note(f"{alias} is read as {ALIASES[alias]}.")
+        note(f"{alias} is read as {ALIASES[alias]}.")
         return ALIASES[alias]
     old = found["old"]
-    _note(f"{old} is now called {NEW_NAMES[old]}; the old name is accepted for one more version.")
+    note(f"{old} is now called {NEW_NAMES[old]}; the old name is accepted for one more version.")
     return f"{found['prefix']}{NEW_NAMES[old]}"
 
 
 @cache
-def _note(text: str) -> None:
+def note(text: str) -> None:
     """Prints a note once per process."""
     print(f"windtunnel: {text}", file=sys.stderr)

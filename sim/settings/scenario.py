@@ -14,6 +14,7 @@ from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.layout import with_layout
 from sim.settings.policy_errors import policy_errors
+from sim.settings.unused import ONLY_WITH_SPECULATION
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings
@@ -22,7 +23,7 @@ from sim.workload.base import Source
 NOT_OF_A_SCENARIO = ("hydra", "output")
 """Root keys that do not belong to the scenario."""
 
-OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling")
+OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling", "speculation")
 """Groups with a choice `none` that is an empty node."""
 
 
@@ -33,7 +34,7 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
     replaces its node.
     """
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in NOT_OF_A_SCENARIO}
-    settings |= {key: cfg[key] or None for key in OPTIONAL}
+    settings |= {key: cfg[key] or None for key in OPTIONAL} | _without_speculation(cfg)
     settings["storage"] = build_as(Storage, cfg["storage"], "storage")
     settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg["pools"].items()}
     settings["kv_transfer"] = build_as(KvTransferSettings, cfg["kv_transfer"], "kv_transfer")
@@ -46,10 +47,15 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
 
 def _build_pool(cfg: Mapping[Any, Any], where: str) -> PoolSettings:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
-    settings |= {key: cfg[key] or None for key in OPTIONAL if key in cfg}
+    settings |= {key: cfg[key] or None for key in OPTIONAL if key in cfg} | _without_speculation(cfg)
     settings["storage"] = build_as(Storage, cfg["storage"], f"{where}.storage")
     pool: PoolSettings = build_as(PoolSettings, with_layout(settings), where)
     return pool
+
+
+def _without_speculation(cfg: Mapping[Any, Any]) -> dict[str, None]:
+    """Returns the settings of speculation, none of which is built if nothing drafts."""
+    return {} if cfg["speculation"] else dict.fromkeys(ONLY_WITH_SPECULATION)
 
 
 def build_run(

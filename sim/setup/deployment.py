@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwmodels.devices.device import Device
+from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
@@ -22,7 +23,9 @@ from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import Caching, KvMemory
 from policies.core.policy_names import name_of
 from policies.scheduling import Scheduling
+from policies.speculation import Proposer
 from sim.setup.engine_profile import EngineProfile
+from sim.setup.speculation import check_proposer, draft_of, host_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +55,8 @@ class Deployment:
     """LoRA adapters that are part of every batch; None: there are none."""
     adapters: AdapterServing | None = None
     """Policy that serves the LoRA adapters of requests; None: requests have no adapters."""
+    speculation: Proposer | None = None
+    """What drafts tokens; None: a sequence gets one token per pass."""
 
     def __post_init__(self) -> None:
         if self.lora is not None and self.adapters is not None:
@@ -65,6 +70,8 @@ class Deployment:
                 "latency=calibrated or spec, or adapters=none"
             )
         self.layout.check(self.model, self.hardware)
+        if self.speculation is not None:
+            check_proposer(self.speculation, self.model, self.layout, self.latency)
         limit = self.model.max_position_embeddings
         if self.engine.max_model_len is not None and self.engine.max_model_len > limit:
             raise ValueError(
@@ -92,11 +99,16 @@ class Deployment:
             device=self.hardware,
             layout=self.layout,
             calibration=self.calibration,
-            host=self.engine.host,
+            host=self.host,
             cuda_graphs=self.engine.cuda_graphs,
             kernels=self.engine.kernels,
             lora=self.lora,
         )
+
+    @property
+    def host(self) -> HostOverhead:
+        """Host overhead of the engine; synchronous if the proposer of drafts does not overlap."""
+        return host_of(self.engine.host, self.speculation)
 
     @property
     def jitter(self) -> Jitter | None:
@@ -132,6 +144,7 @@ class Deployment:
             "num_kv_blocks": self.engine.num_kv_blocks,
             "cuda_graphs": self.engine.cuda_graphs,
             "lora": self.lora if self.adapters is None else self._adapter_slots(self.adapters),
+            "draft": None if self.speculation is None else draft_of(self.speculation),
         }
         for known, plan in tuple(_memory_plans):  # another thread may add one
             if known == settings:

@@ -20,9 +20,12 @@ from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
 from policies.scheduling.longest_prefix import LongestPrefix
+from policies.speculation import DraftLength
 from sim.engine.links import Links
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
+from sim.setup.speculation import check_budget, check_cache
+from sim.speculation.acceptance import Acceptance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +34,10 @@ class PoolSettings(Deployment):
 
     prediction: LengthPredictor | None = None
     """Predictor of output lengths, for policies that need one."""
+    draft_length: DraftLength | None = None
+    """Policy that decides how many tokens are drafted; None: without speculation."""
+    acceptance: Acceptance | None = None
+    """Model of the draft tokens that are accepted; None: without speculation."""
     storage: Storage = Storage()
     """Host memory and disk."""
     replicas: int = 1
@@ -63,6 +70,7 @@ class PoolSettings(Deployment):
         Deployment.__post_init__(self)  # super() does not know classes with slots
         self._check_batch_size()
         self._check_order()
+        self._check_speculation()
         name = name_of(self.scheduling)
         if self.scheduling.needs_predictor and self.prediction is None:
             raise ValueError(
@@ -114,6 +122,27 @@ class PoolSettings(Deployment):
                 "choose caching=prefix, tiered or radix, or scheduling=fcfs"
             )
 
+    def _check_speculation(self) -> None:
+        """Raises ValueError for a proposer without the policies beside it, or that the engine cannot run."""
+        if self.speculation is None:
+            return
+        for key, given, example in (
+            ("draft_length", self.draft_length, "fixed"),
+            ("acceptance", self.acceptance, "iid"),
+        ):
+            if given is None:
+                raise ValueError(
+                    f"{key}=null, speculation={self.speculation.method}: must be given, such as "
+                    f"{key}={example}"
+                )
+        check_cache(self.speculation, self.caching)
+        check_budget(self.speculation, self.batching, self.max_num_batched_tokens)
+        if self.acceptance is not None:
+            try:
+                self.acceptance.check(self.speculation)
+            except ValueError as error:
+                raise ValueError(f"acceptance.{error}") from None
+
     def pool(
         self, name: str = "", future: FutureUses | None = None, served: Iterable[Adapter] = ()
     ) -> ReplicaPool:
@@ -127,7 +156,7 @@ class PoolSettings(Deployment):
             model=self.iteration_model(),
             jitter=self.jitter,
             frontend_s=self.engine.frontend_s,
-            plans_ahead=self.engine.host.overlapped,
+            plans_ahead=self.host.overlapped,
             recv_interval=self.engine.scheduler_recv_interval,
             links=self.links,
             price_usd_per_hour=self.price_usd_per_hour,
@@ -170,7 +199,7 @@ class PoolSettings(Deployment):
         residents = None
         if self.adapters is not None:
             residents = residents_of(self.adapters, self.registry(served), kv_pool)
-        make = AsyncEngineCore if self.engine.host.overlapped else EngineCore
+        make = AsyncEngineCore if self.host.overlapped else EngineCore
         return make(
             batching=self.batching,
             scheduling=self.scheduling,

@@ -10,6 +10,7 @@ from policies.batching.prefill_only import PrefillOnly
 from policies.core.policy_names import name_of
 from policies.roles import Roles
 from sim.setup.pool import PoolSettings
+from sim.setup.speculation import stores_kv
 from sim.transfer.topology import NetworkSettings
 
 _HALVES = {"prefill": PrefillOnly, "decode": DecodeOnly}
@@ -63,10 +64,24 @@ def check_kv(pools: Mapping[str, PoolSettings]) -> None:
                 f"{where}model={pool.model.name}: must be {first.model.name} as in pools.{first_name}, as KV "
                 "is transferred between them"
             )
+        if pool.role != "prefill" and stores_kv(pool.speculation, pool.model, pool.layout):
+            _check_prompts_drafted(where, pool, pools)
         if pool.caching.changes_outputs:
             raise ValueError(
                 f"{where}caching={name_of(pool.caching)}: keeps only a part of the KV, with which "
                 "no other replica can continue; choose caching=paged, prefix or radix"
+            )
+
+
+def _check_prompts_drafted(where: str, pool: PoolSettings, pools: Mapping[str, PoolSettings]) -> None:
+    """Raises ValueError if a pool whose prompts come to this one does not compute the KV of its draft."""
+    for name, other in pools.items():
+        own = None if pool.speculation is None else pool.speculation.draft
+        if other.speculation is None or other.speculation.draft != own:
+            raise ValueError(
+                f"{where}speculation: its draft has KV of its own, which pools.{name} does not compute for "
+                "the prompts that it hands over; choose the same speculation there, or one without KV of its "
+                "own, such as ngram, suffix, medusa or self_speculative"
             )
 
 

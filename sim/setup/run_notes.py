@@ -12,6 +12,7 @@ from policies.core.policy_names import name_of
 from sim.metrics.slo import Slo
 from sim.setup.expected_errors import expected_error_note
 from sim.setup.pool import PoolSettings
+from sim.setup.speculation import speculation_notes
 from sim.workload.base import Workload, WorkloadNotes
 
 
@@ -25,6 +26,8 @@ def pool_notes(
     yield from pool.layout_notes
     yield from pool.model.notes
     yield from precision_notes(pool.model, pool.hardware)
+    if pool.speculation is not None:
+        yield from speculation_notes(pool.speculation, pool.engine.host)
     yield from _limits(pool, model, slo)
     if pool.caching.changes_outputs:
         yield (

@@ -20,12 +20,12 @@ from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import (
     Block,
     DenseMlp,
-    DraftHeads,
     GroupedQueryAttention,
     LinearAttention,
     MixtureOfExperts,
     ModelSpec,
 )
+from hwmodels.speculation.draft import LayerDraft, ModelDraft
 
 
 def tp(size, **given):
@@ -230,14 +230,32 @@ def test_adapters_take_memory_from_kv(models, devices):
     assert without.num_blocks - plan.num_blocks == 340
 
 
-def test_draft_heads_take_memory_where_they_run():
-    """MTP: 128 x 64, a layer, its norms; on the last stage of a pipeline, whole."""
-    draft = DraftHeads(kind="mtp", num_heads=1)
-    model = replace(make_model(grouped(), grouped()), draft=draft)
-    added = model.weight_bytes_per_rank(with_draft=True) - model.weight_bytes_per_rank()
-    assert added > 2 * model.num_draft_parameters * 0.999
-    for layout in (tp(1), tp(1, pipeline_parallel_size=2)):
-        assert weight_bytes(model, layout, with_draft=True) - weight_bytes(model, layout) == added
+def test_a_draft_takes_memory_and_kv_in_every_block(models, devices):
+    """A layer of multi-token prediction has the KV of a layer: 33 layers of 8 heads of 128, K and V, bf16."""
+    asked = {"model": models["llama3_1_8b"], "device": devices["h100_sxm"]}
+    draft = LayerDraft(kind="eagle")
+    without, plan = plan_memory(**asked), plan_memory(**asked, draft=draft)
+    assert plan.draft_bytes == draft.weight_bytes(models["llama3_1_8b"], tp(1)) > 0
+    assert plan.fixed_bytes - without.fixed_bytes == plan.draft_bytes
+    assert plan.kv_bytes_per_token == 33 * 2 * 8 * 128 * 2
+    left = plan.usable_bytes - plan.fixed_bytes
+    assert plan.num_blocks == left // (16 * plan.kv_bytes_per_token) < without.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "llama3_1_8b",
+            "and the model alone fits; choose a smaller draft; for tensor_parallel_size, the sma",
+        ),
+        ("llama2_70b", "and the model alone does not fit either; for tensor_parallel_size, no size up to 8"),
+    ],
+)
+def test_a_draft_that_does_not_fit_is_named(models, devices, name, message):
+    draft = ModelDraft(model=models[name])
+    with pytest.raises(ValueError, match=rf"^speculation: {models[name].name} and its draft of .*{message}"):
+        plan_memory(model=models[name], device=devices["rtx_4090"], draft=draft)
 
 
 # Windows and states

@@ -97,7 +97,7 @@ def test_a_draft_that_does_not_suit_the_target_is_named(models):
         ModelDraft(model=small).check(target, ONE)
     with pytest.raises(ValueError, match="tensor_parallel_size=4: must be 1 or 2, the target's"):
         ModelDraft(model=small, tensor_parallel_size=4).check(models["llama3_1_70b"], TWO)
-    with pytest.raises(ValueError, match="intermediate_size=None: eagle3 layers have a dense MLP"):
+    with pytest.raises(ValueError, match="intermediate_size=null: eagle3 layers have a dense MLP"):
         LayerDraft(kind="eagle3").check(target, ONE)
     replace(LayerDraft(kind="eagle3"), intermediate_size=6144).check(target, ONE)
     with pytest.raises(ValueError, match="num_layers=48: must be < 48, the layers of"):

@@ -18,7 +18,7 @@ SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 
 @pytest.mark.parametrize(("old", "new"), NEW_NAMES.items())
 def test_only_the_key_of_an_override_is_renamed(old, new, capsys):
-    renamed._note.cache_clear()
+    renamed.note.cache_clear()
     texts = [f"{old}=a", f"++{old}.b=1", f"~{old}", f"{old}s=1", f"engine.{old}=1", f"name={old}"]
     assert with_new_names(texts) == [f"{new}=a", f"++{new}.b=1", f"~{new}", *texts[3:]]
     note = f"windtunnel: {old} is now called {new}; the old name is accepted for one more version.\n"
@@ -39,7 +39,7 @@ def test_old_names_are_accepted_wherever_overrides_are_given(capsys):
 
 @pytest.mark.parametrize(("alias", "key"), ALIASES.items())
 def test_an_alias_is_the_setting_that_it_abbreviates(alias, key, capsys):
-    renamed._note.cache_clear()
+    renamed.note.cache_clear()
     texts = [f"{alias}=2", f"{alias}s=2", f"engine.{alias}=2", f"{alias}.x=2"]
     assert with_new_names(texts) == [f"{key}=2", *texts[1:]]
     assert capsys.readouterr().err == f"windtunnel: {alias} is read as {key}.\n"
@@ -56,7 +56,7 @@ def test_aliases_are_settings_and_no_keys_of_their_own():
 
 
 def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
-    renamed._note.cache_clear()
+    renamed.note.cache_clear()
     given = [
         "model=meta-llama/Llama-3.1-8B-Instruct",
         "++pools.p.model=qwen/qwen3-8b",
@@ -73,7 +73,7 @@ def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
 
 
 def test_the_weights_in_an_id_are_a_setting_unless_another_is_given(capsys):
-    renamed._note.cache_clear()
+    renamed.note.cache_clear()
     name = "model=neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8"
     assert with_new_names([name, "seed=1"]) == ["model=llama3_1_8b", "model.weights=fp8", "seed=1"]
     assert "is read as model=llama3_1_8b model.weights=fp8: 8.03 B" in capsys.readouterr().err
