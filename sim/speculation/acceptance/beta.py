@@ -29,12 +29,12 @@ class Beta:
     """Mean over the requests of the probability that a draft token is accepted."""
     concentration: float
     """Sum of the two parameters of the beta distribution; the smaller, the more requests differ."""
-    rank_share: float = 0.22
-    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+    rank_decay: float = 0.32
+    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
 
     def __post_init__(self) -> None:
         require_share("mean", self.mean)
-        require_share("rank_share", self.rank_share)
+        require_share("rank_decay", self.rank_decay)
         if not 0 < self.concentration < inf:
             raise ValueError(f"concentration={self.concentration}: must be finite and > 0")
 
@@ -51,5 +51,5 @@ class Beta:
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
         rates_K = np.full(num_places(proposer), self.rate_of(request, seed))
-        rates_KR = with_ranks(rates_K, num_ranks(proposer), self.rank_share)
+        rates_KR = with_ranks(rates_K, num_ranks(proposer), self.rank_decay)
         return verdicts_of(rates_KR, request, seed, num_positions, proposer)

@@ -28,8 +28,8 @@ class ByClass:
     """Class -> probability that a draft token is accepted if all tokens before it in its pass are."""
     others: float = 0.8
     """The probability of requests of any other class, or of none."""
-    rank_share: float = 0.22
-    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+    rank_decay: float = 0.32
+    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
 
     def __post_init__(self) -> None:
         if self.by not in ATTRIBUTES:
@@ -42,7 +42,7 @@ class ByClass:
         for name, rate in self.rates.items():
             require_share(f"rates.{name}", rate)
         require_share("others", self.others)
-        require_share("rank_share", self.rank_share)
+        require_share("rank_decay", self.rank_decay)
 
     def check(self, proposer: Proposer) -> None:
         """Accepts every proposer."""
@@ -54,5 +54,5 @@ class ByClass:
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
         rate = self.rate_of(request)
-        rates_KR = same_rates(rate, self.rank_share, num_places(proposer), num_ranks(proposer))
+        rates_KR = same_rates(rate, self.rank_decay, num_places(proposer), num_ranks(proposer))
         return verdicts_of(rates_KR, request, seed, num_positions, proposer)

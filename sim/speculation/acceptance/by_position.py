@@ -44,8 +44,8 @@ class ByPosition:
     """Mean accepted length, 1 + accepted draft tokens per pass, with the least variance."""
     rates_by_rank: tuple[tuple[float, ...], ...] | None = None
     """For trees: conditional rates of each place by rank; those of one place must have a sum of at most 1."""
-    rank_share: float = 0.22
-    """For trees without rates_by_rank: share of the misses of earlier ranks that a further rank finds."""
+    rank_decay: float = 0.32
+    """For trees without rates_by_rank: rate of further ranks, where those before miss, over the first."""
 
     def __post_init__(self) -> None:
         given = [name for name in _WAYS if getattr(self, name) is not None]
@@ -53,7 +53,7 @@ class ByPosition:
             raise ValueError(
                 f"{', '.join(given) or 'no rates'} given: exactly one of {', '.join(_WAYS)} must be"
             )
-        require_share("rank_share", self.rank_share)
+        require_share("rank_decay", self.rank_decay)
         if self.rates is not None:
             require_rates("rates", self.rates)
         if self.synthetic_acceptance_rates is not None:
@@ -105,7 +105,7 @@ def _rates(model: ByPosition, num_places: int, num_ranks: int) -> NDArray[np.flo
         assert model.synthetic_acceptance_length is not None
         num_accepted = model.synthetic_acceptance_length - 1
         rates_K = np.clip(num_accepted - np.arange(num_places), 0, 1)
-    return with_ranks(rates_K[:num_places], num_ranks, model.rank_share)
+    return with_ranks(rates_K[:num_places], num_ranks, model.rank_decay)
 
 
 def conditional(unconditional_K: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,23 +24,23 @@ class Iid:
 
     rate: float
     """Probability that a draft token is accepted if all tokens before it in its pass are."""
-    rank_share: float = 0.22
-    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+    rank_decay: float = 0.32
+    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
 
     def __post_init__(self) -> None:
         require_share("rate", self.rate)
-        require_share("rank_share", self.rank_share)
+        require_share("rank_decay", self.rank_decay)
 
     def check(self, proposer: Proposer) -> None:
         """Accepts every proposer."""
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
-        rates_KR = same_rates(self.rate, self.rank_share, num_places(proposer), num_ranks(proposer))
+        rates_KR = same_rates(self.rate, self.rank_decay, num_places(proposer), num_ranks(proposer))
         return verdicts_of(rates_KR, request, seed, num_positions, proposer)
 
 
 @lru_cache(maxsize=256)
-def same_rates(rate: float, rank_share: float, num_places: int, num_ranks: int) -> NDArray[np.float64]:
+def same_rates(rate: float, rank_decay: float, num_places: int, num_ranks: int) -> NDArray[np.float64]:
     """Returns the rates by place and rank of drafts with the same rate at all places. Must not be changed."""
-    return with_ranks(np.full(num_places, rate), num_ranks, rank_share)
+    return with_ranks(np.full(num_places, rate), num_ranks, rank_decay)

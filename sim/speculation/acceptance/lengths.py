@@ -47,11 +47,11 @@ class MeanLengths:
     """Task of all requests; None: every session has one of the tasks, all equally likely."""
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Tenant -> task of its requests."""
-    rank_share: float = 0.22
-    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+    rank_decay: float = 0.32
+    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
 
     def __post_init__(self) -> None:
-        require_share("rank_share", self.rank_share)
+        require_share("rank_decay", self.rank_decay)
         if not self.lengths:
             raise ValueError("lengths={}: must have at least one method")
         first = next(iter(self.lengths.values()))
@@ -95,8 +95,8 @@ class MeanLengths:
         if proposer.tree is None:
             rate = rate_of_chain(lengths[task], self.num_draft_tokens[proposer.method])
         else:
-            rate = rate_of_tree(lengths[task], proposer.tree, self.rank_share)
-        rates_KR = same_rates(rate, self.rank_share, num_places(proposer), num_ranks(proposer))
+            rate = rate_of_tree(lengths[task], proposer.tree, self.rank_decay)
+        rates_KR = same_rates(rate, self.rank_decay, num_places(proposer), num_ranks(proposer))
         return verdicts_of(rates_KR, request, seed, num_positions, proposer)
 
 
@@ -114,12 +114,12 @@ def rate_of_chain(length: float, num_draft_tokens: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def rate_of_tree(length: float, tree: TokenTree, rank_share: float) -> float:
-    """Returns the rate of rank 1 with which a tree has a mean accepted length; 0 if it is longer without."""
+def rate_of_tree(length: float, tree: TokenTree, rank_decay: float) -> float:
+    """Returns the rate of rank 1 with which a tree has a mean accepted length."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         rate = (low + high) / 2
-        rates_KR = same_rates(rate, rank_share, tree.depth, max(tree.ranks) + 1)
+        rates_KR = same_rates(rate, rank_decay, tree.depth, max(tree.ranks) + 1)
         if mean_length_of_tree(rates_KR, tree) < length:
             low = rate
         else:

@@ -2,10 +2,10 @@
 
 A rate is conditional: the probability that a draft token is accepted if all tokens before it in its pass
 are. Trees need the rates of ranks 2, 3, ... as well: of the children that the draft considers less likely
-than its first choice. Where they have not been measured, every further rank finds the target's token in the
-same share of the cases in which all ranks before it have not:
+than its first choice. Where they have not been measured, every further rank finds the target's token, if all
+ranks before it have not, with a probability that is smaller than that of rank 1 by a factor d, rank_decay:
 
-    rate of rank r = (1 - rate) (1 - rank_share)^(r - 2) rank_share        r = 2, 3, ...
+    rate of rank r = (1 - a) (1 - d a)^(r - 2) d a        a: rate of rank 1; r = 2, 3, ...
 
 Ranks are disjoint events, and this rule keeps their sum at most 1.
 """
@@ -34,10 +34,11 @@ def num_ranks(proposer: Proposer) -> int:
     return 1 if proposer.tree is None else max(proposer.tree.ranks) + 1
 
 
-def with_ranks(rates_K: NDArray[np.float64], num_ranks: int, rank_share: float) -> NDArray[np.float64]:
+def with_ranks(rates_K: NDArray[np.float64], num_ranks: int, rank_decay: float) -> NDArray[np.float64]:
     """Returns the rates by place and rank that follow from those of rank 1 by the rule of this module."""
-    shares_R = rank_share * (1 - rank_share) ** np.arange(num_ranks - 1)
-    return np.concatenate([rates_K[:, None], (1 - rates_K)[:, None] * shares_R], axis=1)
+    further_K1 = rank_decay * rates_K[:, None]
+    found_KR = (1 - further_K1) ** np.arange(num_ranks - 1) * further_K1
+    return np.concatenate([rates_K[:, None], (1 - rates_K)[:, None] * found_KR], axis=1)
 
 
 def verdicts_of(

@@ -38,15 +38,15 @@ class Table:
     """Task of all requests; None: every session has one of the tasks, all equally likely."""
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Tenant -> task of its requests."""
-    rank_share: float = 0.22
-    """For trees: share of the misses of the ranks before it in which a further rank finds the token."""
+    rank_decay: float = 0.32
+    """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
     _by_task: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
         init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser())
-        require_share("rank_share", self.rank_share)
+        require_share("rank_decay", self.rank_decay)
         counts = read_counts(self.path)
         require_tasks(self.task, self.tasks, counts, f"path={self.path}")
         by_task = {task: (np.array(of.rates()), np.array(of.drafted_shares())) for task, of in counts.items()}
@@ -67,7 +67,7 @@ class Table:
         places = num_places(proposer)
         task = task_of(request, seed, self.task, self.tasks, tuple(self._by_task))
         rates_K, shares_K = (column[:places] for column in self._by_task[task])
-        rates_KR = with_ranks(rates_K, num_ranks(proposer), self.rank_share)
+        rates_KR = with_ranks(rates_K, num_ranks(proposer), self.rank_decay)
         accepted, _ = verdicts_of(rates_KR, request, seed, num_positions, proposer)
         if shares_K[-1] == 1:
             return Verdicts(accepted)

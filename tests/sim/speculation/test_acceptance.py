@@ -122,15 +122,21 @@ def test_rates_of_0_and_1_are_certain():
     assert Iid(rate=1.0).verdicts(request(), 0, 500, tree(2, 2)).accepted.min() == 2
 
 
-def test_further_ranks_find_their_share_of_the_misses():
-    rates = with_ranks(np.array([0.68, 1.0, 0.0]), 4, 0.25)
-    assert rates[0].tolist() == pytest.approx([0.68, 0.32 * 0.25, 0.24 * 0.25, 0.18 * 0.25])
+def test_further_ranks_find_a_part_of_the_misses():
+    rates = with_ranks(np.array([0.7, 1.0, 0.0]), 4, 0.5)
+    assert rates[0].tolist() == pytest.approx([0.7, 0.3 * 0.35, 0.3 * 0.65 * 0.35, 0.3 * 0.65**2 * 0.35])
     assert rates[1].tolist() == [1, 0, 0, 0]
-    assert rates.sum(axis=1).max() <= 1
+    assert rates[2].tolist() == [0, 0, 0, 0]
+    assert with_ranks(np.array([0.99, 0.5]), 50, 1.0).sum(axis=1).max() <= 1
+
+
+@pytest.mark.parametrize(("decay", "first", "of_five"), [(0.32, 0.70, 0.89), (0.85, 0.57, 0.97)])
+def test_the_decay_of_ranks_gives_the_figures_of_specinfer(decay, first, of_five):
+    assert with_ranks(np.array([first]), 5, decay).sum() == pytest.approx(of_five, abs=0.005)
 
 
 def test_a_wider_tree_is_accepted_as_far_or_farther():
-    model = Iid(rate=0.6, rank_share=0.3)
+    model = Iid(rate=0.6, rank_decay=0.3)
     narrow = model.verdicts(request(), 0, 2000, chain(3)).accepted
     wide = model.verdicts(request(), 0, 2000, tree(3, 2, 2)).accepted
     assert (wide >= narrow).all()
@@ -175,7 +181,7 @@ def test_the_mean_accepted_length_is_met_with_the_least_variance(length):
         ({"rates_by_rank": ((0.5,), ())}, "rates_by_rank[1]=[]: must have one rate"),
         ({"rates_by_rank": ((0.7, 0.4),)}, "the rates of place 1 have the sum 1.1; must be <= 1"),
         ({"rates_by_rank": ((0.7, 0.2), (0.5,))}, "place 2 has 1 ranks and place 1 2"),
-        ({"rates": (0.5,), "rank_share": 2.0}, "rank_share=2.0: must be a probability"),
+        ({"rates": (0.5,), "rank_decay": 2.0}, "rank_decay=2.0: must be a probability"),
     ],
 )
 def test_rejects_rates_that_are_none(settings, message):
@@ -203,7 +209,7 @@ def test_more_rates_than_draft_tokens_are_allowed():
     Iid(rate=0.5).check(Drafts(200))
 
 
-@pytest.mark.parametrize(("name", "value"), [("rate", 1.1), ("rate", -0.5), ("rank_share", float("nan"))])
+@pytest.mark.parametrize(("name", "value"), [("rate", 1.1), ("rate", -0.5), ("rank_decay", float("nan"))])
 def test_rejects_a_rate_that_is_no_probability(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: must be a probability, >= 0 and <= 1"):
         Iid(**{"rate": 0.5} | {name: value})
