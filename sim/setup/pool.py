@@ -24,7 +24,7 @@ from policies.speculation import DraftLength
 from sim.engine.links import Links
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
-from sim.setup.speculation import check_budget, check_cache
+from sim.setup.speculation import check_budget, check_cache, check_length
 from sim.speculation.acceptance import Acceptance
 
 
@@ -137,6 +137,8 @@ class PoolSettings(Deployment):
                 )
         check_cache(self.speculation, self.caching)
         check_budget(self.speculation, self.batching, self.max_num_batched_tokens)
+        if self.draft_length is not None:
+            check_length(self.speculation, self.draft_length)
         if self.acceptance is not None:
             try:
                 self.acceptance.check(self.speculation)

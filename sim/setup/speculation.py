@@ -17,7 +17,7 @@ from policies.caching.eviction.future import FutureUses
 from policies.caching.pool import BlockPool
 from policies.caching.settings import Caching, KvMemory, pool_of
 from policies.core.policy_names import name_of
-from policies.speculation import Proposer
+from policies.speculation import DraftLength, Proposer
 
 KEY = "speculation"
 CARRYING_CACHES = "paged, prefix, radix or tiered"
@@ -118,6 +118,15 @@ def check_budget(proposer: Proposer, batching: Batching, max_num_batched_tokens:
             f"{chosen}, batching.long_prefill_token_threshold={threshold}: must be 0 or >= {num_rows}, the "
             "tokens of a pass, as it limits these too"
         )
+
+
+def check_length(proposer: Proposer, draft_length: DraftLength) -> None:
+    """Raises ValueError for a policy that would draft more tokens than its proposer has places for."""
+    tree, length = proposer.tree, getattr(draft_length, "num_tokens", None)
+    places = proposer.num_speculative_tokens if tree is None else tree.depth
+    if length is not None and length > places:
+        which = "the levels of the tree" if tree is not None else f"{KEY}.num_speculative_tokens"
+        raise ValueError(f"draft_length.num_tokens={length}: must be <= {places}, {which}, or null for all")
 
 
 def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayout) -> bool:

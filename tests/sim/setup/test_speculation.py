@@ -153,6 +153,15 @@ def test_a_draft_with_kv_needs_prompts_with_it(overrides, message):
             "batching.long_prefill_token_threshold=4: must be 0 or >= 5, the tokens of a pass",
         ),
         (["ngram", "~acceptance"], "acceptance"),
+        (
+            ["ngram", "draft_length.num_tokens=5"],
+            "draft_length.num_tokens=5: must be <= 4, speculation.num_speculative_tokens, or null for all",
+        ),
+        (
+            ["medusa", "speculation/tree=medusa_64", "draft_length=backoff", "draft_length.num_tokens=5"],
+            "draft_length.num_tokens=5: must be <= 4, the levels of the tree, or null",
+        ),
+        (["ngram", "draft_length.num_tokens=-1"], "draft_length.num_tokens=-1: must be >= 0"),
         (["ngram", "acceptance.rate=1.5"], "acceptance.rate=1.5: must be"),
     ],
     ids=str,
