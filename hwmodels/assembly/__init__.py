@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from hwmodels.assembly.attention import attention_operators
@@ -10,26 +10,28 @@ from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.site import Site
 from hwmodels.iterations.ops import Operator, Part, Per, per_row, per_token
 from hwmodels.model.block import Block
-from hwmodels.model.matrices import Matrix, Role, share_of
+from hwmodels.model.matrices import Matrix, Ranks, Role, share_of
 from hwmodels.operators.stream import stream_seconds
 
 SAMPLING_KERNELS = 4
 
+Inputs = Callable[[Ranks], Sequence[Matrix]]
+"""Returns the matrices of one rank before the first layer."""
 
-def iteration_operators(site: Site, *, with_draft: bool = False) -> list[Operator]:
+
+def iteration_operators(site: Site, inputs: Inputs | None = None) -> list[Operator]:
     """Returns the operators of an iteration in execution order.
 
-    with_draft: appends one pass of the model's draft heads. Raises ValueError if the model has none.
+    inputs: returns the matrices that all tokens go through before the first layer, as in draft layers.
     """
-    model = site.model
+    model, before = site.model, () if inputs is None else inputs(site.ranks)
+    embedding = site.stream("embedding", 1, 2 * site.hidden_bytes)
     return [
-        *placed(
-            Part.first, site.stream("embedding", 1, 2 * site.hidden_bytes), *site.reduced("embedding", 1)
-        ),
+        *placed(Part.first, embedding, *site.reduced("embedding", 1)),
+        *placed(Part.first, *(op for matrix in before for op in site.gemm(matrix, 1))),
         *(op for block in model.blocks for op in layer_operators(site, block, block.count)),
         *placed(Part.between, *between_stages(site)),
         *placed(Part.last, site.stream("final_norm", 1, 4 * site.hidden_bytes), *head_operators(site, 1)),
-        *placed(Part.last, *(draft_operators(site) if with_draft else ())),
     ]
 
 
@@ -83,23 +85,3 @@ def head_operators(site: Site, calls: float) -> Iterator[Operator]:
         dtype=site.dtype,
         kernels=SAMPLING_KERNELS,
     )
-
-
-def draft_operators(site: Site) -> Iterator[Operator]:
-    """Yields the operators of the model's draft heads, or raises ValueError if it has none.
-
-    A Medusa head is a residual layer and an LM head. An MTP head is a projection and a layer; it shares the
-    model's LM head.
-    """
-    model, draft = site.model, site.model.draft
-    if draft is None:
-        raise ValueError(f"with_draft=True: {model.name} has no draft heads")
-    calls = draft.num_heads
-    if draft.kind == "medusa":
-        for matrix in draft.matrices(model.blocks[-1], model.hidden_size, model.vocab_size, site.ranks):
-            yield from site.gemm(matrix, calls, Per.row)
-        return
-    projection = Matrix("mtp_proj", 2 * model.hidden_size, model.hidden_size)
-    yield from site.gemm(projection, calls)
-    yield from layer_operators(site, model.blocks[-1], calls)
-    yield from head_operators(site, calls)

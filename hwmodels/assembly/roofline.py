@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.assembly import iteration_operators
+from hwmodels.assembly import Inputs, iteration_operators
 from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.counted import CountedTimes
 from hwmodels.assembly.site import Kernels, Site
@@ -67,14 +67,16 @@ class Roofline:
         cuda_graphs: CudaGraphs | None = None,
         kernels: Kernels | None = None,
         lora: Lora | None = None,
-        with_draft: bool = False,
+        inputs: Inputs | None = None,
     ) -> None:
+        """Builds it; inputs: returns the matrices that all tokens go through before the first layer."""
         self.layout = layout or ParallelLayout()
         self.layout.check(model, device)
         self.model = replace(model, dtype=device.compute_dtype(model.dtype))
         self.device = device
-        calibration = (calibration or Calibration()).on(device)
-        site = Site(
+        self.calibration = calibration or Calibration()
+        calibration = self.calibration.on(device)
+        self.site = site = Site(
             model=self.model,
             device=calibration.under_load(device),
             layout=self.layout,
@@ -84,8 +86,8 @@ class Roofline:
         )
         self._adapters = AddedByAdapters(site)
         self._whole_adapters = AddedByAdapters(replace(site, layout=ParallelLayout()))
-        self.operators = iteration_operators(site, with_draft=with_draft)
-        self._whole_model = iteration_operators(replace(site, layout=ParallelLayout()), with_draft=with_draft)
+        self.operators = iteration_operators(site, inputs)
+        self._whole_model = iteration_operators(replace(site, layout=ParallelLayout()), inputs)
         weights, _ = site.stored(Role.dense)
         self.compute_dtype = weights.compute_dtype(device, self.model.dtype)
         num_devices = self.layout.num_devices

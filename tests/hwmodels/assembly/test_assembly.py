@@ -11,10 +11,10 @@ from hwmodels.iterations.iteration import COMPONENTS, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import Per
 from hwmodels.model.lora import Lora
+from hwmodels.model.matrices import Matrix
 from hwmodels.model.model_spec import (
     Block,
     DenseMlp,
-    DraftHeads,
     GroupedQueryAttention,
     LatentAttention,
     LinearAttention,
@@ -437,22 +437,17 @@ def test_rejects_kernels_of_an_unknown_library():
         Kernels(library="cutlass")
 
 
-def test_draft_heads_run_only_where_they_are_asked_for(site, make_shape):
-    """Medusa: 64 x 64 and 64 x 1,000, three times, for sampled rows. MTP: 128 x 64, a layer, the LM head."""
-    medusa = site(make_model(draft=DraftHeads(kind="medusa", num_heads=3)))
+def test_matrices_before_the_first_layer_multiply_every_token(site, make_shape):
+    """128 x 64 for two tokens, cut over two ranks by columns; the whole model has all of them."""
+
+    def inputs(ranks):
+        return [Matrix("draft_proj", 128, 64 // ranks.tensor)]
+
     shape = make_shape([1, 1])
-    drafted = Listed(medusa, shape, with_draft=True).total("flops")
-    assert drafted - Listed(medusa, shape).total("flops") == 3 * 2 * 2 * (64 * 64 + 64 * 1000)
-    mtp = site(make_model(draft=DraftHeads(kind="mtp", num_heads=1)))
-    layer = Listed(mtp, shape).total("flops", components=("gemm", "attention")) / 4
-    head = 2 * 2 * 64 * 1000
-    drafted = Listed(mtp, shape, with_draft=True).total("flops")
-    assert drafted - Listed(mtp, shape).total("flops") == 2 * 2 * 128 * 64 + layer + head
-
-
-def test_rejects_drafts_of_a_model_without_draft_heads(site):
-    with pytest.raises(ValueError, match="with_draft=True: tiny has no draft heads"):
-        iteration_operators(site(), with_draft=True)
+    for ranks in (1, 2):
+        on = site(tensor_parallel_size=ranks)
+        with_inputs, plain = Listed(on, shape, inputs=inputs), Listed(on, shape)
+        assert with_inputs.total("flops") - plain.total("flops") == 2 * 2 * 128 * 64 / ranks
 
 
 # Layouts

@@ -1,0 +1,141 @@
+"""An iteration model with speculative decoding: a pass of the target, then drafting for the next one.
+
+    iteration = pass with draft tokens as further rows (any level that prices them) + drafting
+
+Drafting follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from hwmodels.assembly.roofline import Roofline
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
+from hwmodels.levels.rooflines import Replica
+from hwmodels.speculation.draft import Draft
+from hwmodels.speculation.drafting import drafting_of
+
+PREFIX = "draft "
+"""Start of the names of a draft's operators."""
+
+
+class PassFlops(NamedTuple):
+    """FLOPs of an iteration by purpose. Rows of draft tokens that are rejected were computed in vain."""
+
+    next_tokens: Num
+    """FLOPs of the target for one row per decoding sequence, and for prompt chunks."""
+    draft_rows: Num
+    """FLOPs of the target for the draft tokens that it verifies, and for rows that refine guesses."""
+    drafting: Num
+    """FLOPs of the draft."""
+
+
+class SpeculativeModel:
+    """An `IterationModel` of a replica that drafts tokens; shapes without drafts are priced by the base.
+
+    base: level that prices the passes of the target. rows: rows of a sequence in a later step of the draft,
+    with a tree the width of its widest level.
+    """
+
+    def __init__(self, base: IterationModel, draft: Draft, replica: Replica, *, rows: int = 1) -> None:
+        """Raises ValueError if the base cannot price passes, or the replica cannot have the draft."""
+        draft.check(replica.model, replica.layout)
+        if isinstance(base, Roofline):
+            replica = replace(replica, calibration=base.calibration)
+        self._base, self._pass_tokens = base, draft.pass_tokens
+        self._drafting = drafting_of(draft, replica, rows)
+        self.peak_flops_per_s = base.peak_flops_per_s
+        self.peak_bytes_per_s = base.peak_bytes_per_s
+        base.seconds(decodes_with_drafts(1, 1, 1))  # an error here is clearer than in the middle of a run
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """Returns the seconds of the pass and of drafting after it."""
+        if shape.drafts is None:
+            return self._base.seconds(shape)
+        return self._base.seconds(self._in_pass(shape)) + self._drafting.seconds(shape)
+
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """Returns the end times of consecutive iterations without drafts; see `IterationModel`."""
+        return self._base.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
+
+    def pass_seconds(self, num_seqs: int, context_tokens: int, k: int) -> float:
+        """Returns the seconds of a pass with k draft tokens per sequence, and of drafting as many after it.
+
+        context_tokens: those of all sequences together. It is the estimate for draft-length policies.
+        """
+        seconds: float = self.seconds(decodes_with_drafts(num_seqs, context_tokens, k))
+        return seconds
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Returns seconds per component of the pass and of drafting together."""
+        if shape.drafts is None:
+            return self._base.breakdown(shape)
+        parts, drafting = self._base.breakdown(self._in_pass(shape)), self._drafting.breakdown(shape)
+        return {name: parts[name] + drafting[name] for name in parts}
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """Returns the operators of one iteration; names of those of the draft begin with `draft`."""
+        if shape.drafts is None:
+            return self._base.explain(shape)
+        lines = self._base.explain(self._in_pass(shape))
+        lines += [
+            line._replace(operator=PREFIX + line.operator)
+            for line in self._drafting.explain(shape)
+            if line.seconds
+        ]
+        total_s = float(self.seconds(shape))
+        shares = [line._replace(share=line.seconds / total_s) for line in lines]
+        return sorted(shares, key=lambda line: -line.seconds)
+
+    def flops(self, shape: IterationShape) -> Num:
+        """Returns the FLOPs of all rows of the pass, of rejected ones too, and of the draft."""
+        if shape.drafts is None:
+            return self._base.flops(shape)
+        return self._base.flops(self._in_pass(shape)) + self._drafting.flops(shape)
+
+    def flops_by_purpose(self, shape: IterationShape) -> PassFlops:
+        """Returns the parts of `flops`."""
+        plain = _without_drafts(shape)
+        alone = self._base.flops(plain)
+        if shape.drafts is None:
+            return PassFlops(alone, 0.0, 0.0)
+        rows = self._base.flops(self._in_pass(shape)) - alone
+        return PassFlops(alone, rows, self._drafting.flops(shape))
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """Returns the bytes of weights and KV that the pass and the draft read."""
+        if shape.drafts is None:
+            return self._base.bytes_moved(shape)
+        return self._base.bytes_moved(self._in_pass(shape)) + self._drafting.bytes_moved(shape)
+
+    def _in_pass(self, shape: IterationShape) -> IterationShape:
+        """Returns the shape of the target's pass, with the rows that refine guesses."""
+        if not self._pass_tokens:
+            return shape
+        more, drafts = self._pass_tokens, shape.drafts
+        assert drafts is not None
+        decodes, context = shape.decode_seqs, shape.decode_context_tokens
+        rows = more * decodes
+        pairs = more * context + (more * (more + 1) // 2) * decodes
+        return shape._replace(
+            sampled_seqs=shape.sampled_seqs + rows,
+            drafts=drafts._replace(tokens=drafts.tokens + rows, pairs=drafts.pairs + pairs),
+        )
+
+
+def decodes_with_drafts(num_seqs: int, context_tokens: int, k: int) -> IterationShape:
+    """Returns a pass of equal sequences that verify k draft tokens each, and draft k more."""
+    tokens = num_seqs * k
+    drafts = DraftWork(tokens, k * context_tokens + num_seqs * (k * (k + 1) // 2), num_seqs, k, tokens)
+    return IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, num_seqs + tokens, None, drafts)
+
+
+def _without_drafts(shape: IterationShape) -> IterationShape:
+    """Returns the iteration in which every sequence has one row."""
+    if shape.drafts is None:
+        return shape
+    return shape._replace(sampled_seqs=shape.sampled_seqs - shape.drafts.tokens, drafts=None)

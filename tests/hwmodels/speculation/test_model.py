@@ -1,0 +1,336 @@
+"""Tests of iterations with drafting: arrays and numbers, closed forms, what drafts cost, what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hwmodels.assembly.site import Kernels
+from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.iterations.iteration import (
+    COMPONENTS,
+    DraftWork,
+    IterationShape,
+    UnknownIterationError,
+    causal_pairs,
+)
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.levels.recorded import Recorded
+from hwmodels.levels.rooflines import Replica
+from hwmodels.operators.calibration import Calibration
+from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft
+from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
+
+IDLE = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
+QUICK = {"start_s": 0.0, "step_s": 0.0}
+few = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@pytest.fixture(scope="module")
+def replica_of(models, devices):
+    """Makes a Replica of a model preset on H100s."""
+
+    def make(name, host=IDLE, **layout):
+        return Replica(
+            model=models[name],
+            device=devices["h100_sxm"],
+            layout=ParallelLayout(**layout),
+            calibration=Calibration(),
+            host=host,
+            cuda_graphs=CudaGraphs(),
+            kernels=Kernels(),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def model_of(replica_of):
+    """Makes a SpeculativeModel of a model preset on H100s."""
+
+    def make(name, draft, host=IDLE, rows=1, **layout):
+        replica = replica_of(name, host, **layout)
+        return SpeculativeModel(replica.roofline(Calibration()), draft, replica, rows=rows)
+
+    return make
+
+
+SMALL_HEAD = {"vocab_size": 9000, "intermediate_size": 6144}
+DRAFTS = {
+    "model": ("llama3_1_70b", lambda models: ModelDraft(model=models["llama3_2_1b"]), 1),
+    "eagle": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle"), 1),
+    "eagle tree": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle"), 8),
+    "eagle3": (
+        "qwen3_30b_a3b",
+        lambda _: LayerDraft(kind="eagle3", vocab_size=9000, intermediate_size=6144),
+        1,
+    ),
+    "mtp": ("deepseek_r1", lambda _: LayerDraft(kind="mtp"), 1),
+    "heads": ("llama2_7b", lambda _: HeadDraft(), 1),
+    "layers skipped": ("llama2_7b", lambda _: SkipDraft(num_layers=20), 1),
+    "host": ("llama2_7b", lambda _: HostDraft(start_s=1e-4, sequence_s=1e-5, kilotoken_s=3e-5), 1),
+    "rows": ("llama2_7b", lambda _: PassDraft(extra_tokens=60), 1),
+}
+LAYOUTS = {
+    "deepseek_r1": {"attention_data_parallel_size": 8, "expert_parallel_size": 8, "tensor_parallel_size": 1},
+    "llama3_1_70b": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+}
+
+
+@pytest.fixture(scope="module", params=DRAFTS)
+def model(request, models, model_of):
+    """Returns a model with every kind of draft in turn, in several layouts."""
+    name, make, rows = DRAFTS[request.param]
+    host = HostOverhead(iteration_s=1e-3, sequence_s=1e-5)
+    return model_of(name, make(models), host, rows, **LAYOUTS.get(name, {}))
+
+
+one_pass = st.tuples(
+    st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 5)), max_size=30),
+    st.lists(st.tuples(st.integers(1, 600), st.integers(0, 2000)), max_size=2),
+    st.integers(0, 5),
+).filter(lambda drawn: drawn[0] or drawn[1])
+"""(context and draft tokens of each sequence, new and cached tokens of each chunk, next draft tokens)."""
+
+
+def shaped(make_shape, drawn):
+    seqs, chunks, steps = drawn
+    shape = make_shape([context for context, _ in seqs], chunks)
+    tokens = sum(rows for _, rows in seqs)
+    pairs = sum(rows * context + rows * (rows + 1) // 2 for context, rows in seqs)
+    drafting = len(seqs) + len(chunks) if steps else 0
+    drafts = DraftWork(tokens, pairs, drafting, steps, steps * drafting)
+    return shape._replace(sampled_seqs=shape.sampled_seqs + tokens, drafts=drafts)
+
+
+def in_one(shapes):
+    counts = [np.array(column) for column in zip(*(shape.counts for shape in shapes), strict=True)]
+    drafts = [np.array(column) for column in zip(*(shape.drafts for shape in shapes), strict=True)]
+    return IterationShape(*counts, drafts=DraftWork(*drafts))
+
+
+@few
+@given(drawn=st.lists(one_pass, min_size=1, max_size=8))
+def test_arrays_equal_numbers_to_the_last_bit(model, make_shape, drawn):
+    shapes = [shaped(make_shape, one) for one in drawn]
+    assert model.seconds(in_one(shapes)).tolist() == [model.seconds(shape) for shape in shapes]
+
+
+@few
+@given(num_seqs=st.integers(1, 200), context=st.integers(1, 8000), k=st.integers(0, 6))
+def test_a_leap_equals_its_steps_to_the_last_bit(model, num_seqs, context, k):
+    """Only contexts and pairs are arrays."""
+    steps = [decodes_with_drafts(num_seqs, num_seqs * (context + i), k) for i in range(20)]
+    at = np.array([step.decode_context_tokens for step in steps])
+    pairs = np.array([step.drafts.pairs for step in steps])
+    leap = steps[0]._replace(decode_context_tokens=at, drafts=steps[0].drafts._replace(pairs=pairs))
+    assert model.seconds(leap).tolist() == [model.seconds(step) for step in steps]
+
+
+@few
+@given(drawn=one_pass)
+def test_parts_sum_to_the_whole(model, make_shape, drawn):
+    shape = shaped(make_shape, drawn)
+    seconds = model.seconds(shape)
+    parts = model.breakdown(shape)
+    assert list(parts) == list(COMPONENTS)
+    assert sum(parts.values()) == pytest.approx(seconds, rel=1e-9)
+    lines = model.explain(shape)
+    assert sum(line.seconds for line in lines) == pytest.approx(seconds, rel=1e-9)
+    assert sum(line.share for line in lines) == pytest.approx(1, rel=1e-9)
+    purposes = model.flops_by_purpose(shape)
+    assert sum(purposes) == pytest.approx(model.flops(shape), rel=1e-12)
+
+
+def test_iterations_without_drafts_are_the_bases(model_of, replica_of, make_shape):
+    model, base = model_of("llama3_1_8b", LayerDraft()), replica_of("llama3_1_8b").roofline(Calibration())
+    shape = make_shape([500] * 7, [(100, 0)])
+    for name in ("seconds", "flops", "bytes_moved", "breakdown", "explain"):
+        assert getattr(model, name)(shape) == getattr(base, name)(shape)
+    assert model.decode_ends(1.0, 7, 3500, 9) == base.decode_ends(1.0, 7, 3500, 9)
+    assert (model.peak_flops_per_s, model.peak_bytes_per_s) == (base.peak_flops_per_s, base.peak_bytes_per_s)
+    assert model.flops_by_purpose(shape)[1:] == (0, 0)
+
+
+# What drafting costs
+
+
+def drafting(model, shape):
+    """Returns the seconds that drafting adds to a pass."""
+    return model.seconds(shape) - model._base.seconds(shape)
+
+
+def test_a_small_model_takes_its_own_decodes(models, model_of, replica_of):
+    """First a pass over the rows and the sampled token, then one row per step."""
+    model = model_of("llama3_1_70b", ModelDraft(model=models["llama3_2_1b"], **QUICK), tensor_parallel_size=4)
+    small = replace(replica_of("llama3_1_70b", tensor_parallel_size=4), model=models["llama3_2_1b"])
+    small = small.roofline(Calibration())
+    first = decodes_with_drafts(6, 6 * 1000, 5)._replace(sampled_seqs=6)
+    later = decodes_with_drafts(6, 6 * 1002, 0)._replace(drafts=None)
+    expected = small.seconds(first) + 3 * small.seconds(later)
+    assert drafting(model, decodes_with_drafts(6, 6000, 4)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_small_model_computes_the_prompts_too(models, model_of, make_shape):
+    model = model_of("llama3_1_70b", ModelDraft(model=models["llama3_2_1b"], **QUICK), tensor_parallel_size=4)
+    alone = shaped(make_shape, ([(1000, 4)], [], 0))
+    beside = shaped(make_shape, ([(1000, 4)], [(2000, 0)], 0))
+    tokens = model.flops_by_purpose(beside).drafting - model.flops_by_purpose(alone).drafting
+    small = models["llama3_2_1b"]
+    weights = 2 * (small.num_matmul_parameters - small.embedding_elements)
+    attention = 4 * 16 * 32 * 64 * causal_pairs(2000)
+    assert tokens == pytest.approx(2000 * weights + attention, rel=1e-12)
+
+
+def test_a_layer_takes_its_weights_and_the_targets_head_in_each_step(models, model_of):
+    """EAGLE for Llama-3.1-8B: 2 x 4,096 x 4,096, a layer of 218 M, the head of 525 M, in bf16."""
+    model = model_of("llama3_1_8b", LayerDraft(kind="eagle", **QUICK))
+    read = [model.bytes_moved(decodes_with_drafts(1, 1, k)) for k in (3, 4)]
+    layer = 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336
+    kv = (1 + 0.5) * 2 * 1024 * 2  # of the step, which is priced half a token further
+    kv += 0.5 * 2 * 2 * 1024 * 2 + 33 * 2 * 1024 * 2  # of the other steps; of one more row in the pass
+    step = 2 * (2 * 4096 * 4096 + layer + 128_256 * 4096)
+    assert read[1] - read[0] == pytest.approx(step + kv, rel=1e-4)
+    assert (
+        0.5e-3
+        < model.seconds(decodes_with_drafts(1, 1, 4)) - model.seconds(decodes_with_drafts(1, 1, 3))
+        < 0.7e-3
+    )
+
+
+def test_eagle3_reduces_three_hidden_states_once(model_of):
+    """The 3 hidden to hidden matrix is used by all rows of the pass, never by later steps."""
+    model = model_of("llama3_1_8b", LayerDraft(kind="eagle3", vocab_size=32_000, **QUICK))
+    purposes = [model.flops_by_purpose(decodes_with_drafts(1, 1, k)).drafting for k in (1, 2, 3)]
+    layer = 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336 + 4096 * 6144
+    row = 2 * (layer + 3 * 4096 * 4096)
+    step = 2 * (layer + 32_000 * 4096)
+    assert purposes[1] - purposes[0] == pytest.approx(step + row, rel=1e-4)
+    assert purposes[2] - purposes[1] == pytest.approx(step + row, rel=1e-4)
+
+
+def test_steps_of_experts_load_experts(models, model_of):
+    """A step of DeepSeek-R1's module reads 8 of 256 experts and the shared one, beside attention and head."""
+    model = model_of("deepseek_r1", LayerDraft(kind="mtp", **QUICK), tensor_parallel_size=8)
+    names = {line.operator for line in model.explain(decodes_with_drafts(1, 500, 2))}
+    assert {"draft experts", "draft draft_proj", "draft lm_head", "draft mlp_all_reduce", "experts"} <= names
+
+
+def test_heads_cost_the_same_for_any_number_of_draft_tokens(models, model_of):
+    """Medusa: 4 heads of 4,096 x (4,096 + 32,000) weights in bf16."""
+    model = model_of("llama2_7b", HeadDraft(num_heads=4, start_s=0.0))
+    first, second = (drafting(model, decodes_with_drafts(1, 500, k)) for k in (2, 4))
+    assert first == pytest.approx(second, rel=1e-9)
+    stored = 2 * 4 * 4096 * (4096 + 32_000)
+    assert model._drafting.bytes_moved(decodes_with_drafts(1, 500, 4)) == stored
+    assert stored / 3.35e12 < first < 1.6 * stored / 3.35e12
+
+
+def test_a_search_costs_time_of_the_host_only(model_of):
+    model = model_of("llama2_7b", HostDraft(start_s=1e-4, sequence_s=1e-5, kilotoken_s=3e-5))
+    shape = decodes_with_drafts(8, 8 * 2000, 3)
+    assert drafting(model, shape) == pytest.approx(1e-4 + 8 * 1e-5 + 16 * 3e-5, rel=1e-6)
+    assert model.flops_by_purpose(shape).drafting == 0
+    assert model.breakdown(shape)["host"] == pytest.approx(1e-4 + 8 * 1e-5 + 16 * 3e-5)
+
+
+def test_kept_layers_take_their_share_of_a_decode(model_of, replica_of):
+    model = model_of("llama2_7b", SkipDraft(num_layers=16, **QUICK))
+    base = replica_of("llama2_7b").roofline(Calibration())
+    half = drafting(model, decodes_with_drafts(1, 500, 4)) / 4
+    assert half / base.seconds(IterationShape(1, 502, 0, 0, 0, 0, 1)) == pytest.approx(0.5, abs=0.03)
+    assert drafting(model, decodes_with_drafts(1, 500, 0)) == pytest.approx(0, abs=1e-12)
+
+
+def test_lookahead_has_more_rows_in_the_pass(model_of):
+    """60 rows that refine guesses, and 4 candidates, are 64 draft rows for the pass."""
+    model, none = model_of("llama2_7b", PassDraft(extra_tokens=60)), model_of("llama2_7b", HostDraft())
+    assert model.seconds(decodes_with_drafts(3, 1500, 4)) == none.seconds(decodes_with_drafts(3, 1500, 64))
+    guessing, verifying = (
+        one.flops_by_purpose(decodes_with_drafts(3, 1500, k)).draft_rows
+        for one, k in ((model, 4), (none, 64))
+    )
+    assert guessing == pytest.approx(verifying, rel=1e-3)
+
+
+def test_a_draft_with_kv_keeps_it_complete_even_if_it_drafts_nothing(models, model_of):
+    eagle, skip = (
+        model_of("llama2_7b", LayerDraft(**QUICK)),
+        model_of("llama2_7b", SkipDraft(num_layers=9, **QUICK)),
+    )
+    nothing = decodes_with_drafts(4, 2000, 2)
+    nothing = nothing._replace(drafts=nothing.drafts._replace(seqs=0, steps=0, drafted=0))
+    assert drafting(eagle, nothing) > 0
+    assert drafting(skip, nothing) == pytest.approx(0, abs=1e-12)
+
+
+def test_the_host_bounds_steps_unless_it_works_ahead(model_of):
+    slow = LayerDraft(start_s=2e-3, step_s=5e-3)
+    shape = decodes_with_drafts(1, 500, 3)
+    quick = drafting(model_of("llama3_1_8b", LayerDraft(**QUICK)), shape)
+    assert drafting(model_of("llama3_1_8b", slow), shape) == pytest.approx(2e-3 + 3 * 5e-3, rel=1e-9)
+    ahead = replace(IDLE, overlapped=True)
+    assert drafting(model_of("llama3_1_8b", slow, ahead), shape) == pytest.approx(quick, rel=1e-9)
+
+
+def test_a_step_without_graphs_launches_every_kernel(model_of):
+    host = replace(IDLE, launch_s=60e-6)
+    shape = decodes_with_drafts(1, 500, 4)
+    with_graphs = drafting(model_of("llama3_1_8b", LayerDraft(**QUICK), host), shape)
+    without = drafting(model_of("llama3_1_8b", LayerDraft(cuda_graphs=False, **QUICK), host), shape)
+    kernels = round(without / 60e-6 / 4)
+    assert 10 < kernels < 30
+    assert without > 1.5 * with_graphs
+
+
+def test_rows_of_a_tree_make_steps_longer(model_of):
+    shape = decodes_with_drafts(64, 64 * 1000, 4)
+    chain = drafting(model_of("llama3_1_8b", LayerDraft(**QUICK)), shape)
+    tree = drafting(model_of("llama3_1_8b", LayerDraft(**QUICK), rows=8), shape)
+    assert chain < tree < 8 * chain
+
+
+def test_the_estimate_grows_with_draft_tokens_and_sequences(model_of):
+    model = model_of("llama3_1_8b", LayerDraft(kind="eagle3", vocab_size=32_000))
+    by_k = [model.pass_seconds(8, 8000, k) for k in range(8)]
+    by_batch = [model.pass_seconds(n, 1000 * n, 4) for n in (1, 2, 4, 8, 16, 64, 256)]
+    for seconds in (by_k, by_batch):
+        assert seconds == sorted(seconds)
+        assert len(set(seconds)) == len(seconds)
+    assert by_k[3] == model.seconds(decodes_with_drafts(8, 8000, 3))
+
+
+# Refused
+
+
+def test_a_level_that_cannot_price_draft_tokens_is_refused_at_once(replica_of):
+    replica = replica_of("llama3_1_8b")
+    base = replica.roofline(Calibration())
+    recorded = Recorded(
+        shapes=IterationShape(*(np.array([n]) for n in (4, 400, 0, 0, 0, 0, 4))), durations_s=[1.0], base=base
+    )
+    with pytest.raises(
+        UnknownIterationError, match="recorded: does not model draft tokens; choose latency=cal"
+    ):
+        SpeculativeModel(recorded, LayerDraft(), replica)
+
+
+def test_a_draft_that_does_not_suit_the_target_is_refused(models, model_of):
+    with pytest.raises(ValueError, match="choose a draft of the same vocabulary"):
+        model_of("llama3_1_8b", ModelDraft(model=models["qwen3_0_6b"]))
+    with pytest.raises(ValueError, match=r"draft=None: must be one of the drafts of hwmodels"):
+        model_of("llama3_1_8b", NoDraft())
+
+
+class NoDraft:
+    """A draft of an unknown kind."""
+
+    pass_tokens = 0
+
+    def check(self, target, layout):
+        """Accepts every target."""
+
+    def __repr__(self):
+        return "None"
