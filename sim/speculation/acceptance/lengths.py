@@ -1,19 +1,18 @@
 """Acceptance from published mean accepted lengths by method and task, as in Spec-Bench's tables.
 
-Papers report tokens per pass for a method and a task, rarely rates by place. The rate a of every draft token
-that follows is the one with which a draft of the measured shape has this mean length:
+Papers report tokens per pass for a method and a task, rarely rates by place. The rate a of rank 1, the same
+at all places, is the one with which the measured draft has this mean length:
 
     chain of K tokens   1 + a + ... + a^K = length
     tree                1 + the sum over its nodes of the product of the rates on the path to the node
 
-A tree is taken to be the measured one. A chain may have another K than the measured one.
+The proposer of a run may draft another number of tokens or another tree, with the same rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +28,11 @@ from sim.speculation.acceptance.rates import (
     num_ranks,
     require_share,
     verdicts_of,
+    with_ranks,
 )
 from sim.speculation.acceptance.tasks import require_tasks, task_of
 
-_BISECTIONS = 60
+_BISECTIONS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,66 +41,80 @@ class MeanLengths:
 
     lengths: Mapping[str, Mapping[str, float]]
     """Method of the proposer -> task -> mean accepted length: 1 + accepted draft tokens per pass."""
-    num_draft_tokens: Mapping[str, int]
-    """Method -> draft tokens of a pass in the measurement; for trees their depth."""
+    num_draft_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Method -> draft tokens of a pass in the measurement, where it drafted chains."""
+    trees: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """Method -> the tree of the measurement as paths of ranks, such as [0, 2], where it drafted trees."""
     task: str | None = None
     """Task of all requests; None: every session has one of the tasks, all equally likely."""
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Tenant -> task of its requests."""
     rank_decay: float = 0.32
     """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
+    _rates: dict[str, dict[str, float]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_share("rank_decay", self.rank_decay)
         if not self.lengths:
             raise ValueError("lengths={}: must have at least one method")
-        first = next(iter(self.lengths.values()))
-        for method, by_task in self.lengths.items():
-            most = self.num_draft_tokens.get(method, 0)
-            if most < 1:
-                raise ValueError(f"num_draft_tokens.{method}={most}: must be >= 1, as in the measurement")
-            if set(by_task) != set(first) or not by_task:
-                absent = sorted(set(first) ^ set(by_task))
-                raise ValueError(
-                    f"lengths.{method}: every method must have the same tasks; {', '.join(absent) or 'none'} "
-                    "is missing in one of them"
-                )
-            for task, length in by_task.items():
-                if not 1 <= length <= most + 1:
-                    raise ValueError(
-                        f"lengths.{method}.{task}={length}: must be >= 1 and <= {most + 1} tokens, the most "
-                        f"with {most} draft tokens per pass"
-                    )
+        name, first = next(iter(self.lengths.items()))
+        if not first:
+            raise ValueError(f"lengths.{name}={{}}: must have at least one task")
+        rates = {method: self._rates_of(method, by_task, first) for method, by_task in self.lengths.items()}
         require_tasks(self.task, self.tasks, first, "lengths")
+        object.__setattr__(self, "_rates", rates)
+
+    def _rates_of(
+        self, method: str, by_task: Mapping[str, float], tasks: Collection[str]
+    ) -> dict[str, float]:
+        """Returns the rate of a method by task. Raises ValueError for lengths that its draft cannot have."""
+        if absent := sorted(set(tasks) ^ set(by_task)):
+            raise ValueError(
+                f"lengths.{method}: every method must have the same tasks; {', '.join(absent)} is missing in "
+                "one of them"
+            )
+        num_tokens, paths = self.num_draft_tokens.get(method), self.trees.get(method)
+        if (num_tokens is None) == (paths is None):
+            raise ValueError(
+                f"lengths.{method}: must have either num_draft_tokens.{method} or trees.{method}, the draft "
+                "of the measurement"
+            )
+        if paths is not None:
+            try:
+                tree = TokenTree.of_paths([list(path) for path in paths])
+            except ValueError as error:
+                raise ValueError(f"trees.{method}: {error}") from None
+            most = tree.depth
+        else:
+            most = num_tokens or 0
+            if most < 1:
+                raise ValueError(f"num_draft_tokens.{method}={most}: must be >= 1")
+        for task, length in by_task.items():
+            if not 1 <= length <= most + 1:
+                raise ValueError(
+                    f"lengths.{method}.{task}={length}: must be >= 1 and <= {most + 1} tokens, the most with "
+                    f"{most} draft tokens one after the other"
+                )
+        if paths is None:
+            return {task: rate_of_chain(length, most) for task, length in by_task.items()}
+        return {task: rate_of_tree(length, tree, self.rank_decay) for task, length in by_task.items()}
 
     def check(self, proposer: Proposer) -> None:
-        """Raises ValueError if there are no lengths for the proposer, or longer ones than its tree allows."""
+        """Raises ValueError if there are no lengths for the method of the proposer."""
         if proposer.method not in self.lengths:
             raise ValueError(
                 f"lengths: has no method {proposer.method}; choose speculation with one of "
                 f"{', '.join(self.lengths)}, or acceptance=iid"
             )
-        if proposer.tree is not None:
-            longest = max(self.lengths[proposer.method].values())
-            if longest > proposer.tree.depth + 1:
-                raise ValueError(
-                    f"lengths.{proposer.method}: {longest} tokens per pass cannot come from a tree of depth "
-                    f"{proposer.tree.depth}; use the tree of the measurement"
-                )
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
-        lengths = self.lengths[proposer.method]
-        task = task_of(request, seed, self.task, self.tasks, tuple(lengths))
-        if proposer.tree is None:
-            rate = rate_of_chain(lengths[task], self.num_draft_tokens[proposer.method])
-        else:
-            rate = rate_of_tree(lengths[task], proposer.tree, self.rank_decay)
+        rates = self._rates[proposer.method]
+        rate = rates[task_of(request, seed, self.task, self.tasks, tuple(rates))]
         rates_KR = same_rates(rate, self.rank_decay, num_places(proposer), num_ranks(proposer))
         return verdicts_of(rates_KR, request, seed, num_positions, proposer)
 
 
-@lru_cache(maxsize=1024)
 def rate_of_chain(length: float, num_draft_tokens: int) -> float:
     """Returns the rate with which drafts of so many tokens have a mean accepted length."""
     low, high = 0.0, 1.0
@@ -113,13 +127,12 @@ def rate_of_chain(length: float, num_draft_tokens: int) -> float:
     return high
 
 
-@lru_cache(maxsize=1024)
 def rate_of_tree(length: float, tree: TokenTree, rank_decay: float) -> float:
     """Returns the rate of rank 1 with which a tree has a mean accepted length."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         rate = (low + high) / 2
-        rates_KR = same_rates(rate, rank_decay, tree.depth, max(tree.ranks) + 1)
+        rates_KR = with_ranks(np.full(tree.depth, rate), max(tree.ranks) + 1, rank_decay)
         if mean_length_of_tree(rates_KR, tree) < length:
             low = rate
         else:

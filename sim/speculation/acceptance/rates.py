@@ -36,6 +36,8 @@ def num_ranks(proposer: Proposer) -> int:
 
 def with_ranks(rates_K: NDArray[np.float64], num_ranks: int, rank_decay: float) -> NDArray[np.float64]:
     """Returns the rates by place and rank that follow from those of rank 1 by the rule of this module."""
+    if num_ranks == 1:
+        return rates_K[:, None]
     further_K1 = rank_decay * rates_K[:, None]
     found_KR = (1 - further_K1) ** np.arange(num_ranks - 1) * further_K1
     return np.concatenate([rates_K[:, None], (1 - rates_K)[:, None] * found_KR], axis=1)

@@ -72,5 +72,5 @@ class Table:
         if shares_K[-1] == 1:
             return Verdicts(accepted)
         u = uniforms(seed, f"{STREAM}/proposed", request.request_id, num_positions)
-        proposed = (u[:, None] < shares_K).sum(axis=1, dtype=np.uint8)
+        proposed = (u < shares_K[:, None]).view(np.uint8).sum(axis=0, dtype=np.uint8)
         return Verdicts(np.minimum(accepted, proposed), proposed)
