@@ -75,13 +75,18 @@ class LastTokens:
     def log_gaps(self, plan: StepPlan, end_s: float, log: IterationLog) -> int:
         """Logs the gaps at the end of a plan's first iteration that differ from those of the other sequences.
 
-        Returns their number.
+        Returns their number. A sequence with a complete output, which an asynchronous engine holds for one
+        more step, has no further gap, even if it is idle in that step.
         """
         core = self._core
         if plan.num_decodes == plan.num_branches:
             return 0
         not_decoding = chain(plan.idle, core.paused.values())
-        kept = {seq: self.last_s(seq) for seq in not_decoding if seq.request.branching is None}
+        kept = {
+            seq: self.last_s(seq)
+            for seq in not_decoding
+            if seq.finish_reason is None and seq.request.branching is None
+        }
         num_logged = 0
         for seq, emitted_s in self.apart.items():
             if seq not in kept:

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
+from experiments.conformance.toys import TICK_S
+from policies.batching.splitfuse import SplitFuse
+from policies.caching.paged import Paged
 from sim.metrics.token_times import token_times
 from tests.worlds.clusters import draw_clusters, draw_crashes
 
@@ -40,6 +43,27 @@ def test_every_token_is_found_whatever_the_policies(world, leap):
 @given(st.one_of(draw_clusters(), draw_crashes()))
 def test_every_token_is_found_over_replicas_kv_transfers_and_crashes(world):
     assert_rebuilt(world.simulate().records)
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_an_end_in_an_idle_step_leaves_no_gap(make_world, ask, leap):
+    """Requests of 3, 1 and 1 tokens; the last two end in step 2 and are planned once more, before it ends.
+
+    In that step they are idle: the fifth block, the last one, goes to the first request.
+    """
+    world = make_world(
+        ask(0.0, 1, 3),
+        ask(0.0, 1, 1),
+        ask(0.0, 1, 1),
+        batching=SplitFuse(max_num_batched_tokens=4),
+        caching=Paged(block_size=1),
+        num_blocks=5,
+        plans_ahead=True,
+    )
+    records = world.simulate(leap=leap).records
+    assert records.iterations["kv_blocks_used"].tolist() == [1, 4, 5, 4]
+    assert np.repeat(records.gap_s, records.gap_count).tolist() == [TICK_S, TICK_S]
+    assert_rebuilt(records)
 
 
 def test_three_requests_by_hand():
