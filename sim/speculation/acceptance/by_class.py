@@ -36,8 +36,8 @@ class ByClass:
             raise ValueError(f"by={self.by}: must be one of {', '.join(ATTRIBUTES)}")
         if not self.rates:
             raise ValueError(
-                f"rates={{}}: must give at least one {self.by} a rate; for the same rate everywhere choose "
-                "acceptance=iid"
+                f"rates={{}}: must give at least one {self.by} a rate, such as "
+                "++acceptance.rates={code:0.9}; for the same rate everywhere choose acceptance=iid"
             )
         for name, rate in self.rates.items():
             require_share(f"rates.{name}", rate)

@@ -49,9 +49,13 @@ class ByPosition:
 
     def __post_init__(self) -> None:
         given = [name for name in _WAYS if getattr(self, name) is not None]
-        if len(given) != 1:
+        if not given:
             raise ValueError(
-                f"{', '.join(given) or 'no rates'} given: exactly one of {', '.join(_WAYS)} must be"
+                f"rates=null: exactly one of {', '.join(_WAYS)} must be given, such as rates=[0.8,0.7,0.6]"
+            )
+        if len(given) > 1:
+            raise ValueError(
+                f"{given[0]}: only one of {', '.join(given)} may be given; set the others to null"
             )
         require_share("rank_decay", self.rank_decay)
         if self.rates is not None:

@@ -169,8 +169,11 @@ def test_the_mean_accepted_length_is_met_with_the_least_variance(length):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "no rates given: exactly one of rates, synthetic_acceptance_rates"),
-        ({"rates": (0.5,), "synthetic_acceptance_length": 1.5}, "rates, synthetic_acceptance_length given"),
+        ({}, "rates=null: exactly one of rates, synthetic_acceptance_rates"),
+        (
+            {"rates": (0.5,), "synthetic_acceptance_length": 1.5},
+            "rates: only one of rates, synthetic_acceptance_length may be given; set the others to null",
+        ),
         ({"rates": ()}, "rates=[]: must have one rate per draft token"),
         ({"rates": (0.5, 1.5)}, "rates: place 2 has 1.5; must be a probability"),
         ({"rates": (float("nan"),)}, "rates: place 1 has nan; must be a probability"),
