@@ -92,12 +92,12 @@ class ByPosition:
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
-        rates_KR = _rates(self, num_places(proposer), num_ranks(proposer))
+        rates_KR = rates_of(self, num_places(proposer), num_ranks(proposer))
         return verdicts_of(rates_KR, request, seed, num_positions, proposer)
 
 
 @lru_cache(maxsize=256)
-def _rates(model: ByPosition, num_places: int, num_ranks: int) -> NDArray[np.float64]:
+def rates_of(model: ByPosition, num_places: int, num_ranks: int) -> NDArray[np.float64]:
     """Returns the conditional rates by place and rank. Must not be changed."""
     if model.rates_by_rank is not None:
         return np.array(model.rates_by_rank)[:num_places, :num_ranks]
