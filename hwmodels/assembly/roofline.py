@@ -15,7 +15,6 @@ that one device computes whole are in `whole_batches`.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -25,17 +24,16 @@ from numpy import ndarray
 from hwmodels.assembly import Inputs, iteration_operators
 from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.counted import CountedTimes
+from hwmodels.assembly.explained import TimedOperators, rows_of_each, whole
 from hwmodels.assembly.site import Kernels, Site
 from hwmodels.assembly.whole_batches import WholeBatches
 from hwmodels.by_count import Counts, RowsByCount
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.exact import Num
-from hwmodels.iterations.critical_path import Passing, bound_of, seconds_of, total_of, whole_total
 from hwmodels.iterations.decodes import Decodes
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
+from hwmodels.iterations.iteration import DraftWork, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
-from hwmodels.iterations.ops import Operator, Part, Per, rows_each
+from hwmodels.iterations.ops import Per
 from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Role
@@ -48,7 +46,7 @@ FEW_ITERATIONS = 16
 NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
 
 
-class Roofline:
+class Roofline(TimedOperators):
     """An `IterationModel` of one replica: a model on the devices of a layout.
 
     `seconds` is called millions of times in a simulation. Times that depend only on the numbers of tokens and
@@ -126,23 +124,21 @@ class Roofline:
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
-        if ndarray in map(type, shape):
+        of_passes = None if shape.drafts is None else _of_passes(shape, shape.drafts)
+        if of_passes is not None and self._whole is not None:
+            return self.pass_seconds(*of_passes)
+        if ndarray in map(type, shape) or (shape.drafts and ndarray in map(type, shape.drafts)):
             return self._seconds_many(shape)
         decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled, adapters, drafts = shape
-        if drafts is not None:
-            if type(drafts.pairs) is ndarray or type(drafts.tokens) is ndarray:
-                return self._seconds_many(shape)
-            if adapters is None and self._whole is not None:
-                return self._whole.pass_seconds(shape)
-        elif adapters is None:
-            if not prefill_tokens and sampled == decode_seqs:
+        if adapters is None:
+            if drafts is None and not prefill_tokens and sampled == decode_seqs:
                 return self._decode_seconds(decode_seqs, context_tokens)
             if prefill_tokens and self._whole is not None:
                 return self._whole.prefill_seconds(shape)
         own: Any = self.layout.rank_batch(shape)
         tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
         replays = self._host.replays(tokens, prefill_tokens)
-        computed = self._host.computed_tokens(tokens, replays, _rows_each(own))
+        computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
         gpu_s = self._counted.of(computed, all_tokens, rows)
         decodes_s = 0.0
         if decode_seqs:
@@ -162,6 +158,15 @@ class Roofline:
         floor_s, added_s = self._host.bounds(replays, decode_seqs + prefill_seqs, more_kernels)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
+    def pass_seconds(self, num_seqs: int, context_tokens: Any, tokens: int, pairs: Any, rows: int) -> Any:
+        """Returns `seconds` of num_seqs decodes with draft tokens; contexts and pairs may be arrays."""
+        if self._whole is None:
+            drafts = DraftWork(tokens, pairs, 0, 0, 0)
+            return self.seconds(IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, rows, None, drafts))
+        if isinstance(context_tokens, ndarray):
+            return self._whole.pass_seconds_many(num_seqs, context_tokens, tokens, pairs, rows)
+        return self._whole.pass_seconds(num_seqs, context_tokens, tokens, pairs, rows)
+
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
@@ -176,69 +181,15 @@ class Roofline:
             durations_s = self._seconds_many(shape).tolist()
         return list(accumulate(durations_s, initial=start_s))[1:]
 
-    def operator_seconds(self, shape: IterationShape) -> list[tuple[Operator, Num]]:
-        """Returns GPU seconds of every operator over all its calls; they sum to the iteration's GPU seconds.
-
-        In a pipeline: one micro-batch on all stages, or all on the slowest stage, whichever takes longer.
-        """
-        parts = self._critical_path(shape)
-        return [(op, total_of(op, parts, partial(seconds_of, op))) for op in self._operators_of(shape)]
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component; `launch` and `host`: waits for launches and for other host work."""
-        zeros = np.zeros(np.broadcast(*shape.counts, *(shape.drafts or ())).shape)[()]
-        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
-        for op, seconds in self.operator_seconds(shape):
-            parts[op.component] = parts[op.component] + seconds
-        batch = self.layout.rank_batch(shape)
-        replays = self._host.replays(_whole(batch.tokens), shape.prefill_tokens)
-        num_seqs = shape.decode_seqs + shape.prefill_seqs
-        more_kernels = self._host.mixed_kernels(shape.decode_seqs, shape.prefill_seqs)
-        if shape.adapters is not None:
-            more_kernels = more_kernels + self._adapters.seconds(batch)[1]
-        gpu_s = sum(parts.values())
-        parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs, more_kernels)
-        return parts
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of one iteration with their time and their bound, the longest first.
-
-        An operator is bound by the larger of its data-sheet times, or by launches if it takes less than
-        15 us per kernel and that data-sheet time is less than a quarter of it. Pipelines: `operator_seconds`.
-        """
-        path = self._critical_path(shape)
-        fullest = path[0].batch
-        total_s = float(self.seconds(shape))
-        lines: dict[str, Explained] = {}
-        for op in self._operators_of(shape):
-            seconds = float(total_of(op, path, partial(seconds_of, op)))
-            if seconds == 0:
-                continue
-            calls = op.calls * sum(float(passing.times[op.part]) for passing in path)
-            bound = bound_of(
-                op, self.device, float(op.flops(fullest)), float(op.bytes_moved(fullest)), seconds / calls
-            )
-            old = lines.get(op.name, Explained(op.name, op.component, 0.0, 0.0, bound, 0.0, 0.0, 0.0))
-            lines[op.name] = old._replace(
-                seconds=old.seconds + seconds,
-                share=old.share + seconds / total_s,
-                flops=old.flops + float(total_of(op, path, op.flops)),
-                bytes_moved=old.bytes_moved + float(total_of(op, path, op.bytes_moved)),
-                calls=old.calls + calls,
-            )
-        waits = total_s - sum(line.seconds for line in lines.values())
-        lines["host"] = Explained("host and launches", "host", waits, waits / total_s, "host", 0.0, 0.0, 0.0)
-        return sorted(lines.values(), key=lambda line: -line.seconds)
-
     def round(self, shape: IterationShape) -> tuple[MicroBatch, InFlight, MicroBatch]:
         """Returns the fullest micro-batch, their counts, and a decode-only one; times in GPU seconds.
 
         For arrays, of each iteration. Without micro-batches, the whole batch is the only one.
         """
         own = self.layout.rank_batch(shape)
-        tokens, all_tokens, rows = map(_whole, (own.tokens, own.all_tokens, own.rows))
+        tokens, all_tokens, rows = map(whole, (own.tokens, own.all_tokens, own.rows))
         replays = self._host.replays(tokens, shape.prefill_tokens)
-        computed = self._host.computed_tokens(tokens, replays, _rows_each(own))
+        computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
         decodes_s = self._decodes.batch_seconds_many(own)
         gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
         gpu_s = gpu_s + sum(op.calls * op.seconds(own) for op in self._prefill_ops)
@@ -247,17 +198,6 @@ class Roofline:
         if self.stages is None:
             return MicroBatch(gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
         return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns the model FLOPs; see `IterationModel`.
-
-        2 per weight and token, 4 heads head_dim per query-key pair and layer; the LM head on sampled rows.
-        """
-        return whole_total(self._whole_operators_of(shape), "flops", shape)
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of the matrices that tokens are multiplied with, and of KV and states."""
-        return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
 
     def _decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
         """Returns the wall time of one decode-only iteration in seconds."""
@@ -272,13 +212,13 @@ class Roofline:
     def _decode_batch(self, num_seqs: Any) -> list[float]:
         """Returns figures that do not depend on contexts: GPU seconds, floor_s and added_s of the host."""
         if num_seqs not in self._known_batches:
-            self._known_batches[num_seqs] = self._decode_batches.of_many(_whole(num_seqs)).tolist()
+            self._known_batches[num_seqs] = self._decode_batches.of_many(whole(num_seqs)).tolist()
         return self._known_batches[num_seqs]
 
     def _decode_batch_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any]:
         """Computes `_decode_batch` for many numbers of sequences."""
         batch = self.layout.rank_batch(IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs))
-        tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
+        tokens, all_tokens, rows = map(whole, (batch.tokens, batch.all_tokens, batch.rows))
         replays = self._host.replays(tokens, 0)
         gpu_s = self._counted.of_many(self._host.computed_tokens(tokens, replays), all_tokens, rows)
         return (gpu_s, *self._host.bounds(replays, num_seqs))
@@ -292,16 +232,16 @@ class Roofline:
     def _decode_ends_of(self, num_seqs: Any) -> list[float]:
         """Returns the number of decode-only micro-batches; their seconds before, between, after layers."""
         if num_seqs not in self._known_ends:
-            self._known_ends[num_seqs] = self._decode_ends.of_many(_whole(num_seqs)).tolist()
+            self._known_ends[num_seqs] = self._decode_ends.of_many(whole(num_seqs)).tolist()
         return self._known_ends[num_seqs]
 
     def _decode_ends_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any, Any]:
         """Computes `_decode_ends_of` for many numbers of sequences."""
         shape = IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs)
         batch = self.layout.rank_batch(shape)
-        tokens = _whole(batch.tokens)
+        tokens = whole(batch.tokens)
         computed = self._host.computed_tokens(tokens, self._host.replays(tokens, 0))
-        return self.layout.in_flight(shape).full, *self._counted.ends(computed, _whole(batch.rows))
+        return self.layout.in_flight(shape).full, *self._counted.ends(computed, whole(batch.rows))
 
     def _round(
         self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
@@ -322,7 +262,7 @@ class Roofline:
         light = self.layout.without_chunks(shape, own)
         tokens, all_tokens = light.tokens, light.all_tokens
         if isinstance(in_flight.light, ndarray):
-            tokens, all_tokens = np.broadcast_arrays(_whole(tokens), _whole(all_tokens))
+            tokens, all_tokens = np.broadcast_arrays(whole(tokens), whole(all_tokens))
             counted_s = self._counted.of_many(tokens, all_tokens, tokens)
         else:
             counted_s = self._counted.of(int(tokens), int(all_tokens), int(tokens))
@@ -344,15 +284,15 @@ class Roofline:
             and not prefills
             and np.array_equal(shape.sampled_seqs, shape.decode_seqs)
         ):
-            counted_s, floor_s, added_s = self._decode_batches.of_many(_whole(shape.decode_seqs))
+            counted_s, floor_s, added_s = self._decode_batches.of_many(whole(shape.decode_seqs))
             gpu_s = counted_s + self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
             if self.stages is not None:
-                ends = self._decode_ends.of_many(_whole(shape.decode_seqs))
+                ends = self._decode_ends.of_many(whole(shape.decode_seqs))
                 gpu_s = self._decode_round(gpu_s, *ends)
             return np.maximum(gpu_s, floor_s) + added_s
-        tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
+        tokens, all_tokens, rows = map(whole, (batch.tokens, batch.all_tokens, batch.rows))
         replays = self._host.replays(tokens, shape.prefill_tokens)
-        computed = self._host.computed_tokens(tokens, replays, _rows_each(batch))
+        computed = self._host.computed_tokens(tokens, replays, rows_of_each(batch))
         decodes_s = self._decodes.batch_seconds_many(batch)
         gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
         if prefills:
@@ -366,50 +306,13 @@ class Roofline:
             gpu_s = self._round(shape, batch, computed, rows, gpu_s, decodes_s)
         return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs, more_kernels)
 
-    def _operators_of(self, shape: IterationShape) -> list[Operator]:
-        """Returns the operators of an iteration on one device, those of its adapters included."""
-        return self.operators if shape.adapters is None else [*self.operators, *self._adapters.operators]
 
-    def _whole_operators_of(self, shape: IterationShape) -> list[Operator]:
-        """Returns the operators of an iteration of the undivided model, those of its adapters included."""
-        if shape.adapters is None:
-            return self._whole_model
-        return [*self._whole_model, *self._whole_adapters.operators]
-
-    def _critical_path(self, shape: IterationShape) -> list[Passing]:
-        """Returns the batches on the critical path, each with the number of runs of each part's operators."""
-        batch = self._padded_batch(shape)
-        if self.stages is None:
-            return [Passing(batch, dict.fromkeys(Part, 1.0))]
-        full, in_flight, light = self.round(shape)
-        ways = [full.all_s, *self.stages.stage_seconds(full, in_flight, light)]
-        longest = np.argmax(np.stack(np.broadcast_arrays(*ways)), axis=0)
-        sizes = np.broadcast(*shape.counts, *(shape.drafts or ())).shape
-        times = []
-        for count, passes in ((in_flight.full, 1.0), (in_flight.light, 0.0)):
-            by_part = {
-                part: np.choose(
-                    longest, [passes, *(count * stage.share(part) for stage in self.stages.slowest)]
-                )
-                for part in Part
-            }
-            times.append({part: by_part[part].reshape(sizes)[()] for part in Part})
-        return [Passing(batch, times[0]), Passing(self.layout.without_chunks(shape, batch), times[1])]
-
-    def _padded_batch(self, shape: IterationShape) -> RankBatch:
-        batch = self.layout.rank_batch(shape)
-        tokens = _whole(batch.tokens)
-        replays = self._host.replays(tokens, shape.prefill_tokens)
-        tokens = self._host.computed_tokens(tokens, replays, _rows_each(batch))[()]
-        return batch._replace(
-            tokens=tokens, all_tokens=tokens if self._counted.any_tokens_s is None else batch.all_tokens
-        )
-
-
-def _rows_each(batch: RankBatch) -> Any:
-    tokens = batch.draft_tokens
-    return rows_each(batch.decode_seqs, tokens) if isinstance(tokens, ndarray) or tokens else 1
-
-
-def _whole(count: Any) -> Any:
-    return np.asarray(count, dtype=np.intp)
+def _of_passes(shape: IterationShape, drafts: DraftWork) -> tuple[int, Any, int, Any, int] | None:
+    """Returns the arguments of `Roofline.pass_seconds`; None if more than contexts are arrays, or chunks."""
+    decodes, context, _, chunks, _, _, sampled, adapters, _ = shape
+    if adapters is not None or type(chunks) is not int or chunks:
+        return None
+    tokens: Any = drafts.tokens
+    if type(decodes) is int and type(sampled) is int and type(tokens) is int:
+        return decodes, context, tokens, drafts.pairs, sampled
+    return None

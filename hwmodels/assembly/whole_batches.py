@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hwmodels.assembly.counted import CountedTimes
 from hwmodels.devices.host import HostShare
-from hwmodels.iterations.decodes import Decodes, PassParts, Straight, seconds_of_pass
+from hwmodels.iterations.decodes import Decodes, PassParts, Straight, seconds_of_pass, seconds_of_passes
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.ops import Operator, rows_each
 
@@ -69,10 +69,17 @@ class WholeBatches:
     def prefill_seconds(self, shape: IterationShape) -> float:
         """Returns the wall time of one iteration with prompt chunks in seconds."""
         batch: Any = shape  # a device's share of the whole batch is the batch
-        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _, _ = batch
-        gpu_s = self._tokens_s.of(int(decode_seqs + prefill_tokens)) + self._rows_s.of(int(sampled_seqs))
-        if decode_seqs:
-            gpu_s += self._decodes.seconds(decode_seqs, context_tokens)
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _, drafts = batch
+        if drafts is None:
+            gpu_s = self._tokens_s.of(int(decode_seqs + prefill_tokens)) + self._rows_s.of(int(sampled_seqs))
+            if decode_seqs:
+                gpu_s += self._decodes.seconds(decode_seqs, context_tokens)
+        else:
+            tokens = drafts.tokens
+            gpu_s = self._tokens_s.of(int(decode_seqs + tokens + prefill_tokens))
+            gpu_s += self._rows_s.of(int(sampled_seqs))
+            if decode_seqs:
+                gpu_s += self._decodes.pass_seconds(decode_seqs, context_tokens, tokens, drafts.pairs)
         prefills_s = 0.0
         for calls, seconds in self._prefills:
             prefills_s += calls * seconds(batch)
@@ -82,26 +89,22 @@ class WholeBatches:
         floor_s, added_s = self._prefill_bounds.get(key) or self._bounds_beside_prefill(*key)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
-    def pass_seconds(self, shape: IterationShape) -> float:
-        """Returns the wall time of one iteration with draft tokens, prompt chunks beside them or not."""
-        batch: Any = shape
-        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _, drafts = batch
-        tokens, pairs, *_ = drafts
-        key = decode_seqs, tokens
+    def pass_seconds(self, num_seqs: Any, context_tokens: Any, tokens: Any, pairs: Any, rows: Any) -> float:
+        """Returns the wall time of one iteration of decodes with draft tokens in seconds."""
+        key = num_seqs, tokens
         counted_s, floor_s, added_s, lines = self._passes.get(key) or self._pass_batch(*key)
-        if prefill_tokens:
-            counted_s = self._tokens_s.of(int(decode_seqs + tokens + prefill_tokens))
-            key = decode_seqs + prefill_seqs, decode_seqs > 0
-            floor_s, added_s = self._prefill_bounds.get(key) or self._bounds_beside_prefill(*key)
-        gpu_s = counted_s + self._rows_s.of(int(sampled_seqs))
-        if decode_seqs:
-            gpu_s += seconds_of_pass(lines, decode_seqs, context_tokens, tokens, pairs)
-        if prefill_tokens:
-            prefills_s = 0.0
-            for calls, seconds in self._prefills:
-                prefills_s += calls * seconds(batch)
-            gpu_s += prefills_s
+        gpu_s = counted_s + self._rows_s.of(int(rows))
+        gpu_s += seconds_of_pass(lines, num_seqs, context_tokens, tokens, pairs)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def pass_seconds_many(self, num_seqs: int, contexts: Any, tokens: int, pairs: Any, rows: int) -> Any:
+        """Computes `pass_seconds` of each of many iterations of the same sequences."""
+        key = num_seqs, tokens
+        counted_s, floor_s, added_s, lines = self._passes.get(key) or self._pass_batch(*key)
+        gpu_s = counted_s + self._rows_s.of(int(rows))
+        return (
+            np.maximum(gpu_s + seconds_of_passes(lines, num_seqs, contexts, tokens, pairs), floor_s) + added_s
+        )
 
     def decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
         """Returns the wall time of one decode-only iteration in seconds."""

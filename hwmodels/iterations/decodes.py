@@ -18,7 +18,15 @@ from numpy import ndarray
 
 from hwmodels.by_count import RowsByCount
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, PassLines, largest, rows_each
+from hwmodels.iterations.ops import (
+    DecodeSeconds,
+    Lines,
+    Operator,
+    PassLines,
+    largest,
+    largest_of_pass,
+    rows_each,
+)
 from hwmodels.iterations.windows import seen
 
 BEYOND_ROUNDING = 1 + 1e-9
@@ -153,6 +161,15 @@ def seconds_of_pass(lines: PassParts, num_seqs: Any, context_tokens: Any, tokens
             if line_s > most_s:
                 most_s = line_s
         total_s += calls * most_s
+    return total_s
+
+
+def seconds_of_passes(lines: PassParts, num_seqs: int, contexts: Any, tokens: int, pairs: Any) -> Any:
+    """Computes `seconds_of_pass` for arrays of contexts and pairs."""
+    total_s: Any = 0.0
+    for calls, window, of_operator in lines:
+        keys, seen_pairs = seen(num_seqs, contexts, tokens, pairs, window)
+        total_s = total_s + calls * largest_of_pass(of_operator, keys, seen_pairs, num_seqs + tokens)
     return total_s
 
 

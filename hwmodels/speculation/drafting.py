@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatch
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy import ndarray
@@ -76,31 +76,48 @@ def drafts_of(shape: IterationShape) -> DraftWork:
 class Steps:
     """Sequential steps of a draft, each priced by a roofline.
 
-    first, later: rooflines of the first step and of those after it. to_first: turns an iteration of the
-    target into the first step of the draft. has_kv: it runs even if no token is to be drafted. rows: rows of
-    a sequence in a later step, with a tree those of its widest level.
+    first, later: rooflines of the first step and of those after it. has_kv: the first one computes the rows
+    and the chunks of the target's pass, and `extra` rows more for each decoding sequence, even if no token is
+    to be drafted; else it has one row per sequence. rows: rows of a sequence in a later step, with a tree
+    those of its widest level.
     """
 
     def __init__(
         self,
         first: Roofline,
         later: Roofline,
-        to_first: Callable[[IterationShape], IterationShape],
         *,
         start_s: float,
         has_kv: bool = True,
+        extra: int = 0,
         rows: int = 1,
     ) -> None:
-        self._first, self._later, self._to_first = first, later, to_first
-        self._start_s, self._has_kv, self._rows = start_s, has_kv, rows
+        self._first, self._later, self._start_s = first, later, start_s
+        self._has_kv, self._extra, self._rows = has_kv, extra, rows
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds from the end of the pass to that of the last step."""
+        if self._has_kv and self._rows == 1:
+            decodes, context, _, chunks, *_, work = shape
+            tokens, pairs, seqs, steps, _ = cast("Any", work)
+            all_draft = type(decodes) is int and type(seqs) is int and seqs == decodes and chunks == 0
+            if all_draft and type(tokens) is int and type(steps) is int and steps:
+                return self._seconds_of_decodes(seqs, context, tokens, pairs, steps)
         once, count = self._counts(shape)
         first_s = self._start_s + once * self._first.seconds(self._to_first(shape))
         if not isinstance(count, ndarray) and not count:
             return first_s
         return first_s + count * self._later.seconds(self._to_later(shape))
+
+    def _seconds_of_decodes(self, seqs: int, context: Any, tokens: int, pairs: Any, steps: int) -> Any:
+        """Computes `seconds` of decodes that all draft; takes half the time. Arrays: contexts and pairs."""
+        if self._extra:
+            tokens, pairs = tokens + self._extra * seqs, pairs + self._extra * (context + tokens + seqs)
+        first_s = self._start_s + self._first.pass_seconds(seqs, context, tokens, pairs, seqs)
+        if steps == 1:
+            return first_s
+        later_s = self._later.pass_seconds(seqs, context + 0.5 * steps * seqs, 0, 0, seqs)
+        return first_s + (steps - 1) * later_s
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; the start is the host's."""
@@ -144,6 +161,20 @@ class Steps:
         some = smaller(seqs, 1)
         return 1 if self._has_kv else some * smaller(steps, 1), larger(steps - 1, 0) * some
 
+    def _to_first(self, shape: IterationShape) -> IterationShape:
+        """Returns the first step of the draft after an iteration of the target."""
+        tokens, pairs, seqs, _, _ = drafts_of(shape)
+        if not self._has_kv:
+            some = larger(seqs, 1)
+            return IterationShape(some, _drafting_context(shape), 0, 0, 0, 0, some)
+        decodes, context = shape.decode_seqs, shape.decode_context_tokens
+        if self._extra:
+            tokens, pairs = (
+                tokens + self._extra * decodes,
+                pairs + self._extra * (context + tokens + decodes),
+            )
+        return IterationShape(*shape[:6], seqs, None, DraftWork(tokens, pairs, 0, 0, 0))
+
     def _to_later(self, shape: IterationShape) -> IterationShape:
         """Returns the step in the middle of those after the first one."""
         drafts = drafts_of(shape)
@@ -174,26 +205,6 @@ def _with(line: Explained | None, added: Explained, times: float) -> Explained:
         bytes_moved=line.bytes_moved + times * added.bytes_moved,
         calls=line.calls + times * added.calls,
     )
-
-
-def all_rows(shape: IterationShape) -> IterationShape:
-    """Returns the first step of layers on hidden states: the rows and chunks of the target's pass."""
-    tokens, pairs, seqs, _, _ = drafts_of(shape)
-    return IterationShape(*shape[:6], seqs, None, DraftWork(tokens, pairs, 0, 0, 0))
-
-
-def all_rows_and_sampled(shape: IterationShape) -> IterationShape:
-    """Returns the first step of a separate model, which computes the tokens sampled in the pass, too."""
-    tokens, pairs, seqs, _, _ = drafts_of(shape)
-    decodes, context = shape.decode_seqs, shape.decode_context_tokens
-    work = DraftWork(tokens + decodes, pairs + context + tokens + decodes, 0, 0, 0)
-    return IterationShape(*shape[:6], seqs, None, work)
-
-
-def newest_rows(shape: IterationShape) -> IterationShape:
-    """Returns a step without KV of its own: one row per sequence that drafts."""
-    seqs = larger(drafts_of(shape).seqs, 1)
-    return IterationShape(seqs, _drafting_context(shape), 0, 0, 0, 0, seqs)
 
 
 class Heads:
@@ -312,7 +323,7 @@ def drafting_of(draft: Draft, replica: Replica, rows: int) -> Drafting:
 def _(draft: ModelDraft, replica: Replica, rows: int) -> Drafting:
     layout = _draft_layout(replica.layout, draft.model, draft.cut(replica.layout))
     model = _roofline(draft, replica, draft.model, layout)
-    return Steps(model, model, all_rows_and_sampled, start_s=_shown(draft.start_s, replica), rows=rows)
+    return Steps(model, model, start_s=_shown(draft.start_s, replica), extra=1, rows=rows)
 
 
 @drafting_of.register
@@ -329,7 +340,7 @@ def _(draft: LayerDraft, replica: Replica, rows: int) -> Drafting:
 
     later = _roofline(draft, replica, layers, layout, of_step)
     first = _roofline(draft, replica, layers, layout, of_first) if draft.pass_matrices(target) else later
-    return Steps(first, later, all_rows, start_s=_shown(draft.start_s, replica), rows=rows)
+    return Steps(first, later, start_s=_shown(draft.start_s, replica), rows=rows)
 
 
 @drafting_of.register
@@ -337,7 +348,7 @@ def _(draft: SkipDraft, replica: Replica, rows: int) -> Drafting:
     layers = draft.layers(replica.model)
     layout = _draft_layout(replica.layout, layers, replica.layout.tensor_parallel_size)
     model = _roofline(draft, replica, layers, layout)
-    return Steps(model, model, newest_rows, start_s=_shown(draft.start_s, replica), has_kv=False, rows=rows)
+    return Steps(model, model, start_s=_shown(draft.start_s, replica), has_kv=False, rows=rows)
 
 
 @drafting_of.register
