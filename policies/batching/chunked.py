@@ -5,9 +5,9 @@ running sequences come first, then waiting ones in order; each prompt gets a chu
 budget. Sarathi-Serve itself is this policy with a small budget: batching=sarathi.
 With long_prefill_token_threshold several prompts can be in prefill at the same time, and running sequences
 are served in the order of their admission, decodes and prefills mixed, as in vLLM 0.32. Without it, only the
-last running sequence can be in prefill. vLLM v0's max_num_partial_prefills, which v1 accepts at its default
-only, is a policy of its own: batching=partial_prefills. So is its prefill_schedule_interval:
-batching=paced_prefills.
+last running sequence can be in prefill, unless the end of a prompt is kept together for a proposer.
+vLLM v0's max_num_partial_prefills, which v1 accepts at its default only, is a policy of its own:
+batching=partial_prefills. So is its prefill_schedule_interval: batching=paced_prefills.
 Memory pressure: the sequence of largest rank is preempted and recomputed later; a step that preempts admits
 no sequence. A request is admitted only if there are blocks for its whole prompt, or, with
 scheduler_reserve_full_isl=false, for its first chunk: more requests run at once, and more are preempted.
@@ -112,7 +112,7 @@ class Chunked:
 
     def _serve_running(self, view: StepView, step: StepBuilder, max_chunk: int) -> None:
         """Serves running sequences in order of admission, until the budget is spent or one is preempted."""
-        in_order = self._mixes_prefills and view.prefilling
+        in_order = view.prefilling and (self._mixes_prefills or view.mixes_prefills)
         if not in_order and not step.decode_all():
             return
         for seq in view.running if in_order else view.prefilling:

@@ -57,6 +57,11 @@ class BlockPool:
         self.presume_cached = False
         self.drops_last_block = False
         """Whether a lookup leaves out the last block that it finds, as drafting needs its hidden states."""
+        self.num_reprefillable_tokens = 0
+        """Number of the last computed tokens of a sequence that no lookup finds.
+
+        A proposer with several layers has not seen the tokens after them, so their KV in it is not final.
+        """
         self.shares_branches = True
         self.awaits_answer = False
         """Whether what sequences generate matters to a lookup or prompt of this step: it is not repeated."""

@@ -11,7 +11,7 @@ from policies.caching.pins import Pins
 from policies.caching.pool import BlockPool
 from policies.caching.runs import Holding, Run, Runs
 from policies.core.request import Request
-from policies.core.sequence import PREFILLING, Sequence
+from policies.core.sequence import LOADING, PREFILLING, Sequence
 
 MAX_PENDING_EVICTIONS = 512
 """Number of delayed evictions after which whole runs are evicted."""
@@ -42,6 +42,7 @@ class PrefixPool(BlockPool):
         self._places = Places(block_size)
         self._runs = Runs(self._free_ids)
         self._answers: Answers | None = None
+        self._unsettled: dict[int, Sequence] = {}  # with tokens of their prompts that are not final yet
         self._num_kept = 0  # free blocks with content, except those with a pending eviction
 
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
@@ -54,6 +55,8 @@ class PrefixPool(BlockPool):
 
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
+        if self._unsettled:
+            self._offer_settled()
         limit = (seq.stored_known - 1) // self.block_size
         if self._answers is not None and self._answers.offer_for(held.path, limit):
             self.awaits_answer = True
@@ -98,7 +101,9 @@ class PrefixPool(BlockPool):
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
         block_size = self.block_size
         self.take(-(-num_tokens // block_size) + -num_held // block_size)
-        self._offer(seq, (num_tokens - seq.num_loading) // block_size)
+        if self.num_reprefillable_tokens:
+            self._unsettled[seq.request_id] = seq
+        self._offer(seq, (num_tokens - seq.num_loading - self.num_reprefillable_tokens) // block_size)
 
     def loaded(self, seq: Sequence) -> None:
         self._offer(seq, seq.stored_computed // self.block_size)
@@ -122,6 +127,10 @@ class PrefixPool(BlockPool):
         held: Holding = seq.kv
         block_size = self.block_size
         num_full = (num_tokens - num_planned) // block_size
+        if self.num_reprefillable_tokens:
+            self._unsettled.pop(seq.request_id, None)
+            num_final = num_tokens - num_planned - self.num_reprefillable_tokens
+            num_full = max(num_final, min(num_full * block_size, seq.num_found)) // block_size
         if self._answers is not None and seq.request.answer_id is not None:
             self._answers.end(seq, num_full)
         if num_full > held.num_with_content:
@@ -236,6 +245,18 @@ class PrefixPool(BlockPool):
         if self._answers is not None and self._answers.offer_before(seq):
             self.awaits_answer = True
         self._offer_now(seq, num_full)
+
+    def _offer_settled(self) -> None:
+        """Offers blocks of prompts whose tokens have become final since they were computed."""
+        assert self._answers is not None
+        for seq in sorted(self._unsettled.values(), key=lambda seq: (-seq.num_computed, seq.admission)):
+            if seq.state is PREFILLING or seq.state is LOADING:
+                continue
+            num_prompt = seq.num_prompt_tokens // self.block_size
+            num_full = self._answers.num_readable(seq) // self.block_size
+            self._offer_now(seq, min(num_full, num_prompt))
+            if num_full >= num_prompt:
+                del self._unsettled[seq.request_id]
 
     def _offer_now(self, seq: Sequence, num_full: int) -> None:
         """Gives the first num_full blocks of a sequence their contents, as far as they have none."""

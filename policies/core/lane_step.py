@@ -25,6 +25,9 @@ class LaneView:
 
     __slots__ = ("_lane", "prefilling")
 
+    mixes_prefills = False
+    """Only the last sequence that was admitted can be in prefill."""
+
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self.prefilling = lane.prefilling

@@ -33,6 +33,15 @@ class StepView:
         return list(state.prefilling.values())
 
     @property
+    def mixes_prefills(self) -> bool:
+        """True if a sequence decodes that was admitted after one in prefill."""
+        prefilling = self._state.prefilling
+        for seq in reversed(self._state.running.values()) if prefilling else ():
+            if seq.state is DECODING:
+                return seq.admission > min(other.admission for other in prefilling.values())
+        return False
+
+    @property
     def running(self) -> SequenceOf[SequenceView]:
         """Sequences that hold a slot, in the order of their admission."""
         return list(self._state.running.values())

@@ -32,6 +32,11 @@ class Speculation:
     right_share: float
     found_share: float = 1.0
 
+    @property
+    def finds_fewer(self) -> bool:
+        """True if some passes have fewer draft tokens than were asked for."""
+        return self.method in FINDS_FEWER and self.found_share < 1
+
     def num_accepted(self, request_id: int, position: int, num_drafts: int) -> int:
         """Returns how many draft tokens a pass accepts whose first token is the output token at position."""
         for place in range(num_drafts):

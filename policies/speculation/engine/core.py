@@ -36,8 +36,9 @@ class SpeculativeCore(EngineCore):
 
     def __init__(self, *, speculation: Speculation, **settings: Any) -> None:
         self.speculation = deepcopy(speculation)
-        if speculation.proposer.rules.drops_last_block:
-            settings["block_pool"].drops_last_block = True
+        rules, pool = speculation.proposer.rules, settings["block_pool"]
+        pool.drops_last_block = rules.drops_last_block
+        pool.num_reprefillable_tokens = max(rules.prefill_lookahead - 1, 0)
         super().__init__(**settings)
         self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=False)
 
@@ -88,13 +89,13 @@ class SpeculativeCore(EngineCore):
         if num_tokens > self._max_unasked or self._lost or self._arrived:
             return None
         step = self._step
+        assert isinstance(step, DraftStep)
         step.begin()
         step.budget(self._max_unasked)
-        plan = None
-        if step.decode_all() and not step.has_freed:
-            step.repeat()
-            plan = step.end()
-        return plan
+        if not step.decode_together():
+            return None
+        step.repeat()
+        return step.end()
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan, as `EngineCore.commit` does.
@@ -105,9 +106,9 @@ class SpeculativeCore(EngineCore):
         assert isinstance(drafts, DraftPlan)
         _check_accepted(drafts, outcome)
         self.watch.record(drafts, outcome)
-        progress = super().commit(plan, outcome, now)
         if not plan.num_decodes:
             self.drafting.rest()
+        progress = super().commit(plan, outcome, now)
         self._set_next(drafts, outcome)
         self.watch.committed(progress, now)
         return progress
@@ -192,12 +193,16 @@ class AsyncSpeculativeCore(SpeculativeCore, AsyncEngineCore):
         self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=True)
 
     def _may_compute_nothing(self) -> bool:
-        """Returns whether a step without tokens is no error: the tokens of the step before may make room."""
+        """Returns whether a step without tokens is no error: reading those of the step before may make room.
+
+        Then its rejected draft tokens no longer count as computed, and sequences may turn out to have ended.
+        """
         decodes = self.drafting
         if (decodes.base_S > decodes.computed_S)[decodes.slots].any():
             decodes.rest()
-            self.wake_s = self._now
-            return True
+            step = self._step
+            assert isinstance(step, DraftStep)
+            step.has_read = True
         return super()._may_compute_nothing()
 
 

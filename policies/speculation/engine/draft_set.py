@@ -14,7 +14,7 @@ import numpy as np
 from policies.caching.pool import BlockPool
 from policies.core.decode_set import DecodeSet
 from policies.core.growth import PAGED, Growth
-from policies.core.sequence import DECODING, PAUSED, WAITING, Sequence, SequenceState
+from policies.core.sequence import DECODING, ENDING, PAUSED, WAITING, Sequence, SequenceState
 from policies.speculation.engine.drafts import DraftPlan, Ints
 
 
@@ -57,6 +57,7 @@ class DraftSet(DecodeSet):
         """Draft tokens for the next pass."""
         self.last_S = np.zeros(max_num_seqs, np.int64)
         """Tokens of the last pass, until the scheduler has read them; see `leave`."""
+        self._first_S = np.zeros(max_num_seqs, np.int64)  # computed tokens before the first pass
         self._end_S = np.zeros(max_num_seqs, np.int64)
         self._is_member_S = np.zeros(max_num_seqs, bool)
         self._members: list[Sequence] | None = []
@@ -106,7 +107,8 @@ class DraftSet(DecodeSet):
         self.computed_S[slot] = self.base_S[slot] = num_computed
         self._end_S[slot] = seq._end_known
         if not was_paused:
-            self.last_S[slot] = 0
+            self.last_S[slot] = int(self.reads_late)  # its first token
+            self._first_S[slot] = num_computed
         self.blocks_S[slot] = self._pool.blocks_for(num_computed) + seq.num_extra_blocks
         self._pool.num_extra_blocks -= seq.num_extra_blocks
         seq.num_extra_blocks = 0
@@ -136,8 +138,8 @@ class DraftSet(DecodeSet):
         seq.stored_computed = num_computed = int(self.computed_S[slot])
         seq.stored_known = num_computed + 1
         seq.state = state
-        is_read = self.reads_late and seq.finish_reason is not None
-        seq.num_unread = 0 if is_read else self.num_unread(seq)
+        is_read = self.reads_late and seq.finish_reason is not None and state is not ENDING
+        seq.num_unread = 0 if is_read else num_computed - self.num_readable(seq, has_decoded=False)
         seq.num_extra_blocks = int(self.blocks_S[slot]) - self._pool.blocks_for(num_computed)
         self._pool.num_extra_blocks += seq.num_extra_blocks
         self._is_member_S[slot] = False
@@ -151,10 +153,15 @@ class DraftSet(DecodeSet):
         """Returns the known tokens of a member without those of its last pass after the first."""
         return int(self.computed_S[seq.slot]) + 1 - max(int(self.last_S[seq.slot]) - 1, 0)
 
-    def num_unread(self, seq: Sequence) -> int:
-        """Returns seq.num_unread as `leave` would set it."""
-        num_last = int(self.last_S[seq.slot])
-        return num_last if self.reads_late else max(num_last - 1, 0)
+    def num_readable(self, seq: Sequence, *, has_decoded: bool) -> int:
+        """Counts the first tokens of a member that a prefix cache knows.
+
+        has_decoded: whether the step that is being planned, or is planned, decodes it.
+        """
+        num_computed, num_last = int(self.computed_S[seq.slot]), int(self.last_S[seq.slot])
+        if self.reads_late:
+            return max(num_computed - num_last + has_decoded, int(self._first_S[seq.slot]))
+        return num_computed + 1 if has_decoded else num_computed - max(num_last - 1, 0)
 
     def totals(self, drafts: DraftPlan, accepted: Ints) -> Ints:
         """Computes the computed tokens [iterations, sequences] after each iteration, without ends."""

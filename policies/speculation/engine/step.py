@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.core.plan import FOREVER, Cause, StepPlan
-from policies.core.sequence import DECODING, PAUSED, Sequence
+from policies.core.sequence import DECODING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
 from policies.core.step_maker import StepMaker
@@ -52,6 +52,8 @@ class DraftStep(StepMaker):
         self._has_prefilled = False  # whether a running request is in prefill in this step
         self._token_budget = self._input_budget = FOREVER
         self._num_rows_now = 0  # padding of the request that is being admitted
+        self.has_read = False
+        """Whether the tokens of the step before have been read because this one has none."""
 
     # Budgets.
 
@@ -73,6 +75,11 @@ class DraftStep(StepMaker):
         inputs_left = self._input_budget - num_slots
         self.tokens_left = min(self._token_budget, inputs_left) - self.num_tokens
 
+    @property
+    def has_freed(self) -> bool:
+        """True if the step has made room without computing anything, so that another attempt may succeed."""
+        return self.has_read or super().has_freed
+
     # Decodes.
 
     def decode_all(self) -> bool:
@@ -82,15 +89,15 @@ class DraftStep(StepMaker):
         decodes = self._drafting
         if not decodes.size:
             return True
-        if not self._decoded and not self._all_decode and self._take_all():
+        if not self._decoded and not self._all_decode and self.decode_together():
             return True
         for seq in list(decodes.members):
             if seq.state is DECODING and not self._has_decoded(seq) and not self.decode(seq):
                 return False
         return True
 
-    def _take_all(self) -> bool:
-        """Decodes all sequences with all their draft tokens if there is room, else changes nothing."""
+    def decode_together(self) -> bool:
+        """Decodes all sequences with all their draft tokens; false, without a change, if there is no room."""
         decodes, pool = self._drafting, self._pool
         slots = decodes.slots
         base = decodes.base_S[slots]
@@ -286,15 +293,11 @@ class DraftStep(StepMaker):
     def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
         """Counts the first tokens of a running sequence that a prefix cache knows by now."""
         if seq.state is not DECODING:
-            num_unread = seq.num_unread if seq.state is PAUSED else 0
-            return seq.num_computed - num_unread
+            return seq.num_computed - seq.num_unread - self._pool.num_reprefillable_tokens
         if in_flight is not None:
             assert isinstance(in_flight.drafts, DraftPlan)
             has_decoded = seq in in_flight.drafts.seqs
         else:
             has_decoded = self.is_open and self._has_decoded(seq)
-        decodes = self._drafting
-        num_computed = seq.num_computed
-        if has_decoded and not decodes.reads_late:
-            return num_computed + 1
-        return num_computed - decodes.num_unread(seq) + has_decoded
+        num_known = self._drafting.num_readable(seq, has_decoded=has_decoded)
+        return num_known - self._pool.num_reprefillable_tokens

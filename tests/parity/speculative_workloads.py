@@ -1,34 +1,13 @@
-"""Random workloads with speculation, and the policies that stand for vLLM's settings of it."""
+"""Random workloads with speculation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
 
-from policies.speculation import Proposer
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.eagle3 import Eagle3
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.proposers.mtp import Mtp
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.suffix import Suffix
 from tests.parity.drafts_script import METHODS, Speculation
 from tests.parity.lockstep import Settings, Workload
 from tests.parity.workloads import make_workload
-
-
-def proposer_of(speculation: Speculation) -> Proposer:
-    """Returns the proposer that stands for vLLM's settings; it needs no draft model to be scheduled."""
-    if speculation.method == "mtp":
-        return Mtp(
-            draft=None,
-            num_speculative_tokens=speculation.num_speculative_tokens,
-            num_nextn_predict_layers=speculation.num_modules,
-        )
-    classes = (DraftModel, Eagle, Eagle3, Medusa, Ngram, Suffix)
-    proposer = next(cls for cls in classes if cls.method == speculation.method)
-    return proposer(draft=None, num_speculative_tokens=speculation.num_speculative_tokens)
 
 
 def make_speculative_workload(mode: str, seed: int) -> Workload:
