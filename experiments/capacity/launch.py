@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from experiments.capacity.candidates import Candidate
+from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
@@ -52,6 +53,7 @@ def vllm_launch(candidate: Candidate) -> Launch:
     scenario, notes = candidate.scenario, list[str]()
     flags = list(_vllm_flags(scenario))
     flags += _quantised(candidate, VLLM_WEIGHTS, "fp8", notes)
+    flags += vllm_speculation(scenario, notes)
     if not isinstance(scenario.batching, Chunked):
         notes.append(
             f"batching={name_of(scenario.batching)}: vLLM has no flag for it; it uses chunked prefill"
@@ -96,7 +98,7 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
     yield "--enable-prefix-caching" if finds_prefixes else "--no-enable-prefix-caching"
     if isinstance(scenario.caching, Paged | PrefixCaching):
         yield f"--block-size {scenario.caching.block_size}"
-    yield "--async-scheduling" if engine.host.overlapped else "--no-async-scheduling"
+    yield "--async-scheduling" if scenario.host.overlapped else "--no-async-scheduling"
     if not engine.cuda_graphs.enabled:
         yield "--enforce-eager"
 
@@ -106,6 +108,7 @@ def sglang_launch(candidate: Candidate) -> Launch:
     scenario, notes = candidate.scenario, list[str]()
     flags = list(_sglang_flags(scenario))
     flags += _quantised(candidate, SGLANG_WEIGHTS, "fp8_e4m3", notes)
+    flags += sglang_speculation(scenario, notes)
     if isinstance(scenario.scheduling, LongestPrefix):
         flags.append("--schedule-policy lpm")
     elif isinstance(scenario.scheduling, Fcfs | QueueOrder):
@@ -165,7 +168,7 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
         yield "--disable-radix-cache"
     if scenario.caching.block_size > 1:
         yield f"--page-size {scenario.caching.block_size}"
-    if not engine.host.overlapped:
+    if not scenario.host.overlapped:
         yield "--disable-overlap-schedule"
     if not engine.cuda_graphs.enabled:
         yield "--disable-cuda-graph"

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.model.attention import Attention
 from hwmodels.model.block import Block
 from hwmodels.model.matrices import Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
@@ -144,6 +145,8 @@ class LayerDraft(Stepwise):
     """Tokens of its own LM head; None: it shares the target's."""
     intermediate_size: int | None = None
     """Width of a dense MLP; None: the MLP of the target's last layer."""
+    attention: Attention | None = None
+    """Attention of its layers; None: that of the target's last layer."""
     weights: str | None = None
     """Storage format of its matrices; None: mtp that of the target, the others the target's dtype."""
 
@@ -172,7 +175,8 @@ class LayerDraft(Stepwise):
         mlp = last.mlp
         if self.intermediate_size is not None:
             mlp = DenseMlp(intermediate_size=self.intermediate_size)
-        block = replace(last, count=self.num_layers, mlp=mlp)
+        attention = self.attention or last.attention
+        block = replace(last, count=self.num_layers, mlp=mlp, attention=attention)
         with_target = self.kind == "mtp" and self.weights is None
         has_experts = isinstance(mlp, MixtureOfExperts)
         return replace(

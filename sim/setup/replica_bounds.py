@@ -19,8 +19,10 @@ least the sum over the ceil(target N) requests with the least work:
     KV       p tokens of KV are held while decoding: p (a - 1) TPOT token-seconds of the KV capacity
     slots    a slot is held while decoding: (a - 1) TPOT seconds of max_num_seqs
 
-Prompts with KV that may be in a cache count as one token. It is assumed that an iteration with more tokens or
-sequences is not shorter. With jitter any iteration may be short, so the bounds are trivial.
+With speculation a pass gives a sequence at most m tokens, so that TPOT and the seconds per decoded token are
+at least 1/m of these. Prompts with KV that may be in a cache count as one token. It is assumed that an
+iteration with more tokens or sequences is not shorter. With jitter any iteration may be short, so the bounds
+are trivial.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from sim.metrics.slo import Slo
 from sim.setup.deployment import Deployment
+from sim.setup.speculation import max_tokens_per_pass
 from sim.workload.listed import ListedSource
 
 Floats = NDArray[np.float64]
@@ -132,7 +135,7 @@ def idle_latencies(deployment: Deployment, model: IterationModel, demand: Demand
     lengths = GRID[: index.max() + 1]
     ttft_s = deployment.engine.frontend_s + _prompt_seconds(model, lengths, demand.reusable)[index]
     step_s = _step_seconds(model, lengths + 1, deployment.engine.max_num_seqs)[index]
-    tpot_s = np.where(outputs > 1, step_s, 0.0)
+    tpot_s = np.where(outputs > 1, step_s / max_tokens_per_pass(deployment.speculation), 0.0)
     return Idle(ttft_s, tpot_s, ttft_s + (outputs - 1) * tpot_s)
 
 
@@ -155,7 +158,8 @@ def least_replicas(
     prompts, outputs = demand.prompt_tokens, demand.output_tokens
     computed = np.ones_like(prompts) if demand.reusable else prompts
     held_s = (outputs - 1) * idle.tpot_s
-    decoded_s = (outputs - 1) * decode_token_seconds(model, engine.max_num_seqs, slo)
+    at_once = max_tokens_per_pass(deployment.speculation)
+    decoded_s = (outputs - 1) * decode_token_seconds(model, engine.max_num_seqs, slo, at_once)
     needed_s = {
         "tokens": _sum_of_least((computed + outputs - 1) * token_seconds(model), num_good),
         "decode": _sum_of_least(decoded_s, num_good),
@@ -179,15 +183,17 @@ MOST_TOKENS = 20_000
 """More tokens than any known engine computes in an iteration; beyond it, the time per token is constant."""
 
 
-def decode_token_seconds(model: IterationModel, max_num_seqs: int, slo: Slo) -> float:
+def decode_token_seconds(
+    model: IterationModel, max_num_seqs: int, slo: Slo, tokens_per_pass: int = 1
+) -> float:
     """Returns the minimum seconds per decoded token of requests that meet the TPOT limit."""
     counts = np.arange(1, max_num_seqs + 1, dtype=np.float64)
     seconds = _decode_seconds(model, counts, counts)
     alpha, beta = _line_below(counts, seconds)
-    limit_s = slo.limits_s.get("tpot", math.inf)
+    limit_s = slo.limits_s.get("tpot", math.inf) * tokens_per_pass
     most = (limit_s - alpha) / beta if beta > 0 else math.inf
     at_once = max(1.0, min(most, float(max_num_seqs)))
-    return alpha / at_once + beta
+    return (alpha / at_once + beta) / tokens_per_pass
 
 
 def _line_below(counts: Floats, seconds: Floats) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from policies.core.policy_names import name_of
 from sim.metrics.slo import Slo
 from sim.setup.expected_errors import expected_error_note
 from sim.setup.pool import PoolSettings
-from sim.setup.speculation import speculation_notes
+from sim.setup.speculation import max_tokens_per_pass, speculation_notes
 from sim.workload.base import Workload, WorkloadNotes
 
 
@@ -39,7 +39,7 @@ def pool_notes(
 def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
     """Yields notes on what these settings rule out: latencies, contexts."""
     limits_s = slo.limits_s if slo and pool.jitter is None else {}  # with jitter, any iteration may be short
-    for term, least_s in _lone_seconds(model).items():
+    for term, least_s in _lone_seconds(model, max_tokens_per_pass(pool.speculation)).items():
         if term in limits_s and limits_s[term] < least_s:
             yield (
                 f"slo.{term}_ms={limits_s[term] * 1e3:g}: cannot be met, "
@@ -54,11 +54,11 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
         )
 
 
-def _lone_seconds(model: IterationModel) -> dict[str, float]:
+def _lone_seconds(model: IterationModel, tokens_per_pass: int) -> dict[str, float]:
     """Returns the minimum TTFT and TPOT in seconds; empty if a replaying model lacks these iterations."""
     try:
         ttft_s = float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))
-        return {"ttft": ttft_s, "tpot": model.decode_ends(0.0, 1, 2, 1)[0]}
+        return {"ttft": ttft_s, "tpot": model.decode_ends(0.0, 1, 2, 1)[0] / tokens_per_pass}
     except UnknownIterationError:
         return {}
 

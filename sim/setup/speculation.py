@@ -67,10 +67,9 @@ def check_proposer(
 
 def _check_places(proposer: Proposer, draft: Draft) -> None:
     """Raises ValueError if a proposer drafts for more places than there are heads."""
-    tree = proposer.tree
-    places = proposer.num_speculative_tokens if tree is None else tree.depth
+    places = max_tokens_per_pass(proposer) - 1
     if isinstance(draft, HeadDraft) and places > draft.num_heads:
-        setting = f"num_speculative_tokens={places}" if tree is None else f"tree: its depth {places}"
+        setting = f"num_speculative_tokens={places}" if proposer.tree is None else f"tree: its depth {places}"
         raise ValueError(
             f"{KEY}.{setting}: must be <= {KEY}.draft.num_heads={draft.num_heads}, as each head predicts one "
             "place"
@@ -127,6 +126,13 @@ def check_length(proposer: Proposer, draft_length: DraftLength) -> None:
     if length is not None and length > places:
         which = "the levels of the tree" if tree is not None else f"{KEY}.num_speculative_tokens"
         raise ValueError(f"draft_length.num_tokens={length}: must be <= {places}, {which}, or null for all")
+
+
+def max_tokens_per_pass(proposer: Proposer | None) -> int:
+    """Returns the largest number of tokens that a sequence can get from a pass."""
+    if proposer is None:
+        return 1
+    return 1 + (proposer.num_speculative_tokens if proposer.tree is None else proposer.tree.depth)
 
 
 def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayout) -> bool:

@@ -32,6 +32,8 @@ SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
         "gemma3_27b": 27_009_346_304,
         "gpt_oss_120b": 116_829_156_672,
         "gpt_oss_20b": 20_914_757_184,
+        "llama_160m": 162_417_408,
+        "llama_68m": 68_030_208,
         "llama2_13b": 13_015_864_320,
         "llama2_70b": 68_976_648_192,
         "llama2_7b": 6_738_415_616,
@@ -60,6 +62,9 @@ SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
         "qwen3_4b": 4_022_468_096,
         "qwen3_8b": 8_190_735_360,
         "smollm2_135m": 134_515_008,
+        "vicuna_13b": 13_015_864_320,
+        "vicuna_33b": 32_528_943_616,
+        "vicuna_7b": 6_738_415_616,
         "yi_34b": 34_388_917_248,
     }.items(),
 )
@@ -70,6 +75,7 @@ def test_has_exactly_the_parameters_of_the_checkpoint(models, name, num_paramete
 @pytest.mark.parametrize(
     ("name", "total", "active"),
     [
+        ("chinchilla_70b", 70e9, 70e9),
         ("deepseek_r1", 671e9, 37e9),
         ("glm_5", 744e9, 40e9),
         ("gpt_oss_120b", 117e9, 5.1e9),
@@ -86,6 +92,11 @@ def test_has_about_the_parameters_that_its_makers_state(models, name, total, act
     """Makers count towers, or leave the tables out (gpt-oss), so active ones agree within 15 %."""
     assert models[name].num_parameters == pytest.approx(total, rel=0.02)
     assert models[name].num_active_parameters == pytest.approx(active, rel=0.15)
+
+
+def test_the_draft_of_chinchilla_has_4_billion_parameters(models):
+    assert round(models["chinchilla_4b"].num_parameters / 1e9) == 4
+    assert models["chinchilla_4b"].vocab_size == models["chinchilla_70b"].vocab_size
 
 
 @pytest.mark.parametrize(
@@ -111,12 +122,13 @@ def described(model):
         )
     )
     windowed = [block for block in model.blocks if block.attention.window]
+    kv_kib = model.kv_bytes_per_token() / 1024
     return ", ".join(
         [
             f"{total:.3g} {unit} parameters",
             *([f"{model.num_active_parameters / 1e9:.3g} B active"] if model.has_experts else []),
             " + ".join(dict.fromkeys(kind_of(block.attention) for block in model.blocks)),
-            f"{model.kv_bytes_per_token() / 1024:.3g} KiB of KV per token",
+            f"{kv_kib:,.0f} KiB of KV per token" if kv_kib >= 1000 else f"{kv_kib:.3g} KiB of KV per token",
             *(
                 f"window {block.attention.window:,} in {block.count} of {model.num_layers} layers"
                 for block in windowed

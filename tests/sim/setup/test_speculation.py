@@ -1,6 +1,8 @@
 """The settings of speculation: every choice is built, memory counts drafts, and what cannot be is refused."""
 
+import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from hwmodels.speculation.draft import LayerDraft
 from policies.core.async_engine import AsyncEngineCore
@@ -10,6 +12,7 @@ from sim.settings.config_groups import CONFIG_DIR, first_comment
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run, build_scenario
+from sim.setup.replica_bounds import Demand, decode_token_seconds, idle_latencies
 from sim.setup.run_notes import pool_notes
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -62,6 +65,35 @@ def test_the_draft_of_a_model_is_chosen_with_the_model():
     assert published.draft == LayerDraft(kind="eagle3", vocab_size=32000, intermediate_size=14336)
     other = build("speculation=eagle3", "model=llama3_2_3b").speculation
     assert (other.model, other.draft.intermediate_size) == (None, None)
+
+
+DRAFTS = sorted((CONFIG_DIR / "speculation" / "draft").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", DRAFTS, ids=lambda file: file.stem)
+def test_every_published_draft_is_chosen_with_its_model(file):
+    method, model = file.stem.split("_", 1)
+    scenario = build(f"speculation={method}", f"model={model}")
+    assert scenario.speculation.model == OmegaConf.load(file).model
+    assert scenario.speculation.draft.intermediate_size == OmegaConf.load(file).draft.intermediate_size
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("llama2_7b", 0.24),
+        ("llama2_13b", 0.37),
+        ("llama2_70b", 0.99),
+        ("vicuna_7b", 0.24),
+        ("vicuna_13b", 0.37),
+        ("vicuna_33b", 0.56),
+    ],
+)
+def test_eagle_layers_have_their_published_parameters(model, billions):
+    """Figures of the README of SafeAILab/EAGLE; two bytes each."""
+    scenario = build("speculation=eagle", f"model={model}")
+    weight_bytes = scenario.speculation.draft.weight_bytes(scenario.model, scenario.layout)
+    assert round(weight_bytes / 2e9, 2) == billions
 
 
 def test_a_pool_has_its_own_speculation():
@@ -138,7 +170,7 @@ def test_a_draft_with_kv_needs_prompts_with_it(overrides, message):
             r"^speculation.draft.model=qwen3-0.6b: has 151,936 tokens in its vocabulary, .*has 128,256",
         ),
         (["eagle3", "speculation.draft.vocab_size=200000"], "draft.vocab_size=200000: must be <= 128256"),
-        (["eagle3", "model=gpt_oss_20b"], "^speculation.draft.intermediate_size=null: .*give its width"),
+        (["eagle3", "model=mixtral_8x7b"], "^speculation.draft.intermediate_size=null: .*give its width"),
         (
             ["self_speculative", "speculation.draft.num_layers=32"],
             "draft.num_layers=32: must be < 32, the lay",
@@ -236,3 +268,21 @@ def test_a_setting_that_nothing_uses_is_noted_once(capsys):
     composed(SOURCE, [*SMALL, "acceptance.rate=0.71"])
     composed(SOURCE, [*SMALL, "acceptance.rate=0.71", "speculation=ngram"])
     assert capsys.readouterr().err == "windtunnel: acceptance.rate=0.71 is not used with speculation=none.\n"
+
+
+def test_no_bound_on_latency_excludes_what_speculation_can_reach():
+    """A pass gives a sequence up to 4 tokens, so the bound on TPOT is a fourth of that of a decode."""
+    plain, drafted = (build(f"speculation={name}") for name in ("none", "eagle3"))
+    demand = Demand(
+        arrival_s=np.array([0.0, 1.0]),
+        prompt_tokens=np.array([100.0, 2000.0]),
+        output_tokens=np.array([10.0, 200.0]),
+        reusable=False,
+        has_branches=False,
+    )
+    model = plain.iteration_model()
+    alone, with_drafts = (idle_latencies(one, model, demand) for one in (plain, drafted))
+    assert with_drafts.tpot_s == pytest.approx(alone.tpot_s / 4)
+    assert with_drafts.ttft_s == pytest.approx(alone.ttft_s)
+    slo = plain.slo
+    assert decode_token_seconds(model, 1, slo, 4) == decode_token_seconds(model, 1, slo) / 4
