@@ -161,7 +161,12 @@ class LayerDraft(Stepwise):
                 check_whole(name, getattr(self, name), remedy=", or null for the target's")
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
-        """Raises ValueError if the width of the MLP is not known."""
+        """Raises ValueError if the width of the MLP is not known, or its heads cannot be divided."""
+        if self.attention is not None:
+            try:
+                self.layers(target).check_tensor_parallel_size(layout.tensor_parallel_size)
+            except ValueError as error:
+                raise ValueError(f"attention: {error}") from None
         has_experts = isinstance(target.blocks[-1].mlp, MixtureOfExperts)
         if self.kind != "mtp" and self.intermediate_size is None and has_experts:
             raise ValueError(

@@ -172,6 +172,10 @@ def test_a_draft_with_kv_needs_prompts_with_it(overrides, message):
         (["eagle3", "speculation.draft.vocab_size=200000"], "draft.vocab_size=200000: must be <= 128256"),
         (["eagle3", "model=mixtral_8x7b"], "^speculation.draft.intermediate_size=null: .*give its width"),
         (
+            ["eagle", "model=vicuna_33b", "tensor_parallel_size=2"],
+            "^speculation.draft.attention: tensor_parallel_size=2: must divide .*of eagle of vicuna-33b-v1.3",
+        ),
+        (
             ["self_speculative", "speculation.draft.num_layers=32"],
             "draft.num_layers=32: must be < 32, the lay",
         ),
