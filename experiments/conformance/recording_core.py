@@ -11,6 +11,7 @@ from policies.core.branch_set import num_prompt_block_tokens
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
+from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
 
 MAX_PLANS = 20_000
 """Limit of plans per run, above which it is taken as endless; these worlds need hundreds or thousands."""
@@ -87,8 +88,8 @@ class RecordingCore(EngineCore):
             if num_prompt_block_tokens(seq) is not None:
                 owners.update({number for table in self.branched.block_ids(seq) for number in table})
                 continue
-            num_extra += seq.num_extra_blocks
-            num_tokens = seq.num_held + tokens.get(seq.request_id, 0)
+            num_tokens, num_more = self._slots(seq, tokens.get(seq.request_id, 0))
+            num_extra += num_more
             ids = self.block_ids(seq, num_tokens)
             assert len(ids) == self.block_pool.blocks_held(seq, num_tokens)
             owners.update(ids)
@@ -101,10 +102,32 @@ class RecordingCore(EngineCore):
             assert source in owners, "KV is copied from a block without an owner"
             assert target in owners, "KV is copied to a block without an owner"
 
+    def _slots(self, seq: Sequence, num_planned: int) -> tuple[int, int]:
+        """Returns the KV slots of a sequence with its planned tokens, and the blocks that it has beside."""
+        return seq.num_held + num_planned, seq.num_extra_blocks
+
 
 class AsyncRecordingCore(RecordingCore, AsyncEngineCore):
     """Records what an `AsyncEngineCore` decides."""
 
 
-ASYNC = {EngineCore: AsyncEngineCore, RecordingCore: AsyncRecordingCore}
+class SpeculativeRecordingCore(RecordingCore, SpeculativeCore):
+    """Records what a `SpeculativeCore` decides."""
+
+    def _slots(self, seq: Sequence, num_planned: int) -> tuple[int, int]:
+        if seq in self.drafting:
+            return int(self.drafting.blocks_S[seq.slot]) * self.block_pool.block_size, 0
+        num_blocks = self.block_pool.blocks_for(seq.num_held + num_planned) + seq.num_extra_blocks
+        return num_blocks * self.block_pool.block_size, 0
+
+
+class AsyncSpeculativeRecordingCore(SpeculativeRecordingCore, AsyncSpeculativeCore):
+    """Records what an `AsyncSpeculativeCore` decides."""
+
+
+ASYNC: dict[type[EngineCore], type[EngineCore]] = {
+    EngineCore: AsyncEngineCore,
+    RecordingCore: AsyncRecordingCore,
+    SpeculativeRecordingCore: AsyncSpeculativeRecordingCore,
+}
 """The engine with asynchronous scheduling, by the one with synchronous scheduling."""

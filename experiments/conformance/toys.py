@@ -49,6 +49,9 @@ class ToyModel:
     def seconds(self, shape: Any) -> Any:
         num_tokens = shape.decode_seqs + shape.prefill_tokens
         num_context = shape.decode_context_tokens + shape.prefill_context_tokens
+        if shape.drafts is not None:
+            num_tokens = num_tokens + shape.drafts.tokens + shape.drafts.drafted
+            num_context = num_context + shape.drafts.pairs
         if shape.adapters is not None:  # a rank counts as one context token
             num_context = num_context + shape.adapters.ranks
         return self.tick_s * (1 + (0 if self.flat else 1) * (num_tokens // 4 + num_context // 32))

@@ -294,6 +294,9 @@ class Fleet:
 
     def _replica(self, index: int, pool: ReplicaPool) -> Replica:
         """Returns a new replica of a pool."""
+        if pool.make_replica is not None:
+            made: Replica = pool.make_replica(index, pool, self._context)
+            return made
         if pool.jitter is not None:
             return JitteredReplica(index, pool, self._context, pool.jitter)
         return LaneReplica(index, pool, self._context)

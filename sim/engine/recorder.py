@@ -30,13 +30,16 @@ class Recorder:
     ) -> None:
         self.replica = replica
         self.requests = requests
-        self.iterations = IterationLog(replica, core.block_pool.block_size, core.residents is not None)
+        self.iterations = self._new_log(replica, core.block_pool.block_size, core.residents is not None)
         self.events = EventLog(frontend_s)
         self.lost_engines: list[EngineRecord] = []
         """Records of the engines that this replica has lost in crashes, in order."""
         self._frontend_s = frontend_s
         self.tokens = LastTokens(core, requests, seed)
         self._follow(core)
+
+    def _new_log(self, replica: int, block_size: int, serves_adapters: bool) -> IterationLog:
+        return IterationLog(replica, block_size, serves_adapters)
 
     def _follow(self, core: EngineCore) -> None:
         self._core = core
@@ -146,5 +149,5 @@ class Recorder:
     def take_iterations(self) -> IterationLog:
         """Returns the log of the iterations and leaves an empty one, so that its memory can be freed."""
         log = self.iterations
-        self.iterations = IterationLog(self.replica, log.block_size, log.serves_adapters)
+        self.iterations = self._new_log(self.replica, log.block_size, log.serves_adapters)
         return log

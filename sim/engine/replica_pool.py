@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel
@@ -33,6 +34,8 @@ class ReplicaPool:
     jitter: Jitter | None = None
     """Random scatter of the iteration times; None: they are those of the model."""
     name: str = ""
+    make_replica: Callable[..., Any] | None = None
+    """Makes a replica from its index, this pool and the context of the run; None: a plain one."""
     serves: str = ""
     """Name of the served model, as in requests."""
     replicas: int = 1

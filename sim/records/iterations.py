@@ -57,7 +57,8 @@ CHUNKS_ROW = np.dtype(
 )
 QUEUED: Final = 1
 CHUNKS: Final = 2
-_PACK: Final = Struct("=2d2q8I").pack
+pack_row: Final = Struct("=2d2q8I").pack
+"""Packs the fields of `ROW`."""
 _PACK_QUEUE: Final = Struct("=3i").pack
 _PACK_CHUNKS: Final = Struct("=q3i2qi").pack
 _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
@@ -126,6 +127,11 @@ class IterationLog:
         )
         self._gaps = array("d")  # request id, start, end
 
+    @property
+    def more_dtypes(self) -> dict[str, str]:
+        """The dtypes of further columns of the table, by name."""
+        return dict.fromkeys(ADAPTER_COLUMNS, "i8") if self.serves_adapters else {}
+
     def add_gap(self, request_id: int, since_s: float, end_s: float) -> None:
         """Logs the gap of one sequence between two tokens, from since_s to end_s."""
         self._gaps.extend((request_id, since_s, end_s))
@@ -141,7 +147,7 @@ class IterationLog:
             ends_s = ends_s[:num_iterations]
         self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
         if self.serves_adapters:
-            self._adapters += _PACK_USE(*(plan.adapters or NO_USE))
+            self._add_use(plan)
         num_running, num_widening = len(core.running), plan.num_widening
         if decodes.size == num_running:
             num_held = decodes.num_context_tokens + num_widening
@@ -152,7 +158,7 @@ class IterationLog:
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
             self._add_queue(plan, core)
             more += QUEUED
-        self._rows += _PACK(
+        self._rows += pack_row(
             step.start_s,
             emitted_s,
             plan.num_decode_context_tokens,
@@ -186,7 +192,7 @@ class IterationLog:
         self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
         if num_iterations > 1:
             self._blocks_due += decodes.blocks_due_by_phase
-        self._rows += _PACK(
+        self._rows += pack_row(
             start_s,
             emitted_s,
             num_held,
@@ -231,9 +237,13 @@ class IterationLog:
             self._blocks_due += decodes.blocks_due_by_phase
         context = decodes.num_context_tokens + num_decodes if num_decodes else 0
         counts = (context, num_held, decodes.clock, num_iterations, num_apart, num_decodes, num_decodes)
-        self._rows += _PACK(start_s, emitted_s, *counts, num_running, num_blocks_used, more)
+        self._rows += pack_row(start_s, emitted_s, *counts, num_running, num_blocks_used, more)
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
+
+    def _add_use(self, plan: StepPlan) -> None:
+        """Logs the use of adapters in a plan."""
+        self._adapters += _PACK_USE(*(plan.adapters or NO_USE))
 
     def _add_queue(self, plan: StepPlan, core: EngineCore) -> None:
         """Logs the queue of a plan that leaves requests waiting or has preempted some."""
@@ -269,12 +279,11 @@ class IterationLog:
         return self.num_iterations + len(self._gaps) // 3
 
     @classmethod
-    def dtypes(cls, *, serves_adapters: bool) -> dict[str, str]:
-        """Returns the dtypes of the columns of the table, by name."""
+    def dtypes(cls) -> dict[str, str]:
+        """Returns the dtypes of the columns that every table has, by name."""
         return {
             **{"replica": "i4", "iteration": "i4", "start_s": "f8", "duration_s": "f8"},
             **{name: "i8" if name in cls.TOKENS else "i4" for name in cls.COUNTS},
-            **dict.fromkeys(ADAPTER_COLUMNS if serves_adapters else (), "i8"),
         }
 
     def expand(self, columns: dict[str, NDArray[Any]], gaps: Gaps) -> int:
@@ -390,7 +399,9 @@ def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
     A value that an engine does not have, such as adapters, is 0. The logs are removed from the list.
     """
     num_rows, max_gaps = sum(log.num_iterations for log in logs), sum(log.max_gaps for log in logs)
-    dtypes = IterationLog.dtypes(serves_adapters=any(log.serves_adapters for log in logs))
+    dtypes = IterationLog.dtypes()
+    for log in logs:
+        dtypes |= log.more_dtypes
     columns: dict[str, NDArray[Any]] = {name: np.zeros(num_rows, dtype) for name, dtype in dtypes.items()}
     gaps = Gaps(np.empty(max_gaps), np.empty(max_gaps, np.int64), np.empty(max_gaps))
     row = num_gaps = 0

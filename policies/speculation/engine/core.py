@@ -136,14 +136,21 @@ class SpeculativeCore(EngineCore):
     def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
         """Does nothing: `num_iterations_of` takes the blocks."""
 
+    def max_passes(self, drafts: DraftPlan) -> int:
+        """Returns a number of iterations after which a sequence has ended, whatever is accepted."""
+        left = self.drafting.num_computed_at_end(drafts) - drafts.num_computed
+        return max(int(left.min()), 1)
+
     def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
-        """Returns the iterations until the first event, and the KV blocks in use by then, by iteration.
+        """Returns the iterations until the first event, and the KV blocks that each takes after the first.
 
         accepted: draft tokens that would be accepted [iterations, sequences]. The last iteration is the first
         in which a sequence ends, or the one before blocks run out or the model's context may be full.
         """
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
+        if len(accepted) == 1:
+            return 1, drafts.num_new_blocks
         decodes, step = self.drafting, self._step
         assert isinstance(step, DraftStep)
         totals = decodes.totals(drafts, accepted)
@@ -157,7 +164,8 @@ class SpeculativeCore(EngineCore):
         has_ended = (totals[:num_iterations] >= decodes.num_computed_at_end(drafts)).any(axis=1)
         if has_ended.any():
             num_iterations = int(np.argmax(has_ended)) + 1
-        return num_iterations, used[:num_iterations] + pool.num_used
+        drafts.num_new_blocks = used[:num_iterations]
+        return num_iterations, drafts.num_new_blocks
 
     def take_blocks_of(self, plan: StepPlan, accepted: Ints) -> None:
         """Takes the KV blocks of the iterations after the first; accepted: the draft tokens of all."""
@@ -173,8 +181,9 @@ class SpeculativeCore(EngineCore):
         decodes.blocks_S[drafts.slots] = num_blocks
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
-        """Returns 0: further iterations take their blocks with `take_blocks_of`."""
-        return 0
+        """Returns the blocks of further iterations, which `num_iterations_of` has found."""
+        assert isinstance(plan.drafts, DraftPlan)
+        return int(plan.drafts.num_new_blocks[num_repeats])
 
     def reserve(self, plan: StepPlan, num_iterations: int) -> None:
         """Raises ValueError: how many blocks several passes need depends on what is accepted."""

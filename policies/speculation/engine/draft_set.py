@@ -44,7 +44,10 @@ class DraftSet(DecodeSet):
         self, max_num_seqs: int, pool: BlockPool, running: Mapping[int, Sequence], max_model_len: int
     ) -> None:
         super().__init__(max_num_seqs, pool.block_size, running)
-        self.max_model_len = max_model_len
+        self.max_slots = min(max_model_len, pool.max_tokens_per_seq)
+        """Maximum KV slots of a sequence."""
+        self.max_model_len = min(max_model_len, pool.max_tokens_per_seq + 1)
+        """Maximum known tokens of a sequence, the newest of which needs no slot."""
         self.reads_late = False
         self._pool = pool
         self.computed_S = np.zeros(max_num_seqs, np.int64)

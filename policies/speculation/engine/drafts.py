@@ -13,6 +13,7 @@ from policies.speculation import DraftLength, Proposer
 from policies.speculation.view import PassSeconds
 
 Ints = NDArray[np.int64]
+NO_BLOCKS = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +72,8 @@ class DraftPlan:
     """
 
     __slots__ = (
-        "base", "depth", "is_uniform", "next_drafts", "next_seqs", "num_computed", "num_drafts", "num_tokens",
-        "padded", "seqs", "slots",
+        "base", "depth", "next_drafts", "next_seqs", "num_computed", "num_drafts", "num_new_blocks",
+        "num_tokens", "padded", "seqs", "slots",
     )  # fmt: skip
 
     def __init__(
@@ -96,8 +97,8 @@ class DraftPlan:
         """Number of draft tokens and padding rows that one iteration computes."""
         self.next_seqs: SequenceOf[Sequence] = seqs
         self.next_drafts = num_drafts
-        self.is_uniform = False
-        """Whether the next pass of every sequence has as many draft tokens as this one."""
+        self.num_new_blocks: Ints = NO_BLOCKS
+        """KV blocks that repeated iterations take, summed, by iteration; the first has its blocks."""
 
     def pad(self, request_id: int, num_rows: int) -> None:
         """Adds rows without a draft token to a request that has one token to compute."""

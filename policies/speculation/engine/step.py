@@ -121,7 +121,7 @@ class DraftStep(StepMaker):
     def _num_new_blocks(self, slots: Ints, num_tokens: Ints) -> Ints:
         """Counts the blocks that sequences need for so many tokens and the lookahead."""
         decodes = self._drafting
-        held = np.minimum(num_tokens + self._num_lookahead, decodes.max_model_len)
+        held = np.minimum(num_tokens + self._num_lookahead, decodes.max_slots)
         num_new: Ints = np.maximum(-(-held // decodes.block_size) - decodes.blocks_S[slots], 0)
         return num_new
 
@@ -131,7 +131,7 @@ class DraftStep(StepMaker):
         base: computed tokens as the scheduler counts them [iterations, sequences], which never decrease.
         """
         decodes = self._drafting
-        held = np.minimum(base + (1 + self._num_lookahead + drafts.num_drafts), decodes.max_model_len)
+        held = np.minimum(base + (1 + self._num_lookahead + drafts.num_drafts), decodes.max_slots)
         num_blocks: Ints = np.maximum(-(-held // decodes.block_size), decodes.blocks_S[drafts.slots])
         return num_blocks
 
@@ -217,7 +217,7 @@ class DraftStep(StepMaker):
     def _slots_end(self, num_tokens: int) -> int:
         """Returns the KV slots of a sequence that computes a chunk up to num_tokens tokens."""
         num_ahead = self._num_rows_now + self._num_lookahead
-        return min(num_tokens + num_ahead, max(self._drafting.max_model_len, num_tokens))
+        return min(num_tokens + num_ahead, max(self._drafting.max_slots, num_tokens))
 
     def _reserve(self, seq: Sequence, num_cached: int, num_tokens: int) -> None:
         super()._reserve(seq, num_cached, num_tokens)

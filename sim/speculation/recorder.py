@@ -1,0 +1,74 @@
+"""Records the activity of a replica that speculates."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.core.engine import EngineCore
+from policies.core.plan import StepOutcome
+from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.drafts import DraftPlan, Ints
+from sim.engine.recorder import Recorder
+from sim.engine.running_step import RunningStep
+from sim.records.iterations import IterationLog
+from sim.records.requests import RequestLog
+from sim.speculation.log import DraftLog
+from sim.speculation.verdict_table import VerdictTable
+
+
+class DraftRecorder(Recorder):
+    """The logs of one replica that speculates; it also says what is accepted.
+
+    accepted, num_blocks: of the running step; see `SpeculativeCore.num_iterations_of`.
+    """
+
+    def __init__(
+        self,
+        replica: int,
+        core: EngineCore,
+        requests: RequestLog,
+        frontend_s: float,
+        seed: int,
+        verdicts: VerdictTable,
+    ) -> None:
+        super().__init__(replica, core, requests, frontend_s, seed)
+        self._verdicts = verdicts
+        self.accepted: Ints = np.zeros((0, 0), np.int64)
+        self.num_blocks: Ints = np.zeros(0, np.int64)
+
+    def _new_log(self, replica: int, block_size: int, serves_adapters: bool) -> IterationLog:
+        return DraftLog(replica, block_size, serves_adapters)
+
+    def ran(self, step: RunningStep) -> StepOutcome:
+        """Records iterations that have run; returns the outcome for the core, which commits them next."""
+        core, plan, tokens, log = self._core, step.plan, self.tokens, self.iterations
+        drafts = plan.drafts
+        assert isinstance(drafts, DraftPlan)
+        assert isinstance(log, DraftLog)
+        assert isinstance(core, SpeculativeCore)
+        accepted = self.accepted[: step.num_iterations]
+        num_apart = 0
+        if tokens.apart or plan.idle or self._paused:
+            num_apart = tokens.log_gaps(plan, step.ends_s[0], log)
+        if core.running_set.ending:
+            num_apart += core.running_set.num_surplus(plan)
+        computed = np.vstack((drafts.num_computed, core.drafting.totals(drafts, accepted)[:-1]))
+        log.add_passes(
+            step,
+            core,
+            tokens.last_decode_s,
+            num_apart,
+            accepted=accepted,
+            computed=computed,
+            num_blocks=self.num_blocks + core.block_pool.num_used,
+        )
+        core.take_blocks_of(plan, accepted)
+        if drafts.seqs:
+            tokens.last_decode_s = step.end_s
+        if plan.chunks:
+            num_prefills = self.requests.prefill_iterations
+            for chunk in plan.chunks:
+                num_prefills[chunk.seq.request_id] += step.num_iterations
+        return StepOutcome(
+            step.num_iterations, accepted=accepted, proposed=self._verdicts.proposed(drafts, accepted[-1])
+        )

@@ -1,0 +1,44 @@
+"""The shapes of iterations that verify draft tokens, for the hardware models."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import DraftWork, IterationShape
+from policies.core.plan import StepPlan
+from policies.speculation.engine.drafts import DraftPlan, Ints
+from sim.engine.shape import shape_of
+
+
+def first_shape(plan: StepPlan, drafts: DraftPlan) -> IterationShape:
+    """Returns the shape of the first iteration of a plan."""
+    return _with_drafts(shape_of(plan, 0), drafts, int((drafts.num_drafts * drafts.num_computed).sum()))
+
+
+def shapes(plan: StepPlan, drafts: DraftPlan, computed: Ints) -> IterationShape:
+    """Returns the shapes of the iterations of a plan without prompt chunks, as arrays.
+
+    computed: computed tokens before each iteration [iterations, sequences].
+    """
+    num_seqs = len(drafts.seqs)
+    shape = shape_of(plan, 0)._replace(decode_context_tokens=computed.sum(axis=1) + num_seqs)
+    return _with_drafts(shape, drafts, computed @ drafts.num_drafts)
+
+
+def _with_drafts(shape: IterationShape, drafts: DraftPlan, pairs: Num) -> IterationShape:
+    """Adds the draft tokens to a shape; pairs: draft tokens times computed tokens, summed over sequences."""
+    rows = drafts.num_drafts
+    own_pairs = (
+        int((rows * (rows + 3)).sum()) // 2
+    )  # each row attends to the new token, and to those before it
+    padded = sum(drafts.padded.values())
+    num_next = drafts.next_drafts
+    work = DraftWork(
+        tokens=drafts.num_tokens,
+        pairs=pairs + own_pairs + padded,
+        seqs=int(np.count_nonzero(num_next)),
+        steps=int(num_next.max(initial=0)),
+        drafted=int(num_next.sum()),
+    )
+    return shape._replace(drafts=work, sampled_seqs=shape.sampled_seqs + drafts.num_tokens)
