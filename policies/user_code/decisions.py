@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from policies.user_code.frames import is_of_user
+
+if TYPE_CHECKING:  # commands that only print help start without numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_SHOWN = 60
 """Length at which the text of a returned value is cut."""
@@ -93,10 +94,11 @@ def checked_draft_lengths(policy: object) -> Callable[[Any], int | NDArray[np.in
     def checked(view: Any) -> int | NDArray[np.int64]:
         found: Any = decide(view)
         most, num_seqs = view.max_draft_tokens, len(view.sequences)
-        is_array = isinstance(found, np.ndarray) and found.shape == (num_seqs,) and found.dtype.kind in "iu"
-        if not (is_array or is_whole(found)) or np.any(found < 0) or np.any(found > most):
+        is_array = getattr(found, "shape", None) == (num_seqs,) and found.dtype.kind in "iu"
+        numbers = found.tolist() if is_array else [found]
+        if not all(is_whole(number) and 0 <= number <= most for number in numbers):
             rule = f"must return a whole number from 0 to {most}, or an array of {num_seqs}, one per sequence"
             raise returned(policy, "num_draft_tokens", found, rule)
-        return found.astype(np.int64) if is_array else int(found)
+        return found.astype("int64") if is_array else int(found)
 
     return checked

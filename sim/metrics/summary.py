@@ -128,8 +128,8 @@ def check_conservation(records: RunRecords) -> dict[str, int]:
     """Counts the requests by status; raises AssertionError if the records are inconsistent.
 
     Checks that arrived = finished + rejected + aborted + unfinished, that every output token, including those
-    lost in a crash, is either the first token of a request (or sample) or ends a gap, and that the times of a
-    request are in order.
+    lost in a crash, is the first token of a request (or sample), ends a gap, or is a kept draft token, and
+    that the times of a request are in order.
     """
     requests = records.requests
     counts = {status: int((requests["status"] == status).sum()) for status in STATUSES}
@@ -140,7 +140,11 @@ def check_conservation(records: RunRecords) -> dict[str, int]:
     emitted, seen = int(requests["output_tokens"].sum()), first_tokens + int(records.gap_count.sum())
     if "lost_tokens" in requests:
         emitted += int(requests["lost_tokens"].sum())
-    assert emitted == seen, f"{emitted} output tokens, but {first_tokens} first tokens + gaps = {seen}"
+    if "kept_tokens" in records.iterations:
+        seen += int(records.iterations["kept_tokens"].sum())
+    assert emitted == seen, (
+        f"{emitted} output tokens, but {first_tokens} first tokens + gaps + kept draft tokens = {seen}"
+    )
     moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
     for earlier, later in pairwise(moments):
         early = requests.index[_times(requests, earlier) > _times(requests, later)]

@@ -25,7 +25,7 @@ from policies.core.policy_names import name_of
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer
 from sim.setup.engine_profile import EngineProfile
-from sim.setup.speculation import check_proposer, draft_of, host_of
+from sim.setup.speculation import check_proposer, draft_of, host_of, with_drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,17 +191,19 @@ class Deployment:
 
         Equal deployments share one object, as it caches results: a tenth of the time of a short run.
         """
-        replica = self.replica
-        for level, known, model in tuple(_iteration_models):  # another thread may add one
-            if level == self.latency and known == replica:
+        replica, proposer = self.replica, self.speculation
+        for level, known, known_proposer, model in tuple(_iteration_models):  # another thread may add one
+            if level == self.latency and known == replica and known_proposer == proposer:
                 return model
         model = self.latency.iteration_model(replica)
-        _iteration_models.appendleft((self.latency, replica, model))
+        if proposer is not None:
+            model = with_drafts(model, proposer, replica)
+        _iteration_models.appendleft((self.latency, replica, proposer, model))
         return model
 
 
 _memory_plans: deque[tuple[dict[str, Any], MemoryPlan]] = deque(maxlen=16)
 """The latest plans of this process, with their settings."""
 
-_iteration_models: deque[tuple[LatencyLevel, Replica, IterationModel]] = deque(maxlen=16)
+_iteration_models: deque[tuple[LatencyLevel, Replica, Proposer | None, IterationModel]] = deque(maxlen=16)
 """The latest models of this process."""

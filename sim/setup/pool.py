@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 
 from hwmodels.devices.cold_start import ColdStart
 from hwmodels.devices.storage import Storage
@@ -24,8 +25,9 @@ from policies.speculation import DraftLength
 from sim.engine.links import Links
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
-from sim.setup.speculation import check_budget, check_cache, check_length
+from sim.setup.speculation import check_budget, check_cache, check_length, speculative_core
 from sim.speculation.acceptance import Acceptance
+from sim.speculation.replica import SpeculativeReplica
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,16 +148,25 @@ class PoolSettings(Deployment):
                 raise ValueError(f"acceptance.{error}") from None
 
     def pool(
-        self, name: str = "", future: FutureUses | None = None, served: Iterable[Adapter] = ()
+        self,
+        name: str = "",
+        future: FutureUses | None = None,
+        served: Iterable[Adapter] = (),
+        tpot_s: float | None = None,
     ) -> ReplicaPool:
-        """Returns the pool for a run. future: for offline bounds. served: the adapters that requests name."""
+        """Returns the pool for a run.
+
+        future: for offline bounds. served: the adapters that requests name. tpot_s: time per output token
+        that the SLO allows, s; None: no limit.
+        """
         num_blocks = self.plan_memory().num_blocks
         return ReplicaPool(
             name=name,
             serves=self.model.name,
             replicas=self.replicas,
-            core=lambda: self.core(num_blocks, future, served),
+            core=lambda: self.core(num_blocks, future, served, tpot_s),
             model=self.iteration_model(),
+            make_replica=self._make_replica,
             jitter=self.jitter,
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.host.overlapped,
@@ -190,18 +201,37 @@ class PoolSettings(Deployment):
         """Returns the registry of the served adapters. Raises ValueError if one does not fit the model."""
         return Registry(served, self.model.name, self.adapter_memory())
 
+    @property
+    def _make_replica(self) -> Callable[..., SpeculativeReplica] | None:
+        """The maker of a replica that speculates; None: replicas do not."""
+        if self.speculation is None or self.acceptance is None:
+            return None
+        return partial(SpeculativeReplica, acceptance=self.acceptance, proposer=self.speculation)
+
     def core(
-        self, num_kv_blocks: int, future: FutureUses | None = None, served: Iterable[Adapter] = ()
+        self,
+        num_kv_blocks: int,
+        future: FutureUses | None = None,
+        served: Iterable[Adapter] = (),
+        tpot_s: float | None = None,
     ) -> EngineCore:
         """Returns a new engine of a replica, with its own copies of the policies.
 
-        future, served: see `pool`.
+        future, served, tpot_s: see `pool`.
         """
         kv_pool = pool_of(self.caching, self.kv_memory(num_kv_blocks, future))
         residents = None
         if self.adapters is not None:
             residents = residents_of(self.adapters, self.registry(served), kv_pool)
-        make = AsyncEngineCore if self.host.overlapped else EngineCore
+        make: Callable[..., EngineCore] = AsyncEngineCore if self.host.overlapped else EngineCore
+        if self.speculation is not None and self.draft_length is not None:
+            make = speculative_core(
+                self.speculation,
+                self.draft_length,
+                self.iteration_model(),
+                tpot_s,
+                overlapped=self.host.overlapped,
+            )
         return make(
             batching=self.batching,
             scheduling=self.scheduling,

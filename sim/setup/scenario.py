@@ -250,9 +250,10 @@ class Scenario(PoolSettings, ClusterSettings):
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`."""
         future = self.future()
         pools = self.pools_by_name.items()
+        tpot_s = None if self.slo is None else self.slo.limits_s.get("tpot")
         simulation = Simulation(
             source=source,
-            pools=[pool.pool(name, future, self.served_adapters) for name, pool in pools],
+            pools=[pool.pool(name, future, self.served_adapters, tpot_s) for name, pool in pools],
             cluster=self.for_a_run(),
             sim=self.sim,
         )

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from hwmodels.devices.host import HostOverhead
+from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels.rooflines import LatencyLevel, Replica
 from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
+from hwmodels.speculation.model import SpeculativeModel
 from policies.batching import Batching
 from policies.caching.eviction.future import FutureUses
 from policies.caching.pool import BlockPool
 from policies.caching.settings import Caching, KvMemory, pool_of
+from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength, Proposer
+from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
+from policies.speculation.engine.drafts import Speculation
 
 KEY = "speculation"
 CARRYING_CACHES = "paged, prefix, radix or tiered"
@@ -133,6 +140,32 @@ def max_tokens_per_pass(proposer: Proposer | None) -> int:
     if proposer is None:
         return 1
     return 1 + (proposer.num_speculative_tokens if proposer.tree is None else proposer.tree.depth)
+
+
+def with_drafts(base: IterationModel, proposer: Proposer, replica: Replica) -> IterationModel:
+    """Returns the iteration model of a replica that speculates. Raises ValueError if it has no price."""
+    tree = proposer.tree
+    rows = 1 if tree is None else max(Counter(tree.depths).values())
+    return SpeculativeModel(base, draft_of(proposer), replica, rows=rows)
+
+
+def speculative_core(
+    proposer: Proposer,
+    draft_length: DraftLength,
+    model: IterationModel,
+    tpot_s: float | None,
+    *,
+    overlapped: bool,
+) -> Callable[..., EngineCore]:
+    """Returns the maker of an engine that speculates.
+
+    model: for policies that ask for the price of a pass.
+    """
+    assert isinstance(model, SpeculativeModel)
+    speculation = Speculation(
+        proposer=proposer, draft_length=draft_length, estimate=model.pass_seconds, tpot_s=tpot_s
+    )
+    return partial(AsyncSpeculativeCore if overlapped else SpeculativeCore, speculation=speculation)
 
 
 def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayout) -> bool:

@@ -15,16 +15,15 @@ from sim.records.iterations import CHUNKS, QUEUED, Gaps, IterationLog, pack_row
 from sim.records.mapped_buffers import MappedBuffers
 
 DRAFT_COLUMNS = (
-    "draft_tokens",
-    "draft_pairs",
-    "draft_seqs",
-    "draft_steps",
-    "drafted_tokens",
-    "accepted_tokens",
+    *("draft_tokens", "draft_pairs", "draft_seqs", "draft_steps", "drafted_tokens"),
+    *("draft_passes", "verified_tokens", "accepted_tokens", "kept_tokens"),
 )
-"""Columns of the iteration table if an engine speculates: fields of `DraftWork`, and accepted draft tokens.
+"""Columns of the iteration table if an engine speculates: the fields of `DraftWork`, then
 
-draft_tokens: verified draft tokens and padding rows; drafted_tokens: made for the next passes.
+    draft_passes     sequences with at least one draft token; without those that had ended before
+    verified_tokens  their draft tokens
+    accepted_tokens  those that were accepted
+    kept_tokens      those that were accepted and precede the end of the answer
 """
 _PACK_END: Final = Struct("=d").pack
 _PACK: Final = Struct(f"={len(DRAFT_COLUMNS)}q").pack
@@ -60,19 +59,25 @@ class DraftLog(IterationLog):
         *,
         accepted: Ints,
         computed: Ints,
+        kept: Ints,
         num_blocks: Ints,
     ) -> None:
         """Logs iterations that are about to be committed, each as a row.
 
-        accepted, computed [iterations, sequences]: accepted draft tokens, and computed tokens before.
-        num_blocks: KV blocks in use. Other arguments as for `IterationLog.add`.
+        accepted, computed [iterations, sequences]: accepted draft tokens, and computed tokens before. kept:
+        draft tokens that stay, by iteration. num_blocks: KV blocks in use. Others as for `IterationLog.add`.
         """
         plan, ends_s, drafts = step.plan, step.ends_s, step.plan.drafts
         assert isinstance(drafts, DraftPlan)
         num_seqs, rows = len(drafts.seqs), drafts.num_drafts
         contexts = (computed.sum(axis=1) + num_seqs).tolist()
         pairs = (computed @ rows + (rows * (rows + 3)).sum() // 2).tolist()
-        num_accepted = accepted.sum(axis=1).tolist()
+        ended = core.running_set.ending
+        counts = rows > 0
+        if ended:
+            counts &= np.array([seq.request_id not in ended for seq in drafts.seqs], bool)
+        judged = int(np.count_nonzero(counts)), int(rows[counts].sum())
+        num_accepted, num_kept = accepted[:, counts].sum(axis=1).tolist(), kept.tolist()
         num_next = drafts.next_drafts
         made = int(np.count_nonzero(num_next)), int(num_next.max(initial=0)), int(num_next.sum())
         others = core.num_tokens_held - int(drafts.num_computed.sum()) + drafts.num_tokens
@@ -88,9 +93,11 @@ class DraftLog(IterationLog):
             if self.serves_adapters:
                 self._add_use(plan)
             num_held = others + context
-            counts = (context, num_held, 0, 1, num_apart, 0, num_seqs, len(core.running))
-            self._rows += pack_row(start_s, emitted_s, *counts, int(num_blocks[index]), more)
-            self._drafts += _PACK(drafts.num_tokens, pairs[index], *made, num_accepted[index])
+            row = (context, num_held, 0, 1, num_apart, 0, num_seqs, len(core.running))
+            self._rows += pack_row(start_s, emitted_s, *row, int(num_blocks[index]), more)
+            self._drafts += _PACK(
+                drafts.num_tokens, pairs[index], *made, *judged, num_accepted[index], num_kept[index]
+            )
             start_s = emitted_s = end_s
             num_apart = 0
             if more & CHUNKS:

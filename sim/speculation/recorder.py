@@ -52,7 +52,10 @@ class DraftRecorder(Recorder):
             num_apart = tokens.log_gaps(plan, step.ends_s[0], log)
         if core.running_set.ending:
             num_apart += core.running_set.num_surplus(plan)
-        computed = np.vstack((drafts.num_computed, core.drafting.totals(drafts, accepted)[:-1]))
+        totals = core.drafting.totals(drafts, accepted)
+        computed = np.vstack((drafts.num_computed, totals[:-1]))
+        end = core.drafting.num_computed_at_end(drafts)
+        kept = (np.minimum(totals, end) - computed - 1).sum(axis=1)
         log.add_passes(
             step,
             core,
@@ -60,6 +63,7 @@ class DraftRecorder(Recorder):
             num_apart,
             accepted=accepted,
             computed=computed,
+            kept=kept,
             num_blocks=self.num_blocks + core.block_pool.num_used,
         )
         core.take_blocks_of(plan, accepted)

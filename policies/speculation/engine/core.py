@@ -9,6 +9,7 @@ accepted: `num_iterations_of` finds it.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class SpeculativeCore(EngineCore):
     """The decoding sequences."""
 
     def __init__(self, *, speculation: Speculation, **settings: Any) -> None:
-        self.speculation = deepcopy(speculation)
+        self.speculation = replace(speculation, draft_length=deepcopy(speculation.draft_length))
         rules, pool = speculation.proposer.rules, settings["block_pool"]
         pool.drops_last_block = rules.drops_last_block
         pool.num_reprefillable_tokens = max(rules.prefill_lookahead - 1, 0)
