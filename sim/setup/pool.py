@@ -203,7 +203,7 @@ class PoolSettings(Deployment):
 
     @property
     def _make_replica(self) -> Callable[..., SpeculativeReplica] | None:
-        """The maker of a replica that speculates; None: replicas do not."""
+        """Makes a replica that speculates; None: replicas do not."""
         if self.speculation is None or self.acceptance is None:
             return None
         return partial(SpeculativeReplica, acceptance=self.acceptance, proposer=self.speculation)

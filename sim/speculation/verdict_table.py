@@ -28,7 +28,7 @@ class VerdictTable:
 
     @property
     def varies(self) -> bool:
-        """Whether a draft may have fewer tokens than were asked for."""
+        """True if a draft may have fewer tokens than were asked for."""
         return self._proposed_SP is not None
 
     def find(self, seqs: SequenceOf[Sequence]) -> None:
