@@ -41,7 +41,7 @@ class Architecture:
     num_norms: int = 2
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values that transformers' configuration class assumes for fields that published files leave out."""
-    draft_layers: tuple[str, ...] = ()
+    mtp_layers: tuple[str, ...] = ()
     """Fields that hold the number of MTP layers."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Fields of parts that are not priced, each with the note that says so."""
@@ -254,13 +254,13 @@ DEEPSEEK_V3 = Architecture(
     attention=latent_attention,
     mlp=mlp.deepseek_mlp,
     needs=DEEPSEEK,
-    draft_layers=("num_nextn_predict_layers",),
+    mtp_layers=("num_nextn_predict_layers",),
 )
 QWEN3_5_MOE = Architecture(
     attention=hybrid_attention,
     mlp=mlp.qwen_moe_mlp,
     needs=(*QWEN_MOE, *LINEAR),
-    draft_layers=("mtp_num_hidden_layers",),
+    mtp_layers=("mtp_num_hidden_layers",),
     left_out={"mtp_use_dedicated_embeddings": "embedding table of the MTP layer ignored"},
 )
 GEMMA3 = Architecture(
@@ -329,7 +329,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         attention=glm4_moe_attention,
         mlp=mlp.deepseek_mlp,
         needs=("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-        draft_layers=("num_nextn_predict_layers",),
+        mtp_layers=("num_nextn_predict_layers",),
     ),
     "GlmMoeDsaForCausalLM": DEEPSEEK_V3,
     "GemmaForCausalLM": Architecture(attention=llama_attention, defaults={"tie_word_embeddings": True}),
@@ -345,7 +345,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         attention=minimax_m2_attention,
         mlp=mlp.minimax_m2_mlp,
         needs=LOCAL_EXPERTS,
-        draft_layers=("num_mtp_modules",),
+        mtp_layers=("num_mtp_modules",),
         left_out={"use_mtp": ""},
     ),
 }

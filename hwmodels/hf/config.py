@@ -11,7 +11,7 @@ from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, 
 from hwmodels.hf.fields import Fields, shown, wrong
 from hwmodels.hf.quantization import stored_weights
 from hwmodels.model.attention import Attention
-from hwmodels.model.block import Block, DraftHeads
+from hwmodels.model.block import Block
 from hwmodels.model.mlp import MixtureOfExperts, Mlp
 from hwmodels.model.model_spec import ModelSpec, Transform
 
@@ -148,7 +148,7 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "blocks": blocks,
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
         "dtype": checkpoint_dtype(fields),
-        "draft": draft_heads(fields, how),
+        "num_mtp_modules": sum(fields.count(name) for name in how.mtp_layers),
     }
     notes += tuple(dict.fromkeys(note for name, note in how.left_out.items() if fields.value(name) and note))
     if unknown := fields.not_understood():
@@ -213,12 +213,6 @@ def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int
         Block(count=count, attention=attention, mlp=mlp, num_norms=num_norms)
         for (attention, mlp), count in counts.items()
     )
-
-
-def draft_heads(fields: Fields, how: Architecture) -> DraftHeads | None:
-    """Returns the MTP layers of the checkpoint, if it has any."""
-    layers = sum(fields.count(name) for name in how.draft_layers)
-    return DraftHeads(kind="mtp", num_heads=layers) if layers else None
 
 
 def checkpoint_dtype(fields: Fields) -> str:

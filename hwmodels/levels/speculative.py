@@ -2,32 +2,33 @@
 
 A pass verifies num_draft_tokens of each sequence besides its next token, and drafts as many for the next pass
 with the model's multi-token prediction layer, one after the other. Of these, accepted_tokens are kept on
-average, the next token included. The simulator's iterations give a sequence one token each, so decodes take
+average, the next token included. The iterations of a run without `speculation=` give a sequence one token
+each, so decodes take
 
-    (one pass of num_draft_tokens + 1 tokens per sequence + drafting) / accepted_tokens
+    (one pass of num_draft_tokens + 1 rows per sequence + drafting) / accepted_tokens
 
-and prompt chunks take what they add to a pass. Throughput and mean times between tokens are those of
-the passes; that tokens come in groups is not modelled.
+and prompt chunks take what they add to a pass. Passes are those of `hwmodels.speculation.model`. Throughput
+and mean times between tokens are those of the passes; that tokens come in groups is not modelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.by_count import ByCount, Counts
 from hwmodels.checks import check_whole
 from hwmodels.exact import Num, larger
 from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.levels.explained import share_out
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
+from hwmodels.speculation.draft import LayerDraft
+from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +56,11 @@ class Speculative:
         return jitter
 
     def iteration_model(self, replica: Replica) -> IterationModel:
-        """Returns the iteration model. Raises ValueError if the base cannot price the replica."""
-        return SpeculativeModel(self, self.base.iteration_model(replica), replica.model.num_layers)
+        """Returns the iteration model. Raises ValueError if the base cannot price the replica or passes."""
+        base = self.base.iteration_model(replica)
+        # One engine runs pass and layer, without a wait for the host between them (TensorRT-LLM).
+        layer = LayerDraft(kind="mtp", start_s=0.0, step_s=0.0)
+        return MeanOfPasses(self, base, SpeculativeModel(base, layer, replica))
 
     def basis(self, replica: Replica) -> str:
         return (
@@ -65,14 +69,14 @@ class Speculative:
         )
 
 
-class SpeculativeModel:
-    """An `IterationModel` of speculative decoding. num_layers: layers of the model, to price one draft."""
+class MeanOfPasses:
+    """An `IterationModel` in which a decode is its share of a pass.
 
-    def __init__(self, level: Speculative, base: IterationModel, num_layers: int) -> None:
-        self._level, self._base, self._num_layers = level, base, num_layers
-        layers = ("gemm", "attention", "communication", "elementwise")
-        self._heads_s = ByCount(partial(self._seconds_of, ["lm_head"]))
-        self._layers_s = ByCount(partial(self._seconds_of, layers))
+    base: prices prompt chunks; passes: prices passes with drafting.
+    """
+
+    def __init__(self, level: Speculative, base: IterationModel, passes: SpeculativeModel) -> None:
+        self._level, self._base, self._passes = level, base, passes
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
 
@@ -124,41 +128,20 @@ class SpeculativeModel:
         return self._base.flops(shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of weights and KV read: those of chunks, and the decodes' share of a pass.
-
-        Those of drafting are left out, as its FLOPs are.
-        """
+        """Returns the bytes of weights and KV read: those of chunks, and the decodes' share of a pass."""
         some = _only_decodes(shape._replace(decode_seqs=larger(shape.decode_seqs, 1)))
-        pass_bytes = self._base.bytes_moved(self._verified(some))
-        saved = self._base.bytes_moved(some) - pass_bytes / self._level.accepted_tokens
-        return self._base.bytes_moved(shape) - saved * (shape.decode_seqs > 0)
+        saved: Any = self._base.bytes_moved(some) - self._of_pass(self._passes.bytes_moved, some)
+        moved: Num = self._base.bytes_moved(shape) - saved * (shape.decode_seqs > 0)
+        return moved
 
     def _decodes_seconds(self, shape: IterationShape) -> Any:
-        """Returns the share of a pass for one token of each of the decoding sequences (>= 1)."""
-        level = self._level
-        head_s: Any
-        layers_s: Any
-        if isinstance(shape.decode_seqs, ndarray):
-            counts = np.asarray(shape.decode_seqs, dtype=np.intp)
-            head_s, layers_s = self._heads_s.of_many(counts), self._layers_s.of_many(counts)
-        else:
-            head_s, layers_s = (
-                self._heads_s.of(int(shape.decode_seqs)),
-                self._layers_s.of(int(shape.decode_seqs)),
-            )
-        draft_s = level.num_draft_tokens * (layers_s / self._num_layers + head_s)
-        return (self._base.seconds(self._verified(shape)) + draft_s) / level.accepted_tokens
+        return self._of_pass(self._passes.seconds, shape)
 
-    def _verified(self, shape: IterationShape) -> IterationShape:
-        """Returns the decodes of a pass, in which every drafted token is one more of its sequence."""
-        tokens = shape.decode_seqs * (self._level.num_draft_tokens + 1)
-        return _only_decodes(shape)._replace(decode_seqs=tokens, sampled_seqs=tokens)
-
-    def _seconds_of(self, components: Iterable[str], num_seqs: Counts) -> Any:
-        """Returns seconds of some components of decodes with short contexts, by number of sequences."""
-        seqs = np.maximum(num_seqs, 1)
-        parts = self._base.breakdown(IterationShape(seqs, seqs, 0, 0, 0, 0, seqs))
-        return sum(parts[name] for name in components)
+    def _of_pass(self, quantity: Callable[[IterationShape], Any], shape: IterationShape) -> Any:
+        """Returns the share of a quantity of a pass for one token of each decoding sequence (>= 1)."""
+        seqs: Any = shape.decode_seqs
+        a_pass = decodes_with_drafts(seqs, shape.decode_context_tokens, self._level.num_draft_tokens)
+        return quantity(a_pass) / self._level.accepted_tokens
 
 
 def _only_decodes(shape: IterationShape) -> IterationShape:

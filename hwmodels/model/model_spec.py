@@ -12,7 +12,7 @@ from hwmodels.model.attention import (
     LatentAttention,
     LinearAttention,
 )
-from hwmodels.model.block import Block, DraftHeads
+from hwmodels.model.block import Block
 from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
 from hwmodels.model.quantization import KV_BYTES, weight_format
@@ -21,7 +21,6 @@ __all__ = [
     "Attention",
     "Block",
     "DenseMlp",
-    "DraftHeads",
     "GroupedQueryAttention",
     "KvLayers",
     "LatentAttention",
@@ -76,7 +75,8 @@ class ModelSpec:
     """Storage format of the KV cache, a key of `KV_BYTES`; auto: dtype."""
     sparsity: str | None = None
     """Structured sparsity of attention and MLPs; 2:4: two of four weights are zero and not stored."""
-    draft: DraftHeads | None = None
+    num_mtp_modules: int = 0
+    """Modules for multi-token prediction in the checkpoint, each like the last layer; a decode uses none."""
     notes: tuple[str, ...] = ()
     """Notes on parts of the model that this description lacks, and on transformations of it."""
     source: str = ""
@@ -126,7 +126,7 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Number of all weights except draft heads; Llama-2-7B: 6,738,415,616."""
+        """Number of all weights except those for multi-token prediction; Llama-2-7B: 6,738,415,616."""
         layers = sum(matrix.elements for matrix in self.layer_matrices())
         tables = 1 if self.tie_word_embeddings else 2
         return layers + self.vector_elements() + tables * self.embedding_elements
@@ -157,10 +157,6 @@ class ModelSpec:
         )
         return flops / 2 + router_and_head
 
-    @property
-    def num_draft_parameters(self) -> int:
-        return sum(m.elements for m in self.draft_matrices()) + self._draft_vector_elements()
-
     def layer_matrices(self, ranks: Ranks = ONE_RANK) -> list[Matrix]:
         """Returns the matrices of all layers, on one rank; counts include how often the layer occurs."""
         return [
@@ -173,24 +169,12 @@ class ModelSpec:
         """Returns the matrices of all layers to which `weights` and `moe_weights` apply."""
         return [matrix for matrix in self.layer_matrices() if matrix.role is not Role.plain]
 
-    def draft_matrices(self, ranks: Ranks = ONE_RANK) -> list[Matrix]:
-        """Returns the matrices of all draft heads, on one rank."""
-        if self.draft is None:
-            return []
-        matrices = self.draft.matrices(self.blocks[-1], self.hidden_size, self.vocab_size, ranks)
-        return [replace(matrix, count=self.draft.num_heads * matrix.count) for matrix in matrices]
-
     def vector_elements(self, ranks: Ranks = ONE_RANK) -> int:
         """Returns the elements of norms, biases and other vectors, and the final norm, on one rank."""
         layers = sum(
             block.count * block.layer_vector_elements(self.hidden_size, ranks) for block in self.blocks
         )
         return layers + self.hidden_size
-
-    def _draft_vector_elements(self, ranks: Ranks = ONE_RANK) -> int:
-        if self.draft is None:
-            return 0
-        return self.draft.num_heads * self.draft.vector_elements(self.blocks[-1], self.hidden_size, ranks)
 
     def weight_format_of(self, role: Role) -> str:
         """Returns the name of the storage format (`WEIGHT_FORMATS`) of matrices of this role."""
@@ -213,7 +197,6 @@ class ModelSpec:
         *,
         moe_tensor_parallel_size: int | None = None,
         expert_parallel_size: int = 1,
-        with_draft: bool = False,
     ) -> float:
         """Returns the bytes of one rank's weights.
 
@@ -225,9 +208,6 @@ class ModelSpec:
             moe_tensor_parallel_size = max(1, tensor_parallel_size // expert_parallel_size)
         ranks = Ranks(tensor_parallel_size, moe_tensor_parallel_size, expert_parallel_size)
         matrices, vectors = self.layer_matrices(ranks), self.vector_elements(ranks)
-        if with_draft:
-            matrices += self.draft_matrices(ranks)
-            vectors += self._draft_vector_elements(ranks)
         tables = 1 if self.tie_word_embeddings else 2
         vectors += tables * self.hidden_size * share_of(self.vocab_size, tensor_parallel_size)
         return (

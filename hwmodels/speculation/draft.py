@@ -191,7 +191,6 @@ class LayerDraft(Stepwise):
             vocab_size=self.vocab_size or target.vocab_size,
             weights=target.weights if with_target else self.weights,
             moe_weights=target.moe_weights if with_target and has_experts else None,
-            draft=None,
         )
 
     def step_matrices(self, target: ModelSpec, ranks: Ranks) -> tuple[Matrix, ...]:

@@ -127,7 +127,7 @@ class SpeculativeModel:
         )
 
 
-def decodes_with_drafts(num_seqs: int, context_tokens: int, k: int) -> IterationShape:
+def decodes_with_drafts(num_seqs: Any, context_tokens: Any, k: int) -> IterationShape:
     """Returns a pass of equal sequences that verify k draft tokens each, and draft k more."""
     tokens = num_seqs * k
     drafts = DraftWork(tokens, k * context_tokens + num_seqs * (k * (k + 1) // 2), num_seqs, k, tokens)

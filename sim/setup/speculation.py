@@ -85,7 +85,7 @@ def _check_places(proposer: Proposer, draft: Draft) -> None:
 
 def _check_modules(draft: LayerDraft, model: ModelSpec) -> None:
     """Raises ValueError unless a model has as many modules for multi-token prediction as are used."""
-    modules = model.draft.num_heads if model.draft is not None and model.draft.kind == "mtp" else 0
+    modules = model.num_mtp_modules
     if not modules:
         raise ValueError(
             f"{KEY}=mtp: {model.name} has no layers for multi-token prediction; choose another proposer, "

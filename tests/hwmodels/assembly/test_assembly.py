@@ -380,7 +380,7 @@ def test_experts_are_stored_in_their_own_format(site, make_shape):
     assert listed.once("router", "stored_bytes") == 64 * 8 * 2
 
 
-# Formats, adapters, draft heads
+# Formats, adapters, matrices before the first layer
 
 
 def test_only_the_matrices_of_layers_are_quantised(site, make_shape):

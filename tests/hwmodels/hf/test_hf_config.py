@@ -9,7 +9,6 @@ import pytest
 from hwmodels.hf.config import from_hf_config, from_hf_fields
 from hwmodels.model.model_spec import (
     DenseMlp,
-    DraftHeads,
     GroupedQueryAttention,
     LatentAttention,
     LinearAttention,
@@ -577,7 +576,7 @@ def test_deepseek_v3_has_latent_attention_three_dense_layers_and_an_mtp_layer():
     assert model.blocks[1].mlp == MixtureOfExperts(
         num_experts=256, top_k=8, intermediate_size=2048, shared_intermediate_size=2048, router_bias=True
     )
-    assert model.draft == DraftHeads(kind="mtp", num_heads=1)
+    assert model.num_mtp_modules == 1
     assert (model.weights, model.moe_weights) == ("fp8_block", None)
     assert model.kv_bytes_per_token() == 61 * 576 * 2
 
@@ -690,7 +689,7 @@ def test_mixtral_has_experts_as_wide_as_its_intermediate_size():
 
 def test_minimax_m2_has_three_mtp_layers():
     model = read(MINIMAX_M2)
-    assert model.draft == DraftHeads(kind="mtp", num_heads=3)
+    assert model.num_mtp_modules == 3
     assert model.blocks[0].attention.qk_norm
     with pytest.raises(ValueError, match=r"config.attn_type_list=\[0, 1\]: must be all 1"):
         read(MINIMAX_M2, attn_type_list=[0, 1])

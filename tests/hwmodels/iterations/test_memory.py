@@ -202,7 +202,7 @@ def test_expert_parallel_devices_hold_their_experts_only():
     assert weight_bytes(model, tp(1)) - weight_bytes(model, layout) == 6 * 7680 * 2
 
 
-# Adapters and draft heads
+# Adapters and drafts
 
 
 def test_adapters_by_hand():

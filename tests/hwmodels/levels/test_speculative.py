@@ -6,6 +6,8 @@ import pytest
 from hwmodels.iterations.iteration import IterationShape, causal_pairs
 from hwmodels.levels.rooflines import Spec
 from hwmodels.levels.speculative import Speculative
+from hwmodels.speculation.draft import LayerDraft
+from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
@@ -21,17 +23,17 @@ def replica():
     return build_scenario(source.compose(["model=llama3_1_8b", "hardware=h100_sxm"])).replica
 
 
+LAYER = LayerDraft(kind="mtp", start_s=0.0, step_s=0.0)
+
+
 def models(replica, **given):
     return Speculative(base=Spec(), **given).iteration_model(replica), Spec().iteration_model(replica)
 
 
 def test_a_token_takes_its_share_of_a_pass_and_of_the_drafts(replica):
     model, base = models(replica, num_draft_tokens=3, accepted_tokens=2.0)
-    pass_s = base.seconds(DECODES._replace(decode_seqs=32, sampled_seqs=32))
-    parts = base.breakdown(IterationShape(8, 8, 0, 0, 0, 0, 8))
-    layers_s = sum(parts[name] for name in ("gemm", "attention", "communication", "elementwise"))
-    draft_s = layers_s / 32 + parts["lm_head"]
-    assert model.seconds(DECODES) == pytest.approx((pass_s + 3 * draft_s) / 2)
+    passes = SpeculativeModel(base, LAYER, replica)
+    assert model.seconds(DECODES) == passes.pass_seconds(8, 8 * 1000, 3) / 2
     assert model.seconds(DECODES) < base.seconds(DECODES)
 
 
@@ -65,7 +67,8 @@ def test_the_ends_of_a_leap_are_those_of_its_iterations(replica):
 def test_a_token_moves_its_share_of_the_bytes_of_a_pass(replica):
     """Otherwise weights seem to be read once per token, and the memory to be busier than it can be."""
     model, base = models(replica, num_draft_tokens=3, accepted_tokens=2.0)
-    verified = base.bytes_moved(DECODES._replace(decode_seqs=32, sampled_seqs=32))
+    passes = SpeculativeModel(base, LAYER, replica)
+    verified = passes.bytes_moved(decodes_with_drafts(8, 8 * 1000, 3))
     assert model.bytes_moved(DECODES) == pytest.approx(verified / 2)
     assert model.bytes_moved(CHUNK) == base.bytes_moved(CHUNK)
     added = base.bytes_moved(BOTH) - base.bytes_moved(DECODES)

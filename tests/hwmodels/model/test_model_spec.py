@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hwmodels.model.model_spec import (
     Block,
     DenseMlp,
-    DraftHeads,
     GroupedQueryAttention,
     LatentAttention,
     LinearAttention,
@@ -361,24 +360,6 @@ def test_2_4_sparsity_stores_half_of_the_weights_and_their_places():
     assert dense.flops_per_token - sparse.flops_per_token == 2 * 576
 
 
-# Draft heads
-
-
-def test_medusa_heads_are_a_layer_and_an_lm_head_each():
-    drafting = make_model(draft=DraftHeads(kind="medusa", num_heads=3))
-    assert drafting.num_draft_parameters == 3 * (64 + 8 + 80)
-    assert drafting.num_parameters == make_model().num_parameters
-    assert make_model().num_draft_parameters == 0
-
-
-def test_mtp_heads_are_a_projection_a_layer_and_three_norms():
-    drafting = make_model(draft=DraftHeads(kind="mtp", num_heads=1))
-    assert drafting.num_draft_parameters == 128 + 592 + 24
-    plain = drafting.weight_bytes_per_rank()
-    assert plain == make_model().weight_bytes_per_rank()
-    assert drafting.weight_bytes_per_rank(with_draft=True) - plain == 2 * (128 + 592 + 24)
-
-
 # What cannot be
 
 
@@ -400,7 +381,6 @@ def test_mtp_heads_are_a_projection_a_layer_and_three_norms():
         (lambda: experts(top_k=9), "top_k=9: must be 1 to num_experts=8"),
         (lambda: experts(shared_intermediate_size=-1), "shared_intermediate_size=-1: must be .*, or 0"),
         (lambda: DenseMlp(intermediate_size=0), "intermediate_size=0: must be a whole number >= 1"),
-        (lambda: DraftHeads(kind="eagle", num_heads=1), "kind=eagle: must be medusa or mtp"),
         (lambda: replace(make_model().blocks[0], count=0), "count=0: must be a whole number >= 1"),
         (lambda: make_model(blocks=()), r"blocks=\(\): must hold at least one block"),
         (lambda: make_model(dtype="fp8"), "dtype=fp8: must be bf16, fp16 or fp32"),
