@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from policies.core.engine import EngineCore
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.running_step import RunningStep
-from sim.records.iterations import CHUNKS, QUEUED, Gaps, IterationLog, pack_row
+from sim.records.iterations import CHUNKS, QUEUED, ROW, Gaps, IterationLog
 from sim.records.mapped_buffers import MappedBuffers
 
 DRAFT_COLUMNS = (
@@ -25,8 +24,6 @@ DRAFT_COLUMNS = (
     accepted_tokens  those that were accepted
     kept_tokens      those that were accepted and precede the end of the answer
 """
-_PACK_END: Final = Struct("=d").pack
-_PACK: Final = Struct(f"={len(DRAFT_COLUMNS)}q").pack
 
 
 class DraftLog(IterationLog):
@@ -69,39 +66,51 @@ class DraftLog(IterationLog):
         """
         plan, ends_s, drafts = step.plan, step.ends_s, step.plan.drafts
         assert isinstance(drafts, DraftPlan)
-        num_seqs, rows = len(drafts.seqs), drafts.num_drafts
-        contexts = (computed.sum(axis=1) + num_seqs).tolist()
-        pairs = (computed @ rows + (rows * (rows + 3)).sum() // 2).tolist()
-        ended = core.running_set.ending
+        num_seqs, rows, num_iterations = len(drafts.seqs), drafts.num_drafts, step.num_iterations
+        if num_iterations != len(ends_s):
+            ends_s = ends_s[:num_iterations]
+        contexts = np.add.reduce(computed, axis=1) + num_seqs
+        pairs = computed @ rows
+        pairs += int(np.dot(rows, rows + 3)) // 2
         counts = rows > 0
-        if ended:
+        if core.running_set.ending:
+            ended = core.running_set.ending
             counts &= np.array([seq.request_id not in ended for seq in drafts.seqs], bool)
-        judged = int(np.count_nonzero(counts)), int(rows[counts].sum())
-        num_accepted, num_kept = accepted[:, counts].sum(axis=1).tolist(), kept.tolist()
-        num_next = drafts.next_drafts
-        made = int(np.count_nonzero(num_next)), int(num_next.max(initial=0)), int(num_next.sum())
-        others = core.num_tokens_held - int(drafts.num_computed.sum()) + drafts.num_tokens
+            accepted = np.where(counts, accepted, 0)
+        others = core.num_tokens_held - int(np.add.reduce(drafts.num_computed)) + drafts.num_tokens
         more = CHUNKS if plan.chunks else 0
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
             more += QUEUED
-        start_s = step.start_s
-        for index, context in enumerate(contexts):
-            end_s = ends_s[index]
-            if more & QUEUED:
+            for _ in ends_s:
                 self._add_queue(plan, core)
-            self._ends_s += _PACK_END(end_s)
-            if self.serves_adapters:
+        if self.serves_adapters:
+            for _ in ends_s:
                 self._add_use(plan)
-            num_held = others + context
-            row = (context, num_held, 0, 1, num_apart, 0, num_seqs, len(core.running))
-            self._rows += pack_row(start_s, emitted_s, *row, int(num_blocks[index]), more)
-            self._drafts += _PACK(
-                drafts.num_tokens, pairs[index], *made, *judged, num_accepted[index], num_kept[index]
-            )
-            start_s = emitted_s = end_s
-            num_apart = 0
-            if more & CHUNKS:
-                self._add_chunks(step, core, num_held, int(num_blocks[index]))
+        self._ends_s += np.array(ends_s).tobytes()
+        new = np.empty(num_iterations, ROW)
+        new["start_s"][0], new["emitted_s"][0], new["num_apart"][0] = step.start_s, emitted_s, num_apart
+        new["start_s"][1:] = new["emitted_s"][1:] = ends_s[:-1]
+        new["num_apart"][1:] = new["clock"] = new["num_widening"] = 0
+        new["num_iterations"] = 1
+        new["decode_context_tokens"] = contexts
+        new["kv_tokens_used"] = contexts + others
+        new["decode_seqs"], new["running"], new["more"] = num_seqs, len(core.running), more
+        new["kv_blocks_used"] = num_blocks[:num_iterations]
+        self._rows += new.tobytes()
+        num_next = drafts.next_drafts
+        made = np.empty((num_iterations, len(DRAFT_COLUMNS)), np.int64)
+        made[:, 0] = drafts.num_tokens
+        made[:, 1] = pairs
+        made[:, 2] = np.count_nonzero(num_next)
+        made[:, 3] = num_next.max(initial=0)
+        made[:, 4] = np.add.reduce(num_next)
+        made[:, 5] = np.count_nonzero(counts)
+        made[:, 6] = np.dot(rows, counts)
+        made[:, 7] = np.add.reduce(accepted, axis=1)
+        made[:, 8] = kept
+        self._drafts += made.tobytes()
+        if more & CHUNKS:
+            self._add_chunks(step, core, int(new["kv_tokens_used"][0]), int(num_blocks[0]))
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
 

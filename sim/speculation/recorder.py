@@ -19,7 +19,8 @@ from sim.speculation.verdict_table import VerdictTable
 class DraftRecorder(Recorder):
     """The logs of one replica that speculates; it also says what is accepted.
 
-    accepted, num_blocks: of the running step; see `SpeculativeCore.num_iterations_of`.
+    accepted, computed [iterations, sequences]: accepted draft tokens of the running step, and computed tokens
+    before each iteration. num_blocks: see `SpeculativeCore.num_iterations_of`.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class DraftRecorder(Recorder):
         super().__init__(replica, core, requests, frontend_s, seed)
         self._verdicts = verdicts
         self.accepted: Ints = np.zeros((0, 0), np.int64)
+        self.computed: Ints = np.zeros((0, 0), np.int64)
         self.num_blocks: Ints = np.zeros(0, np.int64)
 
     def _new_log(self, replica: int, block_size: int, serves_adapters: bool) -> IterationLog:
@@ -52,10 +54,11 @@ class DraftRecorder(Recorder):
             num_apart = tokens.log_gaps(plan, step.ends_s[0], log)
         if core.running_set.ending:
             num_apart += core.running_set.num_surplus(plan)
-        totals = core.drafting.totals(drafts, accepted)
-        computed = np.vstack((drafts.num_computed, totals[:-1]))
-        end = core.drafting.num_computed_at_end(drafts)
-        kept = (np.minimum(totals, end) - computed - 1).sum(axis=1)
+        computed = self.computed[: step.num_iterations]
+        kept = np.add.reduce(accepted, axis=1)
+        if drafts.seqs:  # an answer may end before the last token of a pass
+            surplus = computed[-1] + accepted[-1] + 1 - core.drafting.num_computed_at_end(drafts)
+            kept[-1] -= np.add.reduce(np.maximum(surplus, 0))
         log.add_passes(
             step,
             core,
@@ -67,6 +70,7 @@ class DraftRecorder(Recorder):
             num_blocks=self.num_blocks + core.block_pool.num_used,
         )
         core.take_blocks_of(plan, accepted)
+        self._verdicts.ran(drafts, step.num_iterations)
         if drafts.seqs:
             tokens.last_decode_s = step.end_s
         if plan.chunks:

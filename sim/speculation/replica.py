@@ -50,18 +50,19 @@ class SpeculativeReplica(Replica):
         assert isinstance(core, SpeculativeCore)
         assert isinstance(drafts, DraftPlan)
         verdicts, recorder = self._verdicts, self._draft_recorder
-        if num_iterations > 1:
-            num_iterations = 1 if verdicts.varies else min(num_iterations, core.max_passes(drafts))
-        accepted = verdicts.accepted(drafts, num_iterations)
+        accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)
         num_iterations, num_blocks = core.num_iterations_of(plan, accepted)
         recorder.accepted, recorder.num_blocks = accepted[:num_iterations], num_blocks
         factors = self._slowdown
         if num_iterations == 1:
+            recorder.computed = drafts.num_computed[np.newaxis]
             if self._factors is not None:
                 factors *= float(self._factors.of(plan.index, 1)[0])
             return [float(start_s + factors * self.pool.model.seconds(first_shape(plan, drafts)))]
-        totals = core.drafting.totals(drafts, accepted[: num_iterations - 1])
-        computed = np.vstack((drafts.num_computed, totals))
+        computed = np.empty_like(recorder.accepted)
+        computed[0] = drafts.num_computed
+        computed[1:] = core.drafting.totals(drafts, accepted[: num_iterations - 1])
+        recorder.computed = computed
         durations_s = np.asarray(self.pool.model.seconds(shapes(plan, drafts, computed)))
         if self._factors is not None:
             durations_s = self._factors.of(plan.index, num_iterations) * durations_s

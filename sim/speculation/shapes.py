@@ -13,7 +13,7 @@ from sim.engine.shape import shape_of
 
 def first_shape(plan: StepPlan, drafts: DraftPlan) -> IterationShape:
     """Returns the shape of the first iteration of a plan."""
-    return _with_drafts(shape_of(plan, 0), drafts, int((drafts.num_drafts * drafts.num_computed).sum()))
+    return _with_drafts(shape_of(plan, 0), drafts, int(np.dot(drafts.num_drafts, drafts.num_computed)))
 
 
 def shapes(plan: StepPlan, drafts: DraftPlan, computed: Ints) -> IterationShape:
@@ -22,7 +22,7 @@ def shapes(plan: StepPlan, drafts: DraftPlan, computed: Ints) -> IterationShape:
     computed: computed tokens before each iteration [iterations, sequences].
     """
     num_seqs = len(drafts.seqs)
-    shape = shape_of(plan, 0)._replace(decode_context_tokens=computed.sum(axis=1) + num_seqs)
+    shape = shape_of(plan, 0)._replace(decode_context_tokens=np.add.reduce(computed, axis=1) + num_seqs)
     return _with_drafts(shape, drafts, computed @ drafts.num_drafts)
 
 
@@ -32,13 +32,13 @@ def _with_drafts(shape: IterationShape, drafts: DraftPlan, pairs: Num) -> Iterat
     own_pairs = (
         int((rows * (rows + 3)).sum()) // 2
     )  # each row attends to the new token, and to those before it
-    padded = sum(drafts.padded.values())
+    padded = sum(drafts.padded.values()) if drafts.padded else 0
     num_next = drafts.next_drafts
     work = DraftWork(
         tokens=drafts.num_tokens,
         pairs=pairs + own_pairs + padded,
         seqs=int(np.count_nonzero(num_next)),
         steps=int(num_next.max(initial=0)),
-        drafted=int(num_next.sum()),
+        drafted=int(np.add.reduce(num_next)),
     )
     return shape._replace(drafts=work, sampled_seqs=shape.sampled_seqs + drafts.num_tokens)

@@ -24,7 +24,13 @@ class VerdictTable:
         self._proposed_SP: NDArray[np.uint8] | None = None  # None: every draft has all its tokens
         self._owners = [-1] * max_num_seqs  # request ids
         self._offset_S = np.zeros(max_num_seqs, np.int64)  # output position minus computed tokens
+        self._num_positions = [0] * max_num_seqs
         self._known: SequenceOf[Sequence] = ()
+        # The passes of a request that always has the same number of draft tokens, from some position on.
+        self._place_SN = np.full((max_num_seqs, 128), -1, np.int64)  # output position before each pass
+        self._next_S = np.zeros(max_num_seqs, np.int64)  # index of the next pass
+        self._num_passes_S = np.zeros(max_num_seqs, np.int64)
+        self._depth_S = np.zeros(max_num_seqs, np.int64)
 
     @property
     def varies(self) -> bool:
@@ -47,7 +53,8 @@ class VerdictTable:
         """Stores the verdicts on the drafts of a sequence."""
         self._owners[slot] = seq.request_id
         self._offset_S[slot] = 1 - seq.num_prompt_tokens
-        num_positions = seq._end_known - seq.num_prompt_tokens
+        self._num_positions[slot] = num_positions = seq._end_known - seq.num_prompt_tokens
+        self._next_S[slot] = self._place_SN[slot, 0] = -1
         if num_positions + 1 > self._accepted_SP.shape[1]:
             self._widen(num_positions + 1)
         verdicts = self._acceptance.verdicts(seq.request, self._seed, num_positions, self._proposer)
@@ -69,37 +76,71 @@ class VerdictTable:
             self._proposed_SP = np.pad(self._proposed_SP, ((0, 0), (0, width)))
 
     def accepted(self, drafts: DraftPlan, num_iterations: int) -> Ints:
-        """Returns the accepted draft tokens [iterations, sequences] of a plan that is repeated."""
+        """Returns the accepted draft tokens [iterations, sequences] of a plan that is repeated.
+
+        num_iterations: the maximum; the result ends with the first iteration in which an answer ends.
+        """
         self.find(drafts.seqs)
-        slots, depth, table = drafts.slots, drafts.depth, self._accepted_SP
+        slots, depth = drafts.slots, drafts.depth
         position = drafts.num_computed + self._offset_S[slots]
         if num_iterations == 1:
-            one: Ints = np.minimum(table[slots, position], depth)[np.newaxis]
+            one: Ints = np.minimum(self._accepted_SP[slots, position], depth)[np.newaxis]
             return one
-        last = table.shape[1] - 1
-        accepted = np.empty((num_iterations, len(slots)), np.int64)
-        for row in accepted:
-            np.minimum(table[slots, position], depth, out=row)
-            position += row
-            position += 1
-            np.minimum(position, last, out=position)
+        first = self._next_S[slots]
+        is_known = (self._place_SN[slots, first] == position) & (self._depth_S[slots] == depth)
+        if not is_known.all():
+            self._walk(slots[~is_known], position[~is_known], depth[~is_known])
+            first = self._next_S[slots]
+        num_left = int(np.minimum.reduce(self._num_passes_S[slots] - first))
+        passes = first + np.arange(min(num_iterations, num_left) + 1)[:, np.newaxis]
+        places = self._place_SN[slots, passes]
+        accepted: Ints = places[1:] - places[:-1]
+        accepted -= 1
         return accepted
+
+    def _walk(self, slots: Ints, positions: Ints, depths: Ints) -> None:
+        """Computes the passes of some slots up to the ends of their answers."""
+        for slot, position, depth in zip(slots.tolist(), positions.tolist(), depths.tolist(), strict=True):
+            num_positions = self._num_positions[slot]
+            accepted = self._accepted_SP[slot, :num_positions].tolist()
+            places, place = [position], position
+            while place < num_positions:
+                found = accepted[place]
+                place += 1 + (found if found < depth else depth)
+                places.append(place)
+            if len(places) == 1:  # the answer has ended: another pass, whose tokens are discarded
+                places.append(position + 1)
+            if len(places) > self._place_SN.shape[1]:
+                width = max(len(places), 2 * self._place_SN.shape[1]) - self._place_SN.shape[1]
+                self._place_SN = np.pad(self._place_SN, ((0, 0), (0, width)), constant_values=-1)
+            self._place_SN[slot, : len(places)] = places
+            self._next_S[slot] = 0
+            self._num_passes_S[slot] = len(places) - 1
+            self._depth_S[slot] = depth
+
+    def ran(self, drafts: DraftPlan, num_iterations: int) -> None:
+        """Notes that iterations of a plan have run."""
+        self._next_S[drafts.slots] += num_iterations
 
     def proposed(self, drafts: DraftPlan, accepted: Ints) -> Ints | None:
         """Returns the draft tokens that are found for the next pass of each of drafts.next_seqs.
 
         accepted: of the last iteration, by sequence. None: as many as were asked for.
         """
-        self.find(drafts.next_seqs)
+        num_decodes = len(drafts.seqs)
+        completed = drafts.next_seqs[num_decodes:]
+        for seq in completed:
+            slot = seq.slot
+            assert slot is not None
+            if self._owners[slot] != seq.request_id:
+                self._fill(slot, seq)
         table = self._proposed_SP
         if table is None:
             return None
         slots = np.array([seq.slot for seq in drafts.next_seqs], np.int64)
-        num_decodes = len(drafts.seqs)
-        position = np.ones(len(slots), np.int64)
+        position = np.empty(len(slots), np.int64)
         position[:num_decodes] = drafts.num_computed + self._offset_S[drafts.slots] + accepted + 1
-        for index, seq in enumerate(drafts.next_seqs[num_decodes:], num_decodes):
-            position[index] = seq.num_output_tokens + 1  # also after a preemption
+        position[num_decodes:] = [seq.num_output_tokens + 1 for seq in completed]  # also after a preemption
         position = np.minimum(position, table.shape[1] - 1)
         found: Ints = np.minimum(table[slots, position], drafts.next_drafts)
         return found

@@ -128,19 +128,14 @@ class SpeculativeCore(EngineCore):
     def _advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         drafts, accepted = plan.drafts, outcome.accepted
         assert isinstance(drafts, DraftPlan)
-        left = [index for index, seq in enumerate(drafts.seqs) if seq.state is not DECODING]
-        if left:  # they had ended before this step; see `AsyncEngineCore`
-            kept = np.delete(np.arange(len(drafts.seqs)), left)
+        is_member = self.drafting.is_member_S[drafts.slots]
+        if not is_member.all():  # others had ended before this step; see `AsyncEngineCore`
+            kept = np.flatnonzero(is_member)
             return self.drafting.advance_by(drafts.part(kept), accepted[:, kept])
         return self.drafting.advance_by(drafts, accepted)
 
     def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
         """Does nothing: `num_iterations_of` takes the blocks."""
-
-    def max_passes(self, drafts: DraftPlan) -> int:
-        """Returns a number of iterations after which a sequence has ended, whatever is accepted."""
-        left = self.drafting.num_computed_at_end(drafts) - drafts.num_computed
-        return max(int(left.min()), 1)
 
     def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
         """Returns the iterations until the first event, and the KV blocks that each takes after the first.
@@ -158,7 +153,7 @@ class SpeculativeCore(EngineCore):
         base = decodes.bases(drafts, totals)
         num_blocks = step.blocks_of(drafts, base)
         pool = self.block_pool
-        used = num_blocks.sum(axis=1) - int(decodes.blocks_S[drafts.slots].sum())
+        used = np.add.reduce(num_blocks, axis=1) - int(np.add.reduce(decodes.blocks_S[drafts.slots]))
         has_room = used <= pool.num_free_without_copy
         has_room &= (base + 1 + drafts.num_drafts).max(axis=1) < decodes.max_model_len
         num_iterations = len(accepted) if has_room.all() else max(int(np.argmin(has_room)), 1)
@@ -226,5 +221,5 @@ def _check_accepted(drafts: DraftPlan, outcome: StepOutcome) -> None:
             f"accepted has shape {np.shape(accepted)}: must be ({outcome.iterations}, {num_seqs}), the "
             "iterations and the sequences of the plan's drafts"
         )
-    if (accepted < 0).any() or (accepted > drafts.depth).any():
+    if (accepted.view(np.uint64) > drafts.depth.view(np.uint64)).any():  # a negative number is a large one
         raise ValueError("accepted: must be from 0 to the depth of each draft")

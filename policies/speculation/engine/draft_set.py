@@ -62,12 +62,13 @@ class DraftSet(DecodeSet):
         """Tokens of the last pass, until the scheduler has read them; see `leave`."""
         self._first_S = np.zeros(max_num_seqs, np.int64)  # computed tokens before the first pass
         self._end_S = np.zeros(max_num_seqs, np.int64)
-        self._is_member_S = np.zeros(max_num_seqs, bool)
+        self.is_member_S = np.zeros(max_num_seqs, bool)
+        """Whether the slot is that of a member."""
         self._members: list[Sequence] | None = []
         self._slots = np.zeros(0, np.int64)
 
     def __contains__(self, seq: object) -> bool:
-        return isinstance(seq, Sequence) and seq.state is DECODING and bool(self._is_member_S[seq.slot])
+        return isinstance(seq, Sequence) and seq.state is DECODING and bool(self.is_member_S[seq.slot])
 
     @property
     def members(self) -> list[Sequence]:
@@ -87,7 +88,7 @@ class DraftSet(DecodeSet):
     @property
     def num_computed_S(self) -> Ints:
         """Computed tokens by slot [max_num_seqs]; 0 where no sequence decodes. A new array."""
-        return np.where(self._is_member_S, self.computed_S, 0)
+        return np.where(self.is_member_S, self.computed_S, 0)
 
     def admit(self, seq: Sequence) -> None:
         """Clears the counts of the slot of a sequence that has just been admitted."""
@@ -115,7 +116,7 @@ class DraftSet(DecodeSet):
         self.blocks_S[slot] = self._pool.blocks_for(num_computed) + seq.num_extra_blocks
         self._pool.num_extra_blocks -= seq.num_extra_blocks
         seq.num_extra_blocks = 0
-        self._is_member_S[slot] = True
+        self.is_member_S[slot] = True
         self._members = None
         self.size += 1
         self.num_context_tokens += num_computed
@@ -145,7 +146,7 @@ class DraftSet(DecodeSet):
         seq.num_unread = 0 if is_read else num_computed - self.num_readable(seq, has_decoded=False)
         seq.num_extra_blocks = int(self.blocks_S[slot]) - self._pool.blocks_for(num_computed)
         self._pool.num_extra_blocks += seq.num_extra_blocks
-        self._is_member_S[slot] = False
+        self.is_member_S[slot] = False
         self._members = None
         self.size -= 1
         self.num_context_tokens -= num_computed
@@ -168,7 +169,7 @@ class DraftSet(DecodeSet):
 
     def totals(self, drafts: DraftPlan, accepted: Ints) -> Ints:
         """Computes the computed tokens [iterations, sequences] after each iteration, without ends."""
-        totals: Ints = (accepted + 1).cumsum(axis=0)
+        totals: Ints = np.add.accumulate(accepted + 1, axis=0)
         totals += drafts.num_computed
         return totals
 
@@ -182,20 +183,25 @@ class DraftSet(DecodeSet):
 
         Returns the sequences that end; those after the first iteration must not end before the last one.
         """
-        slots = drafts.slots
-        after: Ints = drafts.num_computed + accepted.sum(axis=0) + len(accepted)
+        slots, last = drafts.slots, accepted[-1]
+        if len(accepted) == 1:
+            after: Ints = drafts.num_computed + last
+        else:
+            after = drafts.num_computed + np.add.reduce(accepted, axis=0)
+        after += len(accepted)
+        before_last: Ints = after - last
+        before_last -= 1
         end: Ints = self.num_computed_at_end(drafts)
         has_ended = after >= end
         ended: SequenceOf[Sequence] = ()
-        before_last: Ints = after - accepted[-1] - 1
         if has_ended.any():
             after = np.minimum(after, end)
             ended = [drafts.seqs[index] for index in np.flatnonzero(has_ended).tolist()]
-        self.num_context_tokens += int(after.sum()) - int(drafts.num_computed.sum())
+        self.num_context_tokens += int(np.add.reduce(after) - np.add.reduce(drafts.num_computed))
         if self.reads_late:
             self.last_S[:] = 0
             self.base_S[self.slots] = self.computed_S[self.slots]
-            self.base_S[slots] = before_last + 1 + drafts.num_drafts
+            self.base_S[slots] = before_last + (1 + drafts.num_drafts)
             self.computed_S[slots] = after
         else:
             self.computed_S[slots] = self.base_S[slots] = after

@@ -102,13 +102,13 @@ class DraftStep(StepMaker):
         slots = decodes.slots
         base = decodes.base_S[slots]
         num_tokens = decodes.drafts_S[slots] + 1
-        total = int(num_tokens.sum())
+        total = int(np.add.reduce(num_tokens))
         num_slots = self._rules.num_input_slots * (len(slots) - 1)
         end = base + num_tokens
-        if total + num_slots > self.tokens_left or int(end.max()) >= decodes.max_model_len:
+        if total + num_slots > self.tokens_left or np.maximum.reduce(end) >= decodes.max_model_len:
             return False
         num_new = self._num_new_blocks(slots, end)
-        num_blocks = int(num_new.sum())
+        num_blocks = int(np.add.reduce(num_new))
         if num_blocks > pool.num_free and not self._state.make_room(num_blocks):
             return False
         if num_blocks:

@@ -12,9 +12,12 @@ from policies.core.sequence import Sequence
 from policies.core.view import StepView
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
+from policies.speculation.fixed import Fixed
 from policies.speculation.view import AcceptanceCounts, DraftView
 from policies.user_code.decisions import checked_draft_lengths
 
+MAX_UNCOUNTED = 256
+"""Number of steps after which acceptances are counted that no policy has asked for."""
 NUM_COUNTS = 5  # per sequence: passes, draft tokens, accepted ones, misses in a row, output tokens
 
 
@@ -33,14 +36,26 @@ class DraftWatch:
         self._decodes = decodes
         self._reads_late = reads_late
         self._shapes = Shapes(speculation.proposer)
-        self.acceptance = AcceptanceCounts.zero(self._shapes.max_depth)
-        """Acceptance by place, of all passes that have been read."""
+        self._acceptance = AcceptanceCounts.zero(self._shapes.max_depth)
+        self._uncounted: list[tuple[Ints, Ints]] = []  # depth [sequences], accepted [iterations, sequences]
         self._view = DraftView(
-            self._shapes.max_depth, self.acceptance, view.num_blocks, speculation.estimate, speculation.tpot_s
+            self._shapes.max_depth,
+            self._acceptance,
+            view.num_blocks,
+            speculation.estimate,
+            speculation.tpot_s,
         )
         self._reads_sequences = self._policy.reads_sequences
+        self._is_fixed = isinstance(self._policy, Fixed)  # it reads no acceptance
         self._counts: dict[int, tuple[Ints, float]] = {}  # by request id: counts, time of the first token
         self._unread: list[tuple[DraftPlan, Ints]] = []
+
+    @property
+    def acceptance(self) -> AcceptanceCounts:
+        """Acceptance by place, of all passes that have been read."""
+        if self._uncounted:
+            self._count_all()
+        return self._acceptance
 
     def decide(self, plan: StepPlan, drafts: DraftPlan, now: float) -> None:
         """Sets the draft tokens for the next passes of the sequences that get a token in a plan."""
@@ -54,6 +69,8 @@ class DraftWatch:
         view.num_free_blocks = step_view.num_free_blocks
         view.sequences = seqs
         view.num_context_tokens = plan.num_decode_context_tokens + sum(seq.num_known for seq in completing)
+        if self._uncounted and not self._is_fixed:
+            self._count_all()
         if self._reads_sequences:
             self._show_sequences(view, seqs)
         num_levels = self._choose(view)
@@ -88,16 +105,24 @@ class DraftWatch:
         self._unread = [(drafts, outcome.accepted[num_read:])] if self._reads_late else []
 
     def _count(self, drafts: DraftPlan, accepted: Ints) -> None:
-        total, num_iterations = self.acceptance, len(accepted)
-        has_drafts = drafts.depth > 0
-        num_places = len(total.accepted)
-        reached = np.bincount(accepted[:, has_drafts].ravel(), minlength=num_places + 1)[: num_places + 1]
-        drafted = np.bincount(drafts.depth[has_drafts], minlength=num_places + 1)[: num_places + 1]
-        total.accepted += reached[:0:-1].cumsum()[::-1]
-        total.drafted += num_iterations * drafted[:0:-1].cumsum()[::-1]
-        total.num_passes += num_iterations * int(has_drafts.sum())
+        self._uncounted.append((drafts.depth, accepted))
+        if len(self._uncounted) >= MAX_UNCOUNTED:
+            self._count_all()
         if self._reads_sequences:
             self._count_sequences(drafts, accepted)
+
+    def _count_all(self) -> None:
+        """Counts the passes that have been read by place, many at once."""
+        uncounted, self._uncounted = self._uncounted, []
+        accepted = np.concatenate([each.ravel() for _, each in uncounted])
+        depth = np.concatenate([np.broadcast_to(each, passes.shape).ravel() for each, passes in uncounted])
+        total, has_drafts = self._acceptance, depth > 0
+        num_places = len(total.accepted)
+        reached = np.bincount(accepted[has_drafts], minlength=num_places + 1)[: num_places + 1]
+        drafted = np.bincount(depth[has_drafts], minlength=num_places + 1)[: num_places + 1]
+        total.accepted += reached[:0:-1].cumsum()[::-1]
+        total.drafted += drafted[:0:-1].cumsum()[::-1]
+        total.num_passes += int(np.count_nonzero(has_drafts))
 
     def _count_sequences(self, drafts: DraftPlan, accepted: Ints) -> None:
         num_iterations = len(accepted)
