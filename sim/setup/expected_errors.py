@@ -108,6 +108,7 @@ def never_compared(pool: PoolSettings) -> list[str]:
     batching = BATCHING.get(pool.engine.family or "")
     found = {
         "LoRA adapters": pool.lora is not None or pool.adapters is not None,
+        "speculative decoding": pool.speculation is not None,
         "pipeline parallelism": pool.pipeline_parallel_size > 1,
         "context parallelism": pool.context_parallel_size > 1,
         "sequence parallelism": pool.sequence_parallel,

@@ -177,6 +177,6 @@ def speculation_notes(proposer: Proposer, host: HostOverhead) -> Iterator[str]:
     """Yields the notes on a pool whose sequences speculate. host: as set."""
     if host.overlapped and not proposer.rules.overlaps:
         yield (
-            f"speculation={proposer.method}: drafts need the tokens of a step before the next one is "
-            "planned, so the engine schedules synchronously, although engine.host.overlapped=true."
+            f"speculation={proposer.method}: is not run with asynchronous scheduling, so the engine "
+            "schedules synchronously, although engine.host.overlapped=true."
         )

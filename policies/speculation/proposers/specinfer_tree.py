@@ -19,7 +19,8 @@ from policies.speculation.tree import TokenTree
 class SpecinferTree:
     """Drafts the likeliest widths[i] continuations of every node of level i, by one or several small models.
 
-    Several models, of which each drafts one sequence, make a tree with their number as the first width.
+    Several models, of which each drafts one sequence, make a tree with their number as the first width and
+    ones behind it.
     """
 
     method: ClassVar[str] = "specinfer_tree"

@@ -22,6 +22,7 @@ from hwmodels.levels.rooflines import Replica
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
+from hwmodels.speculation.several import SeveralDrafts
 
 IDLE = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
 QUICK = {"start_s": 0.0, "step_s": 0.0}
@@ -71,6 +72,13 @@ DRAFTS = {
     "heads": ("llama2_7b", lambda _: HeadDraft(), 1),
     "layers skipped": ("llama2_7b", lambda _: SkipDraft(num_layers=20), 1),
     "host": ("llama2_7b", lambda _: HostDraft(start_s=1e-4, sequence_s=1e-5, kilotoken_s=3e-5), 1),
+    "several": (
+        "llama2_7b",
+        lambda models: SeveralDrafts(
+            drafts={name: ModelDraft(model=models[name]) for name in ("llama_68m", "llama_160m")}
+        ),
+        2,
+    ),
     "rows": ("llama2_7b", lambda _: PassDraft(extra_tokens=60), 1),
 }
 LAYOUTS = {

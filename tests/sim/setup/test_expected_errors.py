@@ -109,6 +109,7 @@ def test_features_that_no_measured_row_has_are_named():
         (["scheduling=mlfq"], ["scheduling=mlfq"]),
         (["batching=sarathi"], []),
         (["engine=sglang"], []),
+        (["speculation=eagle3"], ["speculative decoding"]),
         (["engine=tensorrt_llm"], []),
         (["engine=sglang", "batching=chunked", "scheduling=fcfs"], ["batching=chunked"]),
     ],
