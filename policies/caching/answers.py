@@ -30,11 +30,19 @@ class Answers:
         self._offer_now = offer
         self._block_size = block_size
         self._writers: dict[int, dict[int, Sequence]] = {}
+        self.num_shared = 0
+        """Number of answers that several sequences generate."""
 
     def begin(self, seq: Sequence) -> None:
         """Adds an admitted sequence with a content id for its answer, unless it has several."""
         if seq.request.branching is None:
-            self._writers.setdefault(seq.kv.path[-1][0], {})[seq.request_id] = seq
+            writers = self._writers.setdefault(seq.kv.path[-1][0], {})
+            writers[seq.request_id] = seq
+            self.num_shared += len(writers) == 2
+
+    def is_shared(self, seq: Sequence) -> bool:
+        """Returns whether other running sequences generate the answer of a sequence, too."""
+        return len(self._writers.get(seq.kv.path[-1][0], ())) > 1
 
     def offer(self, seq: Sequence) -> None:
         """Offers what a sequence and those with an equal answer have generated, if there are any."""
@@ -53,6 +61,7 @@ class Answers:
             return
         self._offer_all(writers, seq, num_full)
         del writers[seq.request_id]
+        self.num_shared -= len(writers) == 1
 
     def offer_for(self, path: list[PathPart], num_blocks: int) -> bool:
         """Offers what a lookup of the first num_blocks blocks of a path can find.

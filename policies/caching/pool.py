@@ -117,6 +117,14 @@ class BlockPool:
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
         """Receives the engine's count of the tokens of a running sequence that are known and computed."""
 
+    @property
+    def needs_offers(self) -> bool:
+        """True if decoded tokens must be offered once they are known: their order matters to lookups."""
+        return False
+
+    def offer_known(self, seq: Sequence, num_tokens: int) -> None:
+        """Offers the first num_tokens tokens of a decoding sequence; see `needs_offers`."""
+
     def offer_generated(self, seq: Sequence) -> None:
         """Offers the known tokens of a running sequence and of those with an equal answer; see `watch`."""
 

@@ -11,7 +11,7 @@ from policies.caching.pins import Pins
 from policies.caching.pool import BlockPool
 from policies.caching.runs import Holding, Run, Runs
 from policies.core.request import Request
-from policies.core.sequence import LOADING, PREFILLING, Sequence
+from policies.core.sequence import PREFILLING, Sequence
 
 MAX_PENDING_EVICTIONS = 512
 """Number of delayed evictions after which whole runs are evicted."""
@@ -53,10 +53,22 @@ class PrefixPool(BlockPool):
         if self._answers is not None:
             self._answers.offer(seq)
 
+    @property
+    def needs_offers(self) -> bool:
+        return bool(self._unsettled) or (self._answers is not None and self._answers.num_shared > 0)
+
+    def offer_known(self, seq: Sequence, num_tokens: int) -> None:
+        num_full = num_tokens // self.block_size
+        if seq.request_id in self._unsettled:
+            num_prompt = seq.num_prompt_tokens // self.block_size
+            self._offer_now(seq, min(num_full, num_prompt))
+            if num_full >= num_prompt:
+                del self._unsettled[seq.request_id]
+        if self._answers is not None and self._answers.is_shared(seq):
+            self._offer_now(seq, num_full)
+
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
-        if self._unsettled:
-            self._offer_settled()
         limit = (seq.stored_known - 1) // self.block_size
         if self._answers is not None and self._answers.offer_for(held.path, limit):
             self.awaits_answer = True
@@ -245,18 +257,6 @@ class PrefixPool(BlockPool):
         if self._answers is not None and self._answers.offer_before(seq):
             self.awaits_answer = True
         self._offer_now(seq, num_full)
-
-    def _offer_settled(self) -> None:
-        """Offers blocks of prompts whose tokens have become final since they were computed."""
-        assert self._answers is not None
-        for seq in sorted(self._unsettled.values(), key=lambda seq: (-seq.num_computed, seq.admission)):
-            if seq.state is PREFILLING or seq.state is LOADING:
-                continue
-            num_prompt = seq.num_prompt_tokens // self.block_size
-            num_full = self._answers.num_readable(seq) // self.block_size
-            self._offer_now(seq, min(num_full, num_prompt))
-            if num_full >= num_prompt:
-                del self._unsettled[seq.request_id]
 
     def _offer_now(self, seq: Sequence, num_full: int) -> None:
         """Gives the first num_full blocks of a sequence their contents, as far as they have none."""

@@ -20,7 +20,7 @@ from policies.core.engine import EngineCore
 from policies.core.limits import Bounds, RejectedError, StopAfter
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Request
-from policies.core.sequence import DECODING, Sequence
+from policies.core.sequence import DECODING, ENDING, Sequence
 from policies.core.state import EngineState
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Speculation
@@ -197,6 +197,19 @@ class AsyncSpeculativeCore(SpeculativeCore, AsyncEngineCore):
         self.drafting.reads_late = True
         self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=True)
 
+    def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan, as `SpeculativeCore.commit` does."""
+        self._offer_read()
+        return super().commit(plan, outcome, now)
+
+    def _offer_read(self) -> None:
+        """Offers the tokens of the step before to the cache: now they are read."""
+        pool = self.block_pool
+        if pool.needs_offers:
+            for seq in self.running.values():
+                if seq.state is DECODING or seq.state is ENDING:
+                    pool.offer_known(seq, seq.num_computed - pool.num_reprefillable_tokens)
+
     def _may_compute_nothing(self) -> bool:
         """Returns whether a step without tokens is no error: reading those of the step before may make room.
 
@@ -204,6 +217,7 @@ class AsyncSpeculativeCore(SpeculativeCore, AsyncEngineCore):
         """
         decodes = self.drafting
         if (decodes.base_S > decodes.computed_S)[decodes.slots].any():
+            self._offer_read()
             decodes.rest()
             step = self._step
             assert isinstance(step, DraftStep)

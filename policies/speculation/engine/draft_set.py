@@ -167,6 +167,10 @@ class DraftSet(DecodeSet):
             return max(num_computed - num_last + has_decoded, int(self._first_S[seq.slot]))
         return num_computed + 1 if has_decoded else num_computed - max(num_last - 1, 0)
 
+    def read(self, seq: Sequence) -> None:
+        """Records that the step that is being planned has told a prefix cache the tokens that are known."""
+        self.last_S[seq.slot] = max(int(self.last_S[seq.slot]) - 1, 0) if self.reads_late else 0
+
     def totals(self, drafts: DraftPlan, accepted: Ints) -> Ints:
         """Computes the computed tokens [iterations, sequences] after each iteration, without ends."""
         totals: Ints = np.add.accumulate(accepted + 1, axis=0)

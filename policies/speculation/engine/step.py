@@ -116,7 +116,14 @@ class DraftStep(StepMaker):
             decodes.blocks_S[slots] += num_new
         self._all_decode = True
         self._spend_on(total, len(slots))
+        if pool.needs_offers:
+            for seq in decodes.members:
+                self._offer(seq)
         return True
+
+    def _offer(self, seq: Sequence) -> None:
+        """Offers the tokens of a sequence that this step decodes to the cache."""
+        self._pool.offer_known(seq, self.num_readable(seq, None))
 
     def _num_new_blocks(self, slots: Ints, num_tokens: Ints) -> Ints:
         """Counts the blocks that sequences need for so many tokens and the lookahead."""
@@ -165,6 +172,8 @@ class DraftStep(StepMaker):
         self._decoded[seq.request_id] = seq
         self._rows[seq.request_id] = num_drafts
         self._spend_on(1 + num_drafts)
+        if self._pool.needs_offers:
+            self._offer(seq)
         return True
 
     # Prompts.
@@ -188,7 +197,9 @@ class DraftStep(StepMaker):
             )
             max_num_tokens = self._cut_to_lookahead(seq, num_cached, max_num_tokens)
             self._num_rows_now = self._padding_of(seq, num_cached)
-            if self._num_rows_now and 1 + self._num_rows_now > self.tokens_left:
+            if max_num_tokens < 1 or 1 + self._num_rows_now > self.tokens_left:
+                if num_cached:
+                    self._hold = 1  # with a shorter hit, it has more tokens to compute and no padding
                 return self._refuse(Cause.budget)
         is_admitted = super().admit(seq, max_num_tokens, may_cut=may_cut)
         self._num_rows_now = 0
@@ -255,6 +266,8 @@ class DraftStep(StepMaker):
             self._decode_singly()
         has_tokens = request_id in self._decoded or any(chunk.seq is seq for chunk in self._chunks)
         num_rows = self._rows.pop(request_id, 0) + self._padded.pop(request_id, 0)
+        if seq.state is DECODING and has_tokens:
+            self._drafting.read(seq)
         super()._take_back(seq, swap)
         self._spend_on(-num_rows, -int(has_tokens))
 
@@ -273,7 +286,8 @@ class DraftStep(StepMaker):
         for request_id, num_rows in self._padded.items():
             drafts.pad(request_id, num_rows)
         self._state.complete(plan, self._decoded)
-        plan.horizon = 1 if plan.chunks or not self._all_decode else min(plan.horizon, MAX_HORIZON)
+        is_fixed = self._all_decode and not (plan.chunks or self._pool.needs_offers)
+        plan.horizon = min(plan.horizon, MAX_HORIZON) if is_fixed else 1
 
     def _drafts(self) -> DraftPlan:
         """Returns the draft tokens of the sequences that decode in this step."""

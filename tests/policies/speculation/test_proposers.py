@@ -88,7 +88,7 @@ def test_several_modules_compute_the_end_of_a_prompt_together(
 
 
 def test_modules_draft_in_turn() -> None:
-    with pytest.raises(ValueError, match=r"tokens=5: must be a multiple of num_\w+=3 or .*; nearest: 3"):
+    with pytest.raises(ValueError, match=r"tokens=5: must be a multiple of num_\w+=3, or .*; nearest: 3"):
         made(Mtp, num_speculative_tokens=5, num_nextn_predict_layers=3)
     with pytest.raises(ValueError, match="num_nextn_predict_layers=0: must be >= 1"):
         made(Mtp, num_speculative_tokens=5, num_nextn_predict_layers=0)
