@@ -54,7 +54,7 @@ class VerdictTable:
         self._owners[slot] = seq.request_id
         self._offset_S[slot] = 1 - seq.num_prompt_tokens
         self._num_positions[slot] = num_positions = seq._end_known - seq.num_prompt_tokens
-        self._next_S[slot] = self._place_SN[slot, 0] = -1
+        self._num_passes_S[slot] = 0
         if num_positions + 1 > self._accepted_SP.shape[1]:
             self._widen(num_positions + 1)
         verdicts = self._acceptance.verdicts(seq.request, self._seed, num_positions, self._proposer)
@@ -87,7 +87,8 @@ class VerdictTable:
             one: Ints = np.minimum(self._accepted_SP[slots, position], depth)[np.newaxis]
             return one
         first = self._next_S[slots]
-        is_known = (self._place_SN[slots, first] == position) & (self._depth_S[slots] == depth)
+        is_known = (first < self._num_passes_S[slots]) & (self._depth_S[slots] == depth)
+        is_known &= self._place_SN[slots, np.minimum(first, self._place_SN.shape[1] - 1)] == position
         if not is_known.all():
             self._walk(slots[~is_known], position[~is_known], depth[~is_known])
             first = self._next_S[slots]
