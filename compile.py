@@ -19,11 +19,13 @@ from setuptools import setup
 # little time.
 MODULES = (
     "policies/core/*.py",
+    "policies/speculation/engine/*.py",
     *(f"policies/caching/{name}.py" for name in ("pool", "prefix_pool", "runs", "content", "pins")),
     *("hwmodels/iterations/decodes.py", "hwmodels/assembly/whole_batches.py", "hwmodels/by_count.py"),
     *(f"sim/engine/{name}.py" for name in ("replica", "recorder", "intake", "running_step", "load_counts")),
     *(f"sim/engine/{name}.py" for name in ("lane_loop", "lane_replica")),
     *(f"sim/engine/{name}.py" for name in ("clock", "iteration_times", "shape", "last_tokens")),
+    *(f"sim/speculation/{name}.py" for name in ("replica", "recorder", "log")),
     "sim/cluster/gateway.py",
     *(f"sim/records/{name}.py" for name in ("events", "event_rows", "iterations", "requests")),
 )

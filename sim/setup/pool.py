@@ -23,11 +23,11 @@ from policies.scaling import Scaling
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLength
 from sim.engine.links import Links
+from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
 from sim.setup.speculation import check_budget, check_cache, check_length, speculative_core
 from sim.speculation.acceptance import Acceptance
-from sim.speculation.replica import SpeculativeReplica
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,10 +202,12 @@ class PoolSettings(Deployment):
         return Registry(served, self.model.name, self.adapter_memory())
 
     @property
-    def _make_replica(self) -> Callable[..., SpeculativeReplica] | None:
+    def _make_replica(self) -> Callable[..., Replica] | None:
         """Makes a replica that speculates; None: replicas do not."""
         if self.speculation is None or self.acceptance is None:
             return None
+        from sim.speculation.replica import SpeculativeReplica  # noqa: PLC0415 (most runs do not speculate)
+
         return partial(SpeculativeReplica, acceptance=self.acceptance, proposer=self.speculation)
 
     def core(

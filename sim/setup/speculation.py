@@ -15,7 +15,6 @@ from hwmodels.levels.rooflines import LatencyLevel, Replica
 from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
-from hwmodels.speculation.model import SpeculativeModel
 from policies.batching import Batching
 from policies.caching.eviction.future import FutureUses
 from policies.caching.pool import BlockPool
@@ -23,8 +22,6 @@ from policies.caching.settings import Caching, KvMemory, pool_of
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength, Proposer
-from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
-from policies.speculation.engine.drafts import Speculation
 
 KEY = "speculation"
 CARRYING_CACHES = "paged, prefix, radix or tiered"
@@ -144,6 +141,8 @@ def max_tokens_per_pass(proposer: Proposer | None) -> int:
 
 def with_drafts(base: IterationModel, proposer: Proposer, replica: Replica) -> IterationModel:
     """Returns the iteration model of a replica that speculates. Raises ValueError if it has no price."""
+    from hwmodels.speculation.model import SpeculativeModel  # noqa: PLC0415 (most runs do not speculate)
+
     tree = proposer.tree
     rows = 1 if tree is None else max(Counter(tree.depths).values())
     return SpeculativeModel(base, draft_of(proposer), replica, rows=rows)
@@ -161,6 +160,10 @@ def speculative_core(
 
     model: for policies that ask for the price of a pass.
     """
+    from hwmodels.speculation.model import SpeculativeModel  # noqa: PLC0415 (most runs do not speculate)
+    from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore  # noqa: PLC0415
+    from policies.speculation.engine.drafts import Speculation  # noqa: PLC0415
+
     assert isinstance(model, SpeculativeModel)
     speculation = Speculation(
         proposer=proposer, draft_length=draft_length, estimate=model.pass_seconds, tpot_s=tpot_s
