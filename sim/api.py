@@ -104,7 +104,7 @@ def simulate(
 
 def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) -> Result:
     """Simulates one config. objects: root key -> the object that replaces its node. Raises ConfigError."""
-    cfg = composed(source, overrides)
+    cfg = composed(source, overrides, replaced=objects)
     for key, value in objects.items():
         if key not in cfg:
             raise ConfigError(f"{key}={type(value).__name__}: an object can only replace a key at the root")

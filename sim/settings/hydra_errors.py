@@ -5,7 +5,7 @@ name. The details are read from the fields of the exceptions or, where these are
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,23 +56,35 @@ def explained(
         raise explain(error, overrides, source) from error
 
 
-def composed(source: ConfigSource, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-    """Composes the config with these overrides. Raises ConfigError."""
+def composed(
+    source: ConfigSource,
+    overrides: Sequence[str],
+    *,
+    with_hydra: bool = False,
+    replaced: Collection[str] = (),
+) -> DictConfig:
+    """Composes the config with these overrides. Raises ConfigError.
+
+    replaced: root keys whose nodes the caller replaces by objects.
+    """
     with explained(source, overrides):
         cfg = source.compose(overrides, with_hydra=with_hydra)
-    check_edits(cfg, overrides, source)
+    check_edits(cfg, overrides, source, replaced)
     return cfg
 
 
-def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource) -> None:
+def check_edits(
+    cfg: DictConfig, overrides: Sequence[str], source: ConfigSource, replaced: Collection[str] = ()
+) -> None:
     """Raises ConfigError for overrides that compose but have no effect or break the config.
 
     These are `+key=value` with a key that no code reads (keys below a `_target_` are checked by `build`),
     `key=choice` where the choice must be written with its group, and `~key` with a root key, because the
-    commands read all root keys.
+    commands read all root keys. Prints a note for settings that the run does not use.
+    replaced: see `composed`.
     """
     check_nodes(cfg, overrides, source)
-    note_unused(cfg, overrides)
+    note_unused(cfg, overrides, replaced)
     groups = find_groups(source.dirs)
     for key, group in GROUP_OF.items():
         if key in cfg and not isinstance(cfg[key], DictConfig):

@@ -34,7 +34,8 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
     replaces its node.
     """
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in NOT_OF_A_SCENARIO}
-    settings |= {key: cfg[key] or None for key in OPTIONAL} | _without_speculation(cfg)
+    settings |= {key: cfg[key] or None for key in OPTIONAL}
+    settings |= _unused(objects.get("speculation", cfg["speculation"]))
     settings["storage"] = build_as(Storage, cfg["storage"], "storage")
     settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg["pools"].items()}
     settings["kv_transfer"] = build_as(KvTransferSettings, cfg["kv_transfer"], "kv_transfer")
@@ -47,15 +48,15 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
 
 def _build_pool(cfg: Mapping[Any, Any], where: str) -> PoolSettings:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
-    settings |= {key: cfg[key] or None for key in OPTIONAL if key in cfg} | _without_speculation(cfg)
+    settings |= {key: cfg[key] or None for key in OPTIONAL if key in cfg} | _unused(cfg["speculation"])
     settings["storage"] = build_as(Storage, cfg["storage"], f"{where}.storage")
     pool: PoolSettings = build_as(PoolSettings, with_layout(settings), where)
     return pool
 
 
-def _without_speculation(cfg: Mapping[Any, Any]) -> dict[str, None]:
-    """Returns the settings of speculation, none of which is built if nothing drafts."""
-    return {} if cfg["speculation"] else dict.fromkeys(ONLY_WITH_SPECULATION)
+def _unused(speculation: object) -> dict[str, None]:
+    """Returns the groups that are not built if nothing drafts, as settings."""
+    return {} if speculation else dict.fromkeys(ONLY_WITH_SPECULATION)
 
 
 def build_run(

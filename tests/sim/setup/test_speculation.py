@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from hwmodels.speculation.draft import LayerDraft
+from hwmodels.speculation.draft import HostDraft, LayerDraft
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
+from policies.speculation.proposers.ngram import Ngram
+from sim.api import simulate
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, first_comment
 from sim.settings.errors import ConfigError
@@ -290,3 +292,11 @@ def test_no_bound_on_latency_excludes_what_speculation_can_reach():
     assert with_drafts.ttft_s == pytest.approx(alone.ttft_s)
     slo = plain.slo
     assert decode_token_seconds(model, 1, slo, 4) == decode_token_seconds(model, 1, slo) / 4
+
+
+def test_an_object_of_ones_own_is_built_with_draft_length_and_acceptance(capsys):
+    proposer = Ngram(draft=HostDraft(), num_speculative_tokens=2)
+    run = ("workload=poisson", "workload.num_requests=2", "model=smollm2_135m")
+    result = simulate(*run, speculation=proposer, acceptance__rate=0.53)
+    assert any(note.startswith("speculation=ngram: is not run") for note in result.summary["notes"])
+    assert capsys.readouterr().err == ""
