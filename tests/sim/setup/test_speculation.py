@@ -64,7 +64,8 @@ def test_the_draft_of_a_model_is_chosen_with_the_model():
     """Llama-3.1-8B has a published EAGLE-3 layer; one of Llama-3.2-3B has the model's widths."""
     published = build("speculation=eagle3").speculation
     assert published.model == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-    assert published.draft == LayerDraft(kind="eagle3", vocab_size=32000, intermediate_size=14336)
+    layer = LayerDraft(kind="eagle3", vocab_size=32000, intermediate_size=14336, step_s=1e-3)
+    assert published.draft == layer
     other = build("speculation=eagle3", "model=llama3_2_3b").speculation
     assert (other.model, other.draft.intermediate_size) == (None, None)
 
