@@ -57,7 +57,8 @@ CHUNKS_ROW = np.dtype(
 )
 QUEUED: Final = 1
 CHUNKS: Final = 2
-_PACK: Final = Struct("=2d2q8I").pack
+pack_row: Final = Struct("=2d2q8I").pack
+"""Packs the fields of `ROW`."""
 _PACK_QUEUE: Final = Struct("=3i").pack
 _PACK_CHUNKS: Final = Struct("=q3i2qi").pack
 _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
@@ -72,6 +73,11 @@ class _TimePackers(dict[int, Callable[..., bytes]]):
 
 
 _PACK_TIMES: Final = _TimePackers()
+
+
+def pack_times(times_s: list[float]) -> bytes:
+    """Packs times, in seconds."""
+    return _PACK_TIMES[len(times_s)](*times_s)
 
 
 class Step(Protocol):
@@ -157,7 +163,7 @@ class IterationLog:
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
             self._add_queue(plan, core)
             more += QUEUED
-        self._rows += _PACK(
+        self._rows += pack_row(
             step.start_s,
             emitted_s,
             plan.num_decode_context_tokens,
@@ -191,7 +197,7 @@ class IterationLog:
         self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
         if num_iterations > 1:
             self._blocks_due += decodes.blocks_due_by_phase
-        self._rows += _PACK(
+        self._rows += pack_row(
             start_s,
             emitted_s,
             num_held,
@@ -236,7 +242,7 @@ class IterationLog:
             self._blocks_due += decodes.blocks_due_by_phase
         context = decodes.num_context_tokens + num_decodes if num_decodes else 0
         counts = (context, num_held, decodes.clock, num_iterations, num_apart, num_decodes, num_decodes)
-        self._rows += _PACK(start_s, emitted_s, *counts, num_running, num_blocks_used, more)
+        self._rows += pack_row(start_s, emitted_s, *counts, num_running, num_blocks_used, more)
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
 

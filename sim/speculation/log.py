@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from struct import Struct
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from policies.core.engine import EngineCore
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.running_step import RunningStep
-from sim.records.iterations import CHUNKS, QUEUED, ROW, Gaps, IterationLog
+from sim.records.iterations import CHUNKS, QUEUED, Gaps, IterationLog, pack_row, pack_times
 from sim.records.mapped_buffers import MappedBuffers
 
 DRAFT_COLUMNS = (
@@ -26,20 +27,30 @@ DRAFT_COLUMNS = (
 """
 
 
+_PLAN_COLUMNS: Final = (
+    *("draft_tokens", "draft_seqs", "draft_steps", "drafted_tokens"),
+    *("draft_passes", "verified_tokens"),
+)
+"""Columns with the same number in all iterations of a plan."""
+_PASS_COLUMNS: Final = (
+    *("decode_context_tokens", "kv_blocks_used"),
+    *("draft_pairs", "accepted_tokens", "kept_tokens"),
+)
+"""Columns with a number of their own in each iteration."""
+_PACK: Final = Struct(f"={1 + len(_PLAN_COLUMNS)}q").pack
+
+
 class DraftLog(IterationLog):
-    """The iterations of one replica that speculates, one row per iteration."""
+    """The iterations of one replica that speculates."""
 
     def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
         super().__init__(replica, block_size, serves_adapters)
-        self._drafts = bytearray()
+        self._no_blocks_due = bytes(4 * block_size)
+        self._drafts = bytearray()  # per row: iterations, `_PLAN_COLUMNS`
+        self._passes = bytearray()  # per row, for each of `_PASS_COLUMNS` one number per iteration
         self._buffers = MappedBuffers(
-            self._rows,
-            self._ends_s,
-            self._blocks_due,
-            self._queues,
-            self._chunks,
-            self._adapters,
-            self._drafts,
+            *(self._rows, self._ends_s, self._blocks_due, self._queues, self._chunks, self._adapters),
+            *(self._drafts, self._passes),
         )
 
     @property
@@ -59,7 +70,7 @@ class DraftLog(IterationLog):
         kept: Ints,
         num_blocks: Ints,
     ) -> None:
-        """Logs iterations that are about to be committed, each as a row.
+        """Logs iterations that are about to be committed.
 
         accepted, computed [iterations, sequences]: accepted draft tokens, and computed tokens before. kept:
         draft tokens that stay, by iteration. num_blocks: KV blocks in use. Others as for `IterationLog.add`.
@@ -81,44 +92,45 @@ class DraftLog(IterationLog):
         more = CHUNKS if plan.chunks else 0
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
             more += QUEUED
-            for _ in ends_s:
-                self._add_queue(plan, core)
+            self._add_queue(plan, core)
         if self.serves_adapters:
-            for _ in ends_s:
-                self._add_use(plan)
-        self._ends_s += np.array(ends_s).tobytes()
-        new = np.empty(num_iterations, ROW)
-        new["start_s"][0], new["emitted_s"][0], new["num_apart"][0] = step.start_s, emitted_s, num_apart
-        new["start_s"][1:] = new["emitted_s"][1:] = ends_s[:-1]
-        new["num_apart"][1:] = new["clock"] = new["num_widening"] = 0
-        new["num_iterations"] = 1
-        new["decode_context_tokens"] = contexts
-        new["kv_tokens_used"] = contexts + others
-        new["decode_seqs"], new["running"], new["more"] = num_seqs, len(core.running), more
-        new["kv_blocks_used"] = num_blocks[:num_iterations]
-        self._rows += new.tobytes()
+            self._add_use(plan)
+        self._ends_s += pack_times(ends_s)
+        if num_iterations > 1:
+            self._blocks_due += self._no_blocks_due
+        context, blocks = int(contexts[0]), int(num_blocks[0])
+        counted = (num_iterations, num_apart, 0, num_seqs, len(core.running), blocks, more)
+        self._rows += pack_row(step.start_s, emitted_s, context, context + others, 0, *counted)
         num_next = drafts.next_drafts
-        made = np.empty((num_iterations, len(DRAFT_COLUMNS)), np.int64)
-        made[:, 0] = drafts.num_tokens
-        made[:, 1] = pairs
-        made[:, 2] = np.count_nonzero(num_next)
-        made[:, 3] = num_next.max(initial=0)
-        made[:, 4] = np.add.reduce(num_next)
-        made[:, 5] = np.count_nonzero(counts)
-        made[:, 6] = np.dot(rows, counts)
-        made[:, 7] = np.add.reduce(accepted, axis=1)
-        made[:, 8] = kept
-        self._drafts += made.tobytes()
+        made = np.count_nonzero(num_next), int(num_next.max(initial=0)), int(np.add.reduce(num_next))
+        judged = np.count_nonzero(counts), int(np.dot(rows, counts))
+        self._drafts += _PACK(num_iterations, drafts.num_tokens, *made, *judged)
+        for column in (contexts, num_blocks[:num_iterations], pairs, np.add.reduce(accepted, axis=1), kept):
+            self._passes += column.tobytes()
         if more & CHUNKS:
-            self._add_chunks(step, core, int(new["kv_tokens_used"][0]), int(num_blocks[0]))
+            self._add_chunks(step, core, context + others, blocks)
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
 
     def expand(self, columns: dict[str, NDArray[Any]], gaps: Gaps) -> int:
         """Fills the columns as `IterationLog.expand` does, and those of drafts."""
-        drafts = self._buffers.take(self._drafts, np.int64).reshape(-1, len(DRAFT_COLUMNS))
+        plans = self._buffers.take(self._drafts, np.int64).reshape(-1, 1 + len(_PLAN_COLUMNS))
+        passes = self._buffers.take(self._passes, np.int64)
+        num = plans[:, 0]
         num_gaps = super().expand(columns, gaps)
-        for name, column in zip(DRAFT_COLUMNS, drafts.T, strict=True):
+        for name, column in zip(_PLAN_COLUMNS, plans.T[1:], strict=True):
+            columns[name][:] = np.repeat(column, num)
+        columns["sampled_seqs"] += columns["draft_tokens"].astype(np.int32)
+        # The numbers of a row are in the order of _PASS_COLUMNS, of each one per iteration.
+        num_columns = len(_PASS_COLUMNS)
+        first = np.repeat((np.cumsum(num) - num) * num_columns, num)
+        index = np.arange(len(first)) - np.repeat(np.cumsum(num) - num, num) + first
+        own = [passes[index + np.repeat(num, num) * place] for place in range(num_columns)]
+        grown = own[0] - columns["decode_context_tokens"]
+        has_chunks = columns["prefill_seqs"] > 0
+        columns["kv_tokens_used"] += np.where(has_chunks, 0, grown)
+        columns["decode_context_tokens"] += grown
+        columns["kv_blocks_used"][:] = np.where(has_chunks, columns["kv_blocks_used"], own[1])
+        for name, column in zip(_PASS_COLUMNS[2:], own[2:], strict=True):
             columns[name][:] = column
-        columns["sampled_seqs"] += drafts[:, 0].astype(np.int32)
         return num_gaps

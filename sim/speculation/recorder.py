@@ -57,7 +57,7 @@ class DraftRecorder(Recorder):
         computed = self.computed[: step.num_iterations]
         kept = np.add.reduce(accepted, axis=1)
         if drafts.seqs:  # an answer may end before the last token of a pass
-            surplus = computed[-1] + accepted[-1] + 1 - core.drafting.num_computed_at_end(drafts)
+            surplus = computed[-1] + accepted[-1] + 1 - drafts.end
             kept[-1] -= np.add.reduce(np.maximum(surplus, 0))
         log.add_passes(
             step,
@@ -69,7 +69,7 @@ class DraftRecorder(Recorder):
             kept=kept,
             num_blocks=self.num_blocks + core.block_pool.num_used,
         )
-        core.take_blocks_of(plan, accepted)
+        core.take_blocks_of(plan, step.num_iterations)
         self._verdicts.ran(drafts, step.num_iterations)
         if drafts.seqs:
             tokens.last_decode_s = step.end_s

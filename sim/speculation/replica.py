@@ -61,7 +61,7 @@ class SpeculativeReplica(Replica):
             return [float(start_s + factors * self.pool.model.seconds(first_shape(plan, drafts)))]
         computed = np.empty_like(recorder.accepted)
         computed[0] = drafts.num_computed
-        computed[1:] = core.drafting.totals(drafts, accepted[: num_iterations - 1])
+        computed[1:] = drafts.totals[: num_iterations - 1]
         recorder.computed = computed
         durations_s = np.asarray(self.pool.model.seconds(shapes(plan, drafts, computed)))
         if self._factors is not None:

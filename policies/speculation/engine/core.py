@@ -149,32 +149,27 @@ class SpeculativeCore(EngineCore):
             return 1, drafts.num_new_blocks
         decodes, step = self.drafting, self._step
         assert isinstance(step, DraftStep)
-        totals = decodes.totals(drafts, accepted)
+        drafts.totals = totals = decodes.totals(drafts, accepted)
         base = decodes.bases(drafts, totals)
-        num_blocks = step.blocks_of(drafts, base)
+        drafts.num_blocks = num_blocks = step.blocks_of(drafts, base)
         pool = self.block_pool
         used = np.add.reduce(num_blocks, axis=1) - int(np.add.reduce(decodes.blocks_S[drafts.slots]))
         has_room = used <= pool.num_free_without_copy
         has_room &= (base + 1 + drafts.num_drafts).max(axis=1) < decodes.max_model_len
         num_iterations = len(accepted) if has_room.all() else max(int(np.argmin(has_room)), 1)
-        has_ended = (totals[:num_iterations] >= decodes.num_computed_at_end(drafts)).any(axis=1)
+        has_ended = (totals[:num_iterations] >= drafts.end).any(axis=1)
         if has_ended.any():
             num_iterations = int(np.argmax(has_ended)) + 1
         drafts.num_new_blocks = used[:num_iterations]
         return num_iterations, drafts.num_new_blocks
 
-    def take_blocks_of(self, plan: StepPlan, accepted: Ints) -> None:
-        """Takes the KV blocks of the iterations after the first; accepted: the draft tokens of all."""
+    def take_blocks_of(self, plan: StepPlan, num_iterations: int) -> None:
+        """Takes the KV blocks of the iterations after the first, which `num_iterations_of` has found."""
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
-        if len(accepted) < 2:
-            return
-        decodes, step = self.drafting, self._step
-        assert isinstance(step, DraftStep)
-        base = decodes.bases(drafts, decodes.totals(drafts, accepted))[-1:]
-        num_blocks = step.blocks_of(drafts, base)[0]
-        self.block_pool.take(int((num_blocks - decodes.blocks_S[drafts.slots]).sum()))
-        decodes.blocks_S[drafts.slots] = num_blocks
+        if num_iterations > 1:
+            self.block_pool.take(int(drafts.num_new_blocks[num_iterations - 1]))
+            self.drafting.blocks_S[drafts.slots] = drafts.num_blocks[num_iterations - 1]
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
         """Returns the blocks of further iterations, which `num_iterations_of` has found."""

@@ -61,7 +61,8 @@ class DraftSet(DecodeSet):
         self.last_S = np.zeros(max_num_seqs, np.int64)
         """Tokens of the last pass, until the scheduler has read them; see `leave`."""
         self._first_S = np.zeros(max_num_seqs, np.int64)  # computed tokens before the first pass
-        self._end_S = np.zeros(max_num_seqs, np.int64)
+        self.end_S = np.zeros(max_num_seqs, np.int64)
+        """Known tokens with which the sequence ends."""
         self.is_member_S = np.zeros(max_num_seqs, bool)
         """Whether the slot is that of a member."""
         self._members: list[Sequence] | None = []
@@ -109,7 +110,7 @@ class DraftSet(DecodeSet):
         seq.state = DECODING
         seq.growth = growth
         self.computed_S[slot] = self.base_S[slot] = num_computed
-        self._end_S[slot] = seq._end_known
+        self.end_S[slot] = seq._end_known
         if not was_paused:
             self.last_S[slot] = int(self.reads_late)  # its first token
             self._first_S[slot] = num_computed
@@ -124,11 +125,11 @@ class DraftSet(DecodeSet):
     def stay(self, seq: Sequence) -> None:
         """Keeps a member that has just ended for one more pass, whose tokens are discarded."""
         seq._end_known += 1
-        self._end_S[seq.slot] = seq._end_known
+        self.end_S[seq.slot] = seq._end_known
 
     def expect_end(self, seq: Sequence) -> None:
         """Sets the end of a member."""
-        self._end_S[seq.slot] = seq._end_known
+        self.end_S[seq.slot] = seq._end_known
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Removes a member; its token counts are written back to it, and its state becomes `state`.
@@ -177,11 +178,6 @@ class DraftSet(DecodeSet):
         totals += drafts.num_computed
         return totals
 
-    def num_computed_at_end(self, drafts: DraftPlan) -> Ints:
-        """Returns the computed tokens with which each sequence of a plan ends."""
-        end: Ints = self._end_S[drafts.slots] - 1
-        return end
-
     def advance_by(self, drafts: DraftPlan, accepted: Ints) -> list[Sequence]:
         """Advances the sequences of a plan by accepted [iterations, sequences] draft tokens and one each.
 
@@ -195,11 +191,10 @@ class DraftSet(DecodeSet):
         after += len(accepted)
         before_last: Ints = after - last
         before_last -= 1
-        end: Ints = self.num_computed_at_end(drafts)
-        has_ended = after >= end
+        has_ended = after >= drafts.end
         ended: SequenceOf[Sequence] = ()
         if has_ended.any():
-            after = np.minimum(after, end)
+            after = np.minimum(after, drafts.end)
             ended = [drafts.seqs[index] for index in np.flatnonzero(has_ended).tolist()]
         self.num_context_tokens += int(np.add.reduce(after) - np.add.reduce(drafts.num_computed))
         if self.reads_late:

@@ -66,14 +66,15 @@ class DraftPlan:
     """The draft tokens of a plan, per sequence that decodes, and the numbers of those for the next pass.
 
     seqs: sequences that decode, in the order of admission. slots, num_computed, base: their slots, computed
-    tokens, and computed tokens as the scheduler counts them (async_engine.py). num_drafts: draft tokens of
-    each, in whole levels; depth: most of them that can be accepted. next_drafts: draft tokens to make for the
-    next pass of each of `next_seqs`: these sequences, then those that complete their prefill.
+    tokens, and computed tokens as the scheduler counts them (async_engine.py). end: computed tokens with
+    which each ends. num_drafts: draft tokens of each, in whole levels; depth: most of them that can be
+    accepted. next_drafts: draft tokens to make for the next pass of each of `next_seqs`: these sequences,
+    then those that complete their prefill.
     """
 
     __slots__ = (
-        "base", "depth", "next_drafts", "next_seqs", "num_computed", "num_drafts", "num_new_blocks",
-        "num_tokens", "padded", "seqs", "slots",
+        "base", "depth", "end", "next_drafts", "next_seqs", "num_blocks", "num_computed", "num_drafts",
+        "num_new_blocks", "num_tokens", "padded", "seqs", "slots", "totals",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +83,7 @@ class DraftPlan:
         slots: Ints,
         num_computed: Ints,
         base: Ints,
+        end: Ints,
         num_drafts: Ints,
         depth: Ints,
     ) -> None:
@@ -89,16 +91,22 @@ class DraftPlan:
         self.slots = slots
         self.num_computed = num_computed
         self.base = base
+        self.end = end
         self.num_drafts = num_drafts
         self.depth = depth
         self.padded: dict[int, int] = {}
         """Rows without a draft token of requests that have just been admitted, by request id."""
-        self.num_tokens = int(num_drafts.sum())
+        self.num_tokens = int(np.add.reduce(num_drafts))
         """Number of draft tokens and padding rows that one iteration computes."""
         self.next_seqs: SequenceOf[Sequence] = seqs
         self.next_drafts = num_drafts
+        # What `SpeculativeCore.num_iterations_of` finds, if the plan is repeated, by iteration.
         self.num_new_blocks: Ints = NO_BLOCKS
-        """KV blocks that repeated iterations take, summed, by iteration; the first has its blocks."""
+        """KV blocks that repeated iterations take, summed; the first has its blocks."""
+        self.num_blocks: Ints = NO_BLOCKS
+        """KV blocks of each sequence [iterations, sequences]."""
+        self.totals: Ints = NO_BLOCKS
+        """Computed tokens of each sequence after an iteration [iterations, sequences]."""
 
     def pad(self, request_id: int, num_rows: int) -> None:
         """Adds rows without a draft token to a request that has one token to compute."""
@@ -108,7 +116,7 @@ class DraftPlan:
     def part(self, kept: Ints) -> DraftPlan:
         """Returns the draft tokens of some of the sequences, by their numbers."""
         seqs = [self.seqs[index] for index in kept.tolist()]
-        arrays = (self.slots, self.num_computed, self.base, self.num_drafts, self.depth)
+        arrays = (self.slots, self.num_computed, self.base, self.end, self.num_drafts, self.depth)
         return DraftPlan(seqs, *(array[kept] for array in arrays))
 
     def by_request(self) -> dict[int, int]:

@@ -302,7 +302,9 @@ class DraftStep(StepMaker):
             slots = np.array([seq.slot for seq in seqs], np.int64)
             num_drafts = np.array([self._rows[seq.request_id] for seq in seqs], np.int64)
         depth = num_drafts if self._shapes.is_chain else self._shapes.depth[num_drafts]
-        return DraftPlan(seqs, slots, decodes.computed_S[slots], decodes.base_S[slots], num_drafts, depth)
+        end = decodes.end_S[slots] - 1
+        computed, base = decodes.computed_S[slots], decodes.base_S[slots]
+        return DraftPlan(seqs, slots, computed, base, end, num_drafts, depth)
 
     def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
         """Counts the first tokens of a running sequence that a prefix cache knows by now."""
