@@ -29,6 +29,8 @@ from experiments.conformance.admission_promises import (
     returns_none_or_refusal,
 )
 from experiments.conformance.days import draw_days
+from experiments.conformance.draft_draws import draw_speculating_worlds
+from experiments.conformance.draft_promises import answers_are_complete, draft_lengths_within_limits
 from experiments.conformance.draws import draw_worlds_with
 from experiments.conformance.families import family_of
 from experiments.conformance.promises import (
@@ -76,6 +78,7 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
     ),
     "scaling": (target_within_bounds, target_is_reproducible),
     "adapters": (*_EVERY, no_leaked_blocks, independent_of_true_lengths),
+    "draft_length": (draft_lengths_within_limits, answers_are_complete, *_IN_ENGINE),
     "prediction": (predicts_within_limits, copies_share_nothing, needs_truth_is_declared, *_EVERY),
 }
 """Family -> its promises; the name of a promise's function is the name of the claim."""
@@ -167,6 +170,8 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
         return [Claim(name, promise, draw_days(policy)) for name, promise in promises.items()]
     if family == "adapters":
         return [Claim(name, promise, draw_adapter_worlds(policy)) for name, promise in promises.items()]
+    if family == "draft_length":
+        return [Claim(name, promise, draw_speculating_worlds(policy)) for name, promise in promises.items()]
     worlds = draw_worlds_with(family, policy, fixed)
     if not supports_mixed_role(policy):
         del promises[every_request_ends.__name__]

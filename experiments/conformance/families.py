@@ -26,6 +26,7 @@ FAMILIES = (
     Family("scaling", ("target",)),
     Family("prediction", ("predict", "observe")),
     Family("adapters", ("residents",), AdapterServing),
+    Family("draft_length", ("num_draft_tokens",)),
 )
 
 

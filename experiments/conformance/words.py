@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experiments.conformance.days import Day
+from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.worlds import Ask, World
 from policies.admission.none import AdmitAll
 
@@ -34,6 +35,10 @@ def _of_world(world: World) -> str:
     if world.adapters is not None:
         served = ", ".join(f"{adapter.name} of rank {adapter.rank}" for adapter in world.served)
         lines.append(f"adapters {world.adapters}, of {served}")
+    if isinstance(world, SpeculatingWorld):
+        tpot = "" if world.tpot_s is None else f"; the SLO allows {world.tpot_s:.6g} s per output token"
+        lines.append(f"draft_length {world.draft_length}{tpot}")
+        lines.append(f"drafts of {world.proposer}, of which {world.acceptance} accepts some")
     if world.frontend_s:
         lines.append(f"an engine receives a request {world.frontend_s:.6g} s after its arrival")
     if world.plans_ahead:

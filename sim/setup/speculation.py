@@ -16,6 +16,7 @@ from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
 from policies.batching import Batching
+from policies.batching.splitfuse import SplitFuse
 from policies.caching.eviction.future import FutureUses
 from policies.caching.pool import BlockPool
 from policies.caching.settings import Caching, KvMemory, pool_of
@@ -102,6 +103,15 @@ def check_cache(proposer: Proposer, caching: Caching) -> None:
         raise ValueError(
             f"{KEY}={proposer.method}, caching={name_of(caching)}: cannot keep the KV of draft tokens behind "
             f"a sequence; choose caching={CARRYING_CACHES}, or speculation=none"
+        )
+
+
+def check_batching(proposer: Proposer, batching: Batching) -> None:
+    """Raises ValueError for a batching policy that counts blocks without those of draft tokens."""
+    if isinstance(batching, SplitFuse):
+        raise ValueError(
+            f"{KEY}={proposer.method}, batching=splitfuse: pauses sequences by the blocks that one token "
+            "needs, and draft tokens need more; choose batching=chunked or another one, or speculation=none"
         )
 
 

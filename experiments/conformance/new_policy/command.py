@@ -26,6 +26,7 @@ FAMILIES = {
     "scaling": "replicas=2 scaling={name}",
     "prediction": "scheduling=shortest_job_first prediction={name}",
     "adapters": "workload=lora adapters={name}",
+    "draft_length": "speculation=ngram draft_length={name}",
 }
 """Family -> overrides of `windtunnel simulate` with which its policy makes a difference."""
 
@@ -150,6 +151,7 @@ def _renamed(text: str, family: str, name: str) -> str:
         others, rest = text.replace(own_import, "").split("\n\n\n", 1)
         others = others.replace("import pytest\n\nfrom", "import pytest\nfrom")
         text = f"{others}\n\nfrom {name} import MyPolicy\n\n\n{rest}"
+    text = text.replace("import NDArray\n\nfrom policies", "import NDArray\nfrom policies")  # the same there
     text = text.replace("MyPool", f"{class_name(name)}Pool")
     return text.replace("MyPolicy", class_name(name)).replace("my_policy", name)
 

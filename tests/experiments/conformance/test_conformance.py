@@ -14,13 +14,14 @@ import pytest
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from experiments.conformance import admission_promises, promises
+from experiments.conformance import admission_promises, draft_promises, promises
 from experiments.conformance.claims import PROMISES, BrokenPromise, claims_by_name, claims_of
 from experiments.conformance.days import Day
 from experiments.conformance.families import FAMILIES, family_of
 from experiments.conformance.renamed import NEW_CLAIMS
+from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.words import in_words
-from experiments.conformance.worlds import Ask, World
+from experiments.conformance.worlds import Ask, Traffic, World
 from policies.adapters.fixed_slots import FixedSlots
 from policies.admission import Refusal
 from policies.admission.none import AdmitAll
@@ -35,6 +36,7 @@ from policies.prediction import LengthPredictor
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
+from policies.speculation.fixed import Fixed
 from policies.user_code.failure import PolicyError
 from sim.settings.config_groups import CONFIG_DIR
 
@@ -310,7 +312,44 @@ class Hoarding(TokenBucket):
         pass
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drafting:
+    """A draft-length policy of one token, which the policies below replace."""
+
+    needs_cost: ClassVar[bool] = False
+    reads_sequences: ClassVar[bool] = False
+    num_repeats: int = 1
+
+    def num_draft_tokens(self, view):
+        return 1
+
+
+class Exceeding(Drafting):
+    def num_draft_tokens(self, view):
+        return view.max_draft_tokens + 1
+
+
+class Foreseeing(Drafting):
+    """Drafts only for sequences with a short answer."""
+
+    def num_draft_tokens(self, view):
+        return np.array([int(seq._end_known < 30) for seq in view.sequences], int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overpromising(Drafting):
+    """Promises to draft the same in 50 steps, and drafts nothing in every fifth one."""
+
+    num_repeats: int = 50
+
+    def num_draft_tokens(self, view):
+        return int(view.num_iterations % 5 > 0)
+
+
 BROKEN = [
+    (Exceeding(), "draft_lengths_within_limits"),
+    (Foreseeing(), "independent_of_true_lengths"),
+    (Overpromising(), "leap_equals_step"),
     (Mumbling(), "returns_none_or_refusal"),
     (Spying(), "returns_none_or_refusal"),
     (Whimsical(), "admission_is_reproducible"),
@@ -344,6 +383,20 @@ def test_a_broken_promise_is_caught(policy, name, monkeypatch):
     (claim,) = (claim for claim in claims_of(policy) if claim.name == name)
     with pytest.raises(BrokenPromise, match=rf"^{name}: [^\n]*\nBroken in this world:\n\n\d+ engine"):
         claim.check(num_worlds=60)
+
+
+class Losing(SpeculatingWorld):
+    """Its engines lose the last token of every answer."""
+
+    def _source(self):
+        return Traffic([ask._replace(num_output_tokens=ask.num_output_tokens - 1) for ask in self.asks])
+
+
+def test_a_lost_token_is_caught():
+    asks = (Ask(0.0, 4, 9),)
+    draft_promises.answers_are_complete(SpeculatingWorld(asks=asks))
+    with pytest.raises(AssertionError, match="the answer of request 0 has 8 tokens, and 9 without drafts"):
+        draft_promises.answers_are_complete(Losing(asks=asks))
 
 
 @pytest.mark.parametrize(
@@ -404,7 +457,17 @@ def test_a_world_in_words():
 
 
 def test_the_family_is_known_by_the_methods():
-    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), AdmitAll(), Scales(), Guessing(), FixedSlots()]
+    policies = [
+        Chunked(),
+        Fcfs(),
+        Paged(),
+        RoundRobin(),
+        AdmitAll(),
+        Scales(),
+        Guessing(),
+        FixedSlots(),
+        Fixed(),
+    ]
     assert [family_of(policy) for policy in policies] == [family.name for family in FAMILIES]
     assert LengthPredictor  # a protocol: no base class to inherit from
 

@@ -193,6 +193,10 @@ def test_a_draft_with_kv_needs_prompts_with_it(overrides, message):
         ),
         (["ngram", "~acceptance"], "acceptance"),
         (
+            ["eagle3", "batching=splitfuse"],
+            "^speculation=eagle3, batching=splitfuse: .*choose batching=chunked",
+        ),
+        (
             ["ngram", "draft_length.num_tokens=5"],
             "draft_length.num_tokens=5: must be <= 4, speculation.num_speculative_tokens, or null for all",
         ),

@@ -1,0 +1,51 @@
+"""Draft-length policy: decides how many tokens are drafted. Describe it here; name the paper.
+
+It sees, in every step (policies.speculation.view.DraftView): how often draft tokens were accepted so far, by
+their place in the pass; the requests of the step and those that wait; free KV blocks and what is left of the
+token budget; the TPOT of the SLO; the sequences that get a token in the step; with reads_sequences = True, of
+each of them its passes, draft tokens, accepted ones, failed passes in a row, output tokens, and the time of
+its first token; with needs_cost = True, an estimate of the time of a pass, view.pass_seconds(k).
+It never sees output lengths, nor which draft tokens will be accepted.
+It may: return one number for all sequences, or an array with one number per sequence; remember.
+It must promise: whole numbers from 0 to view.max_draft_tokens; num_repeats that it keeps; equal decisions in
+equal states: no random numbers, no clock other than view.now.
+
+Memory pressure: none. Horizon: num_repeats steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.speculation.view import DraftView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MyPolicy:
+    """Drafts, for each sequence, one token more than were accepted of its drafts on average."""
+
+    needs_cost: ClassVar[bool] = False
+    reads_sequences: ClassVar[bool] = True
+
+    # Settings are the fields, with their defaults. State of the policy is a field with init=False.
+    min_passes: int = 4
+    """Passes with drafts before which a sequence drafts as many tokens as it can."""
+
+    def __post_init__(self) -> None:
+        if self.min_passes < 1:
+            raise ValueError(f"min_passes={self.min_passes}: must be >= 1")
+
+    @property
+    def num_repeats(self) -> int:
+        """Returns 1: each pass may change the averages."""
+        return 1
+
+    def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
+        """Returns the number of draft tokens of each sequence."""
+        average = view.num_accepted // np.maximum(view.num_passes, 1)
+        lengths = np.minimum(average + 1, view.max_draft_tokens)
+        return np.where(view.num_passes < self.min_passes, view.max_draft_tokens, lengths)
