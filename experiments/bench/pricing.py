@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.speculation.model import decodes_with_drafts
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None, repeat: int = 40) -> None:
         "32 decodes": IterationShape(32, 32 * 1000, 0, 0, 0, 0, 32),
         "a chunk of 512 tokens": IterationShape(0, 0, 1, 512, causal_pairs(512), 512, 1),
         "32 decodes and a chunk": IterationShape(32, 32 * 1000, 1, 480, causal_pairs(480), 480, 33),
+        "32 decodes with 4 draft tokens each": decodes_with_drafts(32, 32 * 1000, 4),
     }
     for name, shape in single.items():
         seconds = _fastest_s(partial(model.seconds, shape), repeat, 500)
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None, repeat: int = 40) -> None:
         "iterations of 1 to 255 decodes": partial(model.seconds, _decodes()),
         "iterations of 1 to 255 decodes with a chunk": partial(model.seconds, _with_chunks(_decodes())),
         "a leap of 32 decodes": partial(model.decode_ends, 0.0, 32, 32 * 1000, NUM_ITERATIONS),
+        "a leap of 32 decodes with 4 draft tokens each": partial(model.seconds, _leap_of_passes()),
     }
     for name, price in many.items():
         seconds = _fastest_s(price, repeat, 20) / NUM_ITERATIONS
@@ -54,6 +57,14 @@ def _decodes() -> IterationShape:
     context = num_seqs * rng.integers(100, 2000, NUM_ITERATIONS)
     zeros = np.zeros(NUM_ITERATIONS, dtype=np.int64)
     return IterationShape(num_seqs, context, zeros, zeros, zeros, zeros, num_seqs)
+
+
+def _leap_of_passes() -> IterationShape:
+    first = decodes_with_drafts(32, 32 * 1000, 4)
+    assert first.drafts is not None
+    context = first.decode_context_tokens + 3 * 32 * np.arange(NUM_ITERATIONS)
+    pairs = 4 * context + 10 * 32
+    return first._replace(decode_context_tokens=context, drafts=first.drafts._replace(pairs=pairs))
 
 
 def _with_chunks(decodes: IterationShape) -> IterationShape:

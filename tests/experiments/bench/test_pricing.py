@@ -17,7 +17,9 @@ def test_prints_a_line_a_question(capsys):
         "32 decodes",
         "a chunk of 512 tokens",
         "32 decodes and a chunk",
+        "32 decodes with 4 draft tokens each",
         "1,000 at once: iterations of 1 to 255 decodes",
         "1,000 at once: iterations of 1 to 255 decodes with a chunk",
         "1,000 at once: a leap of 32 decodes",
+        "1,000 at once: a leap of 32 decodes with 4 draft tokens each",
     ]
