@@ -53,7 +53,9 @@ class MemoryPlan:
     adapter_bytes: float = 0.0
     """Weights of LoRA adapters."""
     draft_bytes: float = 0.0
-    """Weights of what drafts tokens; its KV is part of kv_bytes_per_token."""
+    """Weights of what drafts tokens; in a pipeline, those of the last stage."""
+    draft_kv_bytes_per_token: float = 0.0
+    """The part of kv_bytes_per_token that is KV of the draft; in a pipeline, of the last stage."""
     num_pools: int = 1
     """Groups of devices with separate blocks; a group's devices hold layers and heads of the same blocks."""
 
@@ -154,6 +156,7 @@ class _Demand:
         in_blocks, set_aside = kv_split(
             model, layout.tensor_parallel_size, slots, self.context if windows_by_slot else 0
         )
+        draft_kv = 0.0 if self.draft is None else self.draft.kv_bytes_per_token(model, layout)
         communication = COMMUNICATION_BYTES if layout.num_devices > 1 else 0.0
         activations = activation_bytes(model, layout, self.max_num_batched_tokens, self.max_num_seqs)
         return MemoryPlan(
@@ -163,8 +166,8 @@ class _Demand:
             cuda_graph_bytes=cuda_graph_bytes(model, layout, self.cuda_graphs),
             runtime_bytes=RUNTIME_BYTES + communication,
             window_and_state_bytes=set_aside * layout.stage_share(model.num_layers),
-            kv_bytes_per_token=in_blocks * layout.stage_share(model.num_layers)
-            + (0.0 if self.draft is None else self.draft.kv_bytes_per_token(model, layout)),
+            kv_bytes_per_token=in_blocks * layout.stage_share(model.num_layers) + draft_kv,
+            draft_kv_bytes_per_token=draft_kv,
             adapter_bytes=0.0 if self.lora is None else adapter_bytes(model, layout, self.lora),
             draft_bytes=0.0 if self.draft is None else self.draft.weight_bytes(model, layout),
             block_size=self.block_size,

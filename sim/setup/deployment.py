@@ -177,8 +177,10 @@ class Deployment:
     @property
     def kv_bytes_per_token(self) -> float:
         """Bytes of KV per token, over all devices that hold a part of it."""
-        plan = self.plan_memory()
-        return plan.kv_bytes_per_token * self.layout.num_devices / plan.num_pools
+        plan, layout = self.plan_memory(), self.layout
+        of_target = plan.kv_bytes_per_token - plan.draft_kv_bytes_per_token
+        of_draft = plan.draft_kv_bytes_per_token / layout.pipeline_parallel_size  # the last stage has it
+        return (of_target + of_draft) * layout.num_devices / plan.num_pools
 
     @property
     def merge_s(self) -> float:

@@ -185,8 +185,9 @@ class PoolSettings(Deployment):
     @property
     def cold_start_s(self) -> float:
         """Seconds from the start of a replica until it accepts requests."""
+        plan = self.plan_memory()
         parts = self.cold_start.parts(
-            weights_bytes=self.plan_memory().weights_bytes,
+            weights_bytes=plan.weights_bytes + plan.draft_bytes,
             pcie=self.hardware.pcie,
             storage=self.storage,
             cuda_graphs=self.engine.cuda_graphs,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from hwmodels.speculation.draft import HostDraft, LayerDraft
+from hwmodels.speculation.draft import HostDraft
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.speculation.proposers.ngram import Ngram
@@ -64,8 +64,8 @@ def test_the_draft_of_a_model_is_chosen_with_the_model():
     """Llama-3.1-8B has a published EAGLE-3 layer; one of Llama-3.2-3B has the model's widths."""
     published = build("speculation=eagle3").speculation
     assert published.model == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-    layer = LayerDraft(kind="eagle3", vocab_size=32000, intermediate_size=14336, step_s=1e-3)
-    assert published.draft == layer
+    assert (published.draft.kind, published.draft.vocab_size) == ("eagle3", 32000)
+    assert (published.draft.intermediate_size, published.draft.attention) == (14336, None)
     other = build("speculation=eagle3", "model=llama3_2_3b").speculation
     assert (other.model, other.draft.intermediate_size) == (None, None)
 
@@ -305,3 +305,15 @@ def test_an_object_of_ones_own_is_built_with_draft_length_and_acceptance(capsys)
     result = simulate(*run, speculation=proposer, acceptance__rate=0.53)
     assert any(note.startswith("speculation=ngram: is not run") for note in result.summary["notes"])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_only_the_last_stage_of_a_pipeline_has_the_kv_of_the_draft(stages):
+    """32 layers of the target and one of the draft, each 2 x 8 heads x 128 x 2 bytes."""
+    scenario = build("speculation=eagle", f"pipeline_parallel_size={stages}")
+    assert scenario.kv_bytes_per_token == 33 * 4096
+
+
+def test_a_cold_start_loads_the_draft_too():
+    plain, drafted = (build(f"speculation={name}") for name in ("none", "draft_model"))
+    assert drafted.cold_start_s > plain.cold_start_s
