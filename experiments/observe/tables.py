@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from experiments.observe.reply import Reply
 from policies.caching.content import Places
-from sim.records.iterations import IterationLog, expanded
+from sim.records.iteration_tables import expanded
+from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 

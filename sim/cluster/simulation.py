@@ -33,7 +33,7 @@ from sim.engine.run_context import RunContext
 from sim.engine.signals import Signals
 from sim.metrics.slo import Slo
 from sim.records.event_rows import logged_events, waits_by_request
-from sim.records.iterations import expanded, own_gaps_table
+from sim.records.iteration_tables import expanded, own_gaps_table
 from sim.records.requests import RequestLog
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
 from sim.transfer.kv_replicator import KvReplicator

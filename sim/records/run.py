@@ -14,7 +14,7 @@ from policies.adapters.residents import AdapterCounts
 from policies.core.engine import EngineCore
 from sim.records.event_rows import logged_events
 from sim.records.failure import Failure
-from sim.records.iterations import own_gaps_table
+from sim.records.iteration_tables import own_gaps_table
 
 
 class Overload(NamedTuple):

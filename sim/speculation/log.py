@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from policies.core.engine import EngineCore
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.running_step import RunningStep
-from sim.records.iterations import CHUNKS, QUEUED, Gaps, IterationLog, pack_row, pack_times
+from sim.records.gaps import Gaps
+from sim.records.iterations import CHUNKS, QUEUED, IterationLog, pack_row, pack_times
 from sim.records.mapped_buffers import MappedBuffers
 
 DRAFT_COLUMNS = (

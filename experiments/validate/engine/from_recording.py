@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from experiments.validate.engine.recording import Recording
 from experiments.validate.fidelity.measured import Measured
 from hwmodels.iterations.iteration import COUNTED
-from sim.records.iterations import Gaps
+from sim.records.gaps import Gaps
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s")
 GROWING = ("decode_context_tokens", "kv_tokens_used")

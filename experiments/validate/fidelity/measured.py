@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sim.metrics.measured import request_metrics
-from sim.records.iterations import Gaps
+from sim.records.gaps import Gaps
 from sim.records.run import RunRecords
 
 

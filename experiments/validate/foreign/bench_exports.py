@@ -19,7 +19,7 @@ from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines, read_object
 from experiments.validate.foreign.request_tables import CLIENTS_TIMES, measured
-from sim.records.iterations import Gaps
+from sim.records.gaps import Gaps
 from sim.report.wording import plural
 
 VLLM_BENCH = ("input_lens", "output_lens", "start_times", "ttfts", "itls")

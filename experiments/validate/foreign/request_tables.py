@@ -23,7 +23,7 @@ from experiments.study.measured_requests import block_ids_of
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_order, check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
-from sim.records.iterations import Gaps
+from sim.records.gaps import Gaps
 from sim.report.wording import plural
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")

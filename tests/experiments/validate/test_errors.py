@@ -20,7 +20,7 @@ from experiments.validate.fidelity.tables import largest_part, metric_rows, part
 from experiments.validate.fidelity.thresholds import Thresholds
 from hwmodels.iterations.iteration import IterationShape
 from sim.metrics.slo import Slo
-from sim.records.iterations import Gaps
+from sim.records.gaps import Gaps
 from sim.settings.build import build
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR

@@ -6,7 +6,8 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.caching.paged import Paged
-from sim.records.iterations import IterationLog, expanded
+from sim.records.iteration_tables import expanded
+from sim.records.iterations import IterationLog
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
