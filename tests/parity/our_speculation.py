@@ -76,7 +76,7 @@ class OurSpeculativeEngine(OurEngine):
         if stops.any():
             num_iterations = int(np.argmax(stops)) + 1
         accepted = accepted[:num_iterations]
-        self.core.take_blocks_of(plan, accepted)
+        self.core.take_blocks_of(plan, num_iterations)
         stopped = [drafts.seqs[index] for index in np.flatnonzero(has_stopped[num_iterations - 1])]
         for chunk in plan.chunks:
             arrival = self._arrivals[chunk.seq.request_id]

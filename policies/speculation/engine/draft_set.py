@@ -60,6 +60,7 @@ class DraftSet(DecodeSet):
         """Draft tokens for the next pass."""
         self.last_S = np.zeros(max_num_seqs, np.int64)
         """Tokens of the last pass, until the scheduler has read them; see `leave`."""
+        self._num_told = 0  # see `tell`
         self._first_S = np.zeros(max_num_seqs, np.int64)  # computed tokens before the first pass
         self.end_S = np.zeros(max_num_seqs, np.int64)
         """Known tokens with which the sequence ends."""
@@ -144,7 +145,11 @@ class DraftSet(DecodeSet):
         seq.stored_known = num_computed + 1
         seq.state = state
         is_read = self.reads_late and seq.finish_reason is not None and state is not ENDING
-        seq.num_unread = 0 if is_read else num_computed - self.num_readable(seq, has_decoded=False)
+        num_readable = self.num_readable(seq, has_decoded=False)
+        if self._num_told:  # the token that will not be computed counts where the last tokens are left out
+            num_readable = min(self._num_told, num_computed + (self._pool.num_reprefillable_tokens > 0))
+            self._num_told = 0
+        seq.num_unread = 0 if is_read else num_computed - num_readable
         seq.num_extra_blocks = int(self.blocks_S[slot]) - self._pool.blocks_for(num_computed)
         self._pool.num_extra_blocks += seq.num_extra_blocks
         self.is_member_S[slot] = False
@@ -168,9 +173,12 @@ class DraftSet(DecodeSet):
             return max(num_computed - num_last + has_decoded, int(self._first_S[seq.slot]))
         return num_computed + 1 if has_decoded else num_computed - max(num_last - 1, 0)
 
-    def read(self, seq: Sequence) -> None:
-        """Records that the step that is being planned has told a prefix cache the tokens that are known."""
-        self.last_S[seq.slot] = max(int(self.last_S[seq.slot]) - 1, 0) if self.reads_late else 0
+    def tell(self, seq: Sequence) -> None:
+        """Records that the step that is being planned has told a prefix cache all tokens of a member.
+
+        The next call must be `leave` of this member: the step has decoded it, and now preempts it.
+        """
+        self._num_told = self.num_readable(seq, has_decoded=True)
 
     def totals(self, drafts: DraftPlan, accepted: Ints) -> Ints:
         """Computes the computed tokens [iterations, sequences] after each iteration, without ends."""

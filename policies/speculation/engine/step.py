@@ -267,7 +267,7 @@ class DraftStep(StepMaker):
         has_tokens = request_id in self._decoded or any(chunk.seq is seq for chunk in self._chunks)
         num_rows = self._rows.pop(request_id, 0) + self._padded.pop(request_id, 0)
         if seq.state is DECODING and has_tokens:
-            self._drafting.read(seq)
+            self._drafting.tell(seq)
         super()._take_back(seq, swap)
         self._spend_on(-num_rows, -int(has_tokens))
 
