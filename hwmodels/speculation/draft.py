@@ -311,14 +311,17 @@ class PassDraft(InTarget):
     """
 
     extra_tokens: int
+    start_s: float = 0.0
+    """Seconds after each pass in which the devices wait for the host, which keeps the pool of n-grams."""
 
     def __post_init__(self) -> None:
         check_whole("extra_tokens", self.extra_tokens)
+        check_finite("start_s", self.start_s, unit="s", zero_allowed=True)
 
     @classmethod
-    def of_window(cls, window: int, ngram: int) -> PassDraft:
+    def of_window(cls, window: int, ngram: int, start_s: float = 0.0) -> PassDraft:
         """Returns the rows of a window of W places and n-grams of N tokens."""
-        return cls(extra_tokens=window * (ngram - 1))
+        return cls(extra_tokens=window * (ngram - 1), start_s=start_s)
 
     @property
     def pass_tokens(self) -> int:

@@ -364,7 +364,7 @@ def _(draft: HostDraft, replica: Replica, rows: int) -> Drafting:
 
 @drafting_of.register
 def _(draft: PassDraft, replica: Replica, rows: int) -> Drafting:
-    return Searches(HostDraft())  # guesses are refined in the pass itself
+    return Searches(HostDraft(start_s=draft.start_s))  # guesses are refined in the pass itself
 
 
 def _roofline(

@@ -103,7 +103,7 @@ class DraftLog(IterationLog):
         counted = (num_iterations, num_apart, 0, num_seqs, len(core.running), blocks, more)
         self._rows += pack_row(step.start_s, emitted_s, context, context + others, 0, *counted)
         num_next = drafts.next_drafts
-        made = np.count_nonzero(num_next), int(num_next.max(initial=0)), int(np.add.reduce(num_next))
+        made = np.count_nonzero(num_next), drafts.next_levels, int(np.add.reduce(num_next))
         judged = np.count_nonzero(counts), int(np.dot(rows, counts))
         self._drafts += _PACK(num_iterations, drafts.num_tokens, *made, *judged)
         for column in (contexts, num_blocks[:num_iterations], pairs, np.add.reduce(accepted, axis=1), kept):

@@ -38,7 +38,7 @@ def _with_drafts(shape: IterationShape, drafts: DraftPlan, pairs: Num) -> Iterat
         tokens=drafts.num_tokens,
         pairs=pairs + own_pairs + padded,
         seqs=int(np.count_nonzero(num_next)),
-        steps=int(num_next.max(initial=0)),
+        steps=drafts.next_levels,
         drafted=int(np.add.reduce(num_next)),
     )
     return shape._replace(drafts=work, sampled_seqs=shape.sampled_seqs + drafts.num_tokens)

@@ -69,12 +69,13 @@ class DraftPlan:
     tokens, and computed tokens as the scheduler counts them (async_engine.py). end: computed tokens with
     which each ends. num_drafts: draft tokens of each, in whole levels; depth: most of them that can be
     accepted. next_drafts: draft tokens to make for the next pass of each of `next_seqs`: these sequences,
-    then those that complete their prefill.
+    then those that complete their prefill. next_levels: levels of the longest of these drafts, which are made
+    one after the other.
     """
 
     __slots__ = (
-        "base", "depth", "end", "next_drafts", "next_seqs", "num_blocks", "num_computed", "num_drafts",
-        "num_new_blocks", "num_tokens", "padded", "seqs", "slots", "totals",
+        "base", "depth", "end", "next_drafts", "next_levels", "next_seqs", "num_blocks", "num_computed",
+        "num_drafts", "num_new_blocks", "num_tokens", "padded", "seqs", "slots", "totals",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +101,7 @@ class DraftPlan:
         """Number of draft tokens and padding rows that one iteration computes."""
         self.next_seqs: SequenceOf[Sequence] = seqs
         self.next_drafts = num_drafts
+        self.next_levels = 0
         # What `SpeculativeCore.num_iterations_of` finds, if the plan is repeated, by iteration.
         self.num_new_blocks: Ints = NO_BLOCKS
         """KV blocks that repeated iterations take, summed; the first has its blocks."""

@@ -77,10 +77,12 @@ class DraftWatch:
         rows = self._shapes.rows
         if isinstance(num_levels, np.ndarray):
             drafts.next_drafts = rows[num_levels]
+            drafts.next_levels = int(num_levels.max(initial=0))
             is_same = not completing and bool((drafts.next_drafts == drafts.num_drafts).all())
         else:
             num_rows = int(rows[num_levels])
             drafts.next_drafts = np.full(len(seqs), num_rows)
+            drafts.next_levels = num_levels if len(seqs) else 0
             is_same = not completing and bool((drafts.num_drafts == num_rows).all())
         plan.horizon = min(plan.horizon, self._policy.num_repeats if is_same else 1)
 

@@ -252,6 +252,13 @@ def test_kept_layers_take_their_share_of_a_decode(model_of, replica_of):
     assert drafting(model, decodes_with_drafts(1, 500, 0)) == pytest.approx(0, abs=1e-12)
 
 
+def test_the_pool_of_n_grams_keeps_the_devices_waiting(model_of):
+    waiting, none = (
+        model_of("llama2_7b", PassDraft(extra_tokens=60, start_s=start_s)) for start_s in (3e-3, 0.0)
+    )
+    assert waiting.pass_seconds(1, 600, 4) == pytest.approx(none.pass_seconds(1, 600, 4) + 3e-3)
+
+
 def test_lookahead_has_more_rows_in_the_pass(model_of):
     """60 rows that refine guesses, and 4 candidates, are 64 draft rows for the pass."""
     model, none = model_of("llama2_7b", PassDraft(extra_tokens=60)), model_of("llama2_7b", HostDraft())

@@ -17,6 +17,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.speculation import SlotRules
 from policies.speculation.fixed import Fixed
 from policies.speculation.tree import TokenTree
+from sim import simulate
 from sim.speculation.acceptance.iid import Iid
 
 TICK_S = 0.125
@@ -93,3 +94,12 @@ def test_the_table_of_iterations_counts_draft_tokens():
     assert table.drafted_tokens.tolist() == [6, 6, 6, 6]
     assert table.sampled_seqs.tolist() == [2, 8, 8, 8]
     assert np.all(table.kv_tokens_used <= table.kv_blocks_used * 4)
+
+
+@pytest.mark.parametrize(("tree", "num_steps"), [("chain", 3), ("eagle_26", 5)])
+def test_drafting_takes_a_step_for_each_level(tree, num_steps):
+    """The 25 nodes of EAGLE's tree are drafted in five steps, one per level."""
+    result = simulate(
+        f"speculation/tree={tree}", model="llama3_1_8b", speculation="eagle", workload__num_requests=3
+    )
+    assert result.iterations["draft_steps"].max() == num_steps

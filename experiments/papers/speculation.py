@@ -1,0 +1,205 @@
+"""Published speed-ups of speculative decoding beside those of the hardware models, row by row.
+
+    python -m experiments.papers.speculation
+
+A row is priced as one pass in the middle of the answers of a fixed batch:
+
+    speed-up = seconds of a decode x tokens per pass / seconds of a pass with its drafting
+
+`python -m experiments.papers.speculation --simulate` simulates one row of every kind of proposer,
+with the tokens per pass as its acceptance, and prints the speed-up of the mean TPOT beside that of the price.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterable, Iterator
+from functools import cache
+from statistics import median
+from typing import NamedTuple
+
+from experiments.papers.speculation_rows import COMPARISONS, Comparison, Row
+from hwmodels.iterations.iteration import IterationShape
+from hwmodels.speculation.model import decodes_with_drafts
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_scenario
+from sim.setup.deployment import Deployment
+from sim.setup.scenario import Scenario
+from sim.speculation.acceptance.lengths import rate_of_chain, rate_of_tree
+
+WIDTH = 100
+SEQUENTIAL_REQUESTS = 8
+"""Requests of a simulated row with one sequence at a time."""
+RANK_DECAY = 0.32
+"""Rate of further branches of a tree over that of the first: the default of the acceptance models."""
+
+
+class Result(NamedTuple):
+    """A published row and our speed-up."""
+
+    comparison: Comparison
+    row: Row
+    ours: float
+
+    @property
+    def error(self) -> float:
+        """Our speed-up relative to the published one, less 1."""
+        return self.ours / self.row.published - 1
+
+
+def results(comparisons: Iterable[Comparison] = COMPARISONS) -> Iterator[Result]:
+    """Yields every row with our speed-up."""
+    for comparison in comparisons:
+        for row in comparison.rows:
+            yield Result(comparison, row, speedup(comparison, row))
+
+
+def speedup(comparison: Comparison, row: Row) -> float:
+    """Returns the speed-up of a row by the price of a pass."""
+    if row.draft_steps is not None:
+        return row.tokens / (1 + row.draft_steps)
+    alone, drafting = engines(comparison, row)
+    batch, context = row.batch, comparison.context
+    plain = IterationShape(batch, batch * context, 0, 0, 0, 0, batch)
+    plain_s = deployment_of(alone).iteration_model().seconds(plain)
+    deployment = deployment_of(drafting)
+    proposer = deployment.speculation
+    assert proposer is not None
+    places = proposer.num_speculative_tokens
+    at_once = batch if comparison.limit is None else min(batch, comparison.limit // (1 + places))
+    shape = decodes_with_drafts(at_once, at_once * context, places)
+    if proposer.tree is not None:
+        assert shape.drafts is not None
+        shape = shape._replace(drafts=shape.drafts._replace(steps=proposer.tree.depth))
+    pass_s = deployment.iteration_model().seconds(shape)
+    return float(plain_s * at_once / batch * row.tokens / pass_s)
+
+
+def engines(comparison: Comparison, row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the settings of the engine without speculation and with it."""
+    drafting = (*comparison.engine, *comparison.speculating, *row.draft)
+    own_model = tuple(setting for setting in row.draft if setting.startswith("model="))
+    return (*comparison.engine, *own_model), drafting
+
+
+@cache
+def scenario(settings: tuple[str, ...]) -> Scenario:
+    """Returns the scenario with some settings of `windtunnel simulate`."""
+    return build_scenario(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(settings)))
+
+
+def deployment_of(settings: tuple[str, ...]) -> Deployment:
+    """Returns the model, the engine and the hardware of a scenario."""
+    return next(iter(scenario(settings).pools_by_name.values()))
+
+
+def simulated(comparison: Comparison, row: Row) -> float:
+    """Returns the speed-up of the mean TPOT in runs of the simulator, with a fixed batch of equal requests.
+
+    The prompts are half of the context. All places of a draft, or of the first branch of a tree, have the
+    rate with which a pass has the row's tokens.
+    """
+    num_requests = row.batch if row.batch > 1 else SEQUENTIAL_REQUESTS
+    workload = (
+        "workload=offline_batch",
+        "workload/lengths=fixed",
+        f"workload.num_requests={num_requests}",
+        f"workload.lengths.prompt_tokens.value={comparison.context // 2}",
+        f"workload.lengths.output_tokens.value={comparison.context}",
+        f"engine.max_num_seqs={row.batch}",
+        "slo=none",
+    )
+    alone, drafting = engines(comparison, row)
+    proposer = deployment_of(drafting).speculation
+    assert proposer is not None
+    rate = (
+        rate_of_chain(row.tokens, proposer.num_speculative_tokens)
+        if proposer.tree is None
+        else rate_of_tree(row.tokens, proposer.tree, RANK_DECAY)
+    )
+    acceptance = ("acceptance=iid", f"acceptance.rate={rate}", f"acceptance.rank_decay={RANK_DECAY}")
+    tpot_s = [
+        scenario((*settings, *workload)).run().summary["tpot"]["mean_s"]
+        for settings in (alone, (*drafting, *acceptance))
+    ]
+    return float(tpot_s[0] / tpot_s[1])
+
+
+def kinds() -> Iterator[tuple[Comparison, Row]]:
+    """Yields the first row of every proposer with a price: chains and trees, one sequence and batches."""
+    seen = set()
+    for comparison in COMPARISONS:
+        for row in comparison.rows:
+            kind = [setting for setting in row.draft if setting.startswith(("speculation=", "speculation/"))]
+            key = (*kind, row.batch > 1)
+            if kind and key not in seen:
+                seen.add(key)
+                yield comparison, row
+
+
+def report(found: Iterable[Result]) -> Iterator[str]:
+    """Yields the lines of the table: rows by comparison, each with its source and the reason for errors."""
+    groups: dict[str, list[Result]] = {}
+    for result in found:
+        groups.setdefault(result.comparison.name, []).append(result)
+    yield f"{'speed-up':26} {'tokens/pass':>12} {'published':>10} {'ours':>6} {'error':>7}"
+    for group in groups.values():
+        comparison = group[0].comparison
+        yield ""
+        yield from wrapped(f"{comparison.name}. {comparison.source}.")
+        for result in group:
+            yield line_of(result)
+        yield from wrapped(f"Median error {percent(median_error(group))}. {comparison.reason}")
+    rows = [result for group in groups.values() for result in group]
+    parts = {
+        "all rows": rows,
+        "with published tokens per pass": [result for result in rows if not result.row.assumed],
+        "to which nothing is fitted": [result for result in rows if not result.comparison.is_fitted],
+    }
+    yield ""
+    for name, part in parts.items():
+        yield f"Median absolute error, {name}: {percent(median_error(part))} of {len(part)}"
+
+
+def line_of(result: Result) -> str:
+    """Returns the line of a row; tokens per pass with a star are assumed."""
+    row = result.row
+    tokens = f"{row.tokens:.2f}{'*' if row.assumed else ' '}"
+    return f"  {row.setting:24} {tokens:>12} {row.published:10.2f} {result.ours:6.2f} {result.error:+7.1%}"
+
+
+def median_error(found: Iterable[Result]) -> float:
+    """Returns the median of the absolute errors."""
+    return median(abs(result.error) for result in found)
+
+
+def percent(share: float) -> str:
+    """Returns a share in per cent."""
+    return f"{100 * share:.1f} %"
+
+
+def wrapped(text: str) -> list[str]:
+    """Returns a text in lines."""
+    return textwrap.wrap(text, WIDTH)
+
+
+def main() -> None:
+    """Prints the table, or one simulated row of every proposer."""
+    parser = argparse.ArgumentParser(description="Published speed-ups of speculative decoding beside ours")
+    parser.add_argument("--simulate", action="store_true", help="simulate one row of every proposer")
+    if not parser.parse_args().simulate:
+        print("\n".join(report(results())))
+        return
+    for comparison, row in kinds():
+        priced, run = speedup(comparison, row), simulated(comparison, row)
+        print(f"{comparison.name:28} {row.setting:26} price {priced:.2f}, simulator {run:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
