@@ -27,7 +27,7 @@ def pool_notes(
     yield from pool.model.notes
     yield from precision_notes(pool.model, pool.hardware)
     if pool.speculation is not None:
-        yield from speculation_notes(pool.speculation, pool.engine.host)
+        yield from speculation_notes(pool.speculation, pool.acceptance, pool.engine.host)
     yield from _limits(pool, model, slo)
     if pool.caching.changes_outputs:
         yield (

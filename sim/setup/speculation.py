@@ -23,8 +23,11 @@ from policies.caching.settings import Caching, KvMemory, pool_of
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength, Proposer
+from sim.speculation.acceptance import Acceptance
 
 KEY = "speculation"
+ASSUMED = ("iid", "beta")
+"""Acceptance models whose rates have a default, which is of no model and workload in particular."""
 CARRYING_CACHES = "paged, prefix, radix or tiered"
 """Caches that give a sequence the blocks that its tokens need, and so can keep those of draft tokens."""
 
@@ -186,8 +189,14 @@ def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayou
     return proposer is not None and draft_of(proposer).kv_bytes_per_token(model, layout) > 0
 
 
-def speculation_notes(proposer: Proposer, host: HostOverhead) -> Iterator[str]:
+def speculation_notes(proposer: Proposer, acceptance: Acceptance | None, host: HostOverhead) -> Iterator[str]:
     """Yields the notes on a pool whose sequences speculate. host: as set."""
+    if name_of(acceptance) in ASSUMED:
+        yield (
+            f"acceptance={name_of(acceptance)}: how many draft tokens are accepted is assumed, not "
+            "measured, and speed-ups depend on it; set it for your requests, or choose acceptance=table, "
+            "text or spec_bench."
+        )
     if host.overlapped and not proposer.rules.overlaps:
         yield (
             f"speculation={proposer.method}: is not run with asynchronous scheduling, so the engine "
