@@ -10,15 +10,14 @@ so that its KV stays complete. Later steps are priced at the context in their mi
 devices of the target's tensor, data and context parallel groups, after the last stage of a pipeline. Its
 steps replay CUDA graphs of their own, or are launched kernel by kernel, behind `step_s` of work of the host;
 there is no scheduler between them. With asynchronous scheduling the host prepares the steps while the devices
-still run the pass, so that `start_s` and `step_s` are hidden; kernels are launched in the same way.
+still run the pass, so `start_s` and `step_s` bound the whole iteration only (`SpeculativeModel`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatch
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy import ndarray
@@ -30,7 +29,7 @@ from hwmodels.assembly.site import Site
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.exact import Num, divided_up, larger, smaller
 from hwmodels.iterations.critical_path import bound_of
-from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
+from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per
 from hwmodels.levels.rooflines import Replica
@@ -46,6 +45,7 @@ from hwmodels.speculation.draft import (
     SkipDraft,
     Stepwise,
 )
+from hwmodels.speculation.steps import Steps, drafting_context, drafts_of, waiting
 
 
 class Drafting(Protocol):
@@ -67,172 +67,37 @@ class Drafting(Protocol):
         """Returns the bytes of weights and KV that drafting reads."""
 
 
-def drafts_of(shape: IterationShape) -> DraftWork:
-    """Returns the draft tokens of an iteration that has some."""
-    assert shape.drafts is not None
-    return shape.drafts
-
-
-class Steps:
-    """Sequential steps of a draft, each priced by a roofline.
-
-    first, later: rooflines of the first step and of those after it. has_kv: the first one computes the rows
-    and the chunks of the target's pass, and `extra` rows more for each decoding sequence, even if no token is
-    to be drafted; else it has one row per sequence. rows: rows of a sequence in a later step, with a tree
-    those of its widest level.
-    """
-
-    def __init__(
-        self,
-        first: Roofline,
-        later: Roofline,
-        *,
-        start_s: float,
-        has_kv: bool = True,
-        extra: int = 0,
-        rows: int = 1,
-    ) -> None:
-        self._first, self._later, self._start_s = first, later, start_s
-        self._has_kv, self._extra, self._rows = has_kv, extra, rows
-
-    def seconds(self, shape: IterationShape) -> Any:
-        """Returns the seconds from the end of the pass to that of the last step."""
-        if self._has_kv and self._rows == 1:
-            decodes, context, _, chunks, *_, work = shape
-            tokens, pairs, seqs, steps, _ = cast("Any", work)
-            all_draft = type(decodes) is int and type(seqs) is int and seqs == decodes and chunks == 0
-            if all_draft and type(tokens) is int and type(steps) is int and steps:
-                return self._seconds_of_decodes(seqs, context, tokens, pairs, steps)
-        once, count = self._counts(shape)
-        first_s = self._start_s + once * self._first.seconds(self._to_first(shape))
-        if not isinstance(count, ndarray) and not count:
-            return first_s
-        return first_s + count * self._later.seconds(self._to_later(shape))
-
-    def _seconds_of_decodes(self, seqs: int, context: Any, tokens: int, pairs: Any, steps: int) -> Any:
-        """Computes `seconds` of decodes that all draft; takes half the time. Arrays: contexts and pairs."""
-        if self._extra:
-            tokens, pairs = tokens + self._extra * seqs, pairs + self._extra * (context + tokens + seqs)
-        first_s = self._start_s + self._first.pass_seconds(seqs, context, tokens, pairs, seqs)
-        if steps == 1:
-            return first_s
-        later_s = self._later.pass_seconds(seqs, context + 0.5 * steps * seqs, 0, 0, seqs)
-        return first_s + (steps - 1) * later_s
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component; the start is the host's."""
-        once, count = self._counts(shape)
-        first, later = (
-            self._first.breakdown(self._to_first(shape)),
-            self._later.breakdown(self._to_later(shape)),
-        )
-        parts: dict[str, Num] = {name: once * first[name] + count * later[name] for name in COMPONENTS}
-        return parts | {"host": parts["host"] + self._start_s}
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of all steps, each once."""
-        once, count = self._counts(shape)
-        lines = {"host and launches": waiting(self._start_s)}
-        for times, step in ((once, (self._first, self._to_first)), (count, (self._later, self._to_later))):
-            for line in step[0].explain(step[1](shape)) if times else ():
-                lines[line.operator] = _with(lines.get(line.operator), line, float(times))
-        return list(lines.values())
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns the FLOPs of all steps."""
-        return self._total(Roofline.flops, shape)
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of all steps, each of which reads the draft's weights."""
-        return self._total(Roofline.bytes_moved, shape)
-
-    def _total(self, quantity: Callable[[Roofline, IterationShape], Num], shape: IterationShape) -> Num:
-        once, count = self._counts(shape)
-        first, later = (
-            quantity(self._first, self._to_first(shape)),
-            quantity(self._later, self._to_later(shape)),
-        )
-        total: Num = once * first + count * later
-        return total
-
-    def _counts(self, shape: IterationShape) -> tuple[Any, Any]:
-        """Returns the number of first steps, 0 or 1, and of steps after it."""
-        _, _, seqs, steps, _ = drafts_of(shape)
-        some = smaller(seqs, 1)
-        return 1 if self._has_kv else some * smaller(steps, 1), larger(steps - 1, 0) * some
-
-    def _to_first(self, shape: IterationShape) -> IterationShape:
-        """Returns the first step of the draft after an iteration of the target."""
-        tokens, pairs, seqs, _, _ = drafts_of(shape)
-        if not self._has_kv:
-            some = larger(seqs, 1)
-            return IterationShape(some, _drafting_context(shape), 0, 0, 0, 0, some)
-        decodes, context = shape.decode_seqs, shape.decode_context_tokens
-        if self._extra:
-            tokens, pairs = (
-                tokens + self._extra * decodes,
-                pairs + self._extra * (context + tokens + decodes),
-            )
-        return IterationShape(*shape[:6], seqs, None, DraftWork(tokens, pairs, 0, 0, 0))
-
-    def _to_later(self, shape: IterationShape) -> IterationShape:
-        """Returns the step in the middle of those after the first one."""
-        drafts = drafts_of(shape)
-        seqs = larger(drafts.seqs, 1)
-        context = _drafting_context(shape) + 0.5 * drafts.steps * seqs
-        if self._rows == 1:
-            return IterationShape(seqs, context, 0, 0, 0, 0, seqs)
-        more = self._rows - 1
-        work = DraftWork(more * seqs, more * context, 0, 0, 0)
-        return IterationShape(seqs, context, 0, 0, 0, 0, self._rows * seqs, None, work)
-
-
-def _drafting_context(shape: IterationShape) -> Any:
-    """Returns the KV tokens of the sequences that draft: decodes first, then those of completed prompts."""
-    decodes, context, chunks, _, _, prefill_context, *_ = shape
-    seqs = drafts_of(shape).seqs
-    of_decodes = context * smaller(seqs, decodes) / larger(decodes, 1)
-    return of_decodes + prefill_context * larger(seqs - decodes, 0) / larger(chunks, 1)
-
-
-def _with(line: Explained | None, added: Explained, times: float) -> Explained:
-    """Returns a line, or nothing, with another one added several times."""
-    if line is None:
-        line = added._replace(seconds=0.0, share=0.0, flops=0.0, bytes_moved=0.0, calls=0.0)
-    return line._replace(
-        seconds=line.seconds + times * added.seconds,
-        flops=line.flops + times * added.flops,
-        bytes_moved=line.bytes_moved + times * added.bytes_moved,
-        calls=line.calls + times * added.calls,
-    )
-
-
 class Heads:
     """Medusa's heads on the last hidden state of each sequence that drafts, all in one go.
 
     site, whole: a rank of the target, and the target on one device.
     """
 
-    def __init__(self, draft: HeadDraft, site: Site, whole: Site) -> None:
-        self._start_s = draft.start_s
+    def __init__(self, draft: HeadDraft, site: Site, whole: Site, *, start_s: float, launch_s: float) -> None:
+        """Takes the CPU seconds to launch a kernel; 0: a CUDA graph replays the heads."""
+        self._start_s = start_s
         self._shares = site.layout.attention_data_parallel_size
         self._device = site.device
         self._operators, self._whole = _head_operators(draft, site), _head_operators(draft, whole)
         self._rows_s = CountedTimes(self._operators, site.layout).rows_s
+        self._launches_s = launch_s * sum(op.calls * op.kernels for op in self._operators)
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of the heads' matrices and of sampling from their logits."""
-        return self._start_s + self._gpu_seconds(self._rows(shape))
+        rows = self._rows(shape)
+        return self._start_s + larger(self._gpu_seconds(rows), self._launches(rows))
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component: all are of LM heads, but for the start."""
         parts: dict[str, Num] = dict.fromkeys(COMPONENTS, 0.0)
-        return parts | {"lm_head": self._gpu_seconds(self._rows(shape)), "host": self._start_s}
+        gpu_s = self._gpu_seconds(self._rows(shape))
+        waits_s = self.seconds(shape) - self._start_s - gpu_s
+        return parts | {"lm_head": gpu_s, "launch": waits_s, "host": self._start_s}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
         """Returns the operators of all heads."""
         batch = _of_rows(self._rows(shape))
-        lines = [waiting(self._start_s)]
+        lines = [waiting(float(self.seconds(shape) - self._gpu_seconds(self._rows(shape))))]
         for op in self._operators:
             seconds, flops, moved = (float(q(batch)) for q in (op.seconds, op.flops, op.bytes_moved))
             if batch.rows:
@@ -256,6 +121,9 @@ class Heads:
 
     def _rows(self, shape: IterationShape) -> Any:
         return divided_up(drafts_of(shape).seqs, self._shares)
+
+    def _launches(self, rows: Any) -> Any:
+        return self._launches_s * smaller(rows, 1)
 
     def _gpu_seconds(self, rows: Any) -> Any:
         if isinstance(rows, ndarray):
@@ -284,7 +152,7 @@ class Searches:
         return (
             draft.start_s
             + draft.sequence_s * drafts_of(shape).seqs
-            + draft.kilotoken_s * 0.001 * _drafting_context(shape)
+            + draft.kilotoken_s * 0.001 * drafting_context(shape)
         )
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
@@ -303,11 +171,6 @@ class Searches:
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Returns 0: the devices read nothing."""
         return 0.0
-
-
-def waiting(seconds: float) -> Explained:
-    """Returns the line of the seconds in which devices wait for the host."""
-    return Explained("host and launches", "host", seconds, 0.0, "host", 0.0, 0.0, 0.0)
 
 
 @singledispatch
@@ -354,7 +217,10 @@ def _(draft: SkipDraft, replica: Replica, rows: int) -> Drafting:
 @drafting_of.register
 def _(draft: HeadDraft, replica: Replica, rows: int) -> Drafting:
     target = replica.roofline(replica.calibration)
-    return Heads(draft, target.site, replace(target.site, layout=ParallelLayout()))
+    whole = replace(target.site, layout=ParallelLayout())
+    launch_s = 0.0 if replica.cuda_graphs.enabled else replica.host.launch_s
+    start_s = _shown(draft.start_s, replica)
+    return Heads(draft, target.site, whole, start_s=start_s, launch_s=launch_s)
 
 
 @drafting_of.register

@@ -2,7 +2,9 @@
 
     iteration = pass with draft tokens as further rows (any level that prices them) + drafting
 
-Drafting follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass.
+Drafting follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass. With
+asynchronous scheduling an iteration takes at least the time in which the host prepares the next one: the
+engine's, and that of every step of the draft.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.exact import Num
+from hwmodels.devices.host import HostOverhead
+from hwmodels.exact import Num, larger
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.levels.rooflines import Replica
-from hwmodels.speculation.draft import Draft
+from hwmodels.speculation.draft import Draft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
+from hwmodels.speculation.steps import drafts_of, merged, waiting
 
 PREFIX = "draft "
 """Start of the names of a draft's operators."""
@@ -32,6 +36,20 @@ class PassFlops(NamedTuple):
     """FLOPs of the draft."""
 
 
+class HostAhead:
+    """The host's work for an iteration, which it does while the devices run the one before."""
+
+    def __init__(self, host: HostOverhead, draft: Stepwise) -> None:
+        self._host, self._draft = host, draft
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """Returns the least seconds of an iteration: those of the engine and of each step of the draft."""
+        host, draft = self._host, self._draft
+        engine_s = host.iteration_s + host.sequence_s * (shape.decode_seqs + shape.prefill_seqs)
+        steps_s = draft.start_s + draft.step_s * larger(drafts_of(shape).steps, 1)
+        return engine_s + steps_s + host.exposed_s
+
+
 class SpeculativeModel:
     """An `IterationModel` of a replica that drafts tokens; shapes without drafts are priced by the base.
 
@@ -46,6 +64,9 @@ class SpeculativeModel:
             replica = replace(replica, calibration=base.calibration)
         self._base, self._pass_tokens = base, draft.pass_tokens
         self._drafting = drafting_of(draft, replica, rows)
+        self._ahead: HostAhead | None = None
+        if replica.host.overlapped and isinstance(draft, Stepwise):
+            self._ahead = HostAhead(replica.host, draft)
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
         base.seconds(decodes_with_drafts(1, 1, 1))  # an error here is clearer than in the middle of a run
@@ -54,7 +75,8 @@ class SpeculativeModel:
         """Returns the seconds of the pass and of drafting after it."""
         if shape.drafts is None:
             return self._base.seconds(shape)
-        return self._base.seconds(self._in_pass(shape)) + self._drafting.seconds(shape)
+        busy_s = self._busy_seconds(shape)
+        return busy_s if self._ahead is None else larger(busy_s, self._ahead.seconds(shape))
 
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
@@ -75,18 +97,16 @@ class SpeculativeModel:
         if shape.drafts is None:
             return self._base.breakdown(shape)
         parts, drafting = self._base.breakdown(self._in_pass(shape)), self._drafting.breakdown(shape)
-        return {name: parts[name] + drafting[name] for name in parts}
+        sums = {name: parts[name] + drafting[name] for name in parts}
+        return sums | {"host": sums["host"] + self._waits(shape)}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
         """Returns the operators of one iteration; names of those of the draft begin with `draft`."""
         if shape.drafts is None:
             return self._base.explain(shape)
         lines = self._base.explain(self._in_pass(shape))
-        lines += [
-            line._replace(operator=PREFIX + line.operator)
-            for line in self._drafting.explain(shape)
-            if line.seconds
-        ]
+        drafting = [*self._drafting.explain(shape), waiting(float(self._waits(shape)))]
+        lines += merged(line._replace(operator=PREFIX + line.operator) for line in drafting if line.seconds)
         total_s = float(self.seconds(shape))
         shares = [line._replace(share=line.seconds / total_s) for line in lines]
         return sorted(shares, key=lambda line: -line.seconds)
@@ -111,6 +131,14 @@ class SpeculativeModel:
         if shape.drafts is None:
             return self._base.bytes_moved(shape)
         return self._base.bytes_moved(self._in_pass(shape)) + self._drafting.bytes_moved(shape)
+
+    def _busy_seconds(self, shape: IterationShape) -> Any:
+        """Returns the seconds of the pass and of drafting, if the host keeps up."""
+        return self._base.seconds(self._in_pass(shape)) + self._drafting.seconds(shape)
+
+    def _waits(self, shape: IterationShape) -> Any:
+        """Returns the seconds in which the devices wait for the host that prepares the next iteration."""
+        return self.seconds(shape) - self._busy_seconds(shape)
 
     def _in_pass(self, shape: IterationShape) -> IterationShape:
         """Returns the shape of the target's pass, with the rows that refine guesses."""

@@ -68,6 +68,7 @@ DRAFTS = {
         lambda _: LayerDraft(kind="eagle3", vocab_size=9000, intermediate_size=6144),
         1,
     ),
+    "eagle ahead": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle", step_s=2e-3), 1),
     "mtp": ("deepseek_r1", lambda _: LayerDraft(kind="mtp"), 1),
     "heads": ("llama2_7b", lambda _: HeadDraft(), 1),
     "layers skipped": ("llama2_7b", lambda _: SkipDraft(num_layers=20), 1),
@@ -91,7 +92,7 @@ LAYOUTS = {
 def model(request, models, model_of):
     """Returns a model with every kind of draft in turn, in several layouts."""
     name, make, rows = DRAFTS[request.param]
-    host = HostOverhead(iteration_s=1e-3, sequence_s=1e-5)
+    host = HostOverhead(iteration_s=1e-3, sequence_s=1e-5, overlapped="ahead" in request.param)
     return model_of(name, make(models), host, rows, **LAYOUTS.get(name, {}))
 
 
@@ -281,13 +282,37 @@ def test_a_draft_with_kv_keeps_it_complete_even_if_it_drafts_nothing(models, mod
     assert drafting(skip, nothing) == pytest.approx(0, abs=1e-12)
 
 
-def test_the_host_bounds_steps_unless_it_works_ahead(model_of):
+def test_the_host_bounds_steps(model_of):
     slow = LayerDraft(start_s=2e-3, step_s=5e-3)
     shape = decodes_with_drafts(1, 500, 3)
-    quick = drafting(model_of("llama3_1_8b", LayerDraft(**QUICK)), shape)
     assert drafting(model_of("llama3_1_8b", slow), shape) == pytest.approx(2e-3 + 3 * 5e-3, rel=1e-9)
-    ahead = replace(IDLE, overlapped=True)
-    assert drafting(model_of("llama3_1_8b", slow, ahead), shape) == pytest.approx(quick, rel=1e-9)
+
+
+def test_a_host_that_works_ahead_bounds_the_iteration_only(model_of):
+    """The pass takes 6 ms: steps of 1 ms are hidden behind it, steps of 5 ms are not."""
+    ahead = replace(IDLE, iteration_s=1e-3, exposed_s=1e-4, overlapped=True)
+    shape = decodes_with_drafts(1, 500, 3)
+    quick, hidden, slow = (
+        model_of("llama3_1_8b", LayerDraft(start_s=start_s, step_s=step_s), ahead)
+        for start_s, step_s in ((0.0, 0.0), (1e-3, 1e-3), (2e-3, 5e-3))
+    )
+    assert hidden.seconds(shape) == quick.seconds(shape)
+    assert slow.seconds(shape) == pytest.approx(1e-3 + 2e-3 + 3 * 5e-3 + 1e-4, rel=1e-12)
+    waits_s = slow.seconds(shape) - quick.seconds(shape)
+    assert slow.breakdown(shape)["host"] - quick.breakdown(shape)["host"] == pytest.approx(waits_s)
+    (line,) = (line for line in slow.explain(shape) if line.operator == "draft host and launches")
+    assert line.seconds >= waits_s
+
+
+def test_heads_without_graphs_wait_for_their_launches(replica_of):
+    """4 heads of a matrix, an LM head and 4 kernels of sampling each, at 60 us."""
+    replica = replace(
+        replica_of("llama2_7b", replace(IDLE, launch_s=60e-6)), cuda_graphs=CudaGraphs(enabled=False)
+    )
+    model = SpeculativeModel(replica.roofline(Calibration()), HeadDraft(start_s=0.0), replica)
+    shape = decodes_with_drafts(1, 500, 4)
+    assert drafting(model, shape) == pytest.approx(4 * 6 * 60e-6)
+    assert sum(model.breakdown(shape).values()) == pytest.approx(model.seconds(shape))
 
 
 def test_a_step_without_graphs_launches_every_kernel(model_of):
