@@ -62,7 +62,9 @@ class SpeculativeModel:
         draft.check(replica.model, replica.layout)
         if isinstance(base, Roofline):
             replica = replace(replica, calibration=base.calibration)
-        self._base, self._pass_tokens = base, draft.pass_tokens
+        self._base = base
+        self.pass_tokens = draft.pass_tokens
+        """Rows of each decoding sequence that refine guesses, in every pass."""
         self._drafting = drafting_of(draft, replica, rows)
         self._ahead: HostAhead | None = None
         if replica.host.overlapped and isinstance(draft, Stepwise):
@@ -142,9 +144,9 @@ class SpeculativeModel:
 
     def _in_pass(self, shape: IterationShape) -> IterationShape:
         """Returns the shape of the target's pass, with the rows that refine guesses."""
-        if not self._pass_tokens:
+        if not self.pass_tokens:
             return shape
-        more, drafts = self._pass_tokens, shape.drafts
+        more, drafts = self.pass_tokens, shape.drafts
         assert drafts is not None
         decodes, context = shape.decode_seqs, shape.decode_context_tokens
         rows = more * decodes

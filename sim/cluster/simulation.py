@@ -36,6 +36,7 @@ from sim.records.event_rows import logged_events, waits_by_request
 from sim.records.iteration_tables import expanded, own_gaps_table
 from sim.records.requests import RequestLog
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
+from sim.speculation.records import speculation_record
 from sim.transfer.kv_replicator import KvReplicator
 from sim.workload.base import Arrival, Source
 
@@ -274,6 +275,8 @@ class Simulation:
         replicas = self.fleet.replicas
         logs = [replica.recorder.take_iterations() for replica in replicas]
         own_gaps = own_gaps_table(logs)
+        pool_records, replica_records = self.fleet.records(end_s)
+        speculation = speculation_record(logs, [replica.pool for replica in replica_records])
         columns, gaps = expanded(logs)
         events = logged_events([replica.recorder.events.rows for replica in replicas])
         requests = self._requests.table()
@@ -286,7 +289,6 @@ class Simulation:
             for engine in (*replica.recorder.lost_engines, EngineRecord.of(replica.core, end_s))
         ]
         unfilled = [np.insert(e.unfilled, 0, index, axis=1) for index, e in engines if e.unfilled is not None]
-        pool_records, replica_records = self.fleet.records(end_s)
         return RunRecords(
             requests=requests,
             iterations=pd.DataFrame(columns, copy=False),
@@ -299,6 +301,7 @@ class Simulation:
             missed=None if self._missed_slo_stop is None else self._missed_slo_stop.found,
             events=events,
             own_gaps=own_gaps,
+            speculation=speculation,
             pinned_token_s=sum(engine.pinned_token_s for _, engine in engines),
             num_evicted_blocks=sum(engine.num_evicted for _, engine in engines),
             num_discarded_tokens=sum(engine.num_discarded for _, engine in engines),

@@ -12,14 +12,13 @@ rest by memory: KV memory 50 %, memory bandwidth 33 %, compute 17 %.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape, UnknownIterationError
+from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
 from sim.metrics.result import RunResult
-from sim.metrics.utilisation import seconds_inside
+from sim.metrics.utilisation import one_shape, seconds_inside
 from sim.metrics.window import Window
 from sim.records.event_rows import WAITS
 from sim.records.run import RunRecords
@@ -79,7 +78,7 @@ def _bounds(result: RunResult, window: Window) -> dict[str, float]:
     for row in rows.tolist():
         model = result.models[records.pool_by_replica[records.iterations["replica"].iloc[row]]]
         try:
-            for line in model.explain(_shape(records, row)):
+            for line in model.explain(_shape(records, row, model)):
                 shares[BOUNDS[line.bound]] += line.share / len(rows)
         except UnknownIterationError:
             shares[UNKNOWN] += 1 / len(rows)
@@ -95,10 +94,8 @@ def _spread(inside_s: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.asarray(np.minimum(np.searchsorted(until_s, middles), len(until_s) - 1), dtype=np.int64)
 
 
-def _shape(records: RunRecords, row: int) -> IterationShape:
-    one = records.iterations.iloc[row]
-    adapters = None
-    if one.get("adapter_tokens"):
-        adapters = AdapterBatch(*(float(one[f"adapter_{name}"]) for name in AdapterBatch._fields))
-    counts: dict[str, Any] = {name: float(one[name]) for name in COUNTED}
-    return IterationShape(**counts, adapters=adapters)
+def _shape(records: RunRecords, row: int, model: IterationModel) -> IterationShape:
+    shape = one_shape(records.iterations, row, model)
+    if shape.adapters is not None and not shape.adapters.tokens:
+        return shape._replace(adapters=None)
+    return shape

@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import PERCENTILES
+from sim.metrics.kept_tokens import kept_over_time
 from sim.metrics.paired import CONFIDENCE
 from sim.metrics.steady import MEAN, Figure, RunInterval, Series, percentile, warm_up
 from sim.metrics.window import Window
@@ -133,10 +134,12 @@ def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64
 
 
 def _output_tokens(records: RunRecords, table: pd.DataFrame) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Returns the times of tokens (first tokens and those that end gaps) and the number at each time."""
+    """Returns the times of tokens (first, later and kept draft tokens) and the number at each time."""
+    kept_s, kept = kept_over_time(records)
     first_s = table["first_token_s"].to_numpy(dtype=np.float64)
     samples = table["samples"].to_numpy() if "samples" in table else np.ones(len(table), np.int64)
-    return np.concatenate([first_s, records.gap_end_s]), np.concatenate([samples, records.gap_count])
+    times_s = np.concatenate([first_s, records.gap_end_s, kept_s])
+    return times_s, np.concatenate([samples, records.gap_count, kept])
 
 
 def _to_json(one: RunInterval) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def pipeline_use(
         duration_s = rows["duration_s"].to_numpy(dtype=np.float64)
         spent_s = inside_s[start : start + _ROWS_AT_ONCE]
         part = np.divide(spent_s, duration_s, out=np.zeros_like(spent_s), where=duration_s > 0)
-        full, count, light = model.round(iteration_shape(rows))
+        full, count, light = model.round(iteration_shape(rows, model))
         slowest_s = reduce(np.maximum, model.stages.stage_seconds(full, count, light))
         for index, stage in enumerate(stages):
             own_s = count.full * stage.seconds(full) + count.light * stage.seconds(light)

@@ -8,6 +8,7 @@ The requests and events that a figure covers:
 - the whole run, even if the window is shorter: simulated_s, requests (by status), cache.evicted_blocks (pools
   count evictions without their time), adapters, bill_usd (clients pay for the warm-up, too), failures,
   retries and scaling.
+- speculation: only if a pool speculates, see `sim.metrics.speculation`.
 - pipeline: only if there is one pool; with several pools, by_pool has the pipeline of each.
 - by_priority, by_tenant: the figures of each class, if there is more than one.
 - warmup: how the warm-up was determined (warmup_s=auto). intervals: confidence intervals from this run alone,
@@ -30,17 +31,20 @@ from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics.adapters import adapter_use
 from sim.metrics.fleet import failure_use, pool_figures, retry_use, scaling_use
+from sim.metrics.kept_tokens import num_kept_inside
 from sim.metrics.measured import Measured, measure
 from sim.metrics.one_run import intervals
 from sim.metrics.pipeline import pipeline_use
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, goodput
+from sim.metrics.speculation import speculation_use
 from sim.metrics.sums import weighted_sum
 from sim.metrics.transfers import transfer_use
 from sim.metrics.utilisation import (
     EnergyUse,
     PoolHardware,
+    batch_tokens,
     energy_use,
     hardware_use,
     kv_use,
@@ -76,7 +80,7 @@ def summarise(
     part = part or measure(records, metrics, slo)
     window, measured = part.window, part.requests
     inside_s = seconds_inside(records.iterations, window)
-    output = _output(records, window, int(part.gaps_inside.sum()))
+    output = _output(records, window, int(part.gaps_inside.sum()) + num_kept_inside(records, window))
     works = work_by_pool(records, window, inside_s, pools)
     joules, replica_s = energy_use(works, pools), rented_s(records, window)
     figures = {
@@ -106,6 +110,7 @@ def summarise(
         "preemption": preemption_use(records, window),
         "waiting": waiting_use(measured),
         "kv_transfer": transfer_use(records, measured),
+        **speculation_use(records, part, [pool.model for pool in pools]),
         "cost": _cost(
             weighted_sum([pool.price_usd_per_hour for pool in pools], replica_s) / 3600,
             weighted_sum([pool.num_devices for pool in pools], replica_s) / 3600,
@@ -161,14 +166,15 @@ class _Output(NamedTuple):
     """A whole prompt counts at the time of its first output token, however much was cached or recomputed."""
 
 
-def _output(records: RunRecords, window: Window, num_gaps: int) -> _Output:
+def _output(records: RunRecords, window: Window, num_later_tokens: int) -> _Output:
+    """num_later_tokens: output tokens inside the window that are not the first of their request."""
     first_inside = window.holds(_times(records.requests, "first_token_s"))
     finished_inside = window.holds(_times(records.requests, "finished_s")) & (
         records.requests["status"] == "finished"
     ).to_numpy(dtype=np.bool_)
     return _Output(
         requests=int(finished_inside.sum()),
-        output_tokens=_first_tokens(records.requests, first_inside) + num_gaps,
+        output_tokens=_first_tokens(records.requests, first_inside) + num_later_tokens,
         input_tokens=int(records.requests["prompt_tokens"].to_numpy()[first_inside].sum()),
     )
 
@@ -181,13 +187,12 @@ def _first_tokens(requests: pd.DataFrame, rows: NDArray[np.bool_]) -> int:
 def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str, float | int]:
     count = int(inside.sum())
     seqs = iterations["decode_seqs"].to_numpy() + iterations["prefill_seqs"].to_numpy()
-    tokens = iterations["decode_seqs"].to_numpy() + iterations["prefill_tokens"].to_numpy()
     return {
         "count": count,
         "mean_s": _per(float(_times(iterations, "duration_s")[inside].sum()), count),
         "mean_batch_seqs": _per(int(seqs[inside].sum()), count),
         "max_batch_seqs": int(seqs[inside].max()) if count else 0,
-        "mean_batch_tokens": _per(int(tokens[inside].sum()), count),
+        "mean_batch_tokens": _per(int(batch_tokens(iterations)[inside].sum()), count),
     }
 
 

@@ -16,10 +16,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.iterations.energy import PowerModel, idle_joules, joules_of_work
-from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
+from hwmodels.iterations.iteration import COUNTED, AdapterBatch, DraftWork, IterationModel, IterationShape
+from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.sums import weighted_sum
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
+from sim.speculation.log import DRAFT_WORK_COLUMNS
 
 KINDS = ("decode", "mixed", "prefill")
 """Kinds of iteration: decodes only, decodes and prompt chunks, prompt chunks only."""
@@ -81,7 +83,7 @@ def work_by_pool(
         flops = moved_bytes = 0.0
         joules: list[float] = []
         for rows in _pieces(len(own)):
-            shape = iteration_shape(iterations.iloc[rows])
+            shape = iteration_shape(iterations.iloc[rows], model)
             done = model.flops(shape), model.bytes_moved(shape)
             flops += weighted_sum(done[0], own[rows])
             moved_bytes += weighted_sum(done[1], own[rows])
@@ -167,7 +169,7 @@ def prefill_time_share(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) 
     Example: 30 ms with 90 prompt tokens and 10 decodes, and 10 ms of decodes alone: 27 / 40 = 0.675.
     """
     prefill = _column(iterations, "prefill_tokens")
-    tokens = prefill + _column(iterations, "decode_seqs")
+    tokens = batch_tokens(iterations)
     share = np.divide(prefill, tokens, out=np.zeros_like(prefill), where=tokens > 0)
     return min(_share(weighted_sum(share, inside_s), float(inside_s.sum())), 1.0)  # the sums are rounded
 
@@ -185,7 +187,7 @@ def seconds_by_kind(
         iterations, own_s = records.iterations[of_pool], inside_s[of_pool]
         kind = iteration_kind(iterations)
         for rows in _pieces(len(kind)):
-            parts = model.breakdown(iteration_shape(iterations.iloc[rows]))
+            parts = model.breakdown(iteration_shape(iterations.iloc[rows], model))
             shaped = {name: np.broadcast_to(part, own_s[rows].shape) for name, part in parts.items()}
             whole = np.sum(list(shaped.values()), axis=0)
             scale = np.divide(own_s[rows], whole, out=np.zeros_like(whole), where=whole > 0)
@@ -202,13 +204,35 @@ def iteration_kind(iterations: pd.DataFrame) -> NDArray[np.int64]:
     return np.where(prefills, np.where(decodes, 1, 2), 0).astype(np.int64)
 
 
-def iteration_shape(iterations: pd.DataFrame) -> IterationShape:
+def batch_tokens(iterations: pd.DataFrame) -> NDArray[np.float64]:
+    """Returns the tokens in the batch of each iteration: prompt tokens, decodes and their draft tokens."""
+    tokens = _column(iterations, "prefill_tokens") + _column(iterations, "decode_seqs")
+    return tokens + _column(iterations, "draft_tokens") if "draft_tokens" in iterations else tokens
+
+
+def iteration_shape(iterations: pd.DataFrame, model: IterationModel) -> IterationShape:
     """Returns the columns of the table as arguments of the hardware model, one value per iteration."""
     adapters = None
     if "adapter_tokens" in iterations:
         adapters = AdapterBatch(*(_column(iterations, f"adapter_{name}") for name in AdapterBatch._fields))
+    drafts = None
+    if isinstance(model, SpeculativeModel) and "draft_tokens" in iterations:
+        drafts = DraftWork(*(_column(iterations, name) for name in DRAFT_WORK_COLUMNS))
     counts: dict[str, Any] = {name: _column(iterations, name) for name in COUNTED}
-    return IterationShape(**counts, adapters=adapters)
+    return IterationShape(**counts, adapters=adapters, drafts=drafts)
+
+
+def one_shape(iterations: pd.DataFrame, row: int, model: IterationModel) -> IterationShape:
+    """Returns the arguments of the hardware model for one iteration, as numbers."""
+    shape = iteration_shape(iterations.iloc[row : row + 1], model)
+    counts = {name: _number(getattr(shape, name)) for name in COUNTED}
+    adapters = None if shape.adapters is None else AdapterBatch(*map(_number, shape.adapters))
+    drafts = None if shape.drafts is None else DraftWork(*map(_number, shape.drafts))
+    return shape._replace(**counts, adapters=adapters, drafts=drafts)
+
+
+def _number(values: Any) -> float:
+    return float(np.squeeze(values))
 
 
 def _column(table: pd.DataFrame, name: str) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ from policies.core.engine import EngineCore
 from sim.records.event_rows import logged_events
 from sim.records.failure import Failure
 from sim.records.iteration_tables import own_gaps_table
+from sim.speculation.records import SpeculationRecord
 
 
 class Overload(NamedTuple):
@@ -140,6 +141,7 @@ class RunRecords:
     recovery: the recovery of requests after crashes.
     links: the links between replicas over which KV was sent.
     adapters: counts of the adapters of each replica; empty if no adapters are served.
+    speculation: acceptance by place and the bursts of requests; None if no replica speculates.
     """
 
     requests: pd.DataFrame
@@ -167,6 +169,7 @@ class RunRecords:
     recovery: RecoveryRecord = field(default_factory=RecoveryRecord)
     links: tuple[LinkRecord, ...] = ()
     adapters: Iterable[AdapterCounts] = ()
+    speculation: SpeculationRecord | None = None
 
     @property
     def num_replicas(self) -> int:

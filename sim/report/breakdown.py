@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.series import thinned
-from sim.metrics.utilisation import KINDS, iteration_kind, rented_s, seconds_by_kind
+from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, rented_s, seconds_by_kind
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report.chart import Chart
@@ -44,7 +44,7 @@ def iteration_times(records: RunRecords, inside_s: NDArray[np.float64]) -> Chart
     Of many iterations a part is drawn, always with the longest ones.
     """
     iterations = records.iterations[inside_s > 0]
-    tokens = (iterations["decode_seqs"] + iterations["prefill_tokens"]).to_numpy()
+    tokens = batch_tokens(iterations)
     duration_ms = iterations["duration_s"].to_numpy(dtype=np.float64) * 1e3
     kind = iteration_kind(iterations)
     chart = Chart()

@@ -18,9 +18,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
+from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.pipeline import Pipeline
-from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
+from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_shape
 from sim.records.event_table import events_table
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
 from sim.records.run import ReplicaRecord, RunRecords
@@ -91,7 +91,7 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     start_ns, end_ns = _spans_ns(rows)
     kind = iteration_kind(rows)
     seqs = (rows["decode_seqs"] + rows["prefill_seqs"]).to_numpy().tolist()
-    tokens = (rows["decode_seqs"] + rows["prefill_tokens"]).to_numpy().tolist()
+    tokens = batch_tokens(rows).astype(np.int64).tolist()
     columns = (kind.tolist(), start_ns.tolist(), (end_ns - start_ns).tolist(), tokens, seqs)
     for name, at_ns, took_ns, num_tokens, num_seqs, num_blocks in zip(
         *columns, rows["kv_blocks_used"].to_numpy().tolist(), strict=True
@@ -120,12 +120,7 @@ def _stages(pid: int, rows: pd.DataFrame, model: Roofline) -> Iterator[dict[str,
         yield _metadata("thread_name", pid, ITERATIONS_TRACK + 1 + stage, f"stage {stage + 1}")
     pipeline = Pipeline(num_stages, waits_for_tokens=False)
     for row, (number, start_s) in enumerate(zip(rows["iteration"], rows["start_s"], strict=True)):
-        one = iteration_shape(rows[row : row + 1])
-        adapters = None
-        if one.adapters is not None:
-            adapters = AdapterBatch(*(float(np.squeeze(value)) for value in one.adapters))
-        counts: dict[str, Any] = {name: float(np.squeeze(getattr(one, name))) for name in COUNTED}
-        shape = IterationShape(**counts, adapters=adapters)
+        shape = one_shape(rows, row, model)
         played = pipeline.play(*model.stages.to_play(*model.round(shape)), not_before_s=start_s)
         for stage in range(num_stages):
             spans_s = zip(played.start_s[stage].tolist(), played.sent_s[stage].tolist(), strict=True)

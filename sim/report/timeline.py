@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.metrics.kept_tokens import kept_over_time
 from sim.metrics.series import mean_and_max_over_time, rate_over_time
+from sim.metrics.utilisation import batch_tokens
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report.chart import Chart, panels
@@ -107,6 +109,9 @@ def _rate_traces(records: RunRecords, divisor: float) -> dict[str, list[dict[str
     output = rate_over_time(first_s, None, edges_s) + rate_over_time(
         records.gap_end_s, records.gap_count, edges_s
     )
+    kept_s, kept = kept_over_time(records)
+    if len(kept):
+        output += rate_over_time(kept_s, kept, edges_s)
     input_ = rate_over_time(first_s, requests["prompt_tokens"].to_numpy(), edges_s)
     arrivals = rate_over_time(requests["arrival_s"].to_numpy(), None, edges_s)
     finished = rate_over_time(finished_s, None, edges_s)
@@ -129,7 +134,7 @@ def _by_replica(records: RunRecords) -> list[pd.DataFrame]:
 
 def _quantity(rows: pd.DataFrame, column: str) -> NDArray[np.float64]:
     if column == "batch_tokens":
-        return (rows["decode_seqs"] + rows["prefill_tokens"]).to_numpy(dtype=np.float64)
+        return batch_tokens(rows)
     return rows[column].to_numpy(dtype=np.float64)
 
 

@@ -15,6 +15,7 @@ from sim.report.numbers import (
     percent_at_least,
     seconds,
 )
+from sim.report.speculation_lines import speculation_lines
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
 WAITS = {
@@ -141,7 +142,7 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def pressure_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on the cache, preemptions, waiting, the pipeline and KV transfers, where there are any.
+    """Returns lines on cache, preemptions, waiting, pipeline, KV transfers and speculation, if there are any.
 
     The line on waiting appears only if causes other than the current iteration and the frontend exceed a
     tenth of the mean wait and 1 ms per request.
@@ -156,6 +157,7 @@ def pressure_lines(summary: dict[str, Any]) -> list[str]:
             for name, pool in summary.get("by_pool", {}).items()
         ),
         _kv_transfer(summary),
+        *speculation_lines(summary),
     )
     return [line for line in lines if line]
 

@@ -14,13 +14,17 @@ from sim.engine.running_step import RunningStep
 from sim.records.gaps import Gaps
 from sim.records.iterations import CHUNKS, QUEUED, IterationLog, pack_row, pack_times
 from sim.records.mapped_buffers import MappedBuffers
+from sim.speculation.bursts import BurstLog
 
+DRAFT_WORK_COLUMNS = ("draft_tokens", "draft_pairs", "draft_seqs", "draft_steps", "drafted_tokens")
+"""Columns with the fields of `DraftWork`."""
 DRAFT_COLUMNS = (
-    *("draft_tokens", "draft_pairs", "draft_seqs", "draft_steps", "drafted_tokens"),
-    *("draft_passes", "verified_tokens", "accepted_tokens", "kept_tokens"),
+    *DRAFT_WORK_COLUMNS,
+    *("proposed_tokens", "draft_passes", "verified_tokens", "accepted_tokens", "kept_tokens"),
 )
-"""Columns of the iteration table if an engine speculates: the fields of `DraftWork`, then
+"""Columns of the iteration table if an engine speculates: `DRAFT_WORK_COLUMNS`, then
 
+    proposed_tokens  draft tokens that were made for the next passes; the proposer may find fewer than asked
     draft_passes     sequences with at least one draft token; without those that had ended before
     verified_tokens  their draft tokens
     accepted_tokens  those that were accepted
@@ -30,7 +34,7 @@ DRAFT_COLUMNS = (
 
 _PLAN_COLUMNS: Final = (
     *("draft_tokens", "draft_seqs", "draft_steps", "drafted_tokens"),
-    *("draft_passes", "verified_tokens"),
+    *("proposed_tokens", "draft_passes", "verified_tokens"),
 )
 """Columns with the same number in all iterations of a plan."""
 _PASS_COLUMNS: Final = (
@@ -46,6 +50,8 @@ class DraftLog(IterationLog):
 
     def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
         super().__init__(replica, block_size, serves_adapters)
+        self.passes = BurstLog()
+        """Accepted draft tokens of each pass."""
         self._no_blocks_due = bytes(4 * block_size)
         self._drafts = bytearray()  # per row: iterations, `_PLAN_COLUMNS`
         self._passes = bytearray()  # per row, for each of `_PASS_COLUMNS` one number per iteration
@@ -68,13 +74,16 @@ class DraftLog(IterationLog):
         *,
         accepted: Ints,
         computed: Ints,
-        kept: Ints,
+        surplus: Ints,
+        num_proposed: int | None,
         num_blocks: Ints,
     ) -> None:
         """Logs iterations that are about to be committed.
 
-        accepted, computed [iterations, sequences]: accepted draft tokens, and computed tokens before. kept:
-        draft tokens that stay, by iteration. num_blocks: KV blocks in use. Others as for `IterationLog.add`.
+        accepted, computed [iterations, sequences]: accepted draft tokens, and computed tokens before. surplus
+        [sequences]: accepted draft tokens of the last iteration that lie behind the end of the answer.
+        num_proposed: draft tokens that were made for the next passes; None: as many as were asked for.
+        num_blocks: KV blocks in use. Others as for `IterationLog.add`.
         """
         plan, ends_s, drafts = step.plan, step.ends_s, step.plan.drafts
         assert isinstance(drafts, DraftPlan)
@@ -83,12 +92,16 @@ class DraftLog(IterationLog):
             ends_s = ends_s[:num_iterations]
         contexts = np.add.reduce(computed, axis=1) + num_seqs
         pairs = computed @ rows
-        pairs += int(np.dot(rows, rows + 3)) // 2
-        counts = rows > 0
+        pairs += int(np.dot(rows, rows + 3)) // 2 + sum(drafts.padded.values())
+        counts, depth = rows > 0, drafts.depth
         if core.running_set.ending:
             ended = core.running_set.ending
             counts &= np.array([seq.request_id not in ended for seq in drafts.seqs], bool)
-            accepted = np.where(counts, accepted, 0)
+            accepted, depth, surplus = (np.where(counts, each, 0) for each in (accepted, depth, surplus))
+        self.passes.add(drafts.seqs, depth, accepted, surplus)
+        num_accepted = np.add.reduce(accepted, axis=1)
+        num_kept = num_accepted.copy()
+        num_kept[-1] -= np.add.reduce(surplus)
         others = core.num_tokens_held - int(np.add.reduce(drafts.num_computed)) + drafts.num_tokens
         more = CHUNKS if plan.chunks else 0
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
@@ -105,8 +118,9 @@ class DraftLog(IterationLog):
         num_next = drafts.next_drafts
         made = np.count_nonzero(num_next), drafts.next_levels, int(np.add.reduce(num_next))
         judged = np.count_nonzero(counts), int(np.dot(rows, counts))
-        self._drafts += _PACK(num_iterations, drafts.num_tokens, *made, *judged)
-        for column in (contexts, num_blocks[:num_iterations], pairs, np.add.reduce(accepted, axis=1), kept):
+        num_made = made[-1] if num_proposed is None else num_proposed
+        self._drafts += _PACK(num_iterations, drafts.num_tokens, *made, num_made, *judged)
+        for column in (contexts, num_blocks[:num_iterations], pairs, num_accepted, num_kept):
             self._passes += column.tobytes()
         if more & CHUNKS:
             self._add_chunks(step, core, context + others, blocks)

@@ -55,10 +55,8 @@ class DraftRecorder(Recorder):
         if core.running_set.ending:
             num_apart += core.running_set.num_surplus(plan)
         computed = self.computed[: step.num_iterations]
-        kept = np.add.reduce(accepted, axis=1)
-        if drafts.seqs:  # an answer may end before the last token of a pass
-            surplus = computed[-1] + accepted[-1] + 1 - drafts.end
-            kept[-1] -= np.add.reduce(np.maximum(surplus, 0))
+        surplus: Ints = np.maximum(computed[-1] + accepted[-1] + 1 - drafts.end, 0)
+        proposed = self._verdicts.proposed(drafts, accepted[-1])
         log.add_passes(
             step,
             core,
@@ -66,7 +64,8 @@ class DraftRecorder(Recorder):
             num_apart,
             accepted=accepted,
             computed=computed,
-            kept=kept,
+            surplus=surplus,
+            num_proposed=None if proposed is None else int(proposed.sum()),
             num_blocks=self.num_blocks + core.block_pool.num_used,
         )
         core.take_blocks_of(plan, step.num_iterations)
@@ -77,6 +76,4 @@ class DraftRecorder(Recorder):
             num_prefills = self.requests.prefill_iterations
             for chunk in plan.chunks:
                 num_prefills[chunk.seq.request_id] += step.num_iterations
-        return StepOutcome(
-            step.num_iterations, accepted=accepted, proposed=self._verdicts.proposed(drafts, accepted[-1])
-        )
+        return StepOutcome(step.num_iterations, accepted=accepted, proposed=proposed)

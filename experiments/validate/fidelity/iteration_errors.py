@@ -82,7 +82,7 @@ def _priced(run: Measured, model: IterationModel) -> pd.DataFrame:
     seqs = (iterations["decode_seqs"] + iterations["prefill_seqs"]).to_numpy(dtype=np.int64)
     context = (iterations["decode_context_tokens"] + iterations["prefill_context_tokens"]).to_numpy()
     durations_s = iterations["duration_s"].to_numpy(dtype=np.float64)
-    seconds = np.broadcast_to(model.seconds(iteration_shape(iterations)), durations_s.shape)
+    seconds = np.broadcast_to(model.seconds(iteration_shape(iterations, model)), durations_s.shape)
     table = pd.DataFrame(
         {
             "kind": np.array(KINDS)[iteration_kind(iterations)],

@@ -2,61 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.worlds import Ask
-from policies.caching.paged import Paged
-from policies.caching.prefix import PrefixCaching
-from policies.speculation import SlotRules
-from policies.speculation.fixed import Fixed
-from policies.speculation.tree import TokenTree
 from sim import simulate
 from sim.speculation.acceptance.iid import Iid
+from tests.worlds.speculating import draw_speculating
 
 TICK_S = 0.125
 
 
-@st.composite
-def proposers(draw):
-    tree = draw(st.sampled_from([None, None, TokenTree.of_widths([2, 1]), TokenTree.of_widths([3, 2])]))
-    num_tokens = draw(st.integers(1, 6)) if tree is None else tree.num_nodes
-    rules = SlotRules(draw(st.booleans()), draw(st.integers(0, 1)), draw(st.booleans()))
-    return ToyProposer(num_speculative_tokens=num_tokens, tree=tree, rules=rules)
-
-
-def speculating(world, **settings):
-    """Returns a world in which the replicas of another one speculate."""
-    given_ = {
-        each.name: getattr(world, each.name) for each in fields(SpeculatingWorld) if hasattr(world, each.name)
-    }
-    del given_["engine"]
-    return SpeculatingWorld(**(given_ | settings))
-
-
 @given(data=st.data())
 def test_leap_equals_step(data, worlds):
-    world = data.draw(worlds)
-    proposer = data.draw(proposers())
-    budgets = ("max_num_batched_tokens", "max_num_scheduled_tokens")
-    limits = [getattr(world.batching, name, None) or 99 for name in budgets]
-    assume(min(limits) > proposer.num_speculative_tokens + 1)  # configurations with less are refused
-    caching = data.draw(
-        st.sampled_from([Paged(block_size=1), Paged(block_size=4), PrefixCaching(block_size=4)])
-    )
-    acceptance = Iid(rate=data.draw(st.sampled_from([0.0, 0.5, 0.8, 1.0])))
-    draft_length = Fixed(num_tokens=data.draw(st.sampled_from([None, 0, 2])))
-    assert_leap_equals_step(
-        speculating(
-            world, proposer=proposer, caching=caching, acceptance=acceptance, draft_length=draft_length
-        )
-    )
+    assert_leap_equals_step(data.draw(draw_speculating(worlds)))
 
 
 @pytest.mark.parametrize("plans_ahead", [False, True])

@@ -1,0 +1,102 @@
+"""The log of passes: how many draft tokens every pass of every sequence accepted, one byte per pass."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from policies.core.sequence import Sequence
+from policies.speculation.engine.drafts import Ints
+from sim.records.mapped_buffers import MappedBuffers
+
+MAX_PLACES: Final = 255
+"""Places of a draft at most, as acceptances are bytes."""
+COLUMNS: Final = {"request_id": "i8", "replica": "i4", "iteration": "i4", "kept_tokens": "u1"}
+"""Columns of the table of bursts and their dtypes."""
+_PLAN: Final = np.dtype([("first_id", "i8"), ("num_seqs", "i8"), ("num_iterations", "i8")])
+_PACK: Final = Struct("=3q").pack
+
+
+class BurstLog:
+    """The passes of one replica. The sequences of a plan are written when they change."""
+
+    def __init__(self) -> None:
+        self._accepted = bytearray()  # [iterations, sequences] of each plan
+        self._plans = bytearray()
+        self._ids = bytearray()  # request ids
+        self._buffers = MappedBuffers(self._accepted, self._plans, self._ids)
+        self._surplus = array("q")  # pass, accepted draft tokens behind the end of the answer
+        self._seqs: SequenceOf[Sequence] = ()
+        self._first_id = self._num_ids = self._num_passes = 0
+        self._num_by_depth = np.zeros(MAX_PLACES + 1, np.int64)
+
+    def add(self, seqs: SequenceOf[Sequence], depth: Ints, accepted: Ints, surplus: Ints) -> None:
+        """Logs the iterations of a plan.
+
+        depth [sequences]: draft tokens that a pass can accept; 0 for one that does not count. accepted
+        [iterations, sequences]. surplus [sequences]: those of the last iteration that do not stay, as the
+        answer ends before.
+        """
+        if seqs is not self._seqs:
+            self._seqs = seqs
+            self._first_id = self._num_ids
+            self._num_ids += len(seqs)
+            self._ids += array("q", [seq.request_id for seq in seqs]).tobytes()
+        num_iterations, num_seqs = accepted.shape
+        self._plans += _PACK(self._first_id, num_seqs, num_iterations)
+        self._accepted += accepted.astype(np.uint8).tobytes()
+        by_depth = np.bincount(depth)
+        self._num_by_depth[: len(by_depth)] += num_iterations * by_depth
+        self._num_passes += num_iterations * num_seqs
+        if surplus.any():
+            for index in np.flatnonzero(surplus).tolist():
+                self._surplus.extend((self._num_passes - num_seqs + index, int(surplus[index])))
+        if len(self._accepted) >= self._buffers.limit:
+            self._buffers.move()
+
+    def take(self, replica: int) -> tuple[Ints, Ints, pd.DataFrame]:
+        """Returns the passes with a draft token at each place, those that accepted it, and the bursts.
+
+        Bursts are one row per pass that kept draft tokens, in the order of time. The log is dropped.
+        """
+        kept = self._buffers.take(self._accepted, np.uint8)
+        plans = self._buffers.take(self._plans, _PLAN)
+        ids = self._buffers.take(self._ids, np.int64)
+        num_by_accepted = np.bincount(kept, minlength=MAX_PLACES + 1)
+        surplus = np.frombuffer(self._surplus, np.int64).reshape(-1, 2)
+        if len(surplus):
+            kept = kept.copy()
+            kept[surplus[:, 0]] -= surplus[:, 1].astype(np.uint8)
+        bursts = _table(replica, plans, ids, kept)
+        return _at_least(self._num_by_depth), _at_least(num_by_accepted), bursts
+
+
+def _table(
+    replica: int, plans: NDArray[np.void], ids: NDArray[np.int64], kept: NDArray[np.uint8]
+) -> pd.DataFrame:
+    num_iterations, num_seqs = plans["num_iterations"], plans["num_seqs"]
+    first_iteration = np.cumsum(num_iterations) - num_iterations
+    size = num_iterations * num_seqs
+    begin = np.cumsum(size) - size
+    at = np.flatnonzero(kept)
+    plan = np.searchsorted(begin, at, side="right") - 1
+    iteration, seq = np.divmod(at - begin[plan], num_seqs[plan])
+    columns = (ids[plans["first_id"][plan] + seq], replica, first_iteration[plan] + iteration, kept[at])
+    return pd.DataFrame(
+        {
+            name: np.broadcast_to(column, at.shape).astype(dtype)
+            for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)
+        }
+    )
+
+
+def _at_least(counts: Ints) -> Ints:
+    """Returns how many counted numbers are >= 1, >= 2, ..."""
+    sums: Ints = counts[:0:-1].cumsum()[::-1]
+    return sums

@@ -1,0 +1,56 @@
+"""The records of speculation in a run: acceptance by place, and the bursts of every request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from policies.speculation.engine.drafts import Ints
+from sim.records.iterations import IterationLog
+from sim.speculation.log import DraftLog
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculationRecord:
+    """What the replicas of a run recorded about draft tokens.
+
+    acceptance: one row per pool and place, by (pool, place), over the whole run: `drafted`, the passes that
+      verified a draft token at the place (with a tree: tokens at the depth), and `accepted`, those that
+      accepted one. Passes of sequences that had ended before do not count. place: 1 is the first draft token.
+    bursts: one row per pass that kept draft tokens: request_id, replica, iteration, kept_tokens. They came
+      together with one further token at the end of that iteration.
+    """
+
+    acceptance: pd.DataFrame
+    bursts: pd.DataFrame
+
+
+def speculation_record(
+    logs: SequenceOf[IterationLog], pool_by_replica: SequenceOf[int]
+) -> SpeculationRecord | None:
+    """Returns the record of a run; None if no replica speculates. The bursts of the logs are dropped."""
+    drafting = [log for log in logs if isinstance(log, DraftLog)]
+    if not drafting:
+        return None
+    drafted_by_pool: dict[int, Ints] = {}
+    accepted_by_pool: dict[int, Ints] = {}
+    bursts = []
+    for log in drafting:
+        pool = pool_by_replica[log.replica]
+        drafted, accepted, own_bursts = log.passes.take(log.replica)
+        drafted_by_pool[pool] = drafted_by_pool.get(pool, 0) + drafted
+        accepted_by_pool[pool] = accepted_by_pool.get(pool, 0) + accepted
+        bursts.append(own_bursts)
+    tables = []
+    for pool, drafted in sorted(drafted_by_pool.items()):
+        num_places = int(np.count_nonzero(drafted))
+        columns = {"pool": pool, "place": np.arange(1, num_places + 1)}
+        counts = {"drafted": drafted[:num_places], "accepted": accepted_by_pool[pool][:num_places]}
+        tables.append(pd.DataFrame(columns | counts))
+    return SpeculationRecord(
+        acceptance=pd.concat(tables, ignore_index=True),
+        bursts=pd.concat(bursts, ignore_index=True),
+    )
