@@ -167,7 +167,10 @@ class _Output(NamedTuple):
 
 
 def _output(records: RunRecords, window: Window, num_later_tokens: int) -> _Output:
-    """num_later_tokens: output tokens inside the window that are not the first of their request."""
+    """Counts the output of the window.
+
+    num_later_tokens: output tokens inside the window that are not the first of their request.
+    """
     first_inside = window.holds(_times(records.requests, "first_token_s"))
     finished_inside = window.holds(_times(records.requests, "finished_s")) & (
         records.requests["status"] == "finished"

@@ -15,7 +15,7 @@ from sim.speculation.log import DraftLog
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculationRecord:
-    """What the replicas of a run recorded about draft tokens.
+    """Records of the draft tokens of a run.
 
     acceptance: one row per pool and place, by (pool, place), over the whole run: `drafted`, the passes that
       verified a draft token at the place (with a tree: tokens at the depth), and `accepted`, those that

@@ -51,7 +51,7 @@ def summary_of(run, model=None, **metrics):
 
 
 def run_of_ten_tokens(**settings):
-    """10 tokens with 3 drafts that are always right: one with the prompt at 1 tick, then 4, 4 and 1."""
+    """Simulates 10 tokens with 3 drafts that are always right: the first at 1 tick, then 4, 4 and 1."""
     return SpeculatingWorld(asks=(Ask(0.0, 4, 10),), acceptance=Iid(rate=1.0), **settings).simulate()
 
 
