@@ -8,6 +8,9 @@ where c_j is the measured probability that the draft token at place j is accepte
 the same for all sequences. K = 0 is among the choices, so where no draft pays, none is made. Passes for which
 a proposer finds nothing to draft do not count: they cost as little as they gain.
 
+The estimate is that of a pass without a prompt. Draft tokens in a step that also computes a prompt take
+longer, so more are drafted only for a gain of at least `min_gain`.
+
 Places that are not drafted cannot be measured. A place without measurements is assumed to have the rate of
 the place before it. Now and then a step is a probe, which drafts all places for a few sequences, in turn; the
 time that probes may take limits how often.
@@ -70,6 +73,8 @@ class Adaptive:
     """Rate that is assumed before the first measurement."""
     prior_weight: float = 10.0
     """Number of draft tokens that an assumed rate counts as, once there are measurements."""
+    min_gain: float = 0.02
+    """Relative gain in goodput for which more tokens are drafted."""
     probe_share: float = 0.005
     """Share of the time by which probes may make steps longer."""
     probe_sequences: int = 4
@@ -80,6 +85,8 @@ class Adaptive:
         for name in ("interval", "window", "probe_sequences"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if not 0 <= self.min_gain < float("inf"):
+            raise ValueError(f"min_gain={self.min_gain}: must be a share, >= 0 and finite")
         if not 0 < self.probe_share <= 1:
             raise ValueError(f"probe_share={self.probe_share}: must be a share, > 0 and <= 1")
         if not 0 <= self.prior_rate <= 1:
@@ -144,11 +151,12 @@ class Adaptive:
         known.reached = num_kept + num_new
 
     def _decide(self, view: DraftView) -> None:
-        """Takes the number of draft tokens with the highest goodput; the smallest one of equals."""
+        """Takes the smallest number of draft tokens that is not worse than the best one by min_gain."""
         known = self._measured
         num_tokens = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.rates()))))
         seconds = np.array([view.pass_seconds(length) for length in range(view.max_draft_tokens + 1)])
-        known.length = int(np.argmax(num_tokens / seconds))
+        goodput = num_tokens / seconds
+        known.length = int(np.argmax(goodput * (1 + self.min_gain) >= goodput.max()))
         known.decided_at, known.num_seqs = known.now, len(view.sequences)
         longer = float(seconds[-1] / seconds[known.length]) - 1
         known.probe_interval = max(ceil(longer / self.probe_share), self.interval)

@@ -102,6 +102,15 @@ def test_probes_find_that_drafts_have_become_better():
     assert engine.step(policy, 32).min() == 3
 
 
+@pytest.mark.parametrize(("min_gain", "expected"), [(0.0, 2), (0.11, 2), (0.13, 1), (0.63, 1), (0.9, 0)])
+def test_more_tokens_are_drafted_only_for_a_gain(min_gain, expected):
+    """183 tokens/s are 12 % more than 164, and 83 % more than 100."""
+    policy, engine = Adaptive(min_gain=min_gain, window=10**5), ToyEngine()
+    for _ in range(500):
+        engine.step(policy, 100)
+    assert np.median(engine.step(policy, 100)) == expected
+
+
 def test_old_acceptance_is_forgotten():
     policy, engine = Adaptive(window=500), ToyEngine(rates=(0.95, 0.95, 0.95))
     for _ in range(300):
@@ -172,6 +181,7 @@ def test_a_step_without_tokens_is_no_step():
     [
         ({"interval": 0}, "interval=0: must be >= 1"),
         ({"window": 0}, "window=0: must be >= 1"),
+        ({"min_gain": -0.1}, "min_gain=-0.1: must be a share, >= 0"),
         ({"probe_share": 0.0}, "probe_share=0.0: must be a share, > 0"),
         ({"probe_share": 1.5}, "probe_share=1.5: must be a share, > 0 and <= 1"),
         ({"probe_sequences": 0}, "probe_sequences=0: must be >= 1"),
