@@ -8,6 +8,7 @@ accepted: `num_iterations_of` finds it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from policies.core.engine import EngineCore
 from policies.core.limits import Bounds, RejectedError, StopAfter
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Request
-from policies.core.sequence import DECODING, ENDING, Sequence
+from policies.core.sequence import DECODING, ENDING, FinishReason, Sequence
 from policies.core.state import EngineState
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Speculation
@@ -196,6 +197,18 @@ class AsyncSpeculativeCore(SpeculativeCore, AsyncEngineCore):
         """Applies the outcome of a plan, as `SpeculativeCore.commit` does."""
         self._offer_read()
         return super().commit(plan, outcome, now)
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
+        """Ends a request, as `AsyncEngineCore.abort` does; with another reason, its tokens have been read."""
+        self.drafting.is_read = reason is not FinishReason.aborted
+        seq = super().abort(request_id, reason)
+        self.drafting.is_read = False
+        return seq
+
+    def _free_ending(self, plan: StepPlan | None = None, late: Iterable[Sequence] = ()) -> None:
+        self.drafting.is_read = True
+        super()._free_ending(plan, late)
+        self.drafting.is_read = False
 
     def _offer_read(self) -> None:
         """Offers the tokens of the step before to the cache: now they are read."""

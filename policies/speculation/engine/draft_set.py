@@ -14,7 +14,7 @@ import numpy as np
 from policies.caching.pool import BlockPool
 from policies.core.decode_set import DecodeSet
 from policies.core.growth import PAGED, Growth
-from policies.core.sequence import DECODING, ENDING, PAUSED, WAITING, Sequence, SequenceState
+from policies.core.sequence import DECODING, PAUSED, WAITING, Sequence, SequenceState
 from policies.speculation.engine.drafts import DraftPlan, Ints
 
 
@@ -49,6 +49,8 @@ class DraftSet(DecodeSet):
         self.max_model_len = min(max_model_len, pool.max_tokens_per_seq + 1)
         """Maximum known tokens of a sequence, the newest of which needs no slot."""
         self.reads_late = False
+        self.is_read = False
+        """Whether the tokens of the step in flight have been read, while members leave that it has ended."""
         self._pool = pool
         self.computed_S = np.zeros(max_num_seqs, np.int64)
         """Computed tokens."""
@@ -144,12 +146,11 @@ class DraftSet(DecodeSet):
         seq.stored_computed = num_computed = int(self.computed_S[slot])
         seq.stored_known = num_computed + 1
         seq.state = state
-        is_read = self.reads_late and seq.finish_reason is not None and state is not ENDING
         num_readable = self.num_readable(seq, has_decoded=False)
         if self._num_told:  # the token that will not be computed counts where the last tokens are left out
             num_readable = min(self._num_told, num_computed + (self._pool.num_reprefillable_tokens > 0))
             self._num_told = 0
-        seq.num_unread = 0 if is_read else num_computed - num_readable
+        seq.num_unread = 0 if self.is_read else num_computed - num_readable
         seq.num_extra_blocks = int(self.blocks_S[slot]) - self._pool.blocks_for(num_computed)
         self._pool.num_extra_blocks += seq.num_extra_blocks
         self.is_member_S[slot] = False
