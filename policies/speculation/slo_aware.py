@@ -43,18 +43,19 @@ class SloAware:
             raise ValueError(f"num_tokens={self.num_tokens}: must be >= 1, or null for all that it drafts")
 
     @property
+    def needs_tpot(self) -> bool:
+        """True if the run must have an SLO with a TPOT."""
+        return self.tpot_s is None
+
+    @property
     def num_repeats(self) -> int:
         """Returns 1: sequences fall behind and catch up while the batch stays the same."""
         return 1
 
     def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
-        """Returns num_tokens for each sequence that is behind, else 0. Raises ValueError without a TPOT."""
+        """Returns num_tokens for each sequence that is behind, else 0."""
         tpot_s = view.tpot_s if self.tpot_s is None else self.tpot_s
-        if tpot_s is None:
-            raise ValueError(
-                "tpot_s: must be set, because the SLO of this run has no TPOT; "
-                "for example draft_length.tpot_s=0.05"
-            )
+        assert tpot_s is not None, "needs_tpot"
         limit = view.max_draft_tokens
         length = limit if self.num_tokens is None else min(self.num_tokens, limit)
         allowed_s = (view.num_output_tokens - 1) * (tpot_s * (1 - self.margin))

@@ -87,6 +87,7 @@ class Scenario(PoolSettings, ClusterSettings):
         self._check_adapters()
         self._check_models()
         self._check_branching()
+        self._check_tpot()
 
     def _check_stop_missed(self) -> None:
         """Raises ValueError if missed requests would not be counted as in the summary."""
@@ -136,6 +137,16 @@ class Scenario(PoolSettings, ClusterSettings):
             for pool in self.pools_by_name.values():
                 self.network.check(pool.hardware)
 
+    def _check_tpot(self) -> None:
+        """Raises ValueError for a draft-length policy that needs the TPOT of an SLO that has none."""
+        for name, pool in self.pools_by_name.items():
+            if self.tpot_s is None and getattr(pool.draft_length, "needs_tpot", False):
+                key = f"pools.{name}.draft_length" if name else "draft_length"
+                raise ValueError(
+                    f"{key}={name_of(pool.draft_length)}: needs a TPOT to keep, and slo has none; set "
+                    f"{key}.tpot_s, such as 0.05, or choose an SLO with a TPOT, such as slo=chat"
+                )
+
     def _check_adapters(self) -> None:
         """Raises ValueError if the adapters that requests name cannot be served."""
         for name, pool in self.pools_by_name.items():
@@ -172,6 +183,11 @@ class Scenario(PoolSettings, ClusterSettings):
                 f"pools: serve {', '.join(sorted(served))}, but requests of the workload name no model; "
                 "choose workload=callers and set the shares in workload.models"
             )
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token that the SLO allows, s; None: it has none."""
+        return None if self.slo is None else self.slo.limits_s.get("tpot")
 
     @property
     def served_adapters(self) -> tuple[Adapter, ...]:
@@ -250,10 +266,9 @@ class Scenario(PoolSettings, ClusterSettings):
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`."""
         future = self.future()
         pools = self.pools_by_name.items()
-        tpot_s = None if self.slo is None else self.slo.limits_s.get("tpot")
         simulation = Simulation(
             source=source,
-            pools=[pool.pool(name, future, self.served_adapters, tpot_s) for name, pool in pools],
+            pools=[pool.pool(name, future, self.served_adapters, self.tpot_s) for name, pool in pools],
             cluster=self.for_a_run(),
             sim=self.sim,
         )

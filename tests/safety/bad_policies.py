@@ -149,6 +149,17 @@ class BadPrediction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BadDraftLength:
+    way: str = "raises"
+    needs_cost = False
+    reads_sequences = False
+    num_repeats = 1
+
+    def num_draft_tokens(self, view):
+        return {"none": None, "negative": -1, "half": 0.5, "many": 5, "list": [1, 1]}[self.way]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BadAdapters(AdapterServing):
     way: str = "raises"
 

@@ -31,6 +31,7 @@ CHOICES = {
     "scaling": ("BadScaling",),
     "prediction": ("BadPrediction",),
     "adapters": ("BadAdapters",),
+    "draft_length": ("BadDraftLength",),
 }
 AT = r"at [\d.e+-]+ s( in iteration \d+)?( of replica \d+)?, "
 FAILURES = [
@@ -183,10 +184,28 @@ FAILURES = [
         "residents returned None; it must return a policies",
         r"def residents",
     ),
+    ("draft_length", "BadDraftLength", "raises", f"{AT}num_draft_tokens raised KeyError", r"return {"),
+    *(
+        (
+            "draft_length",
+            "BadDraftLength",
+            way,
+            f"{AT}num_draft_tokens returned {shown}; it must return a whole number from 0 to 4, or an array",
+            r"def num_draft_tokens",
+        )
+        for way, shown in (
+            ("none", "None"),
+            ("negative", "-1"),
+            ("half", "0.5"),
+            ("many", "5"),
+            ("list", r"\[1, 1\]"),
+        )
+    ),
 ]
 MORE = {
     "prediction": [*SMALL, "scheduling=shortest_job_first"],
     "adapters": ["workload=lora", "workload.of.num_requests=8"],
+    "draft_length": [*SMALL, "speculation=ngram"],
 }
 """Runs in which a family's policy matters."""
 

@@ -149,9 +149,8 @@ def test_the_slo_gives_the_tpot_unless_it_is_set():
     state = view(1, now=2.0, num_output_tokens=[11], tpot_s=0.25)  # TPOT so far: 0.2 s
     assert SloAware(margin=0).num_draft_tokens(state).tolist() == [0]
     assert SloAware(margin=0, tpot_s=0.1).num_draft_tokens(state).tolist() == [5]
-    state.tpot_s = None
-    with pytest.raises(ValueError, match=re.escape("draft_length.tpot_s=0.05")):
-        SloAware().num_draft_tokens(state)
+    assert SloAware().needs_tpot
+    assert not SloAware(tpot_s=0.1).needs_tpot
 
 
 # backoff

@@ -197,6 +197,10 @@ def test_a_draft_with_kv_needs_prompts_with_it(overrides, message):
             "^speculation=eagle3, batching=splitfuse: .*choose batching=chunked",
         ),
         (
+            ["ngram", "draft_length=slo_aware", "slo=none"],
+            "^draft_length=slo_aware: needs a TPOT to keep, and slo has none; set draft_length.tpot_s",
+        ),
+        (
             ["ngram", "draft_length.num_tokens=5"],
             "draft_length.num_tokens=5: must be <= 4, speculation.num_speculative_tokens, or null for all",
         ),
