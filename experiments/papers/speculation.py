@@ -135,7 +135,7 @@ def kinds() -> Iterator[tuple[Comparison, Row]]:
         for row in comparison.rows:
             kind = [setting for setting in row.draft if setting.startswith(("speculation=", "speculation/"))]
             key = (*kind, row.batch > 1)
-            if kind and key not in seen:
+            if kind and key not in seen and not comparison.shares_memory:
                 seen.add(key)
                 yield comparison, row
 

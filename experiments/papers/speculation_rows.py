@@ -46,6 +46,8 @@ class Comparison:
     """Tokens of a sequence in the middle of its answer."""
     limit: int | None = None
     """Most rows of a pass; larger batches run in turns."""
+    shares_memory: bool = False
+    """Whether the draft has the target's weights and KV; the simulator would give it memory of its own."""
     is_fitted: bool = False
     """Whether settings of the hardware models were fitted to these rows."""
 
@@ -353,6 +355,7 @@ MAGICDEC = Comparison(
     source="Sadhukhan et al., ICLR 2025: Llama-3.1-8B as its own draft with sparse KV, up to 2.51 times",
     engine=("model=llama3_1_8b", "hardware=h100_sxm", "tensor_parallel_size=8", "engine=vllm"),
     context=32_000,
+    shares_memory=True,
     rows=(
         Row(
             setting="32k tokens, batch 128",  # about the largest batch whose KV fits
