@@ -173,7 +173,7 @@ class Result:
         side. Gaps between tokens are missing if requests have several samples.
         """
         records = self.run.records
-        times = known_token_times(records.requests, records.iterations, records.own_gaps)
+        times = known_token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
         dialects = in_dialects(DIALECTS, records.requests, times, self._window, self.run.slo)
         return dialect_frame({**self.summary, "dialects": dialects})
 

@@ -38,7 +38,7 @@ class Served:
     token_row: NDArray[np.int64]
     """Index of the request of each token."""
     gap_s: Values
-    """Seconds between two tokens of a request, for each gap."""
+    """Seconds between two tokens of a request, for each gap; tokens of one chunk have none between them."""
     gap_row: NDArray[np.int64]
     """Index of the request of each gap."""
 
@@ -50,7 +50,7 @@ class Served:
         rows = rows[np.argsort(arrival_s[rows], kind="stable")]
         table = requests.iloc[rows]
         if times is None:
-            times = TokenTimes(np.empty(0), np.zeros(len(requests), np.int64))
+            times = TokenTimes(np.empty(0), np.zeros(len(requests), np.int64), np.zeros(0, np.bool_))
         place = np.full(len(requests), -1)
         place[rows] = np.arange(len(rows))
         token_row = place[np.repeat(np.arange(len(requests)), times.num_tokens)]

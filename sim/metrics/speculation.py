@@ -94,6 +94,12 @@ def acceptance_by_place(counts: pd.DataFrame) -> pd.DataFrame:
     return counts.assign(rate=_shares(accepted, drafted), conditional_rate=_shares(accepted, reached))
 
 
+def acceptance_by_pool(counts: pd.DataFrame) -> pd.DataFrame:
+    """Adds the rates to the counts of each pool; see `acceptance_by_place`."""
+    pools = [acceptance_by_place(own) for _, own in counts.groupby("pool")]
+    return pd.concat(pools, ignore_index=True)
+
+
 def wasted_flops(
     records: RunRecords, inside: NDArray[np.bool_], models: Sequence[IterationModel]
 ) -> dict[str, float]:

@@ -6,7 +6,9 @@
 
 A request gets a token at the end of each iteration of its replica that has decodes, except in the gaps that
 are recorded for the request itself (`RunRecords.own_gaps`): the one after its first token, and those in which
-it was preempted, idle or transferred. For a request with several samples, the sample of a token is unknown.
+it was preempted, idle or transferred. With speculation several tokens come together: a burst, which the
+records of speculation name (`SpeculationRecord.bursts`). For a request with several samples, the sample of a
+token is unknown.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-SAME_S = 1e-9
-"""Times closer than this are equal: the end of an iteration is a rounded sum of its start and duration."""
+from sim.metrics.burst_times import SAME_S, BurstTimes, tokens_together
 
 
 class TokenTimes(NamedTuple):
     """Times of the tokens of all requests, request after request in the order of the table of requests.
 
-    num_tokens: tokens of each request.
+    num_tokens: tokens of each request. begins: for each token, whether it is the first of those of its
+    request that come at its time.
     """
 
     time_s: NDArray[np.float64]
     num_tokens: NDArray[np.int64]
+    begins: NDArray[np.bool_]
 
     @property
     def first(self) -> NDArray[np.int64]:
@@ -36,9 +39,12 @@ class TokenTimes(NamedTuple):
         return np.cumsum(self.num_tokens) - self.num_tokens
 
     def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Returns all gaps between two tokens of a request, in seconds, and the row of each request."""
+        """Returns all gaps between tokens of a request, in seconds, and the row of each request.
+
+        Tokens that come together have no gap between them.
+        """
         owner = np.repeat(np.arange(len(self.num_tokens)), self.num_tokens)
-        same = owner[1:] == owner[:-1]
+        same = (owner[1:] == owner[:-1]) & self.begins[1:]
         return np.diff(self.time_s)[same], owner[1:][same]
 
     def of(self, row: int) -> NDArray[np.float64]:
@@ -48,18 +54,27 @@ class TokenTimes(NamedTuple):
 
 
 def known_token_times(
-    requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame
+    requests: pd.DataFrame,
+    iterations: pd.DataFrame,
+    own_gaps: pd.DataFrame,
+    bursts: pd.DataFrame | None = None,
 ) -> TokenTimes | None:
     """Returns `token_times`, or None if a request has several samples."""
     if "samples" in requests and (requests["samples"] > 1).any():
         return None
-    return token_times(requests, iterations, own_gaps)
+    return token_times(requests, iterations, own_gaps, bursts)
 
 
-def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame) -> TokenTimes:
+def token_times(
+    requests: pd.DataFrame,
+    iterations: pd.DataFrame,
+    own_gaps: pd.DataFrame,
+    bursts: pd.DataFrame | None = None,
+) -> TokenTimes:
     """Computes the times of all tokens from the tables of `RunRecords`.
 
-    Raises ValueError if a request has several samples or if the tables contradict each other.
+    bursts: of runs that speculate. Raises ValueError if a request has several samples or if the tables
+    contradict each other.
     """
     if "samples" in requests and (requests["samples"] > 1).any():
         raise ValueError(
@@ -84,6 +99,15 @@ def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.D
         num = counts[mine]
         step = np.arange(int(num.sum())) - np.repeat(np.cumsum(num) - num, num)
         time_s[np.repeat(first[mine] + 1, num) + step] = ends_s[np.repeat(low, num) + step]
+    begins = np.ones(len(time_s), np.bool_)
+    if bursts is not None:
+        together = tokens_together(
+            BurstTimes.of(bursts, requests, iterations), np.repeat(spans.row, num_by_span), time_s
+        )
+        time_s = np.repeat(time_s, together)
+        begins = np.zeros(len(time_s), np.bool_)
+        begins[np.cumsum(together) - together] = True
+        num_by_span = np.add.reduceat(together, first) if len(first) else num_by_span
     num_tokens = np.bincount(spans.row, weights=num_by_span, minlength=len(requests)).astype(np.int64)
     counted = requests["output_tokens"].to_numpy()
     wrong = np.flatnonzero(num_tokens != counted)
@@ -94,7 +118,7 @@ def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.D
             f"{num_tokens[row]} token times, the table of requests {counted[row]} output tokens "
             f"({len(wrong)} of {len(counted)} requests differ); the tables are of several runs or incomplete"
         )
-    return TokenTimes(time_s, num_tokens)
+    return TokenTimes(time_s, num_tokens, begins)
 
 
 class _Spans(NamedTuple):

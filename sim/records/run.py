@@ -172,6 +172,11 @@ class RunRecords:
     speculation: SpeculationRecord | None = None
 
     @property
+    def bursts(self) -> pd.DataFrame | None:
+        """The bursts of `SpeculationRecord`; None if no replica speculates."""
+        return None if self.speculation is None else self.speculation.bursts
+
+    @property
     def num_replicas(self) -> int:
         """Number of replicas of the run, with those that have gone."""
         return len(self.replicas)

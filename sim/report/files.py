@@ -44,7 +44,7 @@ def write_result(
         write_vllm_bench(
             folder / VLLM_BENCH,
             records.requests,
-            token_times(records.requests, records.iterations, records.own_gaps),
+            token_times(records.requests, records.iterations, records.own_gaps, records.bursts),
             Window(trimmed["start_s"], trimmed["end_s"]),
             result.slo,
             str(config.get("model", {}).get("name", "")),

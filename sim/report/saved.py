@@ -3,6 +3,8 @@
 itl.parquet: every gap between two tokens (seconds, number of sequences, end), including the gaps of single
 requests that gaps.parquet has.
 records.json: pools, replicas and the end of the run.
+If replicas speculate, also acceptance.parquet, one row per pool and place of a draft token, and
+bursts.parquet, one row per pass that kept draft tokens.
 With these files and the tables, the report can be written again without a simulation.
 """
 
@@ -15,31 +17,47 @@ from typing import Any
 
 import pandas as pd
 
+from sim.metrics.speculation import acceptance_by_pool
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
+from sim.speculation.records import SpeculationRecord
 
 GAPS, RECORDS = "itl.parquet", "records.json"
+ACCEPTANCE, BURSTS = "acceptance.parquet", "bursts.parquet"
+SPECULATES = "speculates"
+"""Key of records.json for runs with these two tables."""
 
 
 def saved_records(records: RunRecords) -> Iterator[tuple[str, bytes]]:
-    """Yields name and content of both files."""
+    """Yields name and content of the files."""
     gaps = pd.DataFrame(
         {"gap_s": records.gap_s, "gap_count": records.gap_count, "gap_end_s": records.gap_end_s}
     )
-    content = BytesIO()
-    gaps.to_parquet(content, index=False, compression="zstd")
-    yield GAPS, content.getvalue()
-    plain = {
+    yield GAPS, _table_bytes(gaps)
+    plain: dict[str, Any] = {
         "end_s": records.end_s,
         "interrupted": records.interrupted,
         "pools": [pool._asdict() for pool in records.pools],
         "replicas": [replica._asdict() for replica in records.replicas],
     }
+    if records.speculation is not None:
+        plain[SPECULATES] = True
+        yield ACCEPTANCE, _table_bytes(acceptance_by_pool(records.speculation.acceptance))
+        yield BURSTS, _table_bytes(records.speculation.bursts)
     yield RECORDS, f"{json.dumps(plain)}\n".encode()
+
+
+def _table_bytes(table: pd.DataFrame) -> bytes:
+    content = BytesIO()
+    table.to_parquet(content, index=False, compression="zstd")
+    return content.getvalue()
 
 
 def read_records(table: Callable[[str], pd.DataFrame], plain: dict[str, Any]) -> RunRecords:
     """Returns the records that figures need. table: reads the table of a file name; plain: records.json."""
     gaps = table(GAPS)
+    speculation = None
+    if plain.get(SPECULATES):
+        speculation = SpeculationRecord(acceptance=table(ACCEPTANCE), bursts=table(BURSTS))
     return RunRecords(
         requests=table("requests.parquet"),
         iterations=table("iterations.parquet"),
@@ -54,4 +72,5 @@ def read_records(table: Callable[[str], pd.DataFrame], plain: dict[str, Any]) ->
         own_gaps=table("gaps.parquet"),
         end_s=plain["end_s"],
         interrupted=plain["interrupted"],
+        speculation=speculation,
     )

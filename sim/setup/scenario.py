@@ -307,7 +307,7 @@ class Scenario(PoolSettings, ClusterSettings):
         if self.metrics.dialects:
             trimmed = summary["trimmed"]
             window = Window(trimmed["start_s"], trimmed["end_s"])
-            times = known_token_times(records.requests, records.iterations, records.own_gaps)
+            times = known_token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
             dialects = in_dialects(self.metrics.dialects, records.requests, times, window, self.slo)
             summary["dialects"] = plain_json(dialects)
         if self.pools:

@@ -1,6 +1,6 @@
 """Worlds that speculate, made from any other world."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -12,15 +12,19 @@ from policies.speculation import SlotRules
 from policies.speculation.fixed import Fixed
 from policies.speculation.tree import TokenTree
 from sim.speculation.acceptance.iid import Iid
+from tests.worlds.clusters import Cluster
 
 
-def speculating(world, **settings):
-    """Returns a world in which the replicas of another one speculate."""
-    given = {
-        each.name: getattr(world, each.name) for each in fields(SpeculatingWorld) if hasattr(world, each.name)
-    }
+@dataclass(frozen=True, kw_only=True)
+class SpeculatingCluster(SpeculatingWorld, Cluster):
+    """A `Cluster` in which every replica speculates."""
+
+
+def speculating(world, kind=SpeculatingWorld, **settings):
+    """Returns a world in which the replicas of another one speculate. kind: its class."""
+    given = {each.name: getattr(world, each.name) for each in fields(kind) if hasattr(world, each.name)}
     del given["engine"]
-    return SpeculatingWorld(**(given | settings))
+    return kind(**(given | settings))
 
 
 @st.composite
@@ -32,8 +36,8 @@ def proposers(draw):
 
 
 @st.composite
-def draw_speculating(draw, worlds):
-    """Returns a strategy for worlds that speculate, from one for other worlds."""
+def draw_speculating(draw, worlds, kind=SpeculatingWorld):
+    """Returns a strategy for worlds that speculate, from one for other worlds. kind: their class."""
     world = draw(worlds)
     proposer = draw(proposers())
     budgets = ("max_num_batched_tokens", "max_num_scheduled_tokens")
@@ -42,6 +46,7 @@ def draw_speculating(draw, worlds):
     caching = draw(st.sampled_from([Paged(block_size=1), Paged(block_size=4), PrefixCaching(block_size=4)]))
     return speculating(
         world,
+        kind,
         proposer=proposer,
         caching=caching,
         acceptance=Iid(rate=draw(st.sampled_from([0.0, 0.5, 0.8, 1.0]))),

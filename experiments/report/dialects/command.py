@@ -18,6 +18,7 @@ from sim.metrics.slo import TERMS, Slo
 from sim.metrics.token_times import known_token_times
 from sim.metrics.window import Window
 from sim.report.dialect_tables import dialect_tables
+from sim.report.saved import BURSTS
 from sim.report.vllm_bench import FILE, write_vllm_bench
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError, suggest
@@ -53,8 +54,9 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     summary = read_summary(options.folder)
     tables = {name: read_table(options.folder, f"{name}.parquet") for name in TABLES}
+    bursts = read_table(options.folder, BURSTS) if "speculation" in summary else None
     try:
-        times = known_token_times(tables["requests"], tables["iterations"], tables["gaps"])
+        times = known_token_times(tables["requests"], tables["iterations"], tables["gaps"], bursts)
     except ValueError as error:
         raise ConfigError(f"run={options.folder}: {error}") from error
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])

@@ -7,17 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
+from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.toys import TICK_S
+from experiments.conformance.worlds import Ask
 from policies.batching.splitfuse import SplitFuse
 from policies.caching.paged import Paged
 from sim.metrics.token_times import token_times
+from sim.speculation.acceptance.iid import Iid
 from tests.worlds.clusters import draw_clusters, draw_crashes
+from tests.worlds.speculating import SpeculatingCluster, draw_speculating
 
 NAN = float("nan")
 
 
 def rebuilt(records):
-    return token_times(records.requests, records.iterations, records.own_gaps)
+    return token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
 
 
 def assert_rebuilt(records):
@@ -29,7 +33,7 @@ def assert_rebuilt(records):
             of_request = times.of(row)
             assert of_request[0] == request.first_token_s
             assert of_request[-1] == pytest.approx(request.last_token_s, abs=1e-9)
-            assert (np.diff(of_request) > 0).all()
+            assert (np.diff(of_request) > 0).all() or records.bursts is not None
     if not records.num_lost_first_tokens:  # else gaps of lost answers are recorded, too
         recorded = np.sort(np.repeat(records.gap_s, records.gap_count))
         assert np.sort(times.gaps()[0]) == pytest.approx(recorded, abs=1e-8)
@@ -43,6 +47,31 @@ def test_every_token_is_found_whatever_the_policies(world, leap):
 @given(st.one_of(draw_clusters(), draw_crashes()))
 def test_every_token_is_found_over_replicas_kv_transfers_and_crashes(world):
     assert_rebuilt(world.simulate().records)
+
+
+@given(st.data(), st.booleans())
+def test_every_token_of_a_burst_is_found(data, leap):
+    assert_rebuilt(data.draw(draw_speculating(draw_worlds())).simulate(leap=leap).records)
+
+
+@given(st.data())
+def test_every_token_of_a_burst_is_found_over_replicas_kv_transfers_and_crashes(data):
+    worlds = st.one_of(draw_clusters(), draw_crashes())
+    assert_rebuilt(data.draw(draw_speculating(worlds, SpeculatingCluster)).simulate().records)
+
+
+def test_bursts_by_hand():
+    """Answers 10 tokens with 3 drafts that are always right: at 1 tick one, then 4, 4 and 1 together."""
+    records = SpeculatingWorld(asks=(Ask(0.0, 4, 10),), acceptance=Iid(rate=1.0)).simulate().records
+    times = rebuilt(records)
+    assert (times.time_s / TICK_S).tolist() == [1, 2, 2, 2, 2, 3, 3, 3, 3, 4]
+    assert np.flatnonzero(times.begins).tolist() == [0, 1, 5, 9]
+    assert (times.gaps()[0] / TICK_S).tolist() == [1, 1, 1]
+    wrong = records.bursts.assign(iteration=records.bursts["iteration"] - 1)
+    with pytest.raises(ValueError, match="of several runs or incomplete"):
+        token_times(records.requests, records.iterations, records.own_gaps, wrong)
+    with pytest.raises(ValueError, match="4 token times, the table of requests 10 output tokens"):
+        token_times(records.requests, records.iterations, records.own_gaps)
 
 
 @pytest.mark.parametrize("leap", [True, False])
