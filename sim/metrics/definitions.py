@@ -8,6 +8,8 @@
 
 ITL is pooled over all gaps of all requests, so long answers weigh more; TPOT is one value per request. Other
 tools differ: guidellm and AIPerf call our TPOT "ITL", Vidur divides by the number of output tokens.
+With speculation a pass brings a burst of tokens at one time. ITL has one value per burst, as vLLM's benchmark
+has one per chunk of the stream; TPOT counts every token.
 Times are in seconds, arrays have one value per request, NaN stands for an event that did not happen.
 """
 

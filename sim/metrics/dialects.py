@@ -19,6 +19,9 @@ Definitions (n: output tokens; first, last: times of these tokens; sent: arrival
 
     every gap   ours and vllm_bench: ITL over all requests; aiperf: ICL; guidellm, mlperf: not reported
 
+With speculation a pass streams several tokens in one chunk: a burst. A gap is between two chunks, for ours as
+for vLLM bench and AIPerf, so ITL is the time between bursts; the times per token divide by all tokens.
+
 Ours counts every first token and every gap in the measured time, those of unfinished requests included; the
 other tools count successful requests only. Sources, read in November 2026: vllm/benchmarks/serve.py
 (calculate_metrics); guidellm schemas/base/request_stats.py, statistics.py and schemas/benchmark/goodput.py;
@@ -303,7 +306,7 @@ DIFFERENCES = (
     "Time per token after the first: guidellm calls it ITL and weights each output by its tokens; AIPerf "
     "calls it Inter Token Latency, the others TPOT. guidellm's TPOT includes the first token.",
     "Gaps between tokens: ours and vLLM call them ITL, over all requests; AIPerf calls them Inter Chunk "
-    "Latency.",
+    "Latency. With speculation they are the gaps between bursts of tokens.",
     "Percentiles: guidellm and MLPerf report a measured value, the others interpolate between two.",
     "Rates: ours are per second of the measured time; vLLM's of the time from the start to the last output; "
     "guidellm's and AIPerf's of the time from the first request (AIPerf: the first successful request) to "

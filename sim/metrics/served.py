@@ -50,7 +50,7 @@ class Served:
         rows = rows[np.argsort(arrival_s[rows], kind="stable")]
         table = requests.iloc[rows]
         if times is None:
-            times = TokenTimes(np.empty(0), np.zeros(len(requests), np.int64), np.zeros(0, np.bool_))
+            times = TokenTimes(np.empty(0), np.zeros(len(requests), np.int64))
         place = np.full(len(requests), -1)
         place[rows] = np.arange(len(rows))
         token_row = place[np.repeat(np.arange(len(requests)), times.num_tokens)]

@@ -26,12 +26,12 @@ class TokenTimes(NamedTuple):
     """Times of the tokens of all requests, request after request in the order of the table of requests.
 
     num_tokens: tokens of each request. begins: for each token, whether it is the first of those of its
-    request that come at its time.
+    request that come at its time; None: tokens come one by one.
     """
 
     time_s: NDArray[np.float64]
     num_tokens: NDArray[np.int64]
-    begins: NDArray[np.bool_]
+    begins: NDArray[np.bool_] | None = None
 
     @property
     def first(self) -> NDArray[np.int64]:
@@ -44,7 +44,9 @@ class TokenTimes(NamedTuple):
         Tokens that come together have no gap between them.
         """
         owner = np.repeat(np.arange(len(self.num_tokens)), self.num_tokens)
-        same = (owner[1:] == owner[:-1]) & self.begins[1:]
+        same = owner[1:] == owner[:-1]
+        if self.begins is not None:
+            same &= self.begins[1:]
         return np.diff(self.time_s)[same], owner[1:][same]
 
     def of(self, row: int) -> NDArray[np.float64]:
@@ -99,7 +101,7 @@ def token_times(
         num = counts[mine]
         step = np.arange(int(num.sum())) - np.repeat(np.cumsum(num) - num, num)
         time_s[np.repeat(first[mine] + 1, num) + step] = ends_s[np.repeat(low, num) + step]
-    begins = np.ones(len(time_s), np.bool_)
+    begins = None
     if bursts is not None:
         together = tokens_together(
             BurstTimes.of(bursts, requests, iterations), np.repeat(spans.row, num_by_span), time_s

@@ -36,8 +36,11 @@ def proposers(draw):
 
 
 @st.composite
-def draw_speculating(draw, worlds, kind=SpeculatingWorld):
-    """Returns a strategy for worlds that speculate, from one for other worlds. kind: their class."""
+def draw_speculating(draw, worlds, kind=SpeculatingWorld, more_blocks=0):
+    """Returns a strategy for worlds that speculate, from one for other worlds.
+
+    kind: their class. more_blocks: further KV blocks, for the slots behind sequences.
+    """
     world = draw(worlds)
     proposer = draw(proposers())
     budgets = ("max_num_batched_tokens", "max_num_scheduled_tokens")
@@ -47,6 +50,7 @@ def draw_speculating(draw, worlds, kind=SpeculatingWorld):
     return speculating(
         world,
         kind,
+        num_blocks=world.num_blocks + more_blocks,
         proposer=proposer,
         caching=caching,
         acceptance=Iid(rate=draw(st.sampled_from([0.0, 0.5, 0.8, 1.0]))),

@@ -50,6 +50,19 @@ def dialect_of(name, slo=SLO, window=WHOLE, times=TIMES):
     return in_dialects([name], REQUESTS, times, window, slo)[name]
 
 
+def test_a_burst_is_one_chunk():
+    """Request 2 has its second to fourth token at 5 s: gaps of 1 and 1 s, and still 5 tokens in 2 s."""
+    times = TokenTimes(
+        np.array([1, 2, 4, 3, 4, 5, 5, 5, 6.0]),
+        np.array([3, 1, 5, 0]),
+        np.array([1, 1, 1, 1, 1, 1, 0, 0, 1]) > 0,
+    )
+    assert dialect_of("vllm_bench", times=times)["gap"]["mean_s"] == pytest.approx((1 + 2 + 1 + 1) / 4)
+    assert dialect_of("aiperf", times=times)["gap"]["mean_s"] == pytest.approx((1 + 2 + 1 + 1) / 4)
+    for name in ("vllm_bench", "guidellm", "aiperf", "mlperf"):
+        assert dialect_of(name, times=times)["per_token"] == dialect_of(name)["per_token"]
+
+
 def figures(found, key):
     return [round(found[key][name], 6) for name in ("mean_s", "p50_s", "p90_s", "p99_s")]
 

@@ -1,5 +1,7 @@
 """Times of tokens rebuilt from a run's tables: every gap that was recorded, and each with its request."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -51,13 +53,14 @@ def test_every_token_is_found_over_replicas_kv_transfers_and_crashes(world):
 
 @given(st.data(), st.booleans())
 def test_every_token_of_a_burst_is_found(data, leap):
-    assert_rebuilt(data.draw(draw_speculating(draw_worlds())).simulate(leap=leap).records)
+    world = replace(data.draw(draw_speculating(draw_worlds(), more_blocks=8)), caching=Paged(block_size=4))
+    assert_rebuilt(world.simulate(leap=leap).records)
 
 
 @given(st.data())
 def test_every_token_of_a_burst_is_found_over_replicas_kv_transfers_and_crashes(data):
     worlds = st.one_of(draw_clusters(), draw_crashes())
-    assert_rebuilt(data.draw(draw_speculating(worlds, SpeculatingCluster)).simulate().records)
+    assert_rebuilt(data.draw(draw_speculating(worlds, SpeculatingCluster, 8)).simulate().records)
 
 
 def test_bursts_by_hand():
