@@ -287,6 +287,8 @@ class DraftStep(StepMaker):
             drafts.pad(request_id, num_rows)
         self._state.complete(plan, self._decoded)
         is_fixed = self._all_decode and not (plan.chunks or self._pool.needs_offers)
+        if plan.horizon < FOREVER:  # a promise in tokens of a sequence, of which a pass gives several
+            plan.horizon = max(plan.horizon // (1 + int(drafts.depth.max(initial=0))), 1)
         plan.horizon = min(plan.horizon, MAX_HORIZON) if is_fixed else 1
 
     def _drafts(self) -> DraftPlan:

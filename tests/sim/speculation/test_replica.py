@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.worlds import Ask
+from policies.batching.sglang import Sglang
+from policies.caching.paged import Paged
+from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.scheduling.shortest_remaining import ShortestRemaining
 from sim import simulate
 from sim.speculation.acceptance.iid import Iid
 from tests.worlds.speculating import draw_speculating
@@ -66,3 +70,24 @@ def test_drafting_takes_a_step_for_each_level(tree, num_steps):
         f"speculation/tree={tree}", model="llama3_1_8b", speculation="eagle", workload__num_requests=3
     )
     assert result.iterations["draft_steps"].max() == num_steps
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_a_horizon_in_tokens_is_shorter_in_passes(rate):
+    """shortest_remaining decides anew when an output has used up its prediction, after fewer passes."""
+    asks = (Ask(0.0, 1, 41), Ask(0.0, 3, 29), Ask(0.0, 1, 19), Ask(0.0, 9, 28))
+    assert_leap_equals_step(
+        SpeculatingWorld(
+            asks=asks,
+            batching=Sglang(max_num_batched_tokens=62, max_prefill_tokens=60, schedule_conservativeness=0.1),
+            scheduling=ShortestRemaining(min_gain_tokens=5),
+            prediction=OracleWithNoise(error=0.7),
+            caching=Paged(block_size=3),
+            num_blocks=11,
+            num_users=2,
+            think_s=0.4375,
+            max_model_len=90,
+            acceptance=Iid(rate=rate),
+            proposer=ToyProposer(num_speculative_tokens=2),
+        )
+    )
