@@ -6,7 +6,7 @@ import numpy as np
 
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
-from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.recorder import Recorder
 from sim.engine.running_step import RunningStep
@@ -47,7 +47,7 @@ class DraftRecorder(Recorder):
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
         assert isinstance(log, DraftLog)
-        assert isinstance(core, SpeculativeCore)
+        assert isinstance(core, Speculating)
         accepted = self.accepted[: step.num_iterations]
         num_apart = 0
         if tokens.apart or plan.idle or self._paused:

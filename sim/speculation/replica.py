@@ -14,7 +14,7 @@ from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.jitter import JitterFactors
 from policies.core.plan import StepPlan
 from policies.speculation import Proposer
-from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
@@ -47,7 +47,7 @@ class SpeculativeReplica(Replica):
     ) -> list[float]:
         """Returns the end times of a plan's iterations, up to the first event that the draws bring."""
         core, drafts = self.core, plan.drafts
-        assert isinstance(core, SpeculativeCore)
+        assert isinstance(core, Speculating)
         assert isinstance(drafts, DraftPlan)
         verdicts, recorder = self._verdicts, self._draft_recorder
         accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)

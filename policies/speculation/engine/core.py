@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,9 +29,17 @@ from policies.speculation.engine.running import DraftRunningSet
 from policies.speculation.engine.step import DraftStep
 from policies.speculation.engine.watch import DraftWatch
 
+if TYPE_CHECKING:
+    Engine = EngineCore
+else:
+    Engine = object
 
-class SpeculativeCore(EngineCore):
-    """An `EngineCore` that verifies draft tokens. Its other arguments are those of `EngineCore`."""
+
+class Speculating(Engine):
+    """What an engine that verifies draft tokens does beside, or in place of, an `EngineCore`.
+
+    A mixin, as compiled classes (`make compiled`) cannot have two compiled bases.
+    """
 
     drafting: DraftSet
     """The decoding sequences."""
@@ -182,7 +190,11 @@ class SpeculativeCore(EngineCore):
         raise ValueError("reserve: an engine that speculates runs a plan once")
 
 
-class AsyncSpeculativeCore(SpeculativeCore, AsyncEngineCore):
+class SpeculativeCore(Speculating, EngineCore):
+    """An `EngineCore` that verifies draft tokens. Its other arguments are those of `EngineCore`."""
+
+
+class AsyncSpeculativeCore(Speculating, AsyncEngineCore):
     """A `SpeculativeCore` that plans a step before the tokens of the step before are known.
 
     It counts all draft tokens of the step in flight as computed until they have been read, as vLLM does.
