@@ -36,7 +36,7 @@ else:
 
 
 class Speculating(Engine):
-    """What an engine that verifies draft tokens does beside, or in place of, an `EngineCore`.
+    """Adds the verification of draft tokens to an `EngineCore`.
 
     A mixin, as compiled classes (`make compiled`) cannot have two compiled bases.
     """
