@@ -19,8 +19,10 @@ from functools import cache
 from statistics import median
 from typing import NamedTuple
 
+from experiments.papers.constant_passes import ConstantPasses
 from experiments.papers.speculation_rows import COMPARISONS, Comparison, Row
 from hwmodels.iterations.iteration import IterationShape
+from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.speculation.model import decodes_with_drafts
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -33,6 +35,8 @@ from sim.speculation.acceptance.lengths import rate_of_chain, rate_of_tree
 WIDTH = 100
 SEQUENTIAL_REQUESTS = 8
 """Requests of a simulated row with one sequence at a time."""
+MANY_TOKENS = 10_000
+"""Output tokens of a simulated request with constant prices."""
 RANK_DECAY = 0.32
 """Rate of further branches of a tree over that of the first: the default of the acceptance models."""
 
@@ -86,9 +90,11 @@ def engines(comparison: Comparison, row: Row) -> tuple[tuple[str, ...], tuple[st
 
 
 @cache
-def scenario(settings: tuple[str, ...]) -> Scenario:
-    """Returns the scenario with some settings of `windtunnel simulate`."""
-    return build_scenario(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(settings)))
+def scenario(settings: tuple[str, ...], latency: LatencyLevel | None = None) -> Scenario:
+    """Returns the scenario with some settings of `windtunnel simulate`; latency: None for the default."""
+    objects = {} if latency is None else {"latency": latency}
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    return build_scenario(source.compose(list(settings)), objects)
 
 
 def deployment_of(settings: tuple[str, ...]) -> Deployment:
@@ -100,15 +106,16 @@ def simulated(comparison: Comparison, row: Row) -> float:
     """Returns the speed-up of the mean TPOT in runs of the simulator, with a fixed batch of equal requests.
 
     The prompts are half of the context. All places of a draft, or of the first branch of a tree, have the
-    rate with which a pass has the row's tokens.
+    rate with which a pass has the row's tokens. Rows with prices in units of a pass get these prices.
     """
-    num_requests = row.batch if row.batch > 1 else SEQUENTIAL_REQUESTS
+    is_constant = row.draft_steps is not None
+    num_tokens = MANY_TOKENS if is_constant else comparison.context
     workload = (
         "workload=offline_batch",
         "workload/lengths=fixed",
-        f"workload.num_requests={num_requests}",
+        f"workload.num_requests={row.batch if row.batch > 1 else SEQUENTIAL_REQUESTS}",
         f"workload.lengths.prompt_tokens.value={comparison.context // 2}",
-        f"workload.lengths.output_tokens.value={comparison.context}",
+        f"workload.lengths.output_tokens.value={num_tokens}",
         f"engine.max_num_seqs={row.batch}",
         "slo=none",
     )
@@ -120,22 +127,28 @@ def simulated(comparison: Comparison, row: Row) -> float:
         if proposer.tree is None
         else rate_of_tree(row.tokens, proposer.tree, RANK_DECAY)
     )
-    acceptance = ("acceptance=iid", f"acceptance.rate={rate}", f"acceptance.rank_decay={RANK_DECAY}")
-    tpot_s = [
-        scenario((*settings, *workload)).run().summary["tpot"]["mean_s"]
-        for settings in (alone, (*drafting, *acceptance))
-    ]
-    return float(tpot_s[0] / tpot_s[1])
+    drafting += ("acceptance=iid", f"acceptance.rate={rate}", f"acceptance.rank_decay={RANK_DECAY}")
+    if is_constant:
+        drafting += (f"+speculation.draft.start_s={row.draft_steps}",)
+    latency = ConstantPasses() if is_constant else None
+    alone_s, drafting_s = (
+        scenario((*settings, *workload), latency).run().summary["tpot"]["mean_s"]
+        for settings in (alone, drafting)
+    )
+    return float(alone_s / drafting_s)
 
 
 def kinds() -> Iterator[tuple[Comparison, Row]]:
-    """Yields the first row of every proposer with a price: chains and trees, one sequence and batches."""
+    """Yields the first row of every proposer, with chains and trees, one sequence and batches.
+
+    Yields all rows with prices in units of a pass.
+    """
     seen = set()
     for comparison in COMPARISONS:
         for row in comparison.rows:
             kind = [setting for setting in row.draft if setting.startswith(("speculation=", "speculation/"))]
-            key = (*kind, row.batch > 1)
-            if kind and key not in seen and not comparison.shares_memory:
+            key = (*kind, row.batch > 1, row.draft_steps)
+            if key not in seen and not comparison.shares_memory:
                 seen.add(key)
                 yield comparison, row
 

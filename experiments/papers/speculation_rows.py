@@ -26,7 +26,7 @@ class Row:
     assumed: str = GIVEN
     """What the tokens per pass were taken from; empty: the published row."""
     draft_steps: float | None = None
-    """For prices in units of a pass: draft tokens of a pass times the price of one."""
+    """Price of a whole draft in units of a pass; None: by the hardware models."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,7 @@ def _transformers(model: str, name: str, *published: tuple[float, float]) -> Com
             "hardware=a100_80gb_sxm",
             "engine=hf_static",
             "batching.batch_size=1",
-            "engine.host.launch_s=70e-6",  # 40.24 tokens/s of Vicuna-7B alone (Spec-Bench issue 4)
+            "engine.host.launch_s=70e-6",  # 40.24 tokens/s without drafts, taken as the 7B model's (issue 4)
         ),
         rows=_spec_bench(*published),
         reason=(
@@ -205,6 +205,11 @@ DEEPSEEK = Comparison(
 )
 
 
+def _constant(places: int) -> tuple[str, ...]:
+    """Returns a proposer of so many tokens, to which any price can be given."""
+    return ("speculation=ngram", f"speculation.num_speculative_tokens={places}")
+
+
 def _leviathan() -> tuple[Row, ...]:
     table = (
         ("translation, T5-small", 7, 0.75, 0.02, 3.4),
@@ -219,6 +224,7 @@ def _leviathan() -> tuple[Row, ...]:
             setting=f"{name}, K={k}",
             published=speedup,
             tokens=mean_tokens(rate, k),
+            draft=_constant(k),
             draft_steps=k * price,
         )
         for name, k, rate, price, speedup in table
@@ -232,7 +238,7 @@ def mean_tokens(rate: float, places: int) -> float:
 
 LEVIATHAN = Comparison(
     name="T5-XXL",
-    source="Leviathan et al., ICML 2023, table 2, T=0: T5-XXL on TPU v4, price of a draft token stated there",
+    source="Leviathan et al., ICML 2023, table 2, T=0: T5-XXL on TPU v4; prices of a draft token second-hand",
     rows=_leviathan(),
     reason=(
         "The paper's own formula misses the measured values by as much: acceptance is not independent "
@@ -242,12 +248,13 @@ LEVIATHAN = Comparison(
 
 CHINCHILLA = Comparison(
     name="Chinchilla 70B",
-    source="Chen et al., 2023, table 1: 16 TPU v4, K=4; 1.8 ms per draft token, 14.1 ms per pass",
+    source="Chen et al., 2023, table 1 (second-hand): K=4; 1.8 ms per draft token, 14.1 ms per pass",
     rows=tuple(
         Row(
             setting=setting,
             published=speedup,
             tokens=mean_tokens(0.8, 4),
+            draft=_constant(4),
             draft_steps=4 * 1.8 / 14.1,
             assumed="0.8 for every place",
         )
