@@ -33,7 +33,8 @@ from sim.workload.streams import stream
 
 CARRYING = (Paged, PrefixCaching, Radix, Tiered)
 """Caches that can hold draft tokens."""
-THRESHOLD = "long_prefill_token_threshold"
+LIMITS = ("max_num_batched_tokens", "max_batch_prefill_tokens", "long_prefill_token_threshold")
+"""Settings of batching policies that limit the tokens of a step or of a prompt's chunk."""
 RATES = st.sampled_from([0.0, 0.5, 0.8, 1.0])
 
 
@@ -107,7 +108,7 @@ def with_room(batching: Any, proposer: ToyProposer) -> Any:
         return Chunked(max_num_batched_tokens=batching.max_num_batched_tokens + 8)
     num_rows = 1 + proposer.num_speculative_tokens
     needed = num_rows + proposer.rules.num_input_slots
-    given = {name: getattr(batching, name, None) for name in ("max_num_batched_tokens", THRESHOLD)}
+    given = {name: getattr(batching, name, None) for name in LIMITS}
     raised = {name: value + needed for name, value in given.items() if value and value < needed}
     return replace(batching, **raised)
 
