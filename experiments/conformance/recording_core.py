@@ -12,6 +12,7 @@ from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
+from policies.speculation.engine.drafts import DraftPlan
 
 MAX_PLANS = 20_000
 """Limit of plans per run, above which it is taken as endless; these worlds need hundreds or thousands."""
@@ -81,7 +82,7 @@ class RecordingCore(EngineCore):
             self.first_admitted.append(seq.request_id)
 
     def _check_block_ids(self, plan: StepPlan) -> None:
-        tokens = plan.tokens_by_request
+        tokens = self._stored_tokens(plan)
         owners: Counter[int] = Counter()
         num_extra = 0  # blocks of branches that are recomputed
         for seq in self.running.values():
@@ -102,6 +103,10 @@ class RecordingCore(EngineCore):
             assert source in owners, "KV is copied from a block without an owner"
             assert target in owners, "KV is copied to a block without an owner"
 
+    def _stored_tokens(self, plan: StepPlan) -> dict[int, int]:
+        """Returns the tokens of a plan of which the KV is stored, by request id."""
+        return plan.tokens_by_request
+
     def _slots(self, seq: Sequence, num_planned: int) -> tuple[int, int]:
         """Returns the KV slots of a sequence with its planned tokens, and the blocks that it has beside."""
         return seq.num_held + num_planned, seq.num_extra_blocks
@@ -113,6 +118,13 @@ class AsyncRecordingCore(RecordingCore, AsyncEngineCore):
 
 class SpeculativeRecordingCore(RecordingCore, SpeculativeCore):
     """Records what a `SpeculativeCore` decides."""
+
+    def _stored_tokens(self, plan: StepPlan) -> dict[int, int]:
+        assert isinstance(plan.drafts, DraftPlan)
+        padded = plan.drafts.padded  # their slots are among the extra blocks of the sequence
+        return {
+            request_id: num - padded.get(request_id, 0) for request_id, num in plan.tokens_by_request.items()
+        }
 
     def _slots(self, seq: Sequence, num_planned: int) -> tuple[int, int]:
         if seq in self.drafting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import isnan
 
 from policies.core.engine import EngineCore
@@ -40,6 +41,10 @@ class Recorder:
 
     def _new_log(self, replica: int, block_size: int, serves_adapters: bool) -> IterationLog:
         return IterationLog(replica, block_size, serves_adapters)
+
+    def decoded_after(self, plan: StepPlan, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
+        """Returns the tokens that each decoding sequence has got after num_iterations of a running plan."""
+        return ((seq, num_iterations) for seq in plan.decodes)
 
     def _follow(self, core: EngineCore) -> None:
         self._core = core

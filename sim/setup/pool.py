@@ -26,7 +26,14 @@ from sim.engine.links import Links
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
-from sim.setup.speculation import check_batching, check_budget, check_cache, check_length, speculative_core
+from sim.setup.speculation import (
+    check_adapters,
+    check_batching,
+    check_budget,
+    check_cache,
+    check_length,
+    speculative_core,
+)
 from sim.speculation.acceptance import Acceptance
 
 
@@ -139,6 +146,7 @@ class PoolSettings(Deployment):
                 )
         check_cache(self.speculation, self.caching)
         check_batching(self.speculation, self.batching)
+        check_adapters(self.speculation, self.adapters)
         check_budget(self.speculation, self.batching, self.max_num_batched_tokens)
         if self.draft_length is not None:
             check_length(self.speculation, self.draft_length)

@@ -15,6 +15,8 @@ from hwmodels.levels.rooflines import LatencyLevel, Replica
 from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
+from policies.adapters import AdapterServing
+from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching import Batching
 from policies.batching.splitfuse import SplitFuse
 from policies.caching.eviction.future import FutureUses
@@ -28,6 +30,8 @@ from sim.speculation.acceptance import Acceptance
 KEY = "speculation"
 ASSUMED = ("iid", "beta")
 """Acceptance models whose rates have a default, which is of no model and workload in particular."""
+BUDGETS = ("max_num_scheduled_tokens", "max_prefill_tokens", "max_batch_prefill_tokens", "n_batch")
+"""Further limits of batching policies on the tokens of an iteration."""
 CARRYING_CACHES = "paged, prefix, radix or tiered"
 """Caches that give a sequence the blocks that its tokens need, and so can keep those of draft tokens."""
 
@@ -118,6 +122,15 @@ def check_batching(proposer: Proposer, batching: Batching) -> None:
         )
 
 
+def check_adapters(proposer: Proposer, adapters: AdapterServing | None) -> None:
+    """Raises ValueError for adapters in KV blocks, which the slots behind a sequence may need."""
+    if isinstance(adapters, UnifiedPaging):
+        raise ValueError(
+            f"{KEY}={proposer.method}, adapters=unified_paging: adapters in KV blocks may leave no room for "
+            "draft tokens; choose adapters=fixed_slots, exchange or merged, or speculation=none"
+        )
+
+
 def check_budget(proposer: Proposer, batching: Batching, max_num_batched_tokens: int) -> None:
     """Raises ValueError if an iteration has too few tokens for the pass of one sequence."""
     chosen = f"{KEY}={proposer.method}"
@@ -128,6 +141,13 @@ def check_budget(proposer: Proposer, batching: Batching, max_num_batched_tokens:
             f"{chosen}, max_num_batched_tokens={max_num_batched_tokens}: must be >= {needed} for the pass of "
             f"one sequence; raise it, or lower {KEY}.num_speculative_tokens={proposer.num_speculative_tokens}"
         )
+    for name in BUDGETS:
+        limit = getattr(batching, name, None)
+        if limit is not None and limit < needed:
+            raise ValueError(
+                f"{chosen}, batching.{name}={limit}: must be >= {needed}, the tokens of a pass or of the end "
+                f"of a prompt; raise it, or lower {KEY}.num_speculative_tokens"
+            )
     threshold = getattr(batching, "long_prefill_token_threshold", 0)
     if 0 < threshold < num_rows:
         raise ValueError(

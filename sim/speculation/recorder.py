@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from policies.core.engine import EngineCore
-from policies.core.plan import StepOutcome
+from policies.core.plan import StepOutcome, StepPlan
+from policies.core.sequence import Sequence
 from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.recorder import Recorder
@@ -40,6 +43,15 @@ class DraftRecorder(Recorder):
 
     def _new_log(self, replica: int, block_size: int, serves_adapters: bool) -> IterationLog:
         return DraftLog(replica, block_size, serves_adapters)
+
+    def decoded_after(self, plan: StepPlan, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
+        """Returns the tokens that each decoding sequence has got after num_iterations of a running plan."""
+        drafts, last = plan.drafts, num_iterations - 1
+        assert isinstance(drafts, DraftPlan)
+        if not drafts.seqs:
+            return ()
+        num_computed = np.minimum(self.computed[last] + self.accepted[last] + 1, drafts.end)
+        return zip(drafts.seqs, (num_computed - self.computed[0]).tolist(), strict=True)
 
     def ran(self, step: RunningStep) -> StepOutcome:
         """Records iterations that have run; returns the outcome for the core, which commits them next."""

@@ -73,9 +73,9 @@ class KvReplicator(Attachment):
             if seq.state is not LOADING and request_id not in ending and seq.request.branching is None
         }
         if num_iterations:
-            for seq in plan.decodes:
+            for seq, num_tokens in self._replica.recorder.decoded_after(plan, num_iterations):
                 if seq.request_id in computed:
-                    computed[seq.request_id] += num_iterations
+                    computed[seq.request_id] += num_tokens
             for chunk in plan.chunks:
                 if chunk.seq.request_id in computed:
                     computed[chunk.seq.request_id] += num_iterations * chunk.num_tokens

@@ -73,7 +73,7 @@ class DraftStep(StepMaker):
     def _update_left(self) -> None:
         num_slots = self._rules.num_input_slots * (self._num_requests + 1)
         inputs_left = self._input_budget - num_slots
-        self.tokens_left = min(self._token_budget, inputs_left) - self.num_tokens
+        self.tokens_left = max(min(self._token_budget, inputs_left) - self.num_tokens, 0)
 
     @property
     def has_freed(self) -> bool:
@@ -195,12 +195,15 @@ class DraftStep(StepMaker):
             num_cached = (
                 self._state.transfers.num_cached(seq) if seq.num_swapped else self._pool.num_cached(seq)
             )
-            max_num_tokens = self._cut_to_lookahead(seq, num_cached, max_num_tokens)
+            if self._rules.prefill_lookahead:
+                num_found = num_cached + self._state.transfers.num_loadable(seq, num_cached)
+                max_num_tokens = self._cut_to_lookahead(seq, num_found, max_num_tokens)
             self._num_rows_now = self._padding_of(seq, num_cached)
             if max_num_tokens < 1 or 1 + self._num_rows_now > self.tokens_left:
                 if num_cached:
                     self._hold = 1  # with a shorter hit, it has more tokens to compute and no padding
                 return self._refuse(Cause.budget)
+        may_cut |= seq.num_uncomputed > self._input_budget - self._rules.num_input_slots  # or it would starve
         is_admitted = super().admit(seq, max_num_tokens, may_cut=may_cut)
         self._num_rows_now = 0
         return is_admitted

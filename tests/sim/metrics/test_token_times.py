@@ -17,7 +17,7 @@ from policies.caching.paged import Paged
 from sim.metrics.token_times import token_times
 from sim.speculation.acceptance.iid import Iid
 from tests.worlds.clusters import draw_clusters, draw_crashes
-from tests.worlds.speculating import SpeculatingCluster, draw_speculating
+from tests.worlds.speculating import draw_speculating
 
 NAN = float("nan")
 
@@ -60,7 +60,7 @@ def test_every_token_of_a_burst_is_found(data, leap):
 @given(st.data())
 def test_every_token_of_a_burst_is_found_over_replicas_kv_transfers_and_crashes(data):
     worlds = st.one_of(draw_clusters(), draw_crashes())
-    assert_rebuilt(data.draw(draw_speculating(worlds, SpeculatingCluster, 8)).simulate().records)
+    assert_rebuilt(data.draw(draw_speculating(worlds, more_blocks=8)).simulate().records)
 
 
 def test_bursts_by_hand():

@@ -191,6 +191,14 @@ def test_a_draft_with_kv_needs_prompts_with_it(overrides, message):
             ["ngram", "batching.long_prefill_token_threshold=4"],
             "batching.long_prefill_token_threshold=4: must be 0 or >= 5, the tokens of a pass",
         ),
+        (
+            ["ngram", "batching=tgi", "batching.max_batch_prefill_tokens=4"],
+            "batching.max_batch_prefill_tokens=4: must be >= 5, the tokens of a pass",
+        ),
+        (
+            ["ngram", "adapters=unified_paging"],
+            "adapters=unified_paging: .*choose adapters=fixed_slots, exchange or merged",
+        ),
         (["ngram", "~acceptance"], "acceptance"),
         (
             ["eagle3", "batching=splitfuse"],

@@ -1,0 +1,89 @@
+"""Speculation with every other feature: in worlds of every kind nothing is lost, and a leap equals steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.conformance.adapting import draw_adapter_worlds
+from experiments.conformance.draws import draw_worlds
+from experiments.conformance.same_run import assert_leap_equals_step
+from experiments.conformance.speculating import SpeculatingWorld
+from experiments.conformance.worlds import Ask
+from hwmodels.iterations.jitter import Jitter
+from policies.core.request import Branching
+from sim.metrics.summary import check_conservation
+from tests.worlds.branching import draw_branching_worlds
+from tests.worlds.clusters import draw_clusters, draw_crashes
+from tests.worlds.services import Service, draw_adapter_services, draw_failing_services, draw_services
+from tests.worlds.speculating import draw_speculating
+
+KINDS = {
+    "engines": draw_worlds,
+    "adapters": draw_adapter_worlds,
+    "branches": draw_branching_worlds,
+    "clusters": draw_clusters,
+    "crashes": draw_crashes,
+    "disaggregated": draw_services,
+    "disaggregated, failing": draw_failing_services,
+    "disaggregated, with adapters": draw_adapter_services,
+}
+
+
+def assert_nothing_is_lost(world, run):
+    """Checks that requests, tokens and KV blocks are neither lost nor counted twice."""
+    records, requests = run.records, run.records.requests
+    counts = check_conservation(records)
+    assert len(run.source.ends) == counts["arrived"] - counts["unfinished"]
+    assert len({request_id for request_id, _, _ in run.source.ends}) == len(run.source.ends)
+    if not isinstance(world, Service):  # there a first token may be computed in vain
+        table = records.iterations
+        num_tokens = (table.sampled_seqs - table.draft_tokens + table.kept_tokens).sum()
+        produced = requests.output_tokens.sum() + requests.lost_tokens.sum()
+        assert num_tokens == produced + records.num_discarded_tokens
+    if world.until_s is not None:
+        return
+    assert counts["unfinished"] == 0
+    assert requests.request_id.tolist() == list(range(len(world.asks)))
+    for replica in run.fleet.replicas:
+        pool, residents = replica.core.block_pool, replica.core.residents
+        num_kept = getattr(pool, "num_pinned", 0) + (0 if residents is None else residents.num_blocks)
+        assert pool.num_used == num_kept, "KV blocks are leaked"
+        assert replica.core.num_unfinished == 0
+        assert len(replica.core.free_slots) == replica.core.max_num_seqs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=7)
+@given(data=st.data())
+def test_leap_equals_step_and_nothing_is_lost(kind, data):
+    world = data.draw(draw_speculating(KINDS[kind]()))
+    assert_nothing_is_lost(world, assert_leap_equals_step(world))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_leap_equals_step_and_nothing_is_lost_in_many_worlds(kind, data):
+    world = data.draw(draw_speculating(KINDS[kind]()))
+    assert_nothing_is_lost(world, assert_leap_equals_step(world))
+
+
+@settings(max_examples=7)
+@given(data=st.data())
+def test_leap_equals_step_with_jitter(data):
+    world = data.draw(draw_speculating(draw_worlds()))
+    jittered = type(world)(**(vars(world) | {"jitter": Jitter(independent_cv=0.2, drift_cv=0.1)}))
+    assert_nothing_is_lost(jittered, assert_leap_equals_step(jittered))
+
+
+def test_requests_with_branches_are_rejected_and_the_others_served():
+    """vLLM serves each branch as a request of its own; this engine says so and goes on."""
+    asks = (Ask(0.0, 4, 5), Ask(0.0, 4, 5, branching=Branching(2)), Ask(0.1, 4, 5))
+    requests = SpeculatingWorld(asks=asks).simulate().records.requests
+    assert Counter(requests.status) == {"finished": 2, "rejected": 1}
+    assert requests.reason[1].startswith("2 branches: an engine that speculates serves one answer")
