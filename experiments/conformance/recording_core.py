@@ -140,6 +140,7 @@ class AsyncSpeculativeRecordingCore(SpeculativeRecordingCore, AsyncSpeculativeCo
 ASYNC: dict[type[EngineCore], type[EngineCore]] = {
     EngineCore: AsyncEngineCore,
     RecordingCore: AsyncRecordingCore,
+    SpeculativeCore: AsyncSpeculativeCore,
     SpeculativeRecordingCore: AsyncSpeculativeRecordingCore,
 }
 """The engine with asynchronous scheduling, by the one with synchronous scheduling."""

@@ -23,6 +23,8 @@ from sim.report.config_text import config_yaml
 from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
+from sim.report.speculation import CAPTION as SPECULATION
+from sim.report.speculation import speculation
 from sim.report.timeline import MAX_REPLICAS_APART, timeline
 from sim.report.whole_file import write_whole
 
@@ -72,6 +74,15 @@ GLOSSARY = {
     "p50, p99": "percentiles: 50 % or 99 % of the values are at most this large (linear interpolation)",
 }
 
+DRAFT_GLOSSARY = {
+    "draft token": "token that is guessed before a pass and verified in it, as one more row",
+    "draft": "one pass of a request with at least one draft token",
+    "acceptance rate": "accepted / verified draft tokens; by place: share of the drafts that accepted their "
+    "first, second, ... draft token",
+    "mean accepted length": "1 + accepted draft tokens / drafts, as in vLLM",
+    "burst": "output tokens of one pass, which come at one time; ITL counts the gap between two bursts",
+}
+"""Terms of pages on runs with speculation."""
 NOTHING = "Nothing was served in the measured time, so there is nothing to draw."
 
 
@@ -134,7 +145,7 @@ def write_report(
         ),
         sections="".join(map(_drawn, sections)) or f"<section><p>{NOTHING}</p></section>",
         config=html.escape(config_yaml(config)),
-        glossary="".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in GLOSSARY.items()),
+        glossary="".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in _terms(summary).items()),
         plotly=_CODE,
     )
     before, after = page.encode().split(_CODE.encode())
@@ -183,6 +194,8 @@ def report_sections(
             "start, drain or are down cost as much as serving ones."
         )
         sections.append(Section("Replicas", caption, figure))
+    if (figure := speculation(records, window)) is not None:
+        sections.append(Section("Speculation", SPECULATION, figure))
     caption = (
         "Share of the replicas' time by kind of iteration, split into the parts that the hardware model "
         "computes."
@@ -194,6 +207,10 @@ def report_sections(
     )
     sections.append(Section("Iterations", caption, iteration_times(records, inside_s)))
     return sections
+
+
+def _terms(summary: dict[str, Any]) -> dict[str, str]:
+    return GLOSSARY | DRAFT_GLOSSARY if "speculation" in summary else GLOSSARY
 
 
 def _drawn(section: Section) -> str:

@@ -27,6 +27,8 @@ from sim.records.run import ReplicaRecord, RunRecords
 from sim.report.whole_file import written_whole
 
 ITERATIONS_TRACK = 1
+DRAFT_ARGS = ("verified_tokens", "accepted_tokens", "kept_tokens")
+"""Columns that a slice of an engine with speculation shows: a pass brings the kept tokens and one more."""
 PIPELINE_ITERATIONS = 2000
 """Iterations of each replica with slices of pipeline stages: 8 stages and 8 micro-batches take 15 kB each."""
 
@@ -93,9 +95,12 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     seqs = (rows["decode_seqs"] + rows["prefill_seqs"]).to_numpy().tolist()
     tokens = batch_tokens(rows).astype(np.int64).tolist()
     columns = (kind.tolist(), start_ns.tolist(), (end_ns - start_ns).tolist(), tokens, seqs)
-    for name, at_ns, took_ns, num_tokens, num_seqs, num_blocks in zip(
-        *columns, rows["kv_blocks_used"].to_numpy().tolist(), strict=True
+    names = [name for name in DRAFT_ARGS if name in rows]
+    drafts = rows[names].to_numpy().tolist()
+    for name, at_ns, took_ns, num_tokens, num_seqs, num_blocks, counts in zip(
+        *columns, rows["kv_blocks_used"].to_numpy().tolist(), drafts, strict=True
     ):
+        more = dict(zip(names, counts, strict=True))
         yield {
             "ph": "X",
             "name": KINDS[name],
@@ -104,7 +109,7 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
             "tid": ITERATIONS_TRACK,
             "ts": at_ns / 1e3,
             "dur": took_ns / 1e3,
-            "args": {"tokens": num_tokens, "seqs": num_seqs, "blocks": num_blocks},
+            "args": {"tokens": num_tokens, "seqs": num_seqs, "blocks": num_blocks, **more},
         }
 
 

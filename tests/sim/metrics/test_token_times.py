@@ -12,8 +12,10 @@ from experiments.conformance.draws import draw_worlds
 from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.toys import TICK_S
 from experiments.conformance.worlds import Ask
+from policies.batching.chunked import Chunked
 from policies.batching.splitfuse import SplitFuse
 from policies.caching.paged import Paged
+from policies.speculation.engine.core import SpeculativeCore
 from sim.metrics.token_times import token_times
 from sim.speculation.acceptance.iid import Iid
 from tests.worlds.clusters import draw_clusters, draw_crashes
@@ -53,7 +55,8 @@ def test_every_token_is_found_over_replicas_kv_transfers_and_crashes(world):
 
 @given(st.data(), st.booleans())
 def test_every_token_of_a_burst_is_found(data, leap):
-    world = replace(data.draw(draw_speculating(draw_worlds(), more_blocks=8)), caching=Paged(block_size=4))
+    world = data.draw(draw_speculating(draw_worlds(), more_blocks=8))
+    world = replace(world, batching=Chunked(), caching=Paged(block_size=4), engine=SpeculativeCore)
     assert_rebuilt(world.simulate(leap=leap).records)
 
 

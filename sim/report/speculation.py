@@ -1,0 +1,105 @@
+"""Plots speculative decoding: acceptance by place, accepted length over time, speed-up against batch size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.metrics.kept_tokens import iteration_ends_s
+from sim.metrics.series import rate_over_time
+from sim.metrics.speculation import acceptance_by_pool
+from sim.metrics.window import Window
+from sim.records.run import RunRecords
+from sim.report.chart import Chart, panels
+from sim.report.look import BLUE, GREY, ORANGE, SERIES, log_axis, time_unit
+
+NUM_BUCKETS = 100
+MAX_PLACES = 16
+
+CAPTION = (
+    "Left: share of the drafts in which the token at a place was accepted; dotted: given that those before "
+    "were. Middle: 1 + accepted draft tokens / drafts, over short intervals. Right: tokens of a pass per "
+    "decoding sequence, against the sequences in the batch. It is one without speculation, so this is the "
+    "speed-up at equal iteration times; grey: the rows that the pass computed per sequence."
+)
+
+
+def speculation(records: RunRecords, window: Window) -> Chart | None:
+    """Plots three panels; returns None unless draft tokens were verified in the window."""
+    if records.speculation is None:
+        return None
+    ends_s = iteration_ends_s(records)
+    inside = window.holds(ends_s)
+    iterations = records.iterations[inside]
+    if not iterations["draft_passes"].any():
+        return None
+    titles = ("acceptance by place", "mean accepted length", "tokens per pass")
+    chart = panels(titles, num_columns=3)
+    _add_places(chart, records)
+    _add_lengths(chart, iterations, ends_s[inside], window)
+    _add_batches(chart, iterations)
+    chart.y_axes(rangemode="tozero")
+    chart.y_axes(0, title="% of drafts", range=[0, 101])
+    chart.y_axes(1, title="tokens")
+    chart.y_axes(2, title="tokens per sequence")
+    return chart.styled(height_px=360, legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0})
+
+
+def _add_places(chart: Chart, records: RunRecords) -> None:
+    """Adds the bars of each pool that speculates, and the conditional rates as lines."""
+    assert records.speculation is not None
+    places = acceptance_by_pool(records.speculation.acceptance)
+    places = places[places["place"] <= MAX_PLACES]
+    several = places["pool"].nunique() > 1
+    for (pool, own), colour in zip(places.groupby("pool"), SERIES, strict=False):
+        name = f"{records.pools[int(str(pool))].name}: " if several else ""
+        x = own["place"].to_numpy()
+        chart.add(
+            "bar",
+            x=x,
+            y=100 * own["rate"].to_numpy(),
+            name=f"{name}accepted",
+            marker={"color": colour},
+            customdata=own["drafted"].to_numpy(),
+            hovertemplate="place %{x}: %{y:.1f} % of %{customdata:,} drafts",
+        )
+        chart.add(
+            "scatter",
+            x=x,
+            y=100 * own["conditional_rate"].to_numpy(),
+            name=f"{name}accepted if those before were",
+            mode="lines+markers",
+            line={"color": ORANGE if not several else colour, "width": 1.5, "dash": "dot"},
+            hovertemplate="place %{x}: %{y:.1f} %",
+        )
+    chart.x_axes(0, title="place of the draft token", dtick=1)
+
+
+def _add_lengths(chart: Chart, iterations: pd.DataFrame, ends_s: NDArray[np.float64], window: Window) -> None:
+    """Adds the mean accepted length over time."""
+    edges_s = np.linspace(window.start_s, window.end_s, NUM_BUCKETS + 1)
+    accepted, passes = (
+        rate_over_time(ends_s, iterations[name].to_numpy(), edges_s)
+        for name in ("accepted_tokens", "draft_passes")
+    )
+    drafted = passes > 0
+    divisor, unit = time_unit(window.end_s)
+    middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
+    length = 1 + accepted[drafted] / passes[drafted]
+    line = {"color": BLUE, "width": 1.8}
+    chart.add("scatter", 1, x=middle[drafted], y=length, mode="lines", line=line, showlegend=False)
+    chart.x_axes(1, title=f"simulated {unit}")
+
+
+def _add_batches(chart: Chart, iterations: pd.DataFrame) -> None:
+    """Adds the mean tokens and rows of a pass by the number of its sequences."""
+    decodes = iterations[iterations["decode_seqs"].to_numpy() > 0]
+    names = ["decode_seqs", "kept_tokens", "verified_tokens"]
+    sums = decodes[names].groupby(decodes["decode_seqs"].to_numpy()).sum()
+    seqs = sums.index.to_numpy()
+    for column, name, colour in (("kept_tokens", "tokens", BLUE), ("verified_tokens", "rows computed", GREY)):
+        per_seq = 1 + (sums[column] / sums["decode_seqs"]).to_numpy()
+        marker = {"color": colour, "size": 5}
+        chart.add("scatter", 2, x=seqs, y=per_seq, mode="lines+markers", marker=marker, name=name)
+    chart.x_axes(2, title="decoding sequences", **log_axis(seqs, max_labels=6))
