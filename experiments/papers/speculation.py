@@ -158,7 +158,7 @@ def report(found: Iterable[Result]) -> Iterator[str]:
     groups: dict[str, list[Result]] = {}
     for result in found:
         groups.setdefault(result.comparison.name, []).append(result)
-    yield f"{'speed-up':26} {'tokens/pass':>12} {'published':>10} {'ours':>6} {'error':>7}"
+    yield f"{'speed-up':30} {'tokens/pass':>12} {'published':>10} {'ours':>6} {'error':>7}"
     for group in groups.values():
         comparison = group[0].comparison
         yield ""
@@ -181,7 +181,7 @@ def line_of(result: Result) -> str:
     """Returns the line of a row; tokens per pass with a star are assumed."""
     row = result.row
     tokens = f"{row.tokens:.2f}{'*' if row.assumed else ' '}"
-    return f"  {row.setting:24} {tokens:>12} {row.published:10.2f} {result.ours:6.2f} {result.error:+7.1%}"
+    return f"  {row.setting:28} {tokens:>12} {row.published:10.2f} {result.ours:6.2f} {result.error:+7.1%}"
 
 
 def median_error(found: Iterable[Result]) -> float:
