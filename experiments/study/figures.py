@@ -28,6 +28,7 @@ WORDS = {
     "mean_batch_seqs": "mean batch size (sequences)",
     "max_batch_seqs": "max batch size (sequences)",
     "mean_batch_tokens": "mean batch size (tokens)",
+    "mean_accepted_length": "mean accepted length (tokens)",
     "gpu_busy": "GPU busy",
     "mfu": "MFU",
     "mbu": "MBU",
