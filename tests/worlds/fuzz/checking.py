@@ -19,7 +19,7 @@ from tests.worlds.fuzz.running import Run, run
 
 TABLES = ("requests", "iterations", "events", "own_gaps")
 ARRAYS = ("gap_s", "gap_count", "gap_end_s")
-NOT_BY_VALUE = (*TABLES, *ARRAYS, "unfilled", "adapters", "interrupted")
+NOT_BY_VALUE = (*TABLES, *ARRAYS, "unfilled", "adapters", "interrupted", "speculation")
 
 
 MAX_ITERATIONS = 10_000
@@ -103,8 +103,18 @@ def _assert_same_records(one: RunRecords, other: RunRecords, cuts_alike: bool) -
         if field.name not in NOT_BY_VALUE:
             mine, others = getattr(one, field.name), getattr(other, field.name)
             assert mine == others, f"{field.name} differs: {mine} and {others}"
+    _assert_same_drafts(one, other)
     assert _unfilled(one) == _unfilled(other), "unfilled differs"
     assert _counts(one) == _counts(other), "counts of adapters differ"
+
+
+def _assert_same_drafts(one: RunRecords, other: RunRecords) -> None:
+    mine, others = one.speculation, other.speculation
+    if mine is None or others is None:
+        assert mine is others, "only one run speculates"
+        return
+    assert_same_table(mine.acceptance, others.acceptance)
+    assert_same_table(mine.bursts, others.bursts)
 
 
 def _unfilled(records: RunRecords) -> dict[tuple[int, int], int]:

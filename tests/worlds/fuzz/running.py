@@ -6,12 +6,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from experiments.conformance.recording_core import RecordingCore
+from experiments.conformance.recording_core import ASYNC, RecordingCore, SpeculativeRecordingCore
 from policies.core.request import Request
+from policies.speculation.engine import core as speculative
 from sim.cluster.simulation import Simulation
 from sim.metrics.result import RunResult
 from sim.records.run import RunRecords
@@ -82,15 +84,21 @@ def run(scenario: Scenario, *, leap: bool = True, records_decisions: bool = Fals
         made.append(Simulation(**settings))
         return made[-1]
 
-    def core(**settings: Any) -> RecordingCore:
-        cores.append(RecordingCore(**settings))
+    def core(make: type[RecordingCore], **settings: Any) -> RecordingCore:
+        cores.append(make(**settings))
         return cores[-1]
 
     scenario = replace(scenario, sim=replace(scenario.sim, leap=leap))
     source = NotedSource(scenario.source())
     with patch.object(setup_scenario, "Simulation", simulation), _limited():
         if records_decisions:
-            with patch.object(setup_pool, "EngineCore", core):
+            with (
+                patch.object(setup_pool, "EngineCore", partial(core, RecordingCore)),
+                patch.object(speculative, "SpeculativeCore", partial(core, SpeculativeRecordingCore)),
+                patch.object(
+                    speculative, "AsyncSpeculativeCore", partial(core, ASYNC[SpeculativeRecordingCore])
+                ),
+            ):
                 result = scenario.run(source, _Reports())
         else:
             result = scenario.run(source, _Reports())
