@@ -204,10 +204,12 @@ def iteration_kind(iterations: pd.DataFrame) -> NDArray[np.int64]:
     return np.where(prefills, np.where(decodes, 1, 2), 0).astype(np.int64)
 
 
-def batch_tokens(iterations: pd.DataFrame) -> NDArray[np.float64]:
+def batch_tokens(iterations: pd.DataFrame) -> NDArray[np.int64]:
     """Returns the tokens in the batch of each iteration: prompt tokens, decodes and their draft tokens."""
-    tokens = _column(iterations, "prefill_tokens") + _column(iterations, "decode_seqs")
-    return tokens + _column(iterations, "draft_tokens") if "draft_tokens" in iterations else tokens
+    tokens: NDArray[np.int64] = (iterations["decode_seqs"] + iterations["prefill_tokens"]).to_numpy()
+    if "draft_tokens" in iterations:
+        tokens = tokens + iterations["draft_tokens"].to_numpy()
+    return tokens
 
 
 def iteration_shape(iterations: pd.DataFrame, model: IterationModel) -> IterationShape:

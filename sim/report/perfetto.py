@@ -93,7 +93,7 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     start_ns, end_ns = _spans_ns(rows)
     kind = iteration_kind(rows)
     seqs = (rows["decode_seqs"] + rows["prefill_seqs"]).to_numpy().tolist()
-    tokens = batch_tokens(rows).astype(np.int64).tolist()
+    tokens = batch_tokens(rows).tolist()
     columns = (kind.tolist(), start_ns.tolist(), (end_ns - start_ns).tolist(), tokens, seqs)
     names = [name for name in DRAFT_ARGS if name in rows]
     drafts = rows[names].to_numpy().tolist()

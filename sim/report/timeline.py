@@ -134,7 +134,7 @@ def _by_replica(records: RunRecords) -> list[pd.DataFrame]:
 
 def _quantity(rows: pd.DataFrame, column: str) -> NDArray[np.float64]:
     if column == "batch_tokens":
-        return batch_tokens(rows)
+        return batch_tokens(rows).astype(np.float64)
     return rows[column].to_numpy(dtype=np.float64)
 
 

@@ -30,18 +30,18 @@ class BurstLog:
         self._accepted = bytearray()  # [iterations, sequences] of each plan
         self._plans = bytearray()
         self._ids = bytearray()  # request ids
-        self._buffers = MappedBuffers(self._accepted, self._plans, self._ids)
+        self._depths = bytearray()  # [sequences] of each plan
+        self._buffers = MappedBuffers(self._accepted, self._plans, self._ids, self._depths)
         self._surplus = array("q")  # pass, accepted draft tokens behind the end of the answer
         self._seqs: SequenceOf[Sequence] = ()
         self._first_id = self._num_ids = self._num_passes = 0
-        self._num_by_depth = np.zeros(MAX_PLACES + 1, np.int64)
 
-    def add(self, seqs: SequenceOf[Sequence], depth: Ints, accepted: Ints, surplus: Ints) -> None:
+    def add(self, seqs: SequenceOf[Sequence], depth: Ints, accepted: Ints, surplus: Ints | None) -> None:
         """Logs the iterations of a plan.
 
         depth [sequences]: draft tokens that a pass can accept; 0 for one that does not count. accepted
         [iterations, sequences]. surplus [sequences]: those of the last iteration that do not stay, as the
-        answer ends before.
+        answer ends before; None: all stay.
         """
         if seqs is not self._seqs:
             self._seqs = seqs
@@ -51,10 +51,9 @@ class BurstLog:
         num_iterations, num_seqs = accepted.shape
         self._plans += _PACK(self._first_id, num_seqs, num_iterations)
         self._accepted += accepted.astype(np.uint8).tobytes()
-        by_depth = np.bincount(depth)
-        self._num_by_depth[: len(by_depth)] += num_iterations * by_depth
+        self._depths += depth.astype(np.uint8).tobytes()
         self._num_passes += num_iterations * num_seqs
-        if surplus.any():
+        if surplus is not None:
             for index in np.flatnonzero(surplus).tolist():
                 self._surplus.extend((self._num_passes - num_seqs + index, int(surplus[index])))
         if len(self._accepted) >= self._buffers.limit:
@@ -68,13 +67,16 @@ class BurstLog:
         kept = self._buffers.take(self._accepted, np.uint8)
         plans = self._buffers.take(self._plans, _PLAN)
         ids = self._buffers.take(self._ids, np.int64)
+        num_by_depth = np.zeros(MAX_PLACES + 1, np.int64)
+        repeats = np.repeat(plans["num_iterations"], plans["num_seqs"])
+        np.add.at(num_by_depth, self._buffers.take(self._depths, np.uint8), repeats)
         num_by_accepted = np.bincount(kept, minlength=MAX_PLACES + 1)
         surplus = np.frombuffer(self._surplus, np.int64).reshape(-1, 2)
         if len(surplus):
             kept = kept.copy()
             kept[surplus[:, 0]] -= surplus[:, 1].astype(np.uint8)
         bursts = _table(replica, plans, ids, kept)
-        return _at_least(self._num_by_depth), _at_least(num_by_accepted), bursts
+        return _at_least(num_by_depth), _at_least(num_by_accepted), bursts
 
 
 def _table(

@@ -98,10 +98,12 @@ class DraftLog(IterationLog):
             ended = core.running_set.ending
             counts &= np.array([seq.request_id not in ended for seq in drafts.seqs], bool)
             accepted, depth, surplus = (np.where(counts, each, 0) for each in (accepted, depth, surplus))
-        self.passes.add(drafts.seqs, depth, accepted, surplus)
-        num_accepted = np.add.reduce(accepted, axis=1)
-        num_kept = num_accepted.copy()
-        num_kept[-1] -= np.add.reduce(surplus)
+        num_accepted = num_kept = np.add.reduce(accepted, axis=1)
+        num_surplus = int(np.add.reduce(surplus))
+        self.passes.add(drafts.seqs, depth, accepted, surplus if num_surplus else None)
+        if num_surplus:
+            num_kept = num_accepted.copy()
+            num_kept[-1] -= num_surplus
         others = core.num_tokens_held - int(np.add.reduce(drafts.num_computed)) + drafts.num_tokens
         more = CHUNKS if plan.chunks else 0
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):

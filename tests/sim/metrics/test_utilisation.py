@@ -65,4 +65,4 @@ def test_pieces_of_a_long_table_add_up():
 
 
 def test_shapes_come_from_columns_of_the_same_name():
-    assert iteration_shape(TABLE).prefill_tokens.tolist() == [0, 90, 50]
+    assert iteration_shape(TABLE, HalfAttention()).prefill_tokens.tolist() == [0, 90, 50]
