@@ -175,7 +175,7 @@ class VllmEngine:
         return Step(
             {int(name): num_tokens for name, num_tokens in plan.num_scheduled_tokens.items()},
             admitted,
-            sorted({int(name) for name in preempted} - finished.keys()),
+            sorted({int(name) for name in preempted} - (finished.keys() if self._is_async else set())),
             num_free_planned,
             self._num_free,
             finished,

@@ -63,7 +63,7 @@ class DraftSet(DecodeSet):
         self.last_S = np.zeros(max_num_seqs, np.int64)
         """Tokens of the last pass, until the scheduler has read them; see `leave`."""
         self._num_told = 0  # see `tell`
-        self._first_S = np.zeros(max_num_seqs, np.int64)  # computed tokens before the first pass
+        self._told_S = np.zeros(max_num_seqs, np.int64)  # tokens that a prefix cache knows at least
         self.end_S = np.zeros(max_num_seqs, np.int64)
         """Known tokens with which the sequence ends."""
         self.is_member_S = np.zeros(max_num_seqs, bool)
@@ -116,7 +116,7 @@ class DraftSet(DecodeSet):
         self.end_S[slot] = seq._end_known
         if not was_paused:
             self.last_S[slot] = int(self.reads_late)  # its first token
-            self._first_S[slot] = num_computed
+            self._told_S[slot] = num_computed
         self.blocks_S[slot] = self._pool.blocks_for(num_computed) + seq.num_extra_blocks
         self._pool.num_extra_blocks -= seq.num_extra_blocks
         seq.num_extra_blocks = 0
@@ -171,7 +171,7 @@ class DraftSet(DecodeSet):
         """
         num_computed, num_last = int(self.computed_S[seq.slot]), int(self.last_S[seq.slot])
         if self.reads_late:
-            return max(num_computed - num_last + has_decoded, int(self._first_S[seq.slot]))
+            return max(num_computed - num_last + has_decoded, int(self._told_S[seq.slot]))
         return num_computed + 1 if has_decoded else num_computed - max(num_last - 1, 0)
 
     def tell(self, seq: Sequence) -> None:
@@ -207,6 +207,9 @@ class DraftSet(DecodeSet):
             ended = [drafts.seqs[index] for index in np.flatnonzero(has_ended).tolist()]
         self.num_context_tokens += int(np.add.reduce(after) - np.add.reduce(drafts.num_computed))
         if self.reads_late:
+            idle = self.last_S[slots] == 0  # all their tokens had been read when this step was planned
+            if idle.any():
+                self._told_S[slots[idle]] = drafts.num_computed[idle] + 1
             self.last_S[:] = 0
             self.base_S[self.slots] = self.computed_S[self.slots]
             self.base_S[slots] = before_last + (1 + drafts.num_drafts)
