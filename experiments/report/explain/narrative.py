@@ -37,9 +37,12 @@ def heading(story: RequestStory) -> str:
     where = f" on replica {request['replica']}" if status != "rejected" else ""
     if request.get("prefill_replica", -1) >= 0:
         where = f", prefill on replica {request['prefill_replica']}, decode{where}"
+    kept = ""
+    if story.num_kept is not None and not request.get("lost_tokens"):
+        kept = f" ({story.num_kept:,} of them accepted draft tokens)"
     return (
         f"Request {request['request_id']}{where}: {status}{reason}. {request['prompt_tokens']:,} prompt "
-        f"tokens, {request['output_tokens']:,} output tokens, arrived at {request['arrival_s']:.6g} s."
+        f"tokens, {request['output_tokens']:,} output tokens{kept}, arrived at {request['arrival_s']:.6g} s."
     )
 
 

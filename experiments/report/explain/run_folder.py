@@ -14,6 +14,7 @@ import pandas as pd
 from experiments.report.run_files import check_run_folder, read_summary, read_table
 from sim.metrics.slo import TERMS
 from sim.records.request_phases import RequestPhase, phases_of
+from sim.report.saved import BURSTS
 from sim.settings.errors import ConfigError
 
 
@@ -28,11 +29,19 @@ class RequestStory:
     end_s: float
     measured: pd.DataFrame
     """Rows of requests.parquet that arrived in the measurement window, which the summary is about."""
+    num_kept: int | None = None
+    """Draft tokens of the request that stayed; None if no engine speculates."""
 
     @property
     def num_replicas(self) -> int:
         """Number of replicas that the request was on."""
         return len({row.replica for row in self.rows if row.replica >= 0})
+
+
+def _num_kept(folder: Path, request_id: int) -> int:
+    """Counts the draft tokens of a request that stayed, those of attempts that were lost included."""
+    bursts = read_table(folder, BURSTS, [("request_id", "==", request_id)])
+    return int(bursts["kept_tokens"].sum())
 
 
 def read_request(folder: Path, request_id: int) -> RequestStory:
@@ -57,5 +66,6 @@ def read_request(folder: Path, request_id: int) -> RequestStory:
         phases=phases_of(rows, summary["simulated_s"]),
         limits_s={term: slo[f"{term}_ms"] / 1e3 for term in TERMS if f"{term}_ms" in slo},
         end_s=summary["simulated_s"],
+        num_kept=_num_kept(folder, request_id) if "speculation" in summary else None,
         measured=requests[requests["arrival_s"].between(trimmed["start_s"], trimmed["end_s"])],
     )

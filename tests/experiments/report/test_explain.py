@@ -10,6 +10,7 @@ import pytest
 
 from experiments.app.cli import main
 from experiments.report.explain.comparison import compare, compared_rows, compared_sentence
+from experiments.report.explain.narrative import heading
 from experiments.report.explain.run_folder import read_request
 from sim.report.numbers import milliseconds
 
@@ -221,3 +222,11 @@ def test_a_request_like_all_others_has_no_long_phase(tmp_path):
     simulate(tmp_path, "workload.num_requests=20", "workload.arrivals.rate_per_s=0.01")
     sentence = compared_sentence(read_request(tmp_path, 3))
     assert sentence.endswith("no phase takes much longer than on average.")
+
+
+def test_the_heading_says_how_many_tokens_were_drafted(tmp_path):
+    simulate(tmp_path, "workload.num_requests=5", "speculation=eagle3")
+    bursts = pd.read_parquet(tmp_path / "bursts.parquet")
+    num_kept = int(bursts["kept_tokens"][bursts["request_id"] == 3].sum())
+    assert num_kept > 0
+    assert f"output tokens ({num_kept:,} of them accepted draft tokens)" in heading(read_request(tmp_path, 3))

@@ -18,6 +18,9 @@ from sim import simulate
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware, iteration_shape
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 from sim.speculation.acceptance.by_position import ByPosition
 from sim.speculation.acceptance.iid import Iid
 from tests.worlds.speculating import draw_speculating
@@ -164,3 +167,18 @@ def test_the_table_of_iterations_has_what_their_prices_depend_on(speculation):
     seconds = model.seconds(iteration_shape(table, model))
     assert seconds == pytest.approx(table["duration_s"].to_numpy(), rel=1e-6)
     assert 0 < run.summary["speculation"]["flops"]["wasted_share"] < 1
+
+
+def test_pools_may_speculate_or_not():
+    """Checks a decode pool with n-grams beside a prefill pool without drafts, whose prices have no draft."""
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    settings = ("workload=poisson", "workload.num_requests=12", "pools=disaggregated", "network=infiniband")
+    drafts = ("pools.decode.speculation=ngram", "failures=random_crashes", "metrics.dialect=vllm_bench")
+    result = build_scenario(source.compose([*settings, *drafts])).run()
+    use = result.summary["speculation"]
+    assert use["by_place_and_pool"]["prefill"] == []
+    assert use["by_place_and_pool"]["decode"] == use["by_place"]
+    assert use["kept_tokens"] > 0
+    assert result.records.speculation.acceptance["pool"].unique().tolist() == [1]
+    answered = result.summary["dialects"]["vllm_bench"]["gap"]
+    assert answered["mean_s"] > 0  # the time of every token was found
