@@ -32,7 +32,7 @@ coverage: .venv/installed-test ## the lines of our code that the fast tests do n
 parity: $(PARITY)/installed ## our decisions against vLLM's and SGLang's (an environment of 3 GB; VLLM=latest: the newest)
 	$(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
 
-parity-short: $(PARITY)/installed ## the same with fewer workloads, in less than three minutes
+parity-short: $(PARITY)/installed ## the same with fewer workloads, in about five minutes
 	PARITY_WORKLOADS=25 $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
 
 nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers
