@@ -97,7 +97,7 @@ def acceptance_by_place(counts: pd.DataFrame) -> pd.DataFrame:
 def acceptance_by_pool(counts: pd.DataFrame) -> pd.DataFrame:
     """Adds the rates to the counts of each pool; see `acceptance_by_place`."""
     pools = [acceptance_by_place(own) for _, own in counts.groupby("pool")]
-    return pd.concat(pools, ignore_index=True)
+    return pd.concat(pools, ignore_index=True) if pools else acceptance_by_place(counts)
 
 
 def wasted_flops(

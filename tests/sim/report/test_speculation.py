@@ -53,6 +53,13 @@ def test_the_page_has_the_section_and_the_terms(run, tmp_path):
     assert "Speculation: mean accepted length" in page
 
 
+def test_a_run_that_drafts_nothing_is_saved(tmp_path):
+    run = simulate(workload="poisson", workload__num_requests=3, speculation="eagle3", draft_length="none")
+    run.write(tmp_path)
+    assert pd.read_parquet(tmp_path / "acceptance.parquet").empty
+    assert "Speculation: nothing was drafted" in str(run)
+
+
 def test_a_page_without_speculation_does_not_mention_it(tmp_path):
     simulate(workload="poisson", workload__num_requests=3).write(tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8").split("</head>")[1]
