@@ -19,7 +19,7 @@ from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
 from policies.speculation.fixed import Fixed
 
-MAX_HORIZON = 64
+MAX_HORIZON = 512
 """Iterations of a plan with drafts at most: their acceptances are drawn together."""
 
 
