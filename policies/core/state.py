@@ -59,6 +59,8 @@ class EngineState:
         self.on_end: list[Callable[[Sequence], None]] = []
         """Callbacks for every sequence that has ended."""
         self.num_preemptions = 0
+        self.max_tokens_per_pass = 1
+        """Maximum number of tokens that a decode without branches gets in an iteration."""
         self.last_end_s = float("-inf")
         """Time at which the last iteration ended, in seconds."""
         self.running_set = new_running_set(block_pool, max_num_seqs)

@@ -33,6 +33,11 @@ class StepView:
         return list(state.prefilling.values())
 
     @property
+    def max_tokens_per_pass(self) -> int:
+        """Maximum number of tokens that a decode without branches gets in an iteration."""
+        return self._state.max_tokens_per_pass
+
+    @property
     def mixes_prefills(self) -> bool:
         """True if a sequence decodes that was admitted after one in prefill."""
         prefilling = self._state.prefilling

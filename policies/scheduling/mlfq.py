@@ -191,8 +191,8 @@ class Mlfq(Scheduling):
     def _update_levels(self, view: StepView, step: StepBuilder) -> None:
         """Updates sequences that may have used up their quantum, and finds those that began to decode.
 
-        A decoding sequence gets at most one token per iteration: it is next checked after as many iterations
-        as its quantum has tokens left.
+        A decoding sequence gets at most max_tokens_per_pass tokens per iteration: it is next checked after as
+        many iterations as its quantum has such passes left.
         """
         memory, prefilling = self._memory, view.prefilling
         for seq in prefilling:
@@ -202,7 +202,7 @@ class Mlfq(Scheduling):
             _, number, entry = heappop(checks)
             if self._is_current(number, entry):
                 self._demote(entry, step)
-                self._schedule_check(entry, num_iterations)
+                self._schedule_check(entry, view)
         if len(memory.movable) + len(prefilling) == view.num_running:
             return
         for seq in view.running:
@@ -211,16 +211,17 @@ class Mlfq(Scheduling):
                 if entry.key is None:
                     self._demote(entry, step)
                     self._add_movable(entry)
-                    self._schedule_check(entry, num_iterations)
+                    self._schedule_check(entry, view)
 
-    def _schedule_check(self, entry: _Entry, num_iterations: int) -> None:
+    def _schedule_check(self, entry: _Entry, view: StepView) -> None:
         """Schedules the next check of a sequence for the earliest iteration in which its quantum can end."""
         memory = self._memory
         memory.num_checks += 1
         entry.check = memory.num_checks
-        due = num_iterations + 1
+        due = view.num_iterations + 1
         if entry.seq.width == 1:  # branches get several tokens at once
-            due = num_iterations + entry.ends_at - entry.seq.num_known
+            num_left = entry.ends_at - entry.seq.num_known
+            due = view.num_iterations + max(1, num_left // view.max_tokens_per_pass)
         heappush(memory.checks, (due, entry.check, entry))
 
     def _demote(self, entry: _Entry, step: StepBuilder) -> None:
@@ -295,7 +296,7 @@ class Mlfq(Scheduling):
         for _, _, entry in movable[:num_runnable]:
             if entry.seq.state is SequenceState.paused:
                 step.resume(entry.seq)
-                self._schedule_check(entry, view.num_iterations)
+                self._schedule_check(entry, view)
         for _, _, entry in movable[num_runnable:]:
             if entry.seq.state is SequenceState.decoding:
                 step.pause(entry.seq)

@@ -24,7 +24,7 @@ from policies.core.request import Request
 from policies.core.sequence import DECODING, ENDING, FinishReason, Sequence
 from policies.core.state import EngineState
 from policies.speculation.engine.draft_set import DraftSet
-from policies.speculation.engine.drafts import DraftPlan, Ints, Speculation
+from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
 from policies.speculation.engine.running import DraftRunningSet
 from policies.speculation.engine.step import DraftStep
 from policies.speculation.engine.watch import DraftWatch
@@ -50,6 +50,7 @@ class Speculating(Engine):
         pool.drops_last_block = rules.drops_last_block
         pool.num_reprefillable_tokens = max(rules.prefill_lookahead - 1, 0)
         super().__init__(**settings)
+        self._state.max_tokens_per_pass = 1 + Shapes(speculation.proposer).max_depth
         self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=False)
 
     def _new_running_set(self, pool: BlockPool, max_num_seqs: int) -> DraftRunningSet:

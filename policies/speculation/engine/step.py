@@ -226,7 +226,10 @@ class DraftStep(StepMaker):
         num_after = num_left - num_tokens
         if not 0 < num_after < lookahead:
             return max_num_tokens
-        return max(num_tokens - (lookahead - num_after), 0)
+        num_cut = num_tokens - (lookahead - num_after)
+        if num_cut > 0 or num_left > self.tokens_left:
+            return max(num_cut, 0)
+        return num_left  # a policy's limit alone must not keep it from its end
 
     def _slots_end(self, num_tokens: int) -> int:
         """Returns the KV slots of a sequence that computes a chunk up to num_tokens tokens."""
