@@ -112,6 +112,9 @@ class RadixPool(BlockPool):
         if lookup is None or lookup.max_tokens != max_tokens:
             held.lookup = lookup = self._tree.lookup(held.segments, max_tokens)
         num_cached, held.node = self._tree.match_again(lookup)
+        if num_cached and self.drops_last_block:
+            shorter = self._tree.lookup(held.segments, num_cached - 1)
+            num_cached, held.node = self._tree.match_again(shorter)
         return num_cached
 
     @property

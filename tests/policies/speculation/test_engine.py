@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.pool import BlockPool
+from policies.caching.prefix import PrefixCaching
 from policies.caching.prefix_pool import PrefixPool
+from policies.caching.radix import Radix
+from policies.caching.settings import KvMemory
+from policies.caching.tiered import Tiered
 from policies.core.limits import RejectedError
 from policies.core.plan import StepOutcome
 from policies.core.request import Branching, Prompt, Request, Segment
@@ -178,3 +182,15 @@ def test_wrong_acceptances_are_refused(accepted):
     core.commit(core.plan(0.0), StepOutcome(accepted=np.zeros((1, 0), np.int64)), 0.0)
     with pytest.raises(ValueError, match="accepted"):
         core.commit(core.plan(0.0), StepOutcome(accepted=accepted), 0.0)
+
+
+@pytest.mark.parametrize("caching", [PrefixCaching(block_size=4), Radix(block_size=4), Tiered(block_size=4)])
+@pytest.mark.parametrize(("drops", "num_cached"), [(False, 8), (True, 4)])
+def test_the_last_block_of_a_hit_is_computed_again(caching, drops, num_cached):
+    pool = caching.pool(KvMemory(100, 1.0, max_model_len=1000))
+    core = engine(SpeculativeCore, proposer=Any4(rules=SlotRules(drops_last_block=drops)), pool=pool)
+    for request_id in range(2):
+        core.add(Request(request_id, 0.0, Prompt(10, (Segment(7, 10),))), 1)
+        plan = core.plan(0.0)
+        core.commit(plan, StepOutcome(accepted=np.zeros((1, 0), np.int64)), 0.0)
+    assert plan.chunks[0].num_cached == num_cached
