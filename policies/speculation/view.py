@@ -78,7 +78,7 @@ class DraftView:
     num_free_blocks: int = 0
     """Free KV blocks after the reservations of this step."""
     tokens_left: int = 0
-    """Tokens of the step's budget that are not used."""
+    """Tokens of the step's budget that are not used; 2**62 if the batching policy has set no budget."""
     num_context_tokens: int = 0
     """KV tokens of the sequences in `sequences`, summed."""
     sequences: SequenceOf[SequenceView] = ()

@@ -88,7 +88,7 @@ class Speculating(Engine):
         plan = super().plan(now)
         if plan is not None:
             assert isinstance(plan.drafts, DraftPlan)
-            self.watch.decide(plan, plan.drafts, now)
+            self.watch.decide(plan, plan.drafts, now, self._step.tokens_left)
         return plan
 
     def _plan_unasked(self) -> StepPlan | None:

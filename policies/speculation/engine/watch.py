@@ -57,8 +57,11 @@ class DraftWatch:
             self._count_all()
         return self._acceptance
 
-    def decide(self, plan: StepPlan, drafts: DraftPlan, now: float) -> None:
-        """Sets the draft tokens for the next passes of the sequences that get a token in a plan."""
+    def decide(self, plan: StepPlan, drafts: DraftPlan, now: float, tokens_left: int) -> None:
+        """Sets the draft tokens for the next passes of the sequences that get a token in a plan.
+
+        tokens_left: tokens of the step's budget that the plan does not use.
+        """
         view, step_view = self._view, self._step_view
         completing = [chunk.seq for chunk in plan.chunks if chunk.completes]
         drafts.next_seqs = seqs = [*drafts.seqs, *completing] if completing else drafts.seqs
@@ -67,6 +70,7 @@ class DraftWatch:
         view.num_requests = len(drafts.seqs) + len(plan.chunks)
         view.num_waiting = step_view.num_waiting
         view.num_free_blocks = step_view.num_free_blocks
+        view.tokens_left = tokens_left
         view.sequences = seqs
         view.num_context_tokens = plan.num_decode_context_tokens + sum(seq.num_known for seq in completing)
         if self._uncounted and not self._is_fixed:

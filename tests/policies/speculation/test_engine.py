@@ -29,6 +29,7 @@ from policies.speculation.fixed import Fixed
 from policies.speculation.tree import TokenTree
 
 NO_RULES = SlotRules()
+FIXED = Fixed()
 CORES = (SpeculativeCore, AsyncSpeculativeCore)
 
 
@@ -43,9 +44,25 @@ class Any4:
     draft: object = None
 
 
-def engine(make, *, proposer=None, pool=None, budget=64, max_num_seqs=4, max_model_len=1000):
+@dataclass(frozen=True)
+class Budgets:
+    """A draft-length policy that records what is left of the budget and of the KV blocks."""
+
+    needs_cost: ClassVar[bool] = False
+    reads_sequences: ClassVar[bool] = False
+    num_repeats: ClassVar[int] = 1
+    left: ClassVar[list[tuple[int, int]]] = []
+
+    def num_draft_tokens(self, view):
+        self.left.append((view.tokens_left, view.num_free_blocks))
+        return 4
+
+
+def engine(
+    make, *, proposer=None, pool=None, budget=64, max_num_seqs=4, max_model_len=1000, draft_length=FIXED
+):
     return make(
-        speculation=Speculation(proposer=proposer or Any4(), draft_length=Fixed()),
+        speculation=Speculation(proposer=proposer or Any4(), draft_length=draft_length),
         batching=Chunked(max_num_batched_tokens=budget),
         scheduling=Fcfs(),
         block_pool=pool or BlockPool(1000, 4),
@@ -167,6 +184,16 @@ def test_asynchronous_scheduling_counts_all_draft_tokens_of_the_step_in_flight()
         core.commit(core.plan(0.0), StepOutcome(accepted=np.array([[0]])), 0.0)
         used.append(core.block_pool.num_used)
     assert used == [3, 4, 4]
+
+
+@pytest.mark.parametrize("make", CORES)
+def test_a_policy_sees_what_a_step_leaves_of_the_budget_and_of_the_blocks(make):
+    Budgets.left.clear()
+    core = engine(make, pool=BlockPool(100, 4), draft_length=Budgets())
+    core.add(Request(0, 0.0, Prompt(4)), 50)
+    core.commit(core.plan(0.0), StepOutcome(accepted=np.zeros((1, 0), np.int64)), 0.0)
+    core.plan(0.0)
+    assert Budgets.left == [(64 - 4, 99), (64 - 5, 97)]
 
 
 def test_a_request_with_branches_is_refused():
