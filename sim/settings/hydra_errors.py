@@ -247,7 +247,7 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     branch = OmegaConf.select(cfg, parent) if parent else None
     if branch is None and parent in OFF_BY_DEFAULT:
         return f"{key}: {parent} is null; set it as a whole: '{parent}={OFF_BY_DEFAULT[parent]}'"
-    if branch is None and (message := _no_settings(key, cfg, chosen, source)):
+    if not branch and (message := _no_settings(key, cfg, chosen, source)):
         return message
     if isinstance(branch, DictConfig):
         allowed = [f"{parent}.{name}" for name in map(str, branch) if name != "_target_"]
@@ -273,7 +273,7 @@ def _no_settings(key: str, cfg: DictConfig, chosen: DictConfig, source: ConfigSo
     for i in range(len(parts) - 1, 0, -1):
         group = "/".join(parts[:i])
         is_chosen = group in groups and group in chosen
-        if not is_chosen or _node(cfg, ".".join(parts[:i])) is not None:
+        if not is_chosen or _node(cfg, ".".join(parts[:i])):
             continue
         settings = {choice.name: key_comments(choice.file) for choice in groups[group]}
         others = [name for name, keys in settings.items() if "_target_" in keys]

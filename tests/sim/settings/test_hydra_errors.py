@@ -106,6 +106,12 @@ def test_a_group_that_is_chosen_twice_is_reported_with_its_choices(override, sta
         ),
         (
             "simulate",
+            ["speculation.num_speculative_tokens=4"],
+            "speculation.num_speculative_tokens: speculation=none has no settings; "
+            "choose one with settings, such as speculation=draft_model",
+        ),
+        (
+            "simulate",
             ["model/transform=distill", "model.transform.student=llama3_2_3b"],
             "model.transform.student=llama3_2_3b: must be written "
             "model@model.transform.student=llama3_2_3b, as a choice of model",
