@@ -207,6 +207,11 @@ class Scenario(PoolSettings, ClusterSettings):
                     f"{setting}, role={pool.role}: a request with several branches cannot continue in "
                     "another replica; choose role=mixed or workload.branching.width=1"
                 )
+            if pool.speculation is not None:
+                raise ValueError(
+                    f"{setting}, speculation={pool.speculation.method}: an engine that speculates serves one "
+                    "answer per request; choose speculation=none or workload.branching.width=1"
+                )
             kv_pool = pool_of(pool.caching, pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
             if not kv_pool.can_fork:
                 raise ValueError(

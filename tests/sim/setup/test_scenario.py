@@ -74,6 +74,10 @@ def build(*overrides):
             "workload.branching.width=16, max_num_batched_tokens=15: .*raise max_num_batched_tokens or",
         ),
         (
+            ["workload.branching.width=4", "speculation=eagle3"],
+            "workload.branching.width=4, speculation=eagle3: .*one answer per request; choose",
+        ),
+        (
             ["caching=radix", "caching.eviction=belady", "replicas=2"],
             "caching.eviction=belady: needs all requests in advance, .* on replicas=1",
         ),
