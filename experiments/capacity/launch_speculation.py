@@ -11,7 +11,7 @@ from typing import Any
 
 from hwmodels.speculation.draft import ModelDraft
 from policies.core.policy_names import name_of
-from policies.speculation import Proposer
+from policies.speculation import Proposer, num_places
 from policies.speculation.by_batch_size import ByBatchSize
 from policies.speculation.fixed import Fixed
 from policies.speculation.proposers.ngram import Ngram
@@ -46,7 +46,7 @@ def vllm_speculation(scenario: Scenario, notes: list[str]) -> list[str]:
     config: dict[str, Any] = {"method": proposer.method}
     if proposer.method in OWN_CHECKPOINT:
         config["model"] = _checkpoint(proposer, notes)
-    config["num_speculative_tokens"] = _depth(proposer)
+    config["num_speculative_tokens"] = num_places(proposer)
     config |= _own_fields(proposer) | _vllm_length(scenario, notes)
     return [f"--speculative-config '{json.dumps(config)}'"]
 
@@ -65,16 +65,12 @@ def sglang_speculation(scenario: Scenario, notes: list[str]) -> list[str]:
         flags.append(f"--speculative-draft-model-path {_checkpoint(proposer, notes)}")
     if proposer.method != "ngram":
         flags.append(
-            f"--speculative-num-steps {_depth(proposer)} --speculative-eagle-topk {_widest(proposer)}"
+            f"--speculative-num-steps {num_places(proposer)} --speculative-eagle-topk {_widest(proposer)}"
         )
     flags.append(f"--speculative-num-draft-tokens {proposer.num_speculative_tokens + 1}")
     if not isinstance(scenario.draft_length, Fixed):
         notes.append(f"draft_length={name_of(scenario.draft_length)}: SGLang has no flag for it")
     return flags
-
-
-def _depth(proposer: Proposer) -> int:
-    return proposer.num_speculative_tokens if proposer.tree is None else proposer.tree.depth
 
 
 def _widest(proposer: Proposer) -> int:

@@ -19,7 +19,7 @@ from policies.caching.radix import Radix
 from policies.caching.tiered import Tiered
 from policies.core.request import Request
 from policies.prediction.histogram import RunningHistogram
-from policies.speculation import Proposer, SlotRules
+from policies.speculation import Proposer, SlotRules, num_places
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.backoff import Backoff
 from policies.speculation.by_batch_size import ByBatchSize
@@ -49,9 +49,9 @@ class PartlyFound:
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns verdicts of which none depends on the number of positions."""
-        num_places = proposer.num_speculative_tokens if proposer.tree is None else proposer.tree.depth
-        draws = stream(seed, "found", request.request_id).random((num_positions, num_places + 1))
-        proposed = (draws[:, 0] * (num_places + 1)).astype(np.uint8)
+        places = num_places(proposer)
+        draws = stream(seed, "found", request.request_id).random((num_positions, places + 1))
+        proposed = (draws[:, 0] * (places + 1)).astype(np.uint8)
         accepted = np.cumprod(draws[:, 1:] < self.rate, axis=1).sum(axis=1).astype(np.uint8)
         return Verdicts(np.minimum(accepted, proposed), proposed)
 

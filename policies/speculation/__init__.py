@@ -53,6 +53,11 @@ class Proposer(Protocol):
         ...
 
 
+def num_places(proposer: Proposer) -> int:
+    """Returns the maximum number of draft tokens of a pass that can be accepted."""
+    return proposer.num_speculative_tokens if proposer.tree is None else proposer.tree.depth
+
+
 @runtime_checkable
 class DraftLength(Protocol):
     """Decides how many tokens are drafted. Each engine has a deep copy, so a policy may have state."""

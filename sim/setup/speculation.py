@@ -24,7 +24,7 @@ from policies.caching.pool import BlockPool
 from policies.caching.settings import Caching, KvMemory, pool_of
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
-from policies.speculation import DraftLength, Proposer
+from policies.speculation import DraftLength, Proposer, num_places
 from sim.speculation.acceptance import Acceptance
 
 KEY = "speculation"
@@ -79,7 +79,7 @@ def check_proposer(
 
 def _check_places(proposer: Proposer, draft: Draft) -> None:
     """Raises ValueError if a proposer drafts for more places than there are heads."""
-    places = max_tokens_per_pass(proposer) - 1
+    places = num_places(proposer)
     if isinstance(draft, HeadDraft) and places > draft.num_heads:
         setting = f"num_speculative_tokens={places}" if proposer.tree is None else f"tree: its depth {places}"
         raise ValueError(
@@ -159,7 +159,7 @@ def check_budget(proposer: Proposer, batching: Batching, max_num_batched_tokens:
 def check_length(proposer: Proposer, draft_length: DraftLength) -> None:
     """Raises ValueError for a policy that would draft more tokens than its proposer has places for."""
     tree, length = proposer.tree, getattr(draft_length, "num_tokens", None)
-    places = proposer.num_speculative_tokens if tree is None else tree.depth
+    places = num_places(proposer)
     if length is not None and length > places:
         which = "the levels of the tree" if tree is not None else f"{KEY}.num_speculative_tokens"
         raise ValueError(f"draft_length.num_tokens={length}: must be <= {places}, {which}, or null for all")
@@ -167,9 +167,7 @@ def check_length(proposer: Proposer, draft_length: DraftLength) -> None:
 
 def max_tokens_per_pass(proposer: Proposer | None) -> int:
     """Returns the largest number of tokens that a sequence can get from a pass."""
-    if proposer is None:
-        return 1
-    return 1 + (proposer.num_speculative_tokens if proposer.tree is None else proposer.tree.depth)
+    return 1 if proposer is None else 1 + num_places(proposer)
 
 
 def with_drafts(base: IterationModel, proposer: Proposer, replica: Replica) -> IterationModel:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.sequence import Sequence
-from policies.speculation import DraftLength, Proposer
+from policies.speculation import DraftLength, Proposer, num_places
 from policies.speculation.view import PassSeconds
 
 Ints = NDArray[np.int64]
@@ -45,7 +45,7 @@ class Shapes:
         tree, num_rows = proposer.tree, proposer.num_speculative_tokens
         self.num_rows = num_rows
         """Maximum number of draft tokens of a pass."""
-        self.max_depth = num_rows if tree is None else tree.depth
+        self.max_depth = num_places(proposer)
         """Maximum number of draft tokens that a pass can accept."""
         self.is_chain = tree is None
         if tree is None:

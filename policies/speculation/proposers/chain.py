@@ -49,11 +49,6 @@ class ChainOrTree:
                 "nodes of the tree; set it, or set tree=null for a chain"
             )
 
-    @property
-    def num_places(self) -> int:
-        """Most draft tokens of a pass that can be accepted."""
-        return self.num_speculative_tokens if self.tree is None else self.tree.depth
-
 
 def check_num_tokens(num_tokens: int, name: str = "num_speculative_tokens") -> None:
     """Raises ValueError for a number of draft tokens that no pass can have; name: the setting."""

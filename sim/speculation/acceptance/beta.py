@@ -16,9 +16,9 @@ from scipy.special import betaincinv
 
 from policies.core.request import Request
 from policies.prediction.draws import uniform
-from policies.speculation import Proposer
+from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import STREAM, Verdicts
-from sim.speculation.acceptance.rates import num_places, num_ranks, require_share, verdicts_of, with_ranks
+from sim.speculation.acceptance.rates import num_ranks, require_share, verdicts_of, with_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.core.request import Request
-from policies.speculation import Proposer
+from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import Verdicts
 from sim.speculation.acceptance.iid import same_rates
-from sim.speculation.acceptance.rates import num_places, num_ranks, require_share, verdicts_of
+from sim.speculation.acceptance.rates import num_ranks, require_share, verdicts_of
 
 ATTRIBUTES = ("tenant", "adapter", "model", "priority")
 

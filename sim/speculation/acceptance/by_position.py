@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Request
-from policies.speculation import Proposer
+from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import Verdicts
 from sim.speculation.acceptance.rates import (
-    num_places,
     num_ranks,
     require_rates,
     require_share,

@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Request
-from policies.speculation import Proposer
+from policies.speculation import Proposer, num_places
 from policies.speculation.tree import TokenTree
 from sim.speculation.acceptance import Verdicts
 from sim.speculation.acceptance.iid import same_rates
 from sim.speculation.acceptance.rates import (
     mean_accepted_length,
-    num_places,
     num_ranks,
     require_share,
     verdicts_of,

@@ -24,11 +24,6 @@ from sim.speculation.acceptance.draws import uniforms
 from sim.speculation.acceptance.walks import accepted_of_chain, accepted_of_tree
 
 
-def num_places(proposer: Proposer) -> int:
-    """Returns the maximum number of draft tokens of a pass that can be accepted."""
-    return proposer.num_speculative_tokens if proposer.tree is None else proposer.tree.depth
-
-
 def num_ranks(proposer: Proposer) -> int:
     """Returns the maximum number of children of a node in the drafts of a proposer."""
     return 1 if proposer.tree is None else max(proposer.tree.ranks) + 1

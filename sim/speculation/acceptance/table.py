@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Request
-from policies.speculation import Proposer
+from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import STREAM, Verdicts
 from sim.speculation.acceptance.draws import uniforms
 from sim.speculation.acceptance.rates import (
-    num_places,
     num_ranks,
     require_share,
     verdicts_of,

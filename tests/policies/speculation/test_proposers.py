@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.speculation import Proposer, SlotRules
+from policies.speculation import Proposer, SlotRules, num_places
 from policies.speculation.proposers.draft_model import DraftModel
 from policies.speculation.proposers.eagle import Eagle
 from policies.speculation.proposers.eagle3 import Eagle3
@@ -62,8 +62,8 @@ def test_more_draft_tokens_than_a_rejection_sampler_takes_are_refused() -> None:
 @pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa])
 def test_the_draft_tokens_of_a_tree_are_its_nodes(kind: Any) -> None:
     tree = TokenTree.of_widths([2, 2])
-    assert made(kind, num_speculative_tokens=6, tree=tree).num_places == 2
-    assert made(kind, num_speculative_tokens=6).num_places == 6
+    assert num_places(made(kind, num_speculative_tokens=6, tree=tree)) == 2
+    assert num_places(made(kind, num_speculative_tokens=6)) == 6
     with pytest.raises(ValueError, match="num_speculative_tokens=4: must be 6, the nodes of the tree"):
         made(kind, num_speculative_tokens=4, tree=tree)
 
