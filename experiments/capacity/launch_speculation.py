@@ -14,6 +14,7 @@ from policies.core.policy_names import name_of
 from policies.speculation import Proposer, num_places
 from policies.speculation.by_batch_size import ByBatchSize
 from policies.speculation.fixed import Fixed
+from policies.speculation.none import NoDrafts
 from policies.speculation.proposers.ngram import Ngram
 from policies.speculation.proposers.suffix import Suffix
 from sim.setup.scenario import Scenario
@@ -38,6 +39,9 @@ def vllm_speculation(scenario: Scenario, notes: list[str]) -> list[str]:
         return []
     if proposer.method not in VLLM_METHODS:
         notes.append(f"speculation={proposer.method}: vLLM does not have it")
+        return []
+    if isinstance(scenario.draft_length, NoDrafts) or getattr(scenario.draft_length, "num_tokens", None) == 0:
+        notes.append("draft_length: nothing is drafted, so there is no flag")
         return []
     if proposer.tree is not None:
         notes.append(

@@ -110,9 +110,11 @@ class ModelDraft(Stepwise):
                 f"{target.name} has {target.vocab_size:,}; choose a draft of the same vocabulary"
             )
         if self.cut(layout) not in (1, layout.tensor_parallel_size):
+            own = layout.tensor_parallel_size
+            allowed = "1" if own == 1 else f"1 or {own}, the target's"
             raise ValueError(
-                f"tensor_parallel_size={self.tensor_parallel_size}: must be 1 or "
-                f"{layout.tensor_parallel_size}, the target's; leave it null for the target's"
+                f"tensor_parallel_size={self.tensor_parallel_size}: must be {allowed}; leave it null for the "
+                "target's"
             )
         self.model.check_tensor_parallel_size(self.cut(layout))
 

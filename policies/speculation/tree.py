@@ -28,13 +28,13 @@ class TokenTree:
         for node, parent in enumerate(self.parents):
             if not isinstance(parent, int) or not -1 <= parent < node:
                 raise ValueError(
-                    f"tree: node {node} continues node {parent}, so it is no tree; "
+                    f"node {node} continues node {parent}, so it is no tree; "
                     "the parent of a node must be -1 (the newest token) or a node before it"
                 )
             depth = 1 if parent < 0 else depths[parent] + 1
             if depths and depth < depths[-1]:
                 raise ValueError(
-                    f"tree: node {node} has depth {depth} and follows a node of depth {depths[-1]}; "
+                    f"node {node} has depth {depth} and follows a node of depth {depths[-1]}; "
                     "list the nodes by depth"
                 )
             depths.append(depth)
@@ -69,9 +69,9 @@ class TokenTree:
         parents = []
         for path in ordered:
             if not path:
-                raise ValueError("tree: an empty path names no node; a path has at least one rank")
+                raise ValueError("an empty path names no node; a path has at least one rank")
             if path[:-1] and path[:-1] not in numbers:
-                raise ValueError(f"tree: path {list(path)} continues {list(path[:-1])}, which is no path")
+                raise ValueError(f"path {list(path)} continues {list(path[:-1])}, which is no path")
             parents.append(numbers[path[:-1]] if path[:-1] else -1)
         return cls(tuple(parents))
 
@@ -82,7 +82,7 @@ class TokenTree:
         level = [-1]
         for width in widths:
             if width < 1:
-                raise ValueError(f"tree: widths={widths} must be >= 1")
+                raise ValueError(f"widths={widths}: must be >= 1")
             first = len(parents)
             parents += [node for node in level for _ in range(width)]
             level = list(range(first, len(parents)))

@@ -20,9 +20,10 @@ def speculation_lines(summary: dict[str, Any]) -> list[str]:
     rates = [percent(place["rate"]) for place in use["by_place"][:MAX_PLACES]]
     more = ", ..." if len(use["by_place"]) > MAX_PLACES else ""
     wasted = use["wasted_tokens"]
+    most = 1 + min(use["draft_tokens_per_draft"], len(use["by_place"]))  # of a tree, one path is accepted
     return [
         f"Speculation: mean accepted length {_length(use['mean_accepted_length'])} of "
-        f"{_length(1 + use['draft_tokens_per_draft'])}, {_length(use['tokens_per_pass'])} tokens per pass; "
+        f"{_length(most)}, {_length(use['tokens_per_pass'])} tokens per pass; "
         f"{use['drafts']:,} drafts, acceptance rate {percent(use['acceptance_rate'])}, by place "
         f"{', '.join(rates)}{more}",
         f"Draft tokens: {use['draft_tokens']:,} verified, {use['kept_tokens']:,} kept; in vain "

@@ -15,6 +15,7 @@ from hwmodels.levels.rooflines import LatencyLevel, Replica
 from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
+from hwmodels.speculation.model import SpeculativeModel
 from policies.adapters import AdapterServing
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching import Batching
@@ -172,8 +173,6 @@ def max_tokens_per_pass(proposer: Proposer | None) -> int:
 
 def with_drafts(base: IterationModel, proposer: Proposer, replica: Replica) -> IterationModel:
     """Returns the iteration model of a replica that speculates. Raises ValueError if it has no price."""
-    from hwmodels.speculation.model import SpeculativeModel  # noqa: PLC0415 (most runs do not speculate)
-
     tree = proposer.tree
     rows = 1 if tree is None else max(Counter(tree.depths).values())
     return SpeculativeModel(base, draft_of(proposer), replica, rows=rows)
@@ -191,7 +190,7 @@ def speculative_core(
 
     model: for policies that ask for the price of a pass.
     """
-    from hwmodels.speculation.model import SpeculativeModel  # noqa: PLC0415 (most runs do not speculate)
+    # Runs without speculation do not import these.
     from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore  # noqa: PLC0415
     from policies.speculation.engine.drafts import Speculation  # noqa: PLC0415
 

@@ -29,9 +29,7 @@ def shapes(plan: StepPlan, drafts: DraftPlan, computed: Ints) -> IterationShape:
 def _with_drafts(shape: IterationShape, drafts: DraftPlan, pairs: Num) -> IterationShape:
     """Adds the draft tokens to a shape; pairs: draft tokens times computed tokens, summed over sequences."""
     rows = drafts.num_drafts
-    own_pairs = (
-        int((rows * (rows + 3)).sum()) // 2
-    )  # each row attends to the new token, and to those before it
+    own_pairs = int(np.dot(rows, rows + 3)) // 2  # with the new token, and with those before it
     padded = sum(drafts.padded.values()) if drafts.padded else 0
     num_next = drafts.next_drafts
     work = DraftWork(

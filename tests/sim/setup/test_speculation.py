@@ -165,7 +165,7 @@ def test_a_draft_with_kv_needs_prompts_with_it(overrides, message):
         ),
         (
             ["eagle", "speculation/tree=widths", "speculation.tree.widths=[2,0]"],
-            r"tree.*widths=\[2, 0\] must",
+            r"tree.*widths=\[2, 0\]: must",
         ),
         (["medusa", "speculation/tree=medusa_64", "speculation.tree.paths=[[0],[1,0]]"], "which is no path"),
         (

@@ -184,7 +184,7 @@ LENGTHS = {"lengths": {"eagle": {"a": 2.0}}, "num_draft_tokens": {"eagle": 3}}
         ({"lengths": {"eagle": {"a": 0.5}}}, "lengths.eagle.a=0.5: must be >= 1"),
         (
             {"num_draft_tokens": {}, "trees": {"eagle": ((0, 0),)}},
-            "trees.eagle: tree: path [0, 0] continues [0]",
+            "trees.eagle: path [0, 0] continues [0]",
         ),
         (
             {"lengths": {"eagle": {"a": 2.0}, "mtp": {"b": 2.0}}, "num_draft_tokens": {"eagle": 3, "mtp": 1}},
