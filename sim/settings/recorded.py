@@ -30,7 +30,13 @@ def check_recorded(config: Mapping[Any, Any], where: str) -> None:
     allowed = (*OWN_PACKAGES, *(found.module for found in entry_points(group=PLUGINS)))
     for key, value in _texts(config, ""):
         if key.rpartition(".")[2] == TARGET:
-            if not _is_of(value, allowed) or not _is_of(_home(value, key), allowed):
+            try:
+                is_allowed = _is_of(value, allowed) and _is_of(_home(value, key), allowed)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{where}: its config.yaml is damaged or of another version: {error}"
+                ) from error
+            if not is_allowed:
                 raise ConfigError(
                     f"{where}: its config contains {key}={value}, which belongs neither to windtunnel nor to "
                     "an installed plugin; add --trust if you trust the folder and that code"
