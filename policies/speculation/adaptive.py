@@ -39,7 +39,7 @@ class _Measured:
     length: int = 0
     """Draft tokens per sequence."""
     now: int = 0
-    """Iterations so far."""
+    """Number of iterations that the engine has run."""
     decided_at: int = 0
     """Iteration of the last decision."""
     num_seqs: int = 0
@@ -47,7 +47,7 @@ class _Measured:
     last_probe: int = -1
     """Iteration of the last probe."""
     probe_interval: int = 1
-    """Iterations between probes."""
+    """Number of iterations between two probes."""
     first_probed: int = 0
     """Index of the first sequence of the next probe."""
     reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))

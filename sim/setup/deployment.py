@@ -56,7 +56,7 @@ class Deployment:
     adapters: AdapterServing | None = None
     """Policy that serves the LoRA adapters of requests; None: requests have no adapters."""
     speculation: Proposer | None = None
-    """What drafts tokens; None: a sequence gets one token per pass."""
+    """Proposer of draft tokens; None: a sequence gets one token per pass."""
 
     def __post_init__(self) -> None:
         if self.lora is not None and self.adapters is not None:

@@ -42,7 +42,7 @@ class Speculating(Engine):
     """
 
     drafting: DraftSet
-    """The decoding sequences."""
+    """The set of the decoding sequences."""
 
     def __init__(self, *, speculation: Speculation, **settings: Any) -> None:
         self.speculation = replace(speculation, draft_length=deepcopy(speculation.draft_length))

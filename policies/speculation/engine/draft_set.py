@@ -53,7 +53,7 @@ class DraftSet(DecodeSet):
         """Whether the tokens of the step in flight have been read, while members leave that it has ended."""
         self._pool = pool
         self.computed_S = np.zeros(max_num_seqs, np.int64)
-        """Computed tokens."""
+        """Number of computed tokens, by slot."""
         self.base_S = np.zeros(max_num_seqs, np.int64)
         """Computed tokens as the scheduler counts them."""
         self.blocks_S = np.zeros(max_num_seqs, np.int64)
@@ -78,16 +78,21 @@ class DraftSet(DecodeSet):
     def members(self) -> list[Sequence]:
         """The members in the order of their admission; not to be changed."""
         if self._members is None:
-            self._members = [seq for seq in self._running.values() if seq.state is DECODING]
-            self._slots = np.array([seq.slot for seq in self._members], np.int64)
+            return self._list_members()
         return self._members
 
     @property
     def slots(self) -> Ints:
         """Slots of the members, in the same order; not to be changed."""
         if self._members is None:
-            self.members  # noqa: B018 - it fills both
+            self._list_members()
         return self._slots
+
+    def _list_members(self) -> list[Sequence]:
+        """Lists the members and their slots anew, after one has joined or left."""
+        self._members = members = [seq for seq in self._running.values() if seq.state is DECODING]
+        self._slots = np.array([seq.slot for seq in members], np.int64)
+        return members
 
     @property
     def num_computed_S(self) -> Ints:
