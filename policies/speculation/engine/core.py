@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class Speculating(Engine):
     A mixin, as compiled classes (`make compiled`) cannot have two compiled bases.
     """
 
+    _reads_late: ClassVar[bool] = False
+    """Whether the tokens of a step are read when the next one is planned."""
     drafting: DraftSet
     """The set of the decoding sequences."""
 
@@ -51,7 +53,8 @@ class Speculating(Engine):
         pool.num_reprefillable_tokens = max(rules.prefill_lookahead - 1, 0)
         super().__init__(**settings)
         self._state.max_tokens_per_pass = 1 + Shapes(speculation.proposer).max_depth
-        self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=False)
+        self.drafting.reads_late = self._reads_late
+        self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=self._reads_late)
 
     def _new_running_set(self, pool: BlockPool, max_num_seqs: int) -> DraftRunningSet:
         running_set = DraftRunningSet(pool, max_num_seqs, self.max_model_len)
@@ -201,10 +204,7 @@ class AsyncSpeculativeCore(Speculating, AsyncEngineCore):
     It counts all draft tokens of the step in flight as computed until they have been read, as vLLM does.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.drafting.reads_late = True
-        self.watch = DraftWatch(self.speculation, self.view, self.drafting, reads_late=True)
+    _reads_late: ClassVar[bool] = True
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan, as `SpeculativeCore.commit` does."""
