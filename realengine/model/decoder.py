@@ -7,7 +7,9 @@ allocates there, so it can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +53,15 @@ class Layer:
     attention: AttentionOptions
 
 
+class States(NamedTuple):
+    """Hidden states of T tokens."""
+
+    hidden_TH: torch.Tensor
+    """Output of the final norm, from which the head computes logits."""
+    taps: tuple[torch.Tensor, ...]
+    """Inputs of the layers that were asked for, [T, H] each, in their order."""
+
+
 class Decoder:
     """A model's weights, and the forward pass of a step.
 
@@ -89,20 +100,63 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Computes logits [S, V] of the sampled rows, on every rank; writes the KV of all tokens."""
+        hidden, residual, _ = self._blocks(batch, cache, range(len(self._layers)))
+        if batch.sampled_rows_S is not None:
+            hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
+        return self.head(self._final_norm(hidden, residual))
+
+    @torch.inference_mode()
+    def states(
+        self,
+        batch: Batch,
+        cache: KvCache,
+        *,
+        layers: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
+    ) -> States:
+        """Computes the hidden states of all T tokens, on every rank; writes their KV in the layers that run.
+
+        layers: the layers that run, ascending; None: all. taps: layers whose input is returned, too; the
+        number of layers stands for the output of the last one before the final norm.
+        """
+        chosen = range(len(self._layers)) if layers is None else layers
+        hidden, residual, found = self._blocks(batch, cache, chosen, taps)
+        return States(self._final_norm(hidden, residual), tuple(found[tap] for tap in taps))
+
+    def head(self, hidden_TH: torch.Tensor) -> torch.Tensor:
+        """Computes the logits [T, V] of final hidden states, on every rank."""
+        return self.group.all_gather(F.linear(hidden_TH, self._head))
+
+    def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        """Returns the embeddings [T, H] of token ids."""
+        return F.embedding(tokens_T, self._embedding)
+
+    def _blocks(
+        self, batch: Batch, cache: KvCache, layers: Sequence[int], taps: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]:
+        """Runs layers; returns the last MLP's output, the residual to add to it, and the inputs of `taps`."""
         kernels, eps = self._backend, self.architecture.rms_norm_eps
-        residual = F.embedding(batch.tokens_T, self._embedding)
-        hidden = kernels.rms_norm(residual, self._layers[0].attention_norm, eps)
-        next_norms = [layer.attention_norm for layer in self._layers[1:]]
-        for i, layer in enumerate(self._layers):
+        residual = self.embed(batch.tokens_T)
+        hidden = kernels.rms_norm(residual, self._layers[layers[0]].attention_norm, eps)
+        found = {}
+        for place, i in enumerate(layers):
+            layer = self._layers[i]
+            if i in taps:  # kernels write into new tensors, so that this one stays as it is
+                found[i] = residual
             hidden = self._attend(i, layer, hidden, batch, cache.layers[i])
             hidden, residual = kernels.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
             hidden = self._mlp(i, layer, hidden, batch)
-            if i < len(next_norms):
-                hidden, residual = kernels.add_rms_norm(hidden, residual, next_norms[i], eps)
-        if batch.sampled_rows_S is not None:
-            hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
-        hidden, _ = kernels.add_rms_norm(hidden, residual, self._norm, eps)
-        return self.group.all_gather(F.linear(hidden, self._head))
+            if place + 1 < len(layers):
+                next_norm = self._layers[layers[place + 1]].attention_norm
+                hidden, residual = kernels.add_rms_norm(hidden, residual, next_norm, eps)
+        if len(self._layers) in taps:
+            found[len(self._layers)] = hidden + residual
+        return hidden, residual, found
+
+    def _final_norm(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor
+        normed, _ = self._backend.add_rms_norm(hidden, residual, self._norm, self.architecture.rms_norm_eps)
+        return normed
 
     def _linear(self, at: tuple[int, str], linear: Linear, x_TK: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Applies a linear layer, and adds the outputs of the tokens' adapters."""
@@ -137,18 +191,28 @@ class Decoder:
     def _attention(
         self, q: torch.Tensor, kv: PagedKv, batch: Batch, options: AttentionOptions
     ) -> torch.Tensor:
-        """Computes decodes with the kernel that splits contexts, chunks with the one that tiles queries."""
+        """Computes decodes with the kernel that splits contexts, other rows with that which tiles queries."""
         num_decodes, num_rows = batch.num_decodes, batch.num_rows
         attended = torch.empty_like(q, memory_format=torch.contiguous_format)
         if num_decodes:
             decodes = _contexts(batch, slice(num_decodes))
             out = attended[:num_decodes]
             self._backend.decode_attention(q[:num_decodes], kv, decodes, options, out_BHD=out)
-        if num_decodes < num_rows:
-            chunks = Chunks(batch.chunk_starts, batch.max_query_len)
-            contexts = _contexts(batch, slice(num_decodes, None))
-            out = attended[num_decodes:]
-            self._backend.prefill_attention(q[num_decodes:], kv, contexts, chunks, options, out_THD=out)
+        first, start, starts = num_decodes, num_decodes, batch.chunk_starts
+        if batch.tree is not None:
+            tree, num_seqs, num_tokens = batch.tree
+            rows, tokens = slice(first, first + num_seqs), slice(start, start + num_tokens)
+            chunks = Chunks(starts[: num_seqs + 1], batch.max_query_len)
+            out = attended[tokens]
+            self._backend.prefill_attention(
+                q[tokens], kv, _contexts(batch, rows), chunks, options, tree=tree, out_THD=out
+            )
+            first, start, starts = rows.stop, tokens.stop, starts[num_seqs:] - num_tokens
+        if first < num_rows:
+            contexts = _contexts(batch, slice(first, None))
+            out = attended[start:]
+            chunks = Chunks(starts, batch.max_query_len)
+            self._backend.prefill_attention(q[start:], kv, contexts, chunks, options, out_THD=out)
         return attended
 
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from kernels.lora import Segments
+from kernels.prefill_attention import DraftTree
+
+
+class TreeRows(NamedTuple):
+    """The rows after the decodes that bring the nodes of a token tree instead of consecutive tokens."""
+
+    tree: DraftTree
+    num_rows: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +47,8 @@ class Batch:
     """Upper bound of the context lengths of all rows."""
     adapters: Segments | None = None
     """LoRA adapters of the tokens; None: none."""
+    tree: TreeRows | None = None
+    """The rows with token trees, which come before the other chunks; None: there are none."""
 
     @property
     def num_rows(self) -> int:
