@@ -14,6 +14,7 @@ from realengine.clock import Clock
 from realengine.engine import Engine
 from realengine.model.backend import choose_device
 from realengine.model.lora import AdapterBank
+from realengine.parts import Parts
 from realengine.runner.executor import DeviceLostError, Executor
 from realengine.runner.graphs import Drawn
 from realengine.runner.parallel import Group
@@ -29,6 +30,7 @@ from realengine.runner.runner import Runner
 from realengine.runner.work import Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings
+from realengine.speculation.build import speculating_parts
 
 
 def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = None) -> Engine:
@@ -75,7 +77,10 @@ def assemble(
         ),
     )
     overlap = on_gpu_by_default(settings.overlap, executor.device)
-    core = (AsyncEngineCore if overlap else EngineCore)(
+    parts = Parts(AsyncEngineCore if overlap else EngineCore, Runner, Engine)
+    if settings.speculation is not None:
+        parts, overlap = speculating_parts(settings.speculation, overlap=overlap)
+    core = parts.core(
         batching=settings.batching,
         scheduling=settings.scheduling,
         block_pool=pool,
@@ -86,14 +91,14 @@ def assemble(
         names_blocks=True,
         residents=_residents(model, settings, executor.adapters, pool),
     )
-    runner = Runner(
+    runner = parts.runner(
         core,
         execute or executor.run,
         graphs=executor.graphs,
         adapters=executor.adapters,
         seed=settings.seed,
     )
-    return Engine(
+    return parts.engine(
         core,
         runner,
         vocab_size=model.architecture.vocab_size,

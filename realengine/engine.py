@@ -13,8 +13,6 @@ whose token is discarded.
 
 from __future__ import annotations
 
-import numpy as np
-
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.plan import AdapterLoad, StepOutcome, StepPlan, Transfer
@@ -28,7 +26,7 @@ from realengine.runner.launch import Launch
 from realengine.runner.runner import Runner
 from realengine.serving.answer import Answer, Output
 from realengine.serving.content_names import ContentNames
-from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.sampling_params import SamplingParams, check_vocabulary
 from realengine.serving.stop_strings import WatchedText
 from realengine.serving.tokenizer import Tokenizer
 
@@ -116,8 +114,7 @@ class Engine:
             if self._broken is not None:
                 raise ValueError(f"the engine has failed: {self._broken}; create a new engine")
             self._watch(answer)
-            self._check_tokens(answer.prompt_tokens)
-            self._check_logprobs(params)
+            check_vocabulary(answer.prompt_tokens, params, self._vocab_size)
             if params.n > 1 and not self.core.block_pool.shares_branches:
                 raise ValueError(f"n={params.n}: caching.shares_branches=false works in simulations only")
             answer.segments = self._names.name(answer.prompt_tokens, lora)
@@ -256,9 +253,10 @@ class Engine:
 
     def _read(self, launch: Launch) -> list[Answer]:
         """Waits for a launch's tokens, appends them, and returns the answers that changed."""
-        columns = launch.tokens()
+        columns = self._tokens_of(launch)
         logprobs = launch.logprobs()
         changed: list[Answer] = []
+        counts: list[int] = []
         stopped: dict[Sequence, Answer] = {}
         for place, ((seq, branch), tokens) in enumerate(zip(launch.rows, columns, strict=True)):
             answer = self._answer_of.get(seq)
@@ -266,6 +264,7 @@ class Engine:
                 continue  # aborted, or it had ended before this launch
             if not branch:
                 changed.append(answer)
+                counts.append(len(tokens))
             output = answer.alive[branch]
             for token in tokens:
                 output.tokens.append(token)
@@ -275,7 +274,9 @@ class Engine:
                     stopped[seq] = answer
                     break
             if logprobs is not None and output.logprobs is not None:
-                output.logprobs.append(logprobs[place].top_of(answer.params.logprobs or 0))
+                num_new = len(output.tokens) - len(output.logprobs)
+                num_top = answer.params.logprobs or 0
+                output.logprobs += [each.top_of(num_top) for each in logprobs[place][:num_new]]
         for seq, answer in stopped.items():
             remaining = tuple(
                 branch for branch, output in enumerate(answer.alive) if not output.finish_reason
@@ -290,14 +291,22 @@ class Engine:
         if self.observer is not None:
             now = self.clock.now()
             self.observer.read(now)
-            for answer in changed:
-                self.observer.emitted(answer, launch.num_iterations, now)
+            for answer, num_tokens in zip(changed, counts, strict=True):
+                self.observer.emitted(answer, num_tokens, now)
         return changed
+
+    def _tokens_of(self, launch: Launch) -> list[list[int]]:
+        """Waits for the tokens of each row of a launch, and returns those that the outputs get."""
+        return launch.tokens()
+
+    def _outcome(self, plan: StepPlan, num_iterations: int) -> StepOutcome:
+        """Returns what the core must know of a plan that is about to be committed."""
+        running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
+        return StepOutcome(num_iterations, running, self._parents)
 
     def _commit(self, plan: StepPlan, num_iterations: int) -> None:
         """Commits a plan to the core, with the ends known so far."""
-        running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
-        outcome = StepOutcome(num_iterations, running, self._parents)
+        outcome = self._outcome(plan, num_iterations)
         now = self.clock.now()
         progress = _, finished = self.core.commit(plan, outcome, now)
         if self.observer is not None:
@@ -374,12 +383,6 @@ class Engine:
             self.observer.left(seq, reason, self.clock.now())
         return seq
 
-    def _check_logprobs(self, params: SamplingParams) -> None:
-        if params.logprobs is not None and params.logprobs > self._vocab_size:
-            raise ValueError(
-                f"logprobs={params.logprobs}: must be <= {self._vocab_size}, the size of the vocabulary"
-            )
-
     def _watch(self, answer: Answer) -> None:
         """Watches for the request's stop strings in its outputs, if it has any."""
         if not answer.params.stop:
@@ -388,11 +391,6 @@ class Engine:
             raise ValueError("stop: a model with random weights has no tokenizer; use stop_token_ids")
         for output in answer.outputs:
             output.watched = WatchedText(self._tokenizer, answer.params.stop, self._eos_token_ids)
-
-    def _check_tokens(self, tokens: list[int]) -> None:
-        for place, token in enumerate(tokens):
-            if not isinstance(token, int | np.integer) or not 0 <= token < self._vocab_size:
-                raise ValueError(f"prompt token {place} is {token}: must be >= 0 and < {self._vocab_size}")
 
 
 def _has_branches(plan: StepPlan) -> bool:

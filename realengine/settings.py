@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
 from realengine.model.lora_adapter import Adapter
+from realengine.speculation.settings import SpeculationSettings
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -75,6 +77,8 @@ class EngineSettings:
     """Maximum number of adapters on the GPU; None: all. The least recently used one is replaced."""
     adapters: FixedSlots | None = None
     """Policy of the adapter slots, instead of max_loras."""
+    speculative_config: SpeculationSettings | Mapping[str, Any] | None = None
+    """Speculative decoding: its settings, or a mapping with the keys of vLLM's speculative_config."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,6 +96,8 @@ class EngineSettings:
         for name, holds, allowed in checks:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
+        if isinstance(self.speculative_config, Mapping):
+            object.__setattr__(self, "speculative_config", SpeculationSettings.of(self.speculative_config))
         if self.adapters is not None and self.max_loras is not None:
             raise ValueError(
                 f"max_loras={self.max_loras}: must be None beside adapters, which has max_loras="
@@ -127,6 +133,12 @@ class EngineSettings:
                     f"only tensor parallelism; set it to {alone}"
                 )
         return replace(self, tensor_parallel_size=layout.tensor_parallel_size)
+
+    @property
+    def speculation(self) -> SpeculationSettings | None:
+        """Settings of speculative decoding; None: the engine does not speculate."""
+        assert not isinstance(self.speculative_config, Mapping)
+        return self.speculative_config
 
     @property
     def max_num_batched_tokens(self) -> int | None:

@@ -36,6 +36,8 @@ class KvCache:
             return PagedKv(keys, values, *(torch.zeros(shape[:3], device=device) for _ in range(2)))
 
         self.layers = [layer() for _ in range(architecture.num_layers)]
+        self.attached: list[CacheSet] = []
+        """Tensors of other caches with the same blocks, such as those of a draft model."""
 
     @staticmethod
     def bytes_per_block(
@@ -47,8 +49,13 @@ class KvCache:
         return num_vectors * vector_bytes
 
     @cached_property
-    def cache_sets(self) -> tuple[CacheSet, ...]:
-        """Tensors that are copied with a block: keys and values, and their scales, if any."""
+    def own_sets(self) -> tuple[CacheSet, ...]:
+        """The keys and values of all layers, and their scales, if any."""
         sets = [CacheSet.of([x for layer in self.layers for x in layer[:2]])]
         scales = [x for layer in self.layers for x in layer[2:] if x is not None]
         return (*sets, CacheSet.of(scales)) if scales else tuple(sets)
+
+    @property
+    def cache_sets(self) -> tuple[CacheSet, ...]:
+        """Tensors that are copied and swapped with a block: its own, and those of attached caches."""
+        return (*self.own_sets, *self.attached)

@@ -87,8 +87,7 @@ class Executor:
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:
         """Does all work in order, asynchronously on a GPU; returns None if no token is drawn."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # each thread has its own current device
+        self._enter_device()
         self._prepare(work)
         shape = work.shape
         if shape is None:
@@ -103,6 +102,10 @@ class Executor:
         if len(drawn) == 1:
             return drawn[0]
         return Drawn(torch.cat([one.tokens_IS for one in drawn]), drawn[-1].logprobs)
+
+    def _enter_device(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # each thread has its own current device
 
     def warm_up(self) -> None:
         """Runs prompt chunks of each kind once, on block 0; kernels are compiled at their first launch."""
@@ -166,7 +169,7 @@ class Executor:
             num_decodes=shape.num_rows,
             max_query_len=0,
             max_context_len=shape.max_context_len,
-            adapters=self._segments(views, shape),
+            adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=True),
         )
         logits_BV = self._decoder.logits(batch, self._cache)
         drawn = self._draw(logits_BV, shape, views.sampling_BW, slots_B, views.contexts_B.long())
@@ -193,7 +196,7 @@ class Executor:
             num_decodes=shape.num_decodes,
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
-            adapters=self._segments(views, shape),
+            adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=False),
         )
         logits_SV = self._decoder.logits(batch, self._cache)
         if not shape.num_drawn:
@@ -201,12 +204,11 @@ class Executor:
         slots_S = views.drawn_slots_S.long()
         return self._draw(logits_SV, shape, views.sampling_SW, slots_S, positions_T[rows_S] + 1)
 
-    def _segments(self, views: DecodeWords | MixedWords, shape: Shape) -> Segments | None:
-        if not shape.num_segments:
+    def _segments(self, starts: torch.Tensor, slots: torch.Tensor, *, is_decode: bool) -> Segments | None:
+        if not len(slots):
             return None
         assert self.adapters is not None
-        max_tokens = self.adapters.max_segment_tokens(shape.is_decode)
-        return Segments(views.segment_starts, views.segment_slots, max_tokens)
+        return Segments(starts, slots, self.adapters.max_segment_tokens(is_decode))
 
     def _draw(
         self,
@@ -230,7 +232,7 @@ class Executor:
         self._newest_S.index_copy_(0, slots_S, tokens_S)
         logprobs = None
         if shape.num_logprobs >= 0:
-            logprobs = _logprobs(logits_SV, tokens_S, shape.num_logprobs)
+            logprobs = logprobs_of(logits_SV, tokens_S, shape.num_logprobs)
         return Drawn(tokens_S[None], logprobs)
 
     def _init_penalties(self, init: PenaltyInit) -> None:
@@ -248,7 +250,7 @@ class Executor:
         return self._counts_SV
 
 
-def _logprobs(logits_SV: torch.Tensor, tokens_S: torch.Tensor, num_top: int) -> Logprobs:
+def logprobs_of(logits_SV: torch.Tensor, tokens_S: torch.Tensor, num_top: int) -> Logprobs:
     """Computes log-probabilities of the model's own distribution, before temperature and penalties."""
     logprobs_SV = logits_SV.float().log_softmax(-1)
     top = logprobs_SV.topk(num_top, dim=-1)

@@ -20,34 +20,51 @@ class Launch:
         self.num_iterations = num_iterations
         self.finished: list[Sequence] = []
         """Sequences that end with this launch because they have reached their length limit."""
+        self.num_drafts: list[int] = []
+        """Draft tokens of the first rows, if the launch verifies any; the other rows have none."""
         self._tokens: torch.Tensor | None = None
         self._logprobs: tuple[torch.Tensor, ...] = ()
+        self._accepted: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
         if drawn is None:
             return
         self._tokens = _on_host(drawn.tokens_IS)
         if drawn.logprobs is not None:
             self._logprobs = tuple(_on_host(part) for part in drawn.logprobs)
+        if drawn.accepted_S is not None:
+            self._accepted = _on_host(drawn.accepted_S)
         if drawn.tokens_IS.is_cuda:
             self._event = torch.cuda.Event()
             self._event.record()
 
     def tokens(self) -> list[list[int]]:
-        """Waits for the tokens of each row, and returns them, one per iteration."""
+        """Waits for the tokens of each row, and returns them, in their order."""
         if self._tokens is None:
             return []
         if self._event is not None:
             self._event.synchronize()
         columns: list[list[int]] = self._tokens.T.tolist()
-        return columns[: len(self.rows)]
+        if self._accepted is None:
+            return columns[: len(self.rows)]
+        return [column[: num + 1] for column, num in zip(columns, self.accepted(), strict=False)]
 
-    def logprobs(self) -> list[TokenLogprobs] | None:
-        """Returns the log-probabilities of each row's token, if requested; valid after `tokens`."""
+    def accepted(self) -> list[int]:
+        """Returns the accepted draft tokens of each row; valid after `tokens`."""
+        assert self._accepted is not None
+        numbers: list[int] = self._accepted.tolist()
+        return numbers[: len(self.rows)]
+
+    def logprobs(self) -> list[list[TokenLogprobs]] | None:
+        """Returns the log-probabilities of each row's tokens, if requested; valid after `tokens`."""
         if not self._logprobs:
             return None
         drawn_S, top_SK, tokens_SK = (part.tolist() for part in self._logprobs)
-        rows = zip(drawn_S, top_SK, tokens_SK, strict=True)
-        return [TokenLogprobs(own, dict(zip(tokens, top, strict=True))) for own, top, tokens in rows]
+        every = [
+            TokenLogprobs(own, dict(zip(tokens, top, strict=True)))
+            for own, top, tokens in zip(drawn_S, top_SK, tokens_SK, strict=True)
+        ]
+        num_rows = len(self.rows)
+        return [every[row::num_rows] for row in range(num_rows)]
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,9 @@ from realengine.runner.host_kv import STAGED_BLOCKS, HostKv
 from realengine.runner.parallel import Group
 from realengine.serving.model import Model
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
+from realengine.speculation.context import DrafterContext
+from realengine.speculation.drafters.load import load_draft
+from realengine.speculation.executor import SpeculativeExecutor
 from realengine.weights.load import load_weights
 from realengine.weights.lora_checkpoint import read_adapter
 
@@ -66,7 +71,24 @@ def build_executor(
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
     decoder = Decoder(architecture, weights, backend, max_model_len, group, adapters)
     block_size = settings.caching.block_size
+    draft = None
+    if settings.speculation is not None:
+        context = DrafterContext(
+            target=decoder,
+            architecture=architecture,
+            backend=backend,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            device=device,
+            group=group,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            seed=settings.seed,
+        )
+        draft = load_draft(settings.speculation, context)
     block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype, world_size)
+    block_bytes += 0 if draft is None else draft.block_bytes
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
         num_blocks = group.smallest(_num_blocks_that_fit(architecture, settings, dtype, device, block_bytes))
@@ -76,7 +98,13 @@ def build_executor(
     except torch.OutOfMemoryError:
         fitting = _num_blocks_that_fit(architecture, settings, dtype, device, block_bytes)
         raise _no_room(num_blocks, block_bytes, fitting) from None
-    executor = Executor(
+    new_executor: Callable[..., Executor] = Executor
+    if settings.speculation is not None:
+        drafter = None if draft is None else draft.build(cache)
+        if drafter is not None:
+            cache.attached += drafter.cache_sets
+        new_executor = partial(SpeculativeExecutor, proposer=settings.speculation.proposer, drafter=drafter)
+    executor = new_executor(
         decoder,
         cache,
         backend,

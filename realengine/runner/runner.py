@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import repeat
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,25 +30,14 @@ from realengine.runner.work import (
     Draw,
     Padding,
     PenaltyInit,
+    PrefillRow,
     Shape,
     Work,
+    as_int64,
     pack,
     pack_sampling,
 )
 from realengine.serving.sampling_params import SamplingParams
-
-
-class PrefillRow(NamedTuple):
-    """A row of the batch with several tokens: positions `first` to `first + num_tokens - 1` of a sequence.
-
-    slot: its block table and tokens. drawing: branches that draw a token after the last position.
-    """
-
-    seq: Sequence
-    slot: int
-    first: int
-    num_tokens: int
-    drawing: range
 
 
 class Runner:
@@ -109,7 +97,7 @@ class Runner:
         self._num_ids_S[slot] = 0
         own_seed = params.seed is not None
         self._sampling_S[slot] = (
-            _as_int64(self._seed if params.seed is None else params.seed),
+            as_int64(self._seed if params.seed is None else params.seed),
             index if own_seed else seq.request_id + (index << 32),
             params.temperature,
             params.top_p,
@@ -175,6 +163,10 @@ class Runner:
             penalty_inits=tuple(self._penalty_inits),
         )
         self._updates.clear()
+        return self._launched(rows, work, num_iterations)
+
+    def _launched(self, rows: list[Row], work: Work, num_iterations: int) -> Launch:
+        """Executes work that has been packed."""
         try:
             launch = Launch(rows, self.execute(work), num_iterations)
         except RuntimeError:
@@ -397,8 +389,3 @@ class Runner:
         if not len(slots):
             return Draw.greedy, -1
         return Draw(int(self._draw_S[slots].max())), int(self._num_logprobs_S[slots].max())
-
-
-def _as_int64(seed: int) -> int:
-    """Converts a seed to a signed 64-bit integer."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

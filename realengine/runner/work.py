@@ -12,7 +12,7 @@ adapters: segment start G + 1, segment slot G, if any row uses one (`realengine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.sampling import Penalties, Sampling
+from policies.core.sequence import Sequence
 
 SAMPLING_WORDS = 12
 ON_DEVICE = -1
@@ -73,6 +74,19 @@ class Padding(NamedTuple):
         return self.slot * self.max_blocks
 
 
+class PrefillRow(NamedTuple):
+    """A row of the batch with several tokens: positions `first` to `first + num_tokens - 1` of a sequence.
+
+    slot: its block table and tokens. drawing: branches that draw a token after the last position.
+    """
+
+    seq: Sequence
+    slot: int
+    first: int
+    num_tokens: int
+    drawing: range
+
+
 class PenaltyInit(NamedTuple):
     """Initial token counts of a sequence with penalties; its first num_prompt tokens are its prompt."""
 
@@ -116,7 +130,7 @@ class DecodeWords(NamedTuple):
     @staticmethod
     def sizes(shape: Shape) -> list[int]:
         """Returns the number of words of each section."""
-        return [SAMPLING_WORDS * shape.num_rows, *[shape.num_rows] * 5, *_segment_sizes(shape)]
+        return [SAMPLING_WORDS * shape.num_rows, *[shape.num_rows] * 5, *segment_sizes(shape.num_segments)]
 
     @classmethod
     def of(cls, words: torch.Tensor, shape: Shape) -> DecodeWords:
@@ -155,18 +169,19 @@ class MixedWords(NamedTuple):
             rows - shape.num_decodes + 1,
             drawn,
             drawn,
-            *_segment_sizes(shape),
+            *segment_sizes(shape.num_segments),
             shape.num_updates,
             shape.num_updates,
         ]
         return cls(*torch.split(words, sizes))
 
 
-def _segment_sizes(shape: Shape) -> list[int]:
-    return [shape.num_segments + 1, shape.num_segments] if shape.num_segments else [0, 0]
+def segment_sizes(num_segments: int) -> list[int]:
+    """Returns the number of words of the starts and of the adapter slots of segments."""
+    return [num_segments + 1, num_segments] if num_segments else [0, 0]
 
 
-def pack(sections: Sequence[np.ndarray]) -> NDArray[np.int32]:
+def pack(sections: SequenceOf[np.ndarray]) -> NDArray[np.int32]:
     """Concatenates sections of integers."""
     return np.concatenate(sections).astype(np.int32)
 
@@ -187,6 +202,11 @@ SAMPLING = np.dtype(
 )
 """Settings of a row, as the runner keeps them by slot: SAMPLING_WORDS words."""
 _WIDE_WORDS = 4
+
+
+def as_int64(seed: int) -> int:
+    """Converts a seed to a signed 64-bit integer."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def pack_sampling(rows: np.ndarray) -> NDArray[np.int32]:
@@ -217,6 +237,10 @@ class RowSettings(NamedTuple):
         narrow = words[_WIDE_WORDS * num_rows :].view(SAMPLING_WORDS - _WIDE_WORDS, num_rows)
         temperature, top_p, min_p, repetition, presence, frequency = narrow[:6].view(torch.float32)
         return cls(seed, request, temperature, top_p, min_p, repetition, presence, frequency, top_k=narrow[6])
+
+    def of_rows(self, numbers_R: torch.Tensor) -> RowSettings:
+        """Returns the settings of rows that belong to these sequences."""
+        return RowSettings(*(setting[numbers_R] for setting in self))
 
     def sampling(self, positions_S: torch.Tensor) -> Sampling:
         """Returns the sampling settings. positions_S: int64, positions of the tokens to draw."""

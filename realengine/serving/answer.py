@@ -26,6 +26,31 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True)
+class DraftCounts:
+    """Draft tokens of one request, counted as in vLLM's metrics."""
+
+    num_accepted_per_pos: list[int]
+    """Passes that accepted the draft token of a place; place 0 is the first draft token of a pass."""
+    num_drafts: int = 0
+    """Passes with at least one draft token."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def add(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """Counts a pass."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        for place in range(num_accepted):
+            self.num_accepted_per_pos[place] += 1
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Mean tokens of a pass with draft tokens: 1 + accepted tokens / passes; 1 without any."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+
+@dataclass(slots=True)
 class Output:
     """One output of a request, as far as it has been generated. finish_reason: None until its end."""
 
@@ -63,6 +88,8 @@ class Answer:
     stop_tokens: frozenset[int] = frozenset()
     alive: list[Output] = field(default_factory=list)
     """Outputs that have not ended, by branch."""
+    drafts: DraftCounts | None = None
+    """Counts of draft tokens; None: no pass had any."""
 
     def end(self, reason: str) -> None:
         """Ends all outputs that have not ended yet."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from realengine.build import build_engine
 from realengine.model.architecture import Architecture
-from realengine.serving.answer import Answer, TokenLogprobs
+from realengine.serving.answer import Answer, DraftCounts, TokenLogprobs
 from realengine.serving.model import Model
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Detokenizer, Tokenizer
@@ -42,6 +42,8 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     error: str | None = None
+    drafts: DraftCounts | None = None
+    """Counts of its draft tokens; None: the engine does not speculate, or no pass had any."""
 
     @property
     def finished(self) -> bool:
@@ -155,5 +157,5 @@ class LLM:
             )
         text = prompt if isinstance(prompt, str) else None
         return RequestOutput(
-            answer.request_id, text, tuple(answer.prompt_tokens), tuple(outputs), answer.error
+            answer.request_id, text, tuple(answer.prompt_tokens), tuple(outputs), answer.error, answer.drafts
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import isfinite
 
+import numpy as np
+
 MAX_LOGPROBS = 100
 MAX_N = 1024  # more than the slots of any engine
 ALLOWED_LOGPROBS = f"a whole number >= 0 and <= {MAX_LOGPROBS}, or None"
@@ -99,3 +101,12 @@ def _are_whole(values: object) -> bool:
 
 def _are_stops(stop: object) -> bool:
     return isinstance(stop, tuple | list) and all(isinstance(one, str) and one for one in stop)
+
+
+def check_vocabulary(prompt_tokens: list[int], params: SamplingParams, vocab_size: int) -> None:
+    """Raises ValueError if a prompt's token, or the number of logprobs, is outside the vocabulary."""
+    for place, token in enumerate(prompt_tokens):
+        if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
+            raise ValueError(f"prompt token {place} is {token}: must be >= 0 and < {vocab_size}")
+    if params.logprobs is not None and params.logprobs > vocab_size:
+        raise ValueError(f"logprobs={params.logprobs}: must be <= {vocab_size}, the size of the vocabulary")

@@ -1,0 +1,27 @@
+"""The parts of an engine that speculates."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.drafts import Speculation
+from realengine.parts import Parts
+from realengine.speculation.engine import SpeculatingEngine
+from realengine.speculation.host import host_drafter
+from realengine.speculation.runner import DraftRunner
+from realengine.speculation.settings import SpeculationSettings
+
+
+def speculating_parts(settings: SpeculationSettings, *, overlap: bool) -> tuple[Parts, bool]:
+    """Returns the parts of an engine, and whether it overlaps: only with proposers that allow it."""
+    host = host_drafter(settings.proposer)
+    speculation = Speculation(
+        proposer=settings.proposer, draft_length=settings.draft_length, tpot_s=settings.tpot_s
+    )
+    parts = Parts(
+        partial(SpeculativeCore, speculation=speculation),
+        partial(DraftRunner, drafts_on_device=host is None),
+        partial(SpeculatingEngine, host=host),
+    )
+    return parts, False

@@ -1,0 +1,1 @@
+"""Drafters: they draft tokens on the device. One proposer per file."""

@@ -1,0 +1,22 @@
+"""Loads the drafter of a proposer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from realengine.speculation.context import DrafterContext, LoadedDraft
+from realengine.speculation.host import host_drafter
+from realengine.speculation.settings import SpeculationSettings
+
+
+def load_draft(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft | None:
+    """Loads the drafter of a proposer with its weights; None: the proposer drafts on the host.
+
+    The module of the proposer's method has a function `load` with the same arguments.
+    """
+    if host_drafter(settings.proposer) is not None:
+        return None
+    module = import_module(f"realengine.speculation.drafters.{settings.proposer.method}")
+    load: Callable[[SpeculationSettings, DrafterContext], LoadedDraft] = module.load
+    return load(settings, context)

@@ -1,0 +1,80 @@
+"""The serving loop of an engine that speculates: an `Engine` whose sequences get several tokens in a step."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from policies.core.plan import StepOutcome, StepPlan
+from policies.core.sequence import Sequence
+from policies.speculation.engine.core import Speculating
+from policies.speculation.engine.drafts import DraftPlan
+from realengine.engine import Engine
+from realengine.runner.launch import Launch
+from realengine.serving.answer import DraftCounts
+from realengine.speculation.host import HostDrafter
+from realengine.speculation.runner import DraftRunner
+
+
+class SpeculatingEngine(Engine):
+    """An `Engine` that verifies draft tokens. Its other arguments are those of `Engine`.
+
+    host: drafts on the host, between two steps; None: the device drafts.
+    """
+
+    def __init__(
+        self, core: Speculating, runner: DraftRunner, *, host: HostDrafter | None, **settings: Any
+    ) -> None:
+        super().__init__(core, runner, **settings)
+        self._drafting_runner = runner
+        self._host = host
+        self._num_places = core.view.max_tokens_per_pass - 1
+        self._accepted: list[int] = []  # of the sequences of the step that was read last
+
+    def _tokens_of(self, launch: Launch) -> list[list[int]]:
+        """Waits for the tokens of each row; those beyond the limit of a request are left out."""
+        columns = launch.tokens()
+        self._accepted = launch.accepted() if columns else []
+        counts = zip_longest(launch.num_drafts, self._accepted, fillvalue=0)
+        for (seq, _), tokens, (num_drafts, num_accepted) in zip(launch.rows, columns, counts, strict=True):
+            answer = self._answer_of.get(seq)
+            if answer is None:
+                continue
+            num_left = seq.max_num_tokens - seq.num_prompt_tokens - len(answer.alive[0].tokens)
+            del tokens[num_left:]
+            if num_drafts:
+                if answer.drafts is None:
+                    answer.drafts = DraftCounts([0] * self._num_places)
+                answer.drafts.add(num_drafts, num_accepted)
+        return columns
+
+    def _outcome(self, plan: StepPlan, num_iterations: int) -> StepOutcome:
+        drafts = plan.drafts
+        assert isinstance(drafts, DraftPlan)
+        accepted = np.array(self._accepted[: len(drafts.seqs)], np.int64)[None]
+        proposed = None if self._host is None else self._propose(self._host, drafts)
+        outcome = super()._outcome(plan, num_iterations)
+        return outcome._replace(accepted=accepted, proposed=proposed)
+
+    def _propose(self, host: HostDrafter, drafts: DraftPlan) -> np.ndarray:
+        """Has the host draft for the next pass; returns the number of draft tokens of each sequence."""
+        proposed = np.zeros(len(drafts.next_seqs), np.int64)
+        for index, (seq, num_asked) in enumerate(
+            zip(drafts.next_seqs, drafts.next_drafts.tolist(), strict=True)
+        ):
+            answer = self._answer_of.get(seq)
+            if answer is None or not num_asked:
+                continue
+            output = answer.alive[0].tokens
+            tokens = host.draft(seq.request_id, answer.prompt_tokens, output, num_asked)
+            proposed[index] = len(tokens)
+            self._drafting_runner.set_drafts(seq, tokens)
+        return proposed
+
+    def _end_all(self, seq: Sequence, reason: str) -> None:
+        answer = self._answer_of.get(seq)
+        if answer is not None and self._host is not None:
+            self._host.forget(seq.request_id, answer.outputs[0].tokens)
+        super()._end_all(seq, reason)

@@ -1,0 +1,163 @@
+"""Packs plans with draft tokens into arrays: a `Runner` whose decodes bring several tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.plan import StepPlan
+from policies.core.sequence import Sequence
+from policies.speculation.engine.core import Speculating
+from policies.speculation.engine.drafts import DraftPlan
+from realengine.runner.launch import Launch, Row
+from realengine.runner.runner import Runner
+from realengine.runner.work import ON_DEVICE, pack, pack_sampling
+from realengine.serving.sampling_params import SamplingParams
+from realengine.speculation.work import VerifyShape, VerifyWork
+
+
+class DraftRunner(Runner):
+    """A `Runner` for an engine that speculates. Its other arguments are those of `Runner`.
+
+    drafts_on_device: whether draft tokens are made on the device; else the host sets them by `set_drafts`.
+    """
+
+    def __init__(self, core: Speculating, *args: Any, drafts_on_device: bool, **settings: Any) -> None:
+        super().__init__(core, *args, **settings)
+        self._drafting = core.drafting
+        self._drafts_on_device = drafts_on_device
+        max_drafts = core.speculation.proposer.num_speculative_tokens
+        self._has_tree = core.speculation.proposer.tree is not None
+        self._drafts_SK = np.full((len(self._tokens_SL), max_drafts), ON_DEVICE, np.int32)
+        self._started: list[tuple[int, int, int]] = []  # (slot, newest token, its position)
+
+    def fill_slot(
+        self,
+        seq: Sequence,
+        branch: int,
+        index: int,
+        tokens: list[int],
+        params: SamplingParams,
+        lora: str | None = None,
+    ) -> None:
+        """Writes the tokens and settings of a sequence into its slot, as `Runner.fill_slot` does."""
+        super().fill_slot(seq, branch, index, tokens, params, lora)
+        self._started.append((seq.slots[branch], tokens[-1], len(tokens) - 1))
+
+    def set_drafts(self, seq: Sequence, tokens: SequenceOf[int]) -> None:
+        """Sets the draft tokens of a sequence's next pass."""
+        self._drafts_SK[seq.slots[0], : len(tokens)] = tokens
+
+    def launch(self, plan: StepPlan, num_iterations: int = 1) -> Launch:
+        """Launches a pass: all rows of a plan, their verification, and the drafts for the next pass."""
+        drafts = plan.drafts
+        assert isinstance(drafts, DraftPlan)
+        completing = [chunk.seq for chunk in plan.chunks if chunk.completes]
+        rows: list[Row] = [(seq, 0) for seq in (*drafts.seqs, *completing)]
+        drawn_slots = np.array([seq.slots[0] for seq, _ in rows], np.int64)
+        self._update_all_tables(plan, drafts)
+        shape, words = self._pack(plan, drafts, drawn_slots)
+        work = VerifyWork(
+            verify=shape,
+            words=words,
+            adapters=tuple(self._adapter_loads),
+            penalty_inits=tuple(self._penalty_inits),
+        )
+        self._started.clear()
+        launch = self._launched(rows, work, num_iterations)
+        launch.num_drafts = drafts.num_drafts.tolist()
+        return launch
+
+    def _update_all_tables(self, plan: StepPlan, drafts: DraftPlan) -> None:
+        """Updates the block tables with all blocks that the sequences of a plan hold, lookahead included."""
+        blocks = self._drafting.blocks_S[drafts.slots]
+        for index in np.flatnonzero(blocks > self._num_ids_S[drafts.slots]).tolist():
+            seq = drafts.seqs[index]
+            self._update_table(seq, seq.slots[0], int(blocks[index]) * self._block_size)
+        for chunk in plan.chunks:
+            num_tokens = chunk.num_cached + chunk.num_tokens
+            num_blocks = -(-num_tokens // self._block_size) + chunk.seq.num_extra_blocks
+            slot = chunk.seq.slots[0]
+            self._update_table(chunk.seq, slot, num_blocks * self._block_size)
+            self._num_ids_S[slot] = 0  # its commit may replace blocks by equal ones of another sequence
+
+    def _pack(
+        self, plan: StepPlan, drafts: DraftPlan, drawn_slots: NDArray[np.int64]
+    ) -> tuple[VerifyShape, NDArray[np.int32]]:
+        num_decodes, chunks = len(drafts.seqs), plan.chunks
+        decode_rows = drafts.num_drafts + 1
+        num_decode_tokens = int(decode_rows.sum())
+        chunk_rows = np.array([chunk.num_tokens for chunk in chunks], np.int64)
+        chunk_slots = np.array([chunk.seq.slots[0] for chunk in chunks], np.int64)
+        firsts = np.array([chunk.num_cached for chunk in chunks], np.int64)
+        rows_of = np.concatenate([decode_rows, chunk_rows])
+        slots = np.concatenate([drafts.slots, chunk_slots])
+        starts = np.concatenate([[0], np.cumsum(rows_of)])
+        places = np.arange(starts[-1]) - np.repeat(starts[:-1], rows_of)
+        tokens = np.full(num_decode_tokens, ON_DEVICE, np.int64)
+        if not self._drafts_on_device:
+            slots_T, at = np.repeat(drafts.slots, decode_rows), places[:num_decode_tokens]
+            tokens = np.where(at > 0, self._drafts_SK[slots_T, np.maximum(at - 1, 0)], ON_DEVICE)
+        places[num_decode_tokens:] += np.repeat(firsts, chunk_rows)
+        chunk_tokens = [
+            self._tokens_SL[slot, first : first + num]
+            for slot, first, num in zip(chunk_slots, firsts, chunk_rows, strict=True)
+        ]
+        completes = np.array([chunk.completes for chunk in chunks], bool)
+        ends = firsts + chunk_rows
+        following = np.where(completes, 0, self._tokens_SL[chunk_slots, ends])
+        last_rows = starts[num_decodes + 1 :][completes] - 1
+        sequences = np.concatenate(
+            [np.repeat(np.arange(num_decodes), decode_rows), num_decodes + np.arange(len(last_rows))]
+        )
+        draw, num_logprobs = self._draw_and_logprobs(drawn_slots)
+        segments = self._segments(slots, rows_of)
+        contexts = np.concatenate([drafts.base + decode_rows, ends])
+        lookahead = self._drafts_SK.shape[1] + 1
+        paths = drafts.depth + 1 if self._has_tree else np.zeros(num_decodes, np.int64)
+        num_path_rows = int(paths.sum())
+        path_starts = np.concatenate([[0], np.cumsum(np.concatenate([paths, chunk_rows]))])
+        shape = VerifyShape(
+            num_tokens=int(starts[-1]),
+            num_decodes=num_decodes,
+            num_decode_tokens=num_decode_tokens,
+            num_chunks=len(chunks),
+            num_drawn=len(drawn_slots),
+            max_query_len=int(rows_of.max()),
+            max_context_len=min(int(contexts.max()) + lookahead, self._padding.max_blocks * self._block_size),
+            max_depth=int(drafts.depth.max(initial=0)),
+            num_levels=drafts.next_levels,
+            draw=draw,
+            num_path_rows=num_path_rows,
+            num_logprobs=num_logprobs,
+            num_started=len(self._started),
+            num_segments=len(segments) // 2,
+            num_updates=len(self._updates),
+        )
+        updates = np.array(self._updates, np.int64).reshape(-1, 2)
+        self._updates.clear()
+        sections = [
+            pack_sampling(self._sampling_S[drawn_slots]),
+            tokens,
+            *chunk_tokens,
+            places,
+            np.repeat(slots, rows_of),
+            slots,
+            np.concatenate([decode_rows, ends]),
+            starts,
+            following,
+            np.concatenate([np.arange(num_decode_tokens), last_rows]),
+            sequences,
+            drawn_slots,
+            np.repeat(np.arange(num_decodes), paths),
+            np.arange(num_path_rows) - np.repeat(path_starts[:num_decodes], paths),
+            path_starts if num_path_rows else path_starts[:0],
+            np.array(self._started, np.int64).reshape(-1),
+            segments,
+            updates[:, 0],
+            updates[:, 1],
+        ]
+        return shape, pack(sections)

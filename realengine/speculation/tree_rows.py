@@ -1,0 +1,43 @@
+"""The token tree of a pass as tensors: which rows see each other, and which row continues another one."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.prefill_attention import DraftTree
+from policies.speculation.tree import TokenTree
+
+
+class TreeShape:
+    """A token tree with its root, the newest token, as row 0; node i of the tree is row i + 1."""
+
+    def __init__(self, tree: TokenTree, device: torch.device) -> None:
+        parents = [-1, *(parent + 1 for parent in tree.parents)]
+        num_rows = len(parents)
+        ancestors = torch.zeros(num_rows, tree.depth + 1, dtype=torch.int64)
+        sees = torch.eye(num_rows, dtype=torch.bool)
+        for row in range(1, num_rows):
+            sees[row] |= sees[parents[row]]
+            depth = tree.depths[row - 1]
+            ancestors[row, :depth] = ancestors[parents[row], :depth]
+            ancestors[row, depth] = row
+        self.depths = torch.tensor([0, *tree.depths], device=device)
+        """Depth of each row; 0: the root."""
+        self.parents = torch.tensor(parents, device=device)
+        """Row that each row continues; -1: the root's."""
+        self.ancestors = ancestors.to(device)
+        """Row at each depth on the way to a row [rows, depths]; valid up to the row's own depth."""
+        sizes = [1 + tree.num_nodes_to(depth) for depth in range(tree.depth + 1)]
+        starts = torch.zeros(num_rows + 1, dtype=torch.int32)
+        starts[sizes[1:]] = (
+            torch.tensor([size * size for size in sizes[:-1]], dtype=torch.int32).cumsum(0).int()
+        )
+        self._mask = torch.cat([sees[:size, :size].flatten() for size in sizes]).to(device)
+        self._starts = starts.to(device)
+
+    def draft_tree(self, num_rows_B: torch.Tensor, positions_T: torch.Tensor) -> DraftTree:
+        """Returns the mask of passes with the first rows of the tree, whole levels each.
+
+        num_rows_B: rows of each pass, int64. positions_T: positions of the rows of all passes.
+        """
+        return DraftTree(self._mask, self._starts[num_rows_B], positions_T.int())

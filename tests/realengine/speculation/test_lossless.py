@@ -1,0 +1,105 @@
+"""Speculation changes no token: outputs equal those of the same engine without drafts."""
+
+import pytest
+import torch
+
+from policies.batching.chunked import Chunked
+from policies.caching.paged import Paged
+from policies.caching.prefix import PrefixCaching
+from policies.caching.radix import Radix
+from policies.speculation.proposers.draft_model import DraftModel
+from policies.speculation.proposers.medusa import Medusa
+from policies.speculation.tree import TokenTree
+from realengine.runner import rank
+from realengine.serving.sampling_params import SamplingParams
+from realengine.speculation.context import LoadedDraft
+from realengine.speculation.settings import SpeculationSettings
+from tests.realengine.speculation.scripted import ScriptedDrafter
+from tests.realengine.test_engine import CONFIGS, make
+
+torch.set_num_threads(1)
+
+TREE = TokenTree.of_paths([[0], [1], [2], [0, 0], [0, 1], [2, 0], [2, 1], [2, 1, 0]])
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.7, top_k=40, max_tokens=20, ignore_eos=True, seed=3, logprobs=2)
+PENALISED = SamplingParams(
+    temperature=0.8, max_tokens=20, ignore_eos=True, seed=5, repetition_penalty=1.3, frequency_penalty=0.4
+)
+WAYS = {"greedy": GREEDY, "sampled": SAMPLED, "penalised": PENALISED}
+
+
+def prompts():
+    """Returns repetitive prompts whose first tokens differ, of one token to four blocks."""
+    generator = torch.Generator().manual_seed(7)
+    lengths = (1, 3, 15, 16, 17, 20)
+    made = [torch.randint(0, 96, (n,), generator=generator).tolist() for n in lengths]
+    return [[index, *part, *part, *part] for index, part in enumerate(made)]
+
+
+def tokens_of(outputs):
+    assert all(output.error is None for output in outputs), [output.error for output in outputs]
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("num_tokens", [1, 3, 8])
+def test_host_proposers_change_no_token(method, num_tokens, way):
+    config = {"method": method, "num_speculative_tokens": num_tokens}
+    if method == "ngram":
+        config |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    plain = make().generate(prompts(), WAYS[way])
+    drafted = make(speculative_config=config).generate(prompts(), WAYS[way])
+    assert tokens_of(plain) == tokens_of(drafted)
+    assert sum(output.drafts.num_draft_tokens for output in drafted if output.drafts) > 0
+    if way == "sampled":
+        for one, other in zip(plain, drafted, strict=True):
+            pairs = zip(one.outputs[0].logprobs, other.outputs[0].logprobs, strict=True)
+            assert all(abs(a.logprob - b.logprob) < 1e-4 for a, b in pairs)
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Returns a function that makes engines draft the given texts."""
+
+    def script(texts, rate, tree=None):
+        def load(settings, context):
+            drafter = ScriptedDrafter(texts, rate, CONFIGS["llama"]["vocab_size"], tree)
+            return LoadedDraft(0, lambda cache: drafter)
+
+        monkeypatch.setattr(rank, "load_draft", load)
+
+    return script
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rate", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("setting", ["paged", "prefix", "radix", "chunks", "tight", "mistral"])
+def test_drafts_on_the_device_change_no_token(scripted, setting, shape, rate, way):
+    settings = {
+        "paged": {"caching": Paged()},
+        "prefix": {"caching": PrefixCaching()},
+        "radix": {"caching": Radix()},
+        "chunks": {"batching": Chunked(max_num_batched_tokens=32)},
+        "tight": {"num_kv_blocks": 16},
+        "mistral": {"config": "mistral"},
+    }[setting]
+    plain = make(**settings).generate(prompts(), WAYS[way])
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts(), tokens_of(plain), strict=True)]
+    scripted(texts, rate, TREE if shape == "tree" else None)
+    if shape == "tree":
+        proposer = Medusa(draft=None, num_speculative_tokens=TREE.num_nodes, tree=TREE)
+    else:
+        proposer = DraftModel(draft=None, num_speculative_tokens=4)
+    speculation = SpeculationSettings(proposer=proposer, models=("unused",))
+    llm = make(**settings, speculative_config=speculation)
+    drafted = llm.generate(prompts(), WAYS[way])
+    assert tokens_of(plain) == tokens_of(drafted)
+    counts = [output.drafts for output in drafted]
+    if rate == 1.0 and setting == "paged":
+        depth = TREE.depth if shape == "tree" else 4
+        assert all(each.num_accepted_tokens >= 14 for each in counts), depth
+    if rate == 0.0:
+        assert all(each.num_accepted_tokens == 0 for each in counts if each)
+    llm.engine.core.block_pool.check_integrity([])
