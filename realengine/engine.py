@@ -20,7 +20,7 @@ from policies.core.request import Branching, Prompt, Request
 from policies.core.sequence import FinishReason, Sequence, SequenceState
 from realengine.clock import Clock, WallClock
 from realengine.observer import Observer
-from realengine.policy_errors import policies_named
+from realengine.policy_errors import policies_named, policies_of
 from realengine.runner.executor import DeviceLostError
 from realengine.runner.launch import Launch
 from realengine.runner.runner import Runner
@@ -73,6 +73,11 @@ class Engine:
         self._ended: list[Sequence] = []  # ended by tokens that were read; not yet committed to the core
         self._early: list[Sequence] = []  # those of them for which an overlapped engine's next commit is due
         self._parents: dict[int, tuple[int, ...]] = {}  # by request id, as in StepOutcome
+
+    @property
+    def policies(self) -> dict[str, object]:
+        """The policies by their settings' names, for messages; None: there is none."""
+        return policies_of(self.core)
 
     @property
     def num_waiting(self) -> int:
@@ -255,16 +260,14 @@ class Engine:
         """Waits for a launch's tokens, appends them, and returns the answers that changed."""
         columns = self._tokens_of(launch)
         logprobs = launch.logprobs()
-        changed: list[Answer] = []
-        counts: list[int] = []
+        changed: list[tuple[Answer, int]] = []  # with the number of new tokens
         stopped: dict[Sequence, Answer] = {}
         for place, ((seq, branch), tokens) in enumerate(zip(launch.rows, columns, strict=True)):
             answer = self._answer_of.get(seq)
             if answer is None:
                 continue  # aborted, or it had ended before this launch
             if not branch:
-                changed.append(answer)
-                counts.append(len(tokens))
+                changed.append((answer, len(tokens)))
             output = answer.alive[branch]
             for token in tokens:
                 output.tokens.append(token)
@@ -278,9 +281,7 @@ class Engine:
                 num_top = answer.params.logprobs or 0
                 output.logprobs += [each.top_of(num_top) for each in logprobs[place][:num_new]]
         for seq, answer in stopped.items():
-            remaining = tuple(
-                branch for branch, output in enumerate(answer.alive) if not output.finish_reason
-            )
+            remaining = tuple(i for i, output in enumerate(answer.alive) if not output.finish_reason)
             if remaining:
                 self._parents[seq.request_id] = remaining
             else:
@@ -291,9 +292,9 @@ class Engine:
         if self.observer is not None:
             now = self.clock.now()
             self.observer.read(now)
-            for answer, num_tokens in zip(changed, counts, strict=True):
+            for answer, num_tokens in changed:
                 self.observer.emitted(answer, num_tokens, now)
-        return changed
+        return [answer for answer, _ in changed]
 
     def _tokens_of(self, launch: Launch) -> list[list[int]]:
         """Waits for the tokens of each row of a launch, and returns those that the outputs get."""

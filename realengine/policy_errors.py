@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -13,13 +13,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class HasCore(Protocol):
-    """An object with an engine's core."""
+class HasPolicies(Protocol):
+    """An object that calls policies."""
 
-    core: EngineCore
+    @property
+    def policies(self) -> Mapping[str, object]:
+        """The policies by their settings' names; None: there is none."""
+        ...
 
 
-S = TypeVar("S", bound=HasCore)
+S = TypeVar("S", bound=HasPolicies)
 
 
 def policies_named(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -30,7 +33,7 @@ def policies_named(method: Callable[Concatenate[S, P], R]) -> Callable[Concatena
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            found = failure(error, _policies_of(self.core))
+            found = failure(error, _named(self.policies))
             if found is None:
                 raise
             raise found from error
@@ -38,14 +41,18 @@ def policies_named(method: Callable[Concatenate[S, P], R]) -> Callable[Concatena
     return call
 
 
-def _policies_of(core: EngineCore) -> Iterator[Policy]:
-    policies = {
+def policies_of(core: EngineCore) -> dict[str, object]:
+    """Returns the policies of every engine by their settings' names."""
+    return {
         "batching": core.batching,
         "scheduling": core.scheduling,
         "caching": core.block_pool,
         "predictor": core.predictor,
         "adapters": core.residents,
     }
+
+
+def _named(policies: Mapping[str, object]) -> Iterator[Policy]:
     for key, policy in policies.items():
         if policy is not None:
             yield Policy(key, type(policy).__name__, type(policy), policy)

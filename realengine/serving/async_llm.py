@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -173,6 +174,7 @@ class _Reader:
             self._prompt_token_ids,
             tuple(outputs),
             state.error,
+            None if self._stream.answer is None else deepcopy(self._stream.answer.drafts),
         )
 
     def _completion(self, index: int, last: End, now: End) -> CompletionOutput:

@@ -8,20 +8,21 @@ from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from realengine.parts import Parts
 from realengine.speculation.engine import SpeculatingEngine
-from realengine.speculation.host import host_drafter
+from realengine.speculation.host import drafter_of
 from realengine.speculation.runner import DraftRunner
 from realengine.speculation.settings import SpeculationSettings
 
 
 def speculating_parts(settings: SpeculationSettings, *, overlap: bool) -> tuple[Parts, bool]:
     """Returns the parts of an engine, and whether it overlaps: only with proposers that allow it."""
-    host = host_drafter(settings.proposer)
+    host = settings.host or drafter_of(settings.proposer)
+    timeout_s = None if settings.host is None else settings.host_timeout_s
     speculation = Speculation(
         proposer=settings.proposer, draft_length=settings.draft_length, tpot_s=settings.tpot_s
     )
     parts = Parts(
         partial(SpeculativeCore, speculation=speculation),
         partial(DraftRunner, drafts_on_device=host is None),
-        partial(SpeculatingEngine, host=host),
+        partial(SpeculatingEngine, host=host, timeout_s=timeout_s),
     )
     return parts, False

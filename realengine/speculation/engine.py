@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from policies.core.plan import StepOutcome, StepPlan
-from policies.core.sequence import Sequence
+from policies.core.sequence import FinishReason, Sequence
 from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
 from realengine.engine import Engine
 from realengine.runner.launch import Launch
 from realengine.serving.answer import DraftCounts
+from realengine.speculation.guarded import Guarded, ProposerError
 from realengine.speculation.host import HostDrafter
 from realengine.speculation.runner import DraftRunner
 
@@ -21,17 +23,32 @@ from realengine.speculation.runner import DraftRunner
 class SpeculatingEngine(Engine):
     """An `Engine` that verifies draft tokens. Its other arguments are those of `Engine`.
 
-    host: drafts on the host, between two steps; None: the device drafts.
+    host: drafts on the host, between two steps; None: the device drafts. timeout_s: seconds after which a
+    call of a user's drafter ends its request; None: it is one of ours, which needs no guard.
     """
 
     def __init__(
-        self, core: Speculating, runner: DraftRunner, *, host: HostDrafter | None, **settings: Any
+        self,
+        core: Speculating,
+        runner: DraftRunner,
+        *,
+        host: HostDrafter | None,
+        timeout_s: float | None,
+        vocab_size: int,
+        **settings: Any,
     ) -> None:
-        super().__init__(core, runner, **settings)
+        super().__init__(core, runner, vocab_size=vocab_size, **settings)
+        self._draft_length = core.speculation.draft_length
         self._drafting_runner = runner
-        self._host = host
+        self._host = host if host is None or timeout_s is None else Guarded(host, timeout_s, vocab_size)
+        self._failed: dict[Sequence, str] = {}  # requests whose proposer has failed in this step
         self._num_places = core.view.max_tokens_per_pass - 1
         self._accepted: list[int] = []  # of the sequences of the step that was read last
+
+    @property
+    def policies(self) -> dict[str, object]:
+        """The policies by their settings' names, for messages."""
+        return {**super().policies, "draft_length": self._draft_length}
 
     def _tokens_of(self, launch: Launch) -> list[list[int]]:
         """Waits for the tokens of each row; those beyond the limit of a request are left out."""
@@ -68,13 +85,27 @@ class SpeculatingEngine(Engine):
             if answer is None or not num_asked:
                 continue
             output = answer.alive[0].tokens
-            tokens = host.draft(seq.request_id, answer.prompt_tokens, output, num_asked)
+            try:
+                tokens = host.draft(seq.request_id, answer.prompt_tokens, output, num_asked)
+            except ProposerError as error:
+                self._failed[seq] = str(error)
+                continue
             proposed[index] = len(tokens)
             self._drafting_runner.set_drafts(seq, tokens)
         return proposed
 
+    def _commit(self, plan: StepPlan, num_iterations: int) -> None:
+        super()._commit(plan, num_iterations)
+        failed, self._failed = self._failed, {}
+        for seq, reason in failed.items():
+            if (answer := self._answer_of.get(seq)) is not None:
+                answer.error = reason
+                self._end_all(seq, "error")
+                self._take_out(seq.request_id, FinishReason.aborted)
+
     def _end_all(self, seq: Sequence, reason: str) -> None:
         answer = self._answer_of.get(seq)
         if answer is not None and self._host is not None:
-            self._host.forget(seq.request_id, answer.outputs[0].tokens)
+            with suppress(ProposerError):  # the output is complete without it
+                self._host.forget(seq.request_id, answer.outputs[0].tokens)
         super()._end_all(seq, reason)

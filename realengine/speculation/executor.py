@@ -65,7 +65,11 @@ class SpeculativeExecutor(Executor):
             self._compact(found, batch, shape)
         self._advance(found, views, shape)
         if self._drafter is not None:
-            self._draft(self._drafter, found, batch, states, views, shape)
+            try:
+                self._draft(self._drafter, found, batch, states, views, shape)
+            except Exception as error:  # the engine ends the requests of a launch that fails so
+                what = f"{type(self._drafter).__name__} raised {type(error).__name__}: {error}"
+                raise RuntimeError(f"the drafter has failed: {what}") from error
         if not shape.num_drawn:
             return None
         logprobs = None

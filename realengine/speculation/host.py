@@ -32,7 +32,7 @@ class HostDrafter(Protocol):
         ...
 
 
-def host_drafter(proposer: Proposer) -> HostDrafter | None:
+def drafter_of(proposer: Proposer) -> HostDrafter | None:
     """Returns what drafts on the host for a proposer; None: it drafts on the device."""
     if isinstance(proposer, Ngram):
         return NgramDrafter(proposer)

@@ -23,6 +23,7 @@ from policies.speculation.proposers.specinfer_tree import SpecinferTree
 from policies.speculation.proposers.suffix import Suffix
 from policies.speculation.tree import TokenTree
 from realengine.model.architecture import Architecture
+from realengine.speculation.host import HostDrafter
 
 PROPOSERS: dict[str, Callable[..., Proposer]] = {
     each.method: each
@@ -32,7 +33,7 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
 }  # fmt: skip
 OTHER_KEYS = (
     "method", "model", "speculative_token_tree", "num_speculative_tokens_per_batch_size", "draft_length",
-    "draft_sample_method", "skipped_layers", "tpot_s",
+    "draft_sample_method", "skipped_layers", "tpot_s", "host", "host_timeout_s",
 )  # fmt: skip
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 NEEDS_MODEL = (DraftModel, SpecinferTree, Eagle, Eagle3, Medusa)
@@ -54,6 +55,10 @@ class SpeculationSettings:
     """greedy: a draft model drafts its likeliest token; probabilistic: it draws from its distribution."""
     skipped_layers: tuple[int, ...] | None = None
     """Layers of the target that self_speculative leaves out; None: every second one of the middle half."""
+    host: HostDrafter | None = None
+    """A drafter of yours on the host, which drafts in place of the proposer; None: the proposer drafts."""
+    host_timeout_s: float = 10.0
+    """Seconds after which a call of `host` is abandoned, and its request ends with an error."""
     tpot_s: float | None = None
     """Time per output token that the SLO allows, s; for policies that read it."""
 
@@ -64,7 +69,11 @@ class SpeculationSettings:
                 f"draft_sample_method={self.draft_sample_method}: must be one of "
                 f"{', '.join(DRAFT_SAMPLE_METHODS)}"
             )
-        if isinstance(self.proposer, NEEDS_MODEL) and not self.models:
+        if not self.host_timeout_s > 0:
+            raise ValueError(f"host_timeout_s={self.host_timeout_s}: must be > 0 seconds")
+        if self.host is not None and self.proposer.tree is not None:
+            raise ValueError(f"host: drafts chains, and method={method} drafts a tree; choose method=ngram")
+        if isinstance(self.proposer, NEEDS_MODEL) and self.host is None and not self.models:
             raise ValueError(f"model: method={method} needs the folder of its weights; set model")
         if not isinstance(self.proposer, (*NEEDS_MODEL, Mtp)) and self.models:
             raise ValueError(f"model={self.models[0]}: method={method} drafts without a model; remove it")
@@ -110,6 +119,8 @@ class SpeculationSettings:
             draft_sample_method=config.get("draft_sample_method", "greedy"),
             skipped_layers=None if (layers := config.get("skipped_layers")) is None else tuple(layers),
             tpot_s=config.get("tpot_s"),
+            host=config.get("host"),
+            host_timeout_s=config.get("host_timeout_s", 10.0),
         )
 
 

@@ -91,7 +91,11 @@ class Speculating(Engine):
         plan = super().plan(now)
         if plan is not None:
             assert isinstance(plan.drafts, DraftPlan)
-            self.watch.decide(plan, plan.drafts, now, self._step.tokens_left)
+            try:
+                self.watch.decide(plan, plan.drafts, now, self._step.tokens_left)
+            except Exception:
+                self.cancel(plan)  # no plan is in flight after a failed call
+                raise
         return plan
 
     def _plan_unasked(self) -> StepPlan | None:

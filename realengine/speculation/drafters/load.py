@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from realengine.speculation.context import DrafterContext, LoadedDraft
-from realengine.speculation.host import host_drafter
+from realengine.speculation.host import drafter_of
 from realengine.speculation.settings import SpeculationSettings
 
 
@@ -15,7 +15,7 @@ def load_draft(settings: SpeculationSettings, context: DrafterContext) -> Loaded
 
     The module of the proposer's method has a function `load` with the same arguments.
     """
-    if host_drafter(settings.proposer) is not None:
+    if settings.host is not None or drafter_of(settings.proposer) is not None:
         return None
     module = import_module(f"realengine.speculation.drafters.{settings.proposer.method}")
     load: Callable[[SpeculationSettings, DrafterContext], LoadedDraft] = module.load

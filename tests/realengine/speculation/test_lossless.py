@@ -1,5 +1,7 @@
 """Speculation changes no token: outputs equal those of the same engine without drafts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,13 +9,16 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
+from policies.scheduling.fcfs import Fcfs
 from policies.speculation.proposers.draft_model import DraftModel
 from policies.speculation.proposers.medusa import Medusa
 from policies.speculation.tree import TokenTree
+from realengine.model.architecture import Architecture
 from realengine.runner import rank
 from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.context import LoadedDraft
 from realengine.speculation.settings import SpeculationSettings
+from tests.realengine.adapters import random_adapter
 from tests.realengine.speculation.scripted import ScriptedDrafter
 from tests.realengine.test_engine import CONFIGS, make
 
@@ -103,3 +108,95 @@ def test_drafts_on_the_device_change_no_token(scripted, setting, shape, rate, wa
     if rate == 0.0:
         assert all(each.num_accepted_tokens == 0 for each in counts if each)
     llm.engine.core.block_pool.check_integrity([])
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+def both(params, names=None, **settings):
+    """Serves the prompts without and with prompt lookup; asserts that some drafts were accepted."""
+    plain = make(**settings).generate(prompts(), params, names)
+    llm = make(**settings, speculative_config=NGRAM)
+    drafted = llm.generate(prompts(), params, names)
+    assert sum(output.drafts.num_accepted_tokens for output in drafted if output.drafts) > 3
+    llm.engine.core.check_integrity()
+    return plain, drafted
+
+
+@pytest.mark.parametrize("caching", [Paged(block_size=4), PrefixCaching(block_size=4), Radix(block_size=4)])
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_preemption_changes_no_token(caching, mode):
+    settings = {"scheduling": Fcfs(preemption_mode=mode), "caching": caching, "num_kv_blocks": 40}
+    plain, drafted = both(GREEDY, **settings)
+    assert tokens_of(plain) == tokens_of(drafted)
+
+
+def test_adapters_change_no_token():
+    architecture = Architecture.from_hf(CONFIGS["llama"])
+    adapters = {
+        name: random_adapter(architecture, 4, seed=seed, scaling=40.0) for seed, name in enumerate("ab")
+    }
+    names = [None, "a", "b", "a", None, "b"]
+    plain, drafted = both(GREEDY, names, lora_adapters=adapters, max_loras=2)
+    assert tokens_of(plain) == tokens_of(drafted)
+
+
+def test_two_ranks_change_no_token():
+    plain, drafted = both(GREEDY, config="even", tensor_parallel_size=2)
+    assert tokens_of(plain) == tokens_of(drafted)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_quantised_kv_of_trees_moves_with_its_scales(scripted, kv_cache_dtype):
+    plain = make(kv_cache_dtype=kv_cache_dtype).generate(prompts(), GREEDY)
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts(), tokens_of(plain), strict=True)]
+    scripted(texts, 0.8, TREE)
+    proposer = Medusa(draft=None, num_speculative_tokens=TREE.num_nodes, tree=TREE)
+    speculation = SpeculationSettings(proposer=proposer, models=("unused",))
+    drafted = make(kv_cache_dtype=kv_cache_dtype, speculative_config=speculation).generate(prompts(), GREEDY)
+    assert tokens_of(plain) == tokens_of(drafted)
+
+
+def test_a_stop_token_inside_a_burst_ends_the_output_there():
+    longer = replace(GREEDY, max_tokens=30)
+    tokens = tokens_of(make().generate(prompts(), longer))
+    stopping = [replace(longer, stop_token_ids=(each[11], each[17])) for each in tokens]
+    plain = make().generate(prompts(), stopping)
+    drafted = make(speculative_config=NGRAM).generate(prompts(), stopping)
+    assert tokens_of(plain) == tokens_of(drafted)
+    assert {output.outputs[0].finish_reason for output in drafted} == {"stop"}
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7])
+def test_the_limit_inside_a_burst_ends_the_output_there(max_tokens):
+    limited = replace(GREEDY, max_tokens=max_tokens)
+    drafted = make(speculative_config=NGRAM).generate(prompts(), limited)
+    assert tokens_of(make().generate(prompts(), limited)) == tokens_of(drafted)
+    assert {len(tokens) for tokens in tokens_of(drafted)} == {max_tokens}
+
+
+def test_the_end_of_the_context_ends_the_output_there():
+    endless = replace(GREEDY, max_tokens=500)
+    plain, drafted = both(endless, max_model_len=70)
+    assert tokens_of(plain) == tokens_of(drafted)
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+def test_batches_of_any_size_change_no_token(batch):
+    asked = [[index, *prompt] for index in range(batch) for prompt in prompts()[2:3]]
+    plain = make(max_num_seqs=32, num_kv_blocks=300).generate(asked, GREEDY)
+    drafted = make(max_num_seqs=32, num_kv_blocks=300, speculative_config=NGRAM).generate(asked, GREEDY)
+    assert tokens_of(plain) == tokens_of(drafted)
+
+
+def test_triton_kernels_give_the_same_tokens(scripted):
+    """In Triton's interpreter: a tree, beside chunks of prompts."""
+    settings = {"backend": "triton", "batching": Chunked(max_num_batched_tokens=48)}
+    short = replace(GREEDY, max_tokens=5)
+    asked = prompts()[:4]
+    wanted = tokens_of(make().generate(asked, short))
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(asked, wanted, strict=True)]
+    scripted(texts, 0.7, TREE)
+    proposer = Medusa(draft=None, num_speculative_tokens=TREE.num_nodes, tree=TREE)
+    speculation = SpeculationSettings(proposer=proposer, models=("unused",))
+    assert tokens_of(make(**settings, speculative_config=speculation).generate(asked, short)) == wanted

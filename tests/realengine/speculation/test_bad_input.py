@@ -1,0 +1,110 @@
+"""Speculation on the engine with settings, proposers and requests that cannot be."""
+
+import time
+
+import pytest
+import torch
+
+from realengine.serving.sampling_params import SamplingParams
+from tests.realengine.speculation.test_lossless import GREEDY, NGRAM, prompts, tokens_of
+from tests.realengine.test_engine import make
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"method": "magic"}, "method=magic is not known; must be one of draft_model, eagle"),
+        ({"num_speculative_tokens": 3}, "method=None is not known"),
+        ({"method": "ngram"}, "num_speculative_tokens is missing"),
+        (NGRAM | {"num_speculative_tokens": 0}, "num_speculative_tokens=0: must be 1 to 128"),
+        (NGRAM | {"num_speculative_tokens": -1}, "num_speculative_tokens=-1: must be 1 to 128"),
+        (NGRAM | {"prompt_lookup_min": 9}, "prompt_lookup_min=9: must be 1 to 3"),
+        (NGRAM | {"promt_lookup_max": 9}, "promt_lookup_max is not a setting of method=ngram; allowed are"),
+        (NGRAM | {"model": "x"}, "model=x: method=ngram drafts without a model; remove it"),
+        ({"method": "eagle", "num_speculative_tokens": 3}, "model: method=eagle needs the folder"),
+        (
+            {"method": "medusa", "model": "x", "speculative_token_tree": "[(0,), (1, 0)]"},
+            r"speculative_token_tree=\[\(0,\), \(1, 0\)\] is no tree: path \[1, 0\] continues \[1\]",
+        ),
+        (
+            {"method": "medusa", "model": "x", "speculative_token_tree": "print(1)"},
+            r"speculative_token_tree=print\(1\) is no tree",
+        ),
+        (NGRAM | {"draft_sample_method": "best"}, "draft_sample_method=best: must be one of greedy, prob"),
+        (NGRAM | {"skipped_layers": [1]}, r"skipped_layers=\[1\]: only method=self_speculative"),
+        (NGRAM | {"host_timeout_s": 0}, "host_timeout_s=0: must be > 0 seconds"),
+        (
+            NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 2]], "draft_length": object()},
+            "is a draft_length of its own; remove one of them",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        make(speculative_config=config)
+
+
+def test_several_answers_to_a_prompt_are_refused():
+    (output,) = make(speculative_config=NGRAM).generate([prompts()[1]], SamplingParams(n=2, max_tokens=3))
+    assert "an engine that speculates serves one answer per request" in output.error
+
+
+class Drafts:
+    """Drafts wrongly for the request with the largest first token."""
+
+    def __init__(self, way):
+        self._way = way
+
+    def draft(self, request_id, prompt, output, num_tokens):
+        if prompt[0] != 3:
+            return [5] * num_tokens
+        return self._way(num_tokens)
+
+    def forget(self, request_id, output):
+        pass
+
+
+def raising(num_tokens):
+    raise KeyError("no such text")
+
+
+def hanging(num_tokens):
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        (raising, "Drafts raised KeyError: 'no such text'"),
+        (hanging, r"Drafts has not returned within 0.5 s (host_timeout_s)"),
+        (lambda num: [200], "Drafts.draft returned token 200: must be >= 0 and < 97"),
+        (lambda num: [-1], "Drafts.draft returned token -1: must be >= 0 and < 97"),
+        (lambda num: [1] * (num + 1), "Drafts.draft returned 5 tokens: must be at most num_tokens=4"),
+        (lambda num: None, "Drafts.draft returned None: must be a list of token ids"),
+    ],
+    ids=["raises", "hangs", "beyond the vocabulary", "negative", "too many", "nothing"],
+)
+def test_a_proposer_that_fails_ends_its_request_with_the_reason(way, reason):
+    config = NGRAM | {"host": Drafts(way), "host_timeout_s": 0.5}
+    outputs = make(speculative_config=config).generate(prompts(), GREEDY)
+    assert [output.error for output in outputs] == [reason if index == 3 else None for index in range(6)]
+    wanted = tokens_of(make().generate(prompts(), GREEDY))
+    assert [output.outputs[0].token_ids for output in outputs if not output.error] == [
+        tokens for index, tokens in enumerate(wanted) if index != 3
+    ]
+    assert outputs[3].outputs[0].finish_reason == "error"
+
+
+def test_a_draft_length_policy_that_fails_is_named():
+    class Failing:
+        needs_cost = False
+        reads_sequences = False
+        num_repeats = 1
+
+        def num_draft_tokens(self, view):
+            raise KeyError("k")
+
+    with pytest.raises(Exception, match="draft_length=Failing"):
+        make(speculative_config=NGRAM | {"draft_length": Failing()}).generate(prompts(), GREEDY)
