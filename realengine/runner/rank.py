@@ -211,9 +211,10 @@ def _num_blocks_that_fit(
     num_blocks = int(free_bytes // block_bytes) - 1
     if num_blocks < 1:
         share = settings.gpu_memory_utilization
+        drafts = "" if settings.speculation is None else " with the KV of drafts"
         raise ValueError(
             f"gpu_memory_utilization={share}: only {max(free_bytes, 0) / GIB:.2f} GiB are left for "
-            f"KV; a block of {settings.caching.block_size} tokens needs {block_bytes / GIB:.4f} GiB; "
+            f"KV; a block of {settings.caching.block_size} tokens needs {block_bytes / GIB:.4f} GiB{drafts}; "
             "raise it, or serve a smaller model"
         )
     return num_blocks

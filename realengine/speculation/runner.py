@@ -51,6 +51,10 @@ class DraftRunner(Runner):
         """Sets the draft tokens of a sequence's next pass."""
         self._drafts_SK[seq.slots[0], : len(tokens)] = tokens
 
+    def may_repeat(self, plan: StepPlan) -> bool:
+        """Returns false: how far a pass advances a sequence is known only after it."""
+        return False
+
     def launch(self, plan: StepPlan, num_iterations: int = 1) -> Launch:
         """Launches a pass: all rows of a plan, their verification, and the drafts for the next pass."""
         drafts = plan.drafts
