@@ -10,6 +10,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import SamplingParams
+from tests.realengine.adapters import random_adapter
 from tests.realengine.test_engine import CONFIGS, make, prompts, tokens_of
 
 torch.set_num_threads(1)
@@ -101,6 +102,28 @@ def test_sampled_outputs_are_those_without_drafts(draft, plain):
     if draft in DRAFTS:
         config = config | {"num_speculative_tokens": 4}
     check(make(speculative_config=config), plain(SAMPLED), SAMPLED)
+
+
+def test_two_ranks_divide_a_draft_or_have_all_of_it():
+    """The second draft has 3 heads, which two ranks cannot share, so that each computes it as a whole."""
+    even = replace(SMALL, vocab_size=98)
+    odd = replace(even, num_heads=3, num_kv_heads=3, intermediate_size=33)
+    config = {"method": "specinfer_tree", "model": [even, odd], "widths": [2, 1, 1]}
+    one = make("even", speculative_config=config)
+    two = make("even", speculative_config=config, tensor_parallel_size=2)
+    wanted, found = (llm.generate(prompts(), GREEDY) for llm in (one, two))
+    assert tokens_of(found) == tokens_of(wanted) == tokens_of(make("even").generate(prompts(), GREEDY))
+    assert [output.drafts for output in found] == [output.drafts for output in wanted]
+
+
+@pytest.mark.parametrize("draft", ["equal", "skipping", "tree"])
+def test_drafts_without_adapters_change_no_token_of_requests_with_one(draft):
+    adapters = {name: random_adapter(TARGET, 4, seed=seed, scaling=40.0) for seed, name in enumerate("ab")}
+    names = [None, "a", "b", "a", None, "b", "a", "a", "b", None, "b", "a"]
+    config = (DRAFTS | TREES)[draft] | ({"num_speculative_tokens": 3} if draft in DRAFTS else {})
+    wanted = make(lora_adapters=adapters).generate(prompts(), GREEDY, names)
+    llm = make(lora_adapters=adapters, speculative_config=config)
+    assert tokens_of(llm.generate(prompts(), GREEDY, names)) == tokens_of(wanted)
 
 
 @pytest.mark.parametrize(
