@@ -95,12 +95,13 @@ def build_executor(
     memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
     try:
         cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
+        drafter = None if draft is None else draft.build(cache)
     except torch.OutOfMemoryError:
         fitting = _num_blocks_that_fit(architecture, settings, dtype, device, block_bytes)
-        raise _no_room(num_blocks, block_bytes, fitting) from None
+        what = "weights" if draft is None else "weights of the model and of its draft"
+        raise _no_room(num_blocks, block_bytes, fitting, what) from None
     new_executor: Callable[..., Executor] = Executor
     if settings.speculation is not None:
-        drafter = None if draft is None else draft.build(cache)
         if drafter is not None:
             cache.attached += drafter.cache_sets
         new_executor = partial(SpeculativeExecutor, proposer=settings.speculation.proposer, drafter=drafter)
@@ -123,10 +124,10 @@ def build_executor(
     return executor, memory
 
 
-def _no_room(num_blocks: int, block_bytes: int, num_fitting: int) -> ValueError:
+def _no_room(num_blocks: int, block_bytes: int, num_fitting: int, what: str) -> ValueError:
     return ValueError(
         f"num_kv_blocks={num_blocks}: the GPU has no memory for {num_blocks * block_bytes / GIB:.2f} GiB "
-        f"of KV beside the weights; {num_fitting} blocks would fit, as with num_kv_blocks=None"
+        f"of KV beside the {what}; {num_fitting} blocks would fit, as with num_kv_blocks=None"
     )
 
 

@@ -9,7 +9,9 @@ from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from realengine.model.architecture import Architecture
+from realengine.model.kv_cache import KvCache
 from realengine.serving.sampling_params import SamplingParams
+from realengine.speculation.drafters import draft_model
 from tests.realengine.adapters import random_adapter
 from tests.realengine.test_engine import CONFIGS, make, prompts, tokens_of
 
@@ -154,3 +156,21 @@ def test_rejects_drafts_that_do_not_fit_the_target(config, message):
         config = config | {"num_speculative_tokens": 2}
     with pytest.raises(ValueError, match=message):
         make(speculative_config=config)
+
+
+def test_says_how_many_blocks_fit_if_there_is_no_memory_for_the_kv_of_a_draft(monkeypatch):
+    class Full(KvCache):
+        def __init__(self, *args):
+            raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(draft_model, "KvCache", Full)
+    message = r"num_kv_blocks=200: .* beside the weights of the model and of its draft; \d+ blocks would fit"
+    with pytest.raises(ValueError, match=message):
+        make(speculative_config=DRAFTS["small"] | {"num_speculative_tokens": 2})
+
+
+def test_blocks_are_counted_with_the_kv_of_the_draft():
+    config = DRAFTS["equal"] | {"num_speculative_tokens": 2}
+    alone, drafted = make(num_kv_blocks=None), make(num_kv_blocks=None, speculative_config=config)
+    num_alone, num_drafted = (llm.engine.core.block_pool.num_blocks for llm in (alone, drafted))
+    assert num_drafted == pytest.approx(num_alone / 2, abs=1)
