@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from kernels.block_copy import CacheSet
+from kernels.sampling import Sampling
 from realengine.model.decoder import States
 from realengine.runner.batch import Batch
 
@@ -68,6 +69,8 @@ class Start:
     """Block tables, int32, with blocks for the draft tokens."""
     max_context_len: int
     """Upper bound of positions_N + 1."""
+    sampling: Sampling | None = None
+    """Sampling settings, with the positions after the newest tokens; None: all sequences are greedy."""
 
 
 class Drafts(NamedTuple):

@@ -209,13 +209,17 @@ class SpeculativeExecutor(Executor):
         drafter.follow(passed)
         if not passed.drafts_next:
             return
+        positions_S, sampling = self._computed_S[slots_S], None
+        if shape.draw is not Draw.greedy:
+            sampling = RowSettings.of(views.sampling_SW).sampling(positions_S + 1)
         start = Start(
             slots_N=slots_S,
             newest_N=self._newest_S[slots_S],
-            positions_N=self._computed_S[slots_S],
+            positions_N=positions_S,
             rows_N=rows_N,
             tables_NM=self._tables_SM[slots_S, : batch.block_tables_BM.shape[1]],
             max_context_len=shape.max_context_len,
+            sampling=sampling,
         )
         tokens_NK = drafter.draft(passed, start, shape.num_levels).tokens_NK
         self._drafts_SK[:, : tokens_NK.shape[1]].index_copy_(0, slots_S, tokens_NK)

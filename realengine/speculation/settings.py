@@ -82,6 +82,11 @@ class SpeculationSettings:
                 f"skipped_layers={list(self.skipped_layers)}: only method=self_speculative skips layers"
             )
 
+    @property
+    def draws(self) -> bool:
+        """True if a draft model draws its tokens."""
+        return self.draft_sample_method == "probabilistic"
+
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> SpeculationSettings:
         """Returns the settings of a `speculative_config` with vLLM's keys. Raises ValueError for others."""

@@ -16,7 +16,8 @@ import torch
 
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
-from realengine.speculation.drafter import Start
+from realengine.speculation.drafter import Drafts, Start
+from realengine.speculation.drafters.choices import Choice
 
 
 def num_kv_blocks(cache: KvCache) -> int:
@@ -108,10 +109,10 @@ def drafted_chain(
     num_levels: int,
     places: DraftPlaces,
     logits_of: Callable[[Batch, slice], torch.Tensor],
-    greedy: Callable[[torch.Tensor], torch.Tensor],
+    choice: Choice,
     first: Batch | None = None,
-) -> torch.Tensor:
-    """Drafts a chain [N, num_levels] in decode steps, each with the likeliest token of the step before.
+) -> Drafts:
+    """Drafts chains of num_levels tokens in decode steps, each with the tokens of the step before.
 
     logits_of: computes the logits of some rows of a batch. first: the batch of the first step, if it has more
     rows than those of the newest tokens, which come first.
@@ -120,6 +121,6 @@ def drafted_chain(
     rows, drafted = slice(len(tokens_N)), []
     for step in range(num_levels):
         batch = first if first is not None and step == 0 else places.decode(tokens_N, step)
-        tokens_N = greedy(logits_of(batch, rows))
+        tokens_N = choice.tokens(logits_of(batch, rows))
         drafted.append(tokens_N)
-    return torch.stack(drafted, dim=1)
+    return Drafts(torch.stack(drafted, dim=1), choice.probs_NKV)

@@ -31,6 +31,7 @@ from realengine.runner.parallel import Group
 from realengine.serving.model import weights_of
 from realengine.speculation.context import DrafterContext, LoadedDraft
 from realengine.speculation.drafter import DecodedRows, Drafter, Drafts, Passed, Start
+from realengine.speculation.drafters.choices import choice_of
 from realengine.speculation.drafters.decode_steps import (
     DraftPlaces,
     drafted_chain,
@@ -47,7 +48,7 @@ def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     """Loads the weights of a draft model. Raises ValueError if it does not fit the target."""
     if len(settings.models) != 1:
         raise ValueError(f"model: method=draft_model drafts with one model, not {len(settings.models)}")
-    return load_models(settings.models, context, lambda models: models[0])
+    return load_models(settings.models, context, lambda models: models[0], is_drawn=settings.draws)
 
 
 def load_models(
@@ -56,6 +57,7 @@ def load_models(
     make: Callable[[Sequence[DraftModel]], Drafter],
     *,
     verifies_others: bool = False,
+    is_drawn: bool = False,
 ) -> LoadedDraft:
     """Loads the weights of models, of which `make` makes a drafter. Raises ValueError if one does not fit."""
     decoders = [_load_decoder(source, context) for source in sources]
@@ -76,7 +78,12 @@ def load_models(
             decoder.group.world_size,
         )
         return DraftModel(
-            decoder, cache, context.backend, context.max_model_len, verifies_others=verifies_others
+            decoder,
+            cache,
+            context.backend,
+            context.max_model_len,
+            verifies_others=verifies_others,
+            is_drawn=is_drawn,
         )
 
     def build(target_cache: KvCache) -> Drafter:
@@ -142,7 +149,8 @@ class DraftModel:
     """Drafts chains with a model of its own.
 
     cache: the model's, with as many blocks as the target's. verifies_others: whether the target verifies
-    tokens that are not this model's draft, too; then all accepted tokens are computed again.
+    tokens that are not this model's draft, too; then all accepted tokens are computed again. is_drawn:
+    whether tokens are drawn from the model's distribution, instead of the likeliest ones.
     """
 
     wants_states = False
@@ -156,11 +164,13 @@ class DraftModel:
         max_model_len: int,
         *,
         verifies_others: bool = False,
+        is_drawn: bool = False,
     ) -> None:
-        self.backend = backend
+        self._backend = backend
         self.cache = cache
         self._decoder = decoder
         self._verifies_others = verifies_others
+        self._is_drawn = is_drawn
         self.max_len = max_len_in(cache, max_model_len)
         """Tokens of the longest sequence."""
         self.vocab_size = decoder.architecture.vocab_size
@@ -179,7 +189,8 @@ class DraftModel:
         """Drafts num_levels tokens for each sequence."""
         places = self.places(start)
         first = self.first_step(passed, places)
-        return Drafts(drafted_chain(num_levels, places, self.logits, self.backend.greedy, first))
+        choice = choice_of(self._backend, start.sampling, is_drawn=self._is_drawn)
+        return drafted_chain(num_levels, places, self.logits, choice, first)
 
     def places(self, start: Start) -> DraftPlaces:
         """Returns the places of sequences in its KV cache."""

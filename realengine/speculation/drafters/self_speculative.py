@@ -18,6 +18,7 @@ from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
 from realengine.speculation.context import DrafterContext, LoadedDraft
 from realengine.speculation.drafter import Drafts, Passed, Start
+from realengine.speculation.drafters.choices import choice_of
 from realengine.speculation.drafters.decode_steps import DraftPlaces, drafted_chain
 from realengine.speculation.settings import SpeculationSettings
 
@@ -25,16 +26,20 @@ from realengine.speculation.settings import SpeculationSettings
 def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     """Chooses the layers that draft; nothing is loaded. Raises ValueError for layers that do not exist."""
     layers = kept_layers(settings.skipped_layers, context.architecture.num_layers)
-    return LoadedDraft(
-        0,
-        lambda cache: SelfSpeculative(context.target, cache, context.backend, context.max_model_len, layers),
-    )
+
+    def build(cache: KvCache) -> SelfSpeculative:
+        return SelfSpeculative(
+            context.target, cache, context.backend, context.max_model_len, layers, is_drawn=settings.draws
+        )
+
+    return LoadedDraft(0, build)
 
 
 class SelfSpeculative:
     """Drafts chains with the layers of the target that are kept.
 
-    layers: their numbers, ascending. decoder, cache: the target's.
+    layers: their numbers, ascending. decoder, cache: the target's. is_drawn: whether tokens are drawn from
+    the draft's distribution, instead of the likeliest ones.
     """
 
     wants_states = False
@@ -48,12 +53,15 @@ class SelfSpeculative:
         backend: Backend,
         max_model_len: int,
         layers: Sequence[int],
+        *,
+        is_drawn: bool = False,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._backend = backend
         self._max_model_len = max_model_len
         self._layers = tuple(layers)
+        self._is_drawn = is_drawn
 
     def follow(self, passed: Passed) -> None:
         """Does nothing: the target has written the KV."""
@@ -61,7 +69,8 @@ class SelfSpeculative:
     def draft(self, passed: Passed, start: Start, num_levels: int) -> Drafts:
         """Drafts num_levels tokens for each sequence."""
         places = DraftPlaces.of(start, self._cache, self._max_model_len)
-        return Drafts(drafted_chain(num_levels, places, self._logits, self._backend.greedy))
+        choice = choice_of(self._backend, start.sampling, is_drawn=self._is_drawn)
+        return drafted_chain(num_levels, places, self._logits, choice)
 
     def _logits(self, batch: Batch, rows: slice) -> torch.Tensor:
         states = self._decoder.states(batch, self._cache, layers=self._layers)

@@ -36,6 +36,11 @@ from realengine.speculation.settings import SpeculationSettings
 def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     """Loads the weights of one or several draft models. Raises ValueError if they do not fit."""
     assert isinstance(settings.proposer, Proposer)
+    if settings.draws:
+        raise ValueError(
+            "draft_sample_method=probabilistic: nodes of a tree are the likeliest tokens; use greedy with "
+            "method=specinfer_tree"
+        )
     widths, num_models = settings.proposer.widths, len(settings.models)
     if num_models == 1:
         return load_models(

@@ -106,6 +106,12 @@ def test_sampled_outputs_are_those_without_drafts(draft, plain):
     check(make(speculative_config=config), plain(SAMPLED), SAMPLED)
 
 
+@pytest.mark.parametrize("draft", ["equal", "skipping"])
+def test_drawn_drafts_change_no_greedy_token(draft, plain):
+    config = DRAFTS[draft] | {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}
+    check(make(speculative_config=config), plain(GREEDY), is_perfect=draft in PERFECT)
+
+
 def test_two_ranks_divide_a_draft_or_have_all_of_it():
     """The second draft has 3 heads, which two ranks cannot share, so that each computes it as a whole."""
     even = replace(SMALL, vocab_size=98)
@@ -144,6 +150,10 @@ def test_drafts_without_adapters_change_no_token_of_requests_with_one(draft):
         (
             {"method": "specinfer_tree", "model": [SMALL, SMALL], "widths": [2, 2]},
             r"widths=\[2, 2\]: 2 models draft one branch each, so widths must be \[2, 1, ...\]",
+        ),
+        (
+            {**TREES["tree"], "draft_sample_method": "probabilistic"},
+            "draft_sample_method=probabilistic: nodes of a tree are the likeliest tokens; use greedy",
         ),
         (
             {"method": "self_speculative", "skipped_layers": [2]},
