@@ -14,7 +14,8 @@ import numpy as np
 from policies.caching.pool import BlockPool
 from policies.core.decode_set import DecodeSet
 from policies.core.growth import PAGED, Growth
-from policies.core.sequence import DECODING, PAUSED, WAITING, Sequence, SequenceState
+from policies.core.plan import StepPlan
+from policies.core.sequence import DECODING, ENDED, PAUSED, WAITING, Sequence, SequenceState
 from policies.speculation.engine.drafts import DraftPlan, Ints
 
 
@@ -68,6 +69,8 @@ class DraftSet(DecodeSet):
         """Known tokens with which the sequence ends."""
         self.is_member_S = np.zeros(max_num_seqs, bool)
         """Whether the slot is that of a member."""
+        self.unread: tuple[DraftPlan, Ints] | None = None
+        """The last pass and its accepted draft tokens that stay, until the next plan is made; see `hide`."""
         self._members: list[Sequence] | None = []
         self._slots = np.zeros(0, np.int64)
 
@@ -219,10 +222,79 @@ class DraftSet(DecodeSet):
             self.base_S[self.slots] = self.computed_S[self.slots]
             self.base_S[slots] = before_last + (1 + drafts.num_drafts)
             self.computed_S[slots] = after
+            self.last_S[slots] = num_last = after - before_last
+            self.unread = drafts, num_last - 1
         else:
             self.computed_S[slots] = self.base_S[slots] = after
-        self.last_S[slots] = after - before_last
+            self.last_S[slots] = after - before_last
         return list(ended)
+
+    def hide(self) -> None:
+        """Takes the draft tokens that the last pass accepted out of the counts while a step is planned.
+
+        The executor of that pass may not know them yet: it may read them while the next step runs.
+        """
+        if self.unread is None:
+            return
+        drafts, num_kept = self.unread
+        is_member = self.is_member_S[drafts.slots]
+        if not is_member.all():  # others were aborted since, or are at their limit
+            members = np.flatnonzero(is_member)
+            drafts, num_kept = drafts.part(members), num_kept[members]
+            self.unread = drafts, num_kept
+        self._add_last(drafts.slots, -num_kept)
+
+    def show(self, in_flight: StepPlan | None) -> None:
+        """Adds the draft tokens that `hide` has taken out to the counts, and to the plan that was made."""
+        if self.unread is None:
+            return
+        (drafts, num_kept), self.unread = self.unread, None
+        if not num_kept.any():
+            return
+        self.add_kept(drafts, num_kept)
+        if in_flight is not None:
+            self.update(in_flight)
+
+    def add_kept(self, drafts: DraftPlan, num_kept: Ints) -> None:
+        """Adds accepted draft tokens of the last pass to the counts of its sequences, which may have left."""
+        is_member = self.is_member_S[drafts.slots]  # no other sequence has joined with the slot of one
+        if is_member.all():
+            self._add_last(drafts.slots, num_kept)
+            return
+        self._add_last(drafts.slots[is_member], num_kept[is_member])
+        for index in np.flatnonzero(~is_member).tolist():
+            if num_kept[index]:
+                self._add_to_former(drafts.seqs[index], int(num_kept[index]))
+
+    def update(self, plan: StepPlan) -> None:
+        """Sets the numbers of a plan in flight that follow from the computed tokens of its sequences."""
+        drafts = plan.drafts
+        assert isinstance(drafts, DraftPlan)
+        drafts.num_computed = num_computed = self.computed_S[drafts.slots]
+        drafts.end = self.end_S[drafts.slots] - 1
+        plan.num_decode_context_tokens = int(np.add.reduce(num_computed)) + len(drafts.seqs)
+
+    def _add_last(self, slots: Ints, num_tokens: Ints) -> None:
+        """Adds tokens to the last pass of members."""
+        self.computed_S[slots] += num_tokens
+        self.last_S[slots] += num_tokens
+        self.num_context_tokens += int(np.add.reduce(num_tokens))
+
+    def _add_to_former(self, seq: Sequence, num_tokens: int) -> None:
+        """Adds tokens to the last pass of a sequence that has left; its blocks have room for them."""
+        if seq.state is ENDED:
+            return
+        seq.stored_known += num_tokens
+        if seq.state is WAITING:
+            seq.num_lost += num_tokens
+            return
+        pool = self._pool
+        num_held = pool.blocks_for(seq.stored_computed) + seq.num_extra_blocks
+        seq.stored_computed += num_tokens
+        seq.num_unread += num_tokens
+        pool.num_extra_blocks -= seq.num_extra_blocks
+        seq.num_extra_blocks = num_held - pool.blocks_for(seq.stored_computed)
+        pool.num_extra_blocks += seq.num_extra_blocks
 
     def rest(self) -> None:
         """Records a step in which no member decodes: the tokens of the step before have been read."""

@@ -49,6 +49,7 @@ class DraftWatch:
         self._is_fixed = isinstance(self._policy, Fixed)  # it reads no acceptance
         self._counts: dict[int, tuple[Ints, float]] = {}  # by request id: counts, time of the first token
         self._unread: list[tuple[DraftPlan, Ints]] = []
+        self._ended: list[Sequence] = []  # if tokens are read late: ended with the last step
 
     @property
     def acceptance(self) -> AcceptanceCounts:
@@ -103,12 +104,21 @@ class DraftWatch:
         """Records the acceptances of a plan that is about to be committed."""
         if outcome.accepted is None:
             return
-        for unread in self._unread:
-            self._count(*unread)
+        self.read()
         num_read = len(outcome.accepted) - self._reads_late
         if num_read:
             self._count(drafts, outcome.accepted[:num_read])
-        self._unread = [(drafts, outcome.accepted[num_read:])] if self._reads_late else []
+        if self._reads_late:
+            self._unread.append((drafts, outcome.accepted[num_read:]))
+
+    def read(self, drafts: DraftPlan | None = None, accepted: Ints | None = None) -> None:
+        """Counts the acceptances of the last pass, and those [iterations, sequences] of a plan, if any."""
+        if self._unread:
+            unread, self._unread = self._unread, []
+            for each in unread:
+                self._count(*each)
+        if drafts is not None and accepted is not None:
+            self._count(drafts, accepted)
 
     def _count(self, drafts: DraftPlan, accepted: Ints) -> None:
         self._uncounted.append((drafts.depth, accepted))
@@ -152,6 +162,8 @@ class DraftWatch:
         if not self._reads_sequences:
             return
         prefilled, finished = progress
+        if self._reads_late:  # that they have ended is not known to the next plan
+            finished, self._ended = self._ended, finished
         for seq in prefilled:
             if seq.request_id not in self._counts:
                 counts = np.zeros(NUM_COUNTS, np.int64)
@@ -159,3 +171,8 @@ class DraftWatch:
                 self._counts[seq.request_id] = counts, now
         for seq in finished:
             self._counts.pop(seq.request_id, None)
+
+    def ended(self, finished: list[Sequence]) -> None:
+        """Adds sequences that turn out to have ended with the last step."""
+        if self._reads_sequences:
+            self._ended = [*self._ended, *finished]
