@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from realengine.parts import Parts
 from realengine.speculation.engine import SpeculatingEngine
 from realengine.speculation.host import drafter_of
+from realengine.speculation.overlapped import OverlappedSpeculatingEngine
 from realengine.speculation.runner import DraftRunner
 from realengine.speculation.settings import SpeculationSettings
 
@@ -20,9 +21,11 @@ def speculating_parts(settings: SpeculationSettings, *, overlap: bool) -> tuple[
     speculation = Speculation(
         proposer=settings.proposer, draft_length=settings.draft_length, tpot_s=settings.tpot_s
     )
+    overlap = overlap and host is None and settings.proposer.rules.overlaps
+    engine = OverlappedSpeculatingEngine if overlap else SpeculatingEngine
     parts = Parts(
-        partial(SpeculativeCore, speculation=speculation),
+        partial(AsyncSpeculativeCore if overlap else SpeculativeCore, speculation=speculation),
         partial(DraftRunner, drafts_on_device=host is None),
-        partial(SpeculatingEngine, host=host, timeout_s=timeout_s),
+        partial(engine, host=host, timeout_s=timeout_s),
     )
-    return parts, False
+    return parts, overlap
