@@ -35,10 +35,14 @@ _HOOKS = ("before_step", "chunk_rank", "queue", "on_commit", "on_end")
 
 def suits(core: EngineCore) -> bool:
     """Returns whether a lane can replace this engine, until an event that a lane does not support."""
+    return type(core) in (EngineCore, AsyncEngineCore) and is_simple(core)
+
+
+def is_simple(core: EngineCore) -> bool:
+    """Returns whether an engine has only components that a lane supports, apart from its own class."""
     pool = core.block_pool
     return (
-        type(core) in (EngineCore, AsyncEngineCore)
-        and type(pool) in (BlockPool, PrefixPool)
+        type(pool) in (BlockPool, PrefixPool)
         and not pool.presume_cached
         and core.residents is None
         and core.predictor is None

@@ -59,8 +59,10 @@ QUEUED: Final = 1
 CHUNKS: Final = 2
 pack_row: Final = Struct("=2d2q8I").pack
 """Packs the fields of `ROW`."""
-_PACK_QUEUE: Final = Struct("=3i").pack
-_PACK_CHUNKS: Final = Struct("=q3i2qi").pack
+pack_queue: Final = Struct("=3i").pack
+"""Packs the fields of `QUEUE_ROW`."""
+pack_chunks: Final = Struct("=q3i2qi").pack
+"""Packs the fields of `CHUNKS_ROW`."""
 _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
 
 
@@ -234,10 +236,10 @@ class IterationLog:
         more = 0
         if num_waiting:
             more = QUEUED
-            self._queues += _PACK_QUEUE(num_waiting, 0, waits_for is Cause.memory)
+            self._queues += pack_queue(num_waiting, 0, waits_for is Cause.memory)
         if shape is not None:
             more += CHUNKS
-            self._chunks += _PACK_CHUNKS(num_held + shape[3], num_blocks_used, *shape[2:7])
+            self._chunks += pack_chunks(num_held + shape[3], num_blocks_used, *shape[2:7])
         elif num_iterations > 1:
             self._blocks_due += decodes.blocks_due_by_phase
         context = decodes.num_context_tokens + num_decodes if num_decodes else 0
@@ -253,7 +255,7 @@ class IterationLog:
     def _add_queue(self, plan: StepPlan, core: EngineCore) -> None:
         """Logs the queue of a plan that leaves requests waiting or has preempted some."""
         num_waiting = core.num_waiting if plan.chunks or plan.waits_for is not None else 0
-        self._queues += _PACK_QUEUE(num_waiting, len(plan.preempted), plan.waits_for is Cause.memory)
+        self._queues += pack_queue(num_waiting, len(plan.preempted), plan.waits_for is Cause.memory)
 
     def _add_chunks(self, step: Step, core: EngineCore, num_held: Num, num_blocks_used: int) -> None:
         """Logs prompt chunks, one row per iteration, as their counts are not linear in the iteration.
@@ -263,13 +265,13 @@ class IterationLog:
         shape = step.shape
         assert shape is not None
         num_held += shape.prefill_tokens
-        self._chunks += _PACK_CHUNKS(num_held, num_blocks_used, *shape[2:7])
+        self._chunks += pack_chunks(num_held, num_blocks_used, *shape[2:7])
         if step.num_iterations > 1:
             num_new = shape.prefill_tokens + step.plan.num_widening + step.plan.num_copied_tokens
             for index in range(1, step.num_iterations):
                 blocks = num_blocks_used + core.blocks_of_repeats(step.plan, index)
                 chunks = step.shape_of_iteration(index)[2:7]
-                self._chunks += _PACK_CHUNKS(num_held + index * num_new, blocks, *chunks)
+                self._chunks += pack_chunks(num_held + index * num_new, blocks, *chunks)
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import Ints
 from sim.records.mapped_buffers import MappedBuffers
+from sim.speculation.answer_log import AnswerLog
 
 MAX_PLACES: Final = 255
 """Places of a draft at most, as acceptances are bytes."""
@@ -33,6 +34,8 @@ class BurstLog:
         self._depths = bytearray()  # [sequences] of each plan
         self._buffers = MappedBuffers(self._accepted, self._plans, self._ids, self._depths)
         self._surplus = array("q")  # pass, accepted draft tokens behind the end of the answer
+        self.first_iteration = 0
+        """Number of iterations before the first that is logged here."""
         self._seqs: SequenceOf[Sequence] = ()
         self._first_id = self._num_ids = self._num_passes = 0
 
@@ -59,10 +62,11 @@ class BurstLog:
         if len(self._accepted) >= self._buffers.limit:
             self._buffers.move()
 
-    def take(self, replica: int) -> tuple[Ints, Ints, pd.DataFrame]:
+    def take(self, replica: int, answers: AnswerLog) -> tuple[Ints, Ints, pd.DataFrame]:
         """Returns the passes with a draft token at each place, those that accepted it, and the bursts.
 
-        Bursts are one row per pass that kept draft tokens, in the order of time. The log is dropped.
+        Bursts are one row per pass that kept draft tokens, in the order of time. answers: the log of the
+        passes before, in a lane. Both logs are dropped.
         """
         kept = self._buffers.take(self._accepted, np.uint8)
         plans = self._buffers.take(self._plans, _PLAN)
@@ -75,26 +79,33 @@ class BurstLog:
         if len(surplus):
             kept = kept.copy()
             kept[surplus[:, 0]] -= surplus[:, 1].astype(np.uint8)
-        bursts = _table(replica, plans, ids, kept)
+        of_answers, bursts_before = answers.take()
+        num_by_depth[answers.depth] += len(of_answers)
+        num_by_accepted += np.bincount(of_answers, minlength=MAX_PLACES + 1)
+        bursts = _table(replica, bursts_before, _bursts(plans, ids, kept, self.first_iteration))
         return _at_least(num_by_depth), _at_least(num_by_accepted), bursts
 
 
-def _table(
-    replica: int, plans: NDArray[np.void], ids: NDArray[np.int64], kept: NDArray[np.uint8]
-) -> pd.DataFrame:
+def _bursts(
+    plans: NDArray[np.void], ids: Ints, kept: NDArray[np.uint8], first_iteration: int
+) -> tuple[Ints, Ints, NDArray[np.uint8]]:
+    """Returns request id, iteration and kept draft tokens of the bursts of plans, in the order of time."""
     num_iterations, num_seqs = plans["num_iterations"], plans["num_seqs"]
-    first_iteration = np.cumsum(num_iterations) - num_iterations
+    first = np.cumsum(num_iterations) - num_iterations + first_iteration
     size = num_iterations * num_seqs
     begin = np.cumsum(size) - size
     at = np.flatnonzero(kept)
     plan = np.searchsorted(begin, at, side="right") - 1
     iteration, seq = np.divmod(at - begin[plan], num_seqs[plan])
-    columns = (ids[plans["first_id"][plan] + seq], replica, first_iteration[plan] + iteration, kept[at])
+    return ids[plans["first_id"][plan] + seq], first[plan] + iteration, kept[at]
+
+
+def _table(replica: int, *parts: tuple[Ints, Ints, NDArray[np.uint8]]) -> pd.DataFrame:
+    """Returns the table of the bursts of a replica."""
+    ids, iterations, kept = (np.concatenate(column) for column in zip(*parts, strict=True))
+    columns = (ids, np.broadcast_to(replica, ids.shape), iterations, kept)
     return pd.DataFrame(
-        {
-            name: np.broadcast_to(column, at.shape).astype(dtype)
-            for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)
-        }
+        {name: column.astype(dtype) for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)}
     )
 
 

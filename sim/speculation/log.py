@@ -8,12 +8,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hwmodels.iterations.iteration import IterationShape
 from policies.core.engine import EngineCore
+from policies.core.plan import Cause
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.running_step import RunningStep
 from sim.records.gaps import Gaps
-from sim.records.iterations import CHUNKS, QUEUED, IterationLog, pack_row, pack_times
+from sim.records.iterations import (
+    CHUNKS,
+    QUEUED,
+    IterationLog,
+    pack_chunks,
+    pack_queue,
+    pack_row,
+    pack_times,
+)
 from sim.records.mapped_buffers import MappedBuffers
+from sim.speculation.answer_log import AnswerLog
 from sim.speculation.bursts import BurstLog
 
 DRAFT_WORK_COLUMNS = ("draft_tokens", "draft_pairs", "draft_seqs", "draft_steps", "drafted_tokens")
@@ -52,6 +63,8 @@ class DraftLog(IterationLog):
         super().__init__(replica, block_size, serves_adapters)
         self.passes = BurstLog()
         """Accepted draft tokens of each pass."""
+        self.answers = AnswerLog()
+        """Those of the passes in a lane, which precede all others."""
         self._no_blocks_due = bytes(4 * block_size)
         self._drafts = bytearray()  # per row: iterations, `_PLAN_COLUMNS`
         self._passes = bytearray()  # per row, for each of `_PASS_COLUMNS` one number per iteration
@@ -126,6 +139,57 @@ class DraftLog(IterationLog):
             self._passes += column.tobytes()
         if more & CHUNKS:
             self._add_chunks(step, core, context + others, blocks)
+        if len(self._rows) >= self._buffers.limit:
+            self._buffers.move()
+
+    def add_lane(
+        self,
+        start_s: float,
+        ends_s: list[float],
+        emitted_s: float,
+        num_apart: int,
+        *,
+        num_decodes: int,
+        num_judged: int,
+        num_next: int,
+        num_rows: int,
+        num_levels: int,
+        num_running: int,
+        num_others: int,
+        sums: tuple[Ints, Ints, Ints, Ints],
+        shape: IterationShape | None,
+        num_waiting: int,
+        waits_for: Cause | None,
+    ) -> None:
+        """Logs iterations of a lane in which every sequence has the same number of draft tokens.
+
+        num_judged: decoding sequences that had not ended before. num_next: sequences that get draft tokens.
+        num_rows, num_levels: draft tokens of each. num_others: tokens with KV of sequences that do not
+        decode, and draft tokens. sums: see `DraftLane.sums`. shape: that of an iteration with chunks.
+        """
+        computed, num_accepted, num_kept, num_blocks = sums
+        num_iterations, blocks = len(ends_s), int(num_blocks[0])
+        num_tokens = num_decodes * num_rows
+        contexts = computed + num_decodes
+        pairs = computed * num_rows
+        pairs += num_decodes * (num_rows * (num_rows + 3) // 2)
+        context, more = int(contexts[0]), 0
+        if num_waiting:
+            more = QUEUED
+            self._queues += pack_queue(num_waiting, 0, waits_for is Cause.memory)
+        if shape is not None:
+            more += CHUNKS
+            self._chunks += pack_chunks(context + num_others + shape[3], blocks, *shape[2:7])
+        self._ends_s += pack_times(ends_s)
+        if num_iterations > 1:
+            self._blocks_due += self._no_blocks_due
+        counted = (num_iterations, num_apart, 0, num_decodes, num_running, blocks, more)
+        self._rows += pack_row(start_s, emitted_s, context, context + num_others, 0, *counted)
+        made = (num_next, num_levels, num_next * num_rows) if num_rows else (0, num_levels, 0)
+        judged = (num_judged, num_judged * num_rows) if num_rows else (0, 0)
+        self._drafts += _PACK(num_iterations, num_tokens, *made, made[-1], *judged)
+        for column in (contexts, num_blocks, pairs, num_accepted, num_kept):
+            self._passes += column.tobytes()
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
 

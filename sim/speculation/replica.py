@@ -12,22 +12,28 @@ import numpy as np
 
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.jitter import JitterFactors
+from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan
+from policies.core.request import Request
 from policies.speculation import Proposer
 from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
+from policies.speculation.engine.lane import suits
+from sim.engine.lane_replica import LaneReplica
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
 from sim.speculation.acceptance import Acceptance
+from sim.speculation.lane_loop import DraftLaneLoop
+from sim.speculation.log import DraftLog
 from sim.speculation.recorder import DraftRecorder
 from sim.speculation.shapes import first_shape, shapes
 from sim.speculation.verdict_table import VerdictTable
 from sim.workload.streams import stream
 
 
-class SpeculativeReplica(Replica):
-    """A replica whose engine verifies draft tokens."""
+class SpeculativeReplica(LaneReplica):
+    """A replica whose engine verifies draft tokens. It keeps to a lane for as long as it can."""
 
     def __init__(
         self, index: int, pool: ReplicaPool, context: RunContext, acceptance: Acceptance, proposer: Proposer
@@ -41,11 +47,65 @@ class SpeculativeReplica(Replica):
         self._factors = None
         if pool.jitter is not None:
             self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
+        self._loop = self._draft_loop = None
+        if pool.recv_interval == 1 and pool.jitter is None and suits(self.core):
+            self._loop = self._draft_loop = DraftLaneLoop(
+                self.core,
+                self.recorder,
+                pool,
+                context.clock,
+                acceptance=acceptance,
+                proposer=proposer,
+                seed=context.seed,
+                max_leap=self._max_leap,
+                on_enter=self._has_entered,
+                on_prefilled=self._has_token,
+                on_end=self._has_ended,
+                leave=self._go_on,
+            )
+
+    def submit(self, request: Request, stop_after: StopAfter) -> None:
+        """Does what `LaneReplica.submit` does."""
+        if self._draft_loop is not None and not self._draft_loop.may_serve(request, stop_after):
+            self.leave_lane()
+        LaneReplica.submit(self, request, stop_after)
+
+    def leave_lane(self) -> None:
+        """Lets the engine take over all state of the lane, and draws what the running step accepts."""
+        loop, log = self._draft_loop, self.recorder.iterations
+        if loop is None:
+            return
+        self._draft_loop = None
+        LaneReplica.leave_lane(self)
+        assert isinstance(log, DraftLog)
+        log.passes.first_iteration = log.num_iterations
+        for passes in loop.draft_lane.passes.values():
+            if passes.seq.finish_reason is None:
+                log.answers.add(passes, passes.num_run)
+        if self.step is not None:
+            self._draw(self.step.plan, self.step.num_iterations)
 
     def _ends_s(
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
     ) -> list[float]:
         """Returns the end times of a plan's iterations, up to the first event that the draws bring."""
+        drafts, factors = plan.drafts, self._slowdown
+        assert isinstance(drafts, DraftPlan)
+        num_iterations = self._draw(plan, num_iterations)
+        if num_iterations == 1:
+            if self._factors is not None:
+                factors *= float(self._factors.of(plan.index, 1)[0])
+            return [float(start_s + factors * self.pool.model.seconds(first_shape(plan, drafts)))]
+        shape_of_each = shapes(plan, drafts, self._draft_recorder.computed)
+        durations_s = np.asarray(self.pool.model.seconds(shape_of_each))
+        if self._factors is not None:
+            durations_s = self._factors.of(plan.index, num_iterations) * durations_s
+        durations_s = (factors * np.broadcast_to(durations_s, num_iterations)).tolist()
+        durations_s[0] += start_s
+        return list(accumulate(durations_s))
+
+    def _draw(self, plan: StepPlan, num_iterations: int) -> int:
+        """Draws what a plan's iterations accept; returns how many there are up to the first event."""
         core, drafts = self.core, plan.drafts
         assert isinstance(core, Speculating)
         assert isinstance(drafts, DraftPlan)
@@ -53,19 +113,11 @@ class SpeculativeReplica(Replica):
         accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)
         num_iterations, num_blocks = core.num_iterations_of(plan, accepted)
         recorder.accepted, recorder.num_blocks = accepted[:num_iterations], num_blocks
-        factors = self._slowdown
         if num_iterations == 1:
             recorder.computed = drafts.num_computed[np.newaxis]
-            if self._factors is not None:
-                factors *= float(self._factors.of(plan.index, 1)[0])
-            return [float(start_s + factors * self.pool.model.seconds(first_shape(plan, drafts)))]
+            return 1
         computed = np.empty_like(recorder.accepted)
         computed[0] = drafts.num_computed
         computed[1:] = drafts.totals[: num_iterations - 1]
         recorder.computed = computed
-        durations_s = np.asarray(self.pool.model.seconds(shapes(plan, drafts, computed)))
-        if self._factors is not None:
-            durations_s = self._factors.of(plan.index, num_iterations) * durations_s
-        durations_s = (factors * np.broadcast_to(durations_s, num_iterations)).tolist()
-        durations_s[0] += start_s
-        return list(accumulate(durations_s))
+        return num_iterations
