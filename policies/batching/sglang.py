@@ -178,7 +178,10 @@ class Sglang:
             num_tokens = (num_found + int(budget.chunk) // page * page) // page * page - num_found
             if num_tokens <= 0 and not view.num_running:
                 num_tokens = int(budget.chunk)  # a page exceeds the limit: nothing else could run
-        if num_tokens <= 0 or not step.admit(seq, num_tokens):
+        if num_tokens <= 0:
+            return False
+        if not step.admit(seq, num_tokens):
+            step.hold(1)  # there is no room for its drafts, of which the estimate above knows nothing
             return False
         self._charge(seq, num_tokens, num_free, view, budget)
         room = view.num_free_blocks * page

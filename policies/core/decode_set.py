@@ -179,6 +179,10 @@ class DecodeSet:
                 first = limits[0][0]
         return first - self.clock
 
+    def needs_block(self, seq: Sequence) -> bool:
+        """Returns whether the next token of a member needs a new KV block."""
+        return seq.growth.takes_blocks and seq.num_held % self.block_size == 0
+
     def blocks_due(self) -> int:
         """Counts the KV blocks that the next iteration needs."""
         return self.blocks_due_by_phase[self.clock % self.block_size]

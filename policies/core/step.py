@@ -146,7 +146,7 @@ class StepBuilder:
             return self._decode_branches(seq, seq.branches)
         if seq.request_id in self._decodes.at_limit and not self._renew(seq):
             return False
-        num_blocks = int(seq.growth.takes_blocks and seq.num_held % self._pool.block_size == 0)
+        num_blocks = int(self._decodes.needs_block(seq))
         if not self._make_room(seq, num_blocks):
             return False
         self._pool.take(num_blocks)

@@ -150,11 +150,11 @@ class StepView:
         return self._state.block_pool.num_iterations
 
     def needs_block(self, seq: SequenceView) -> bool:
-        """Returns whether the next token of a decoding sequence needs a new KV block."""
+        """Returns whether the next pass of a decoding sequence needs a new KV block."""
         assert isinstance(seq, Sequence)
         if seq.branches is not None:
             return seq.branches.blocks_to_append() > 0
-        return seq.growth.takes_blocks and seq.num_held % self._state.block_pool.block_size == 0
+        return self._state.decodes.needs_block(seq)
 
     def num_found(self, seq: SequenceView) -> int:
         """Counts the tokens of a waiting sequence with KV in the cache or another tier."""

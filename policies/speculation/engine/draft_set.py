@@ -49,6 +49,8 @@ class DraftSet(DecodeSet):
         """Maximum KV slots of a sequence."""
         self.max_model_len = min(max_model_len, pool.max_tokens_per_seq + 1)
         """Maximum known tokens of a sequence, the newest of which needs no slot."""
+        self.num_lookahead = 0
+        """KV slots behind those of a pass that the proposer needs."""
         self.reads_late = False
         self.is_read = False
         """Whether the tokens of the step in flight have been read, while members leave that it has ended."""
@@ -167,6 +169,12 @@ class DraftSet(DecodeSet):
         self.num_context_tokens -= num_computed
         if state is WAITING:
             self.drafts_S[slot] = 0
+
+    def needs_block(self, seq: Sequence) -> bool:
+        """Returns whether the next pass of a member needs a KV block that the member does not hold."""
+        slot = seq.slot
+        num_slots = int(self.base_S[slot] + self.drafts_S[slot]) + 1 + self.num_lookahead
+        return min(num_slots, self.max_slots) > int(self.blocks_S[slot]) * self.block_size
 
     def num_certain(self, seq: Sequence) -> int:
         """Returns the known tokens of a member without those of its last pass after the first."""

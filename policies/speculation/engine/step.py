@@ -34,7 +34,7 @@ class DraftStep(StepMaker):
     ) -> None:
         self._shapes = Shapes(speculation.proposer)
         self._rules = speculation.proposer.rules
-        self._num_lookahead = self._shapes.num_rows if self._rules.keeps_lookahead else 0
+        decodes.num_lookahead = self._shapes.num_rows if self._rules.keeps_lookahead else 0
         self._num_padding = 0
         policy = speculation.draft_length
         if isinstance(policy, Fixed) and self._shapes.is_chain:
@@ -128,7 +128,7 @@ class DraftStep(StepMaker):
     def _num_new_blocks(self, slots: Ints, num_tokens: Ints) -> Ints:
         """Counts the blocks that sequences need for so many tokens and the lookahead."""
         decodes = self._drafting
-        held = np.minimum(num_tokens + self._num_lookahead, decodes.max_slots)
+        held = np.minimum(num_tokens + decodes.num_lookahead, decodes.max_slots)
         num_new: Ints = np.maximum(-(-held // decodes.block_size) - decodes.blocks_S[slots], 0)
         return num_new
 
@@ -138,7 +138,7 @@ class DraftStep(StepMaker):
         base: computed tokens as the scheduler counts them [iterations, sequences], which never decrease.
         """
         decodes = self._drafting
-        held = np.minimum(base + (1 + self._num_lookahead + drafts.num_drafts), decodes.max_slots)
+        held = np.minimum(base + (1 + decodes.num_lookahead + drafts.num_drafts), decodes.max_slots)
         num_blocks: Ints = np.maximum(-(-held // decodes.block_size), decodes.blocks_S[drafts.slots])
         return num_blocks
 
@@ -233,7 +233,7 @@ class DraftStep(StepMaker):
 
     def _slots_end(self, num_tokens: int) -> int:
         """Returns the KV slots of a sequence that computes a chunk up to num_tokens tokens."""
-        num_ahead = self._num_rows_now + self._num_lookahead
+        num_ahead = self._num_rows_now + self._drafting.num_lookahead
         return min(num_tokens + num_ahead, max(self._drafting.max_slots, num_tokens))
 
     def _reserve(self, seq: Sequence, num_cached: int, num_tokens: int) -> None:

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.same_run import assert_leap_equals_step
-from experiments.conformance.speculating import SpeculatingWorld
+from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.worlds import Ask
 from hwmodels.iterations.jitter import Jitter
+from policies.batching.sglang import Sglang
+from policies.caching.paged import Paged
 from policies.core.request import Branching
+from policies.speculation import SlotRules
 from sim.metrics.summary import check_conservation
 from tests.worlds.branching import draw_branching_worlds
 from tests.worlds.clusters import draw_clusters, draw_crashes
@@ -79,6 +82,21 @@ def test_leap_equals_step_with_jitter(data):
     world = data.draw(draw_speculating(draw_worlds()))
     jittered = type(world)(**(vars(world) | {"jitter": Jitter(independent_cv=0.2, drift_cv=0.1)}))
     assert_nothing_is_lost(jittered, assert_leap_equals_step(jittered))
+
+
+@pytest.mark.parametrize("num_blocks", range(7, 15))
+def test_leap_equals_step_where_sglang_retracts(num_blocks):
+    """Slots that a pass has left behind are counted as held, in a leap and by the policy that retracts."""
+    asks = tuple(Ask(0.0, num_tokens, 20 + 7 * num_tokens) for num_tokens in (3, 1, 9, 4))
+    world = SpeculatingWorld(
+        asks=asks,
+        batching=Sglang(schedule_conservativeness=0.1),
+        caching=Paged(block_size=8),
+        num_blocks=num_blocks,
+        max_model_len=60,
+        proposer=ToyProposer(num_speculative_tokens=6, rules=SlotRules(keeps_lookahead=True)),
+    )
+    assert_nothing_is_lost(world, assert_leap_equals_step(world))
 
 
 def test_requests_with_branches_are_rejected_and_the_others_served():
