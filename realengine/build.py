@@ -10,7 +10,7 @@ from policies.caching.pool import BlockPool
 from policies.caching.settings import KvMemory, pool_of
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
-from realengine.clock import Clock
+from realengine.clock import Clock, WallClock
 from realengine.engine import Engine
 from realengine.model.backend import choose_device
 from realengine.model.lora import AdapterBank
@@ -78,8 +78,9 @@ def assemble(
     )
     overlap = on_gpu_by_default(settings.overlap, executor.device)
     parts = Parts(AsyncEngineCore if overlap else EngineCore, Runner, Engine)
+    clock = clock or WallClock()
     if settings.speculation is not None:
-        parts, overlap = speculating_parts(settings.speculation, overlap=overlap)
+        parts, overlap = speculating_parts(settings.speculation, clock, overlap=overlap)
     core = parts.core(
         batching=settings.batching,
         scheduling=settings.scheduling,

@@ -53,6 +53,8 @@ class SpeculatingEngine(Engine):
     def _tokens_of(self, launch: Launch) -> list[list[int]]:
         """Waits for the tokens of each row; those beyond the limit of a request are left out."""
         columns = launch.tokens()
+        if self._drafting_runner.pass_times is not None:
+            self._drafting_runner.pass_times.read()
         self._accepted = launch.accepted() if columns else []
         counts = zip_longest(launch.num_drafts, self._accepted, fillvalue=0)
         for (seq, _), tokens, (num_drafts, num_accepted) in zip(launch.rows, columns, counts, strict=True):

@@ -16,6 +16,8 @@ from realengine.runner.launch import Launch, Row
 from realengine.runner.runner import Runner
 from realengine.runner.work import ON_DEVICE, pack, pack_sampling
 from realengine.serving.sampling_params import SamplingParams
+from realengine.speculation.pass_times import PassTimes
+from realengine.speculation.warm_up import warm_up
 from realengine.speculation.work import VerifyShape, VerifyWork
 
 
@@ -23,16 +25,35 @@ class DraftRunner(Runner):
     """A `Runner` for an engine that speculates. Its other arguments are those of `Runner`.
 
     drafts_on_device: whether draft tokens are made on the device; else the host sets them by `set_drafts`.
+    pass_times: is told of every pass; None: no policy needs its time.
     """
 
-    def __init__(self, core: Speculating, *args: Any, drafts_on_device: bool, **settings: Any) -> None:
+    def __init__(
+        self,
+        core: Speculating,
+        *args: Any,
+        drafts_on_device: bool,
+        pass_times: PassTimes | None,
+        **settings: Any,
+    ) -> None:
         super().__init__(core, *args, **settings)
+        self.pass_times = pass_times
         self._drafting = core.drafting
         self._drafts_on_device = drafts_on_device
         max_drafts = core.speculation.proposer.num_speculative_tokens
         self._has_tree = core.speculation.proposer.tree is not None
         self._drafts_SK = np.full((len(self._tokens_SL), max_drafts), ON_DEVICE, np.int32)
         self._started: list[tuple[int, int, int]] = []  # (slot, newest token, its position)
+        if pass_times is not None:
+            measured = warm_up(
+                self.execute,
+                pass_times.now,
+                core.speculation.proposer,
+                slot=self._padding.slot,
+                max_num_seqs=core.max_num_seqs,
+                max_model_len=core.max_model_len,
+            )
+            pass_times.start(measured)
 
     def fill_slot(
         self,
@@ -59,6 +80,7 @@ class DraftRunner(Runner):
         """Launches a pass: all rows of a plan, their verification, and the drafts for the next pass."""
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
+        begin_s = 0.0 if self.pass_times is None else self.pass_times.now()
         completing = [chunk.seq for chunk in plan.chunks if chunk.completes]
         rows: list[Row] = [(seq, 0) for seq in (*drafts.seqs, *completing)]
         drawn_slots = np.array([seq.slots[0] for seq, _ in rows], np.int64)
@@ -73,6 +95,8 @@ class DraftRunner(Runner):
         self._started.clear()
         launch = self._launched(rows, work, num_iterations)
         launch.num_drafts = drafts.num_drafts.tolist()
+        if self.pass_times is not None:
+            self.pass_times.begun(plan, begin_s)
         return launch
 
     def _update_all_tables(self, plan: StepPlan, drafts: DraftPlan) -> None:
