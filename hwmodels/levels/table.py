@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class MeasuredTable:
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
-        if any(isinstance(field, np.ndarray) for field in shape):
+        if shape.drafts is not None or any(isinstance(field, np.ndarray) for field in shape):
             return self._seconds_many(shape)
         num_seqs, _, chunks, tokens, _, _, sampled = counted("table", shape)
         replays = self._host.replays(int(num_seqs + tokens), tokens)
@@ -76,7 +76,7 @@ class MeasuredTable:
             gpu_s = gpu_s + self._attention.seconds(shape)
         else:
             # One-element arrays make numbers and arrays take the same path through the base.
-            gpu_s = gpu_s + float(self._attention_of_base(_flat(shape)[0])[0])
+            gpu_s = gpu_s + float(self._attention_of_base(_flat(shape).plain)[0])
         return self._host.wall_seconds(gpu_s, replays, num_seqs + chunks)
 
     def decode_ends(
@@ -91,25 +91,23 @@ class MeasuredTable:
             gpu_s = gpu_s + self._attention.decode_seconds_many(num_seqs, contexts)
         else:
             shape = IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs)
-            gpu_s = gpu_s + self._attention_of_base(_flat(shape)[0])
+            gpu_s = gpu_s + self._attention_of_base(_flat(shape).plain)
         wall_s = self._host.wall_seconds(np.broadcast_to(gpu_s, contexts.shape), replays, num_seqs)
         return list(accumulate(wall_s.tolist(), initial=start_s))[1:]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; components that the table lacks are the base's."""
-        fields, answer_shape = _flat(shape)
-        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, np.zeros(len(fields.decode_seqs)))
-        tokens = (fields.decode_seqs + fields.prefill_tokens).astype(np.intp)
-        replays = self._host.replays(tokens, fields.prefill_tokens)
+        flat = _flat(shape)
+        tokens, prefill_tokens, num_seqs, sampled = flat.counts
+        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, np.zeros(len(tokens)))
+        replays = self._host.replays(tokens, prefill_tokens)
         computed = self._host.computed_tokens(tokens, replays).astype(np.float64)
         for name in BY_COUNT:
-            counts = fields.sampled_seqs if name == "lm_head" else computed
-            parts[name] = self._component_seconds(name, counts)
-        parts["attention"] = self._attention_many(fields)
+            parts[name] = self._component_seconds(name, sampled if name == "lm_head" else computed)
+        parts["attention"] = self._attention_many(flat)
         gpu_s = sum(parts.values())
-        num_seqs = fields.decode_seqs + fields.prefill_seqs
         parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs)
-        return {name: part.reshape(answer_shape)[()] for name, part in parts.items()}
+        return {name: part.reshape(flat.answer_shape)[()] for name, part in parts.items()}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
         """Returns the base's operators, those of each component scaled by one factor to the measured time."""
@@ -128,14 +126,13 @@ class MeasuredTable:
         return self._base.bytes_moved(shape)
 
     def _seconds_many(self, shape: IterationShape) -> Any:
-        fields, answer_shape = _flat(shape)
-        num_seqs, _, chunks, prefill_tokens, _, _, sampled = counted("table", fields)
-        tokens = (num_seqs + prefill_tokens).astype(np.intp)
+        flat = _flat(shape)
+        tokens, prefill_tokens, num_seqs, sampled = flat.counts
         replays = self._host.replays(tokens, prefill_tokens)
         computed = self._host.computed_tokens(tokens, replays)
         gpu_s: Any = self._tokens_s.of_many(computed) + self._rows_s.of_many(sampled.astype(np.intp))
-        gpu_s = gpu_s + self._attention_many(fields)
-        return self._host.wall_seconds(gpu_s, replays, num_seqs + chunks).reshape(answer_shape)
+        gpu_s = gpu_s + self._attention_many(flat)
+        return self._host.wall_seconds(gpu_s, replays, num_seqs).reshape(flat.answer_shape)[()]
 
     def _counted(self, tokens: int, replays: bool, sampled: int) -> float:
         """Returns GPU seconds that depend only on the numbers of tokens and of sampled rows."""
@@ -167,17 +164,50 @@ class MeasuredTable:
             seconds = sum(own, seconds)
         return np.where(counts > 0, seconds, 0.0)
 
-    def _attention_many(self, fields: IterationShape) -> Any:
-        if self._attention is None:
-            return self._attention_of_base(fields)
-        return self._attention.seconds_many(fields)
+    def _attention_many(self, flat: Flat) -> Any:
+        """Returns the attention seconds; passes with draft tokens are computed apart from the rest."""
+        price = self._attention_of_base if self._attention is None else self._attention.seconds_many
+        seconds = price(flat.plain)
+        return seconds if flat.passes is None else seconds + price(flat.passes)
 
     def _attention_of_base(self, fields: IterationShape) -> Any:
         return self._base.breakdown(fields)["attention"]
 
 
-def _flat(shape: IterationShape) -> tuple[Any, tuple[int, ...]]:
-    """Returns the fields as arrays of one length, and the shape of the answer."""
-    fields = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in counted("table", shape)))
-    flat: list[Any] = [field.ravel() for field in fields]
-    return IterationShape(*flat), fields[0].shape
+class Flat(NamedTuple):
+    """The shapes of N iterations as arrays [N]; passes: those with draft tokens, each as a prompt's chunk."""
+
+    plain: IterationShape
+    passes: IterationShape | None
+    answer_shape: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[Any, Any, Any, Any]:
+        """Tokens (whole numbers), tokens beside single decodes, sequences, and sampled rows."""
+        plain, passes = self.plain, self.passes
+        prefill_tokens, num_seqs = plain.prefill_tokens, plain.decode_seqs + plain.prefill_seqs
+        if passes is not None:
+            prefill_tokens, num_seqs = prefill_tokens + passes.prefill_tokens, num_seqs + passes.prefill_seqs
+        tokens = np.asarray(plain.decode_seqs + prefill_tokens).astype(np.intp)
+        return tokens, prefill_tokens, num_seqs, plain.sampled_seqs
+
+
+def _flat(shape: IterationShape) -> Flat:
+    """Returns the fields as arrays of one length. Raises UnknownIterationError for adapters."""
+    drafts = shape.drafts
+    counts: tuple[Any, ...] = counted("table", shape._replace(drafts=None))
+    if drafts is None:
+        plain, answer_shape = _arrays(counts)
+        return Flat(IterationShape(*plain), None, answer_shape)
+    (*plain, rows, pairs), answer_shape = _arrays((*counts, drafts.tokens, drafts.pairs))
+    seqs, context, *others = plain
+    none = np.zeros_like(seqs)
+    rows = rows + seqs
+    passes = IterationShape(none, none, seqs, rows, pairs + context, context + rows - seqs, none)
+    return Flat(IterationShape(none, none, *others), passes, answer_shape)
+
+
+def _arrays(fields: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Returns fields as flat arrays of one length, and the shape of the answer."""
+    arrays = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in fields))
+    return [array.ravel() for array in arrays], arrays[0].shape

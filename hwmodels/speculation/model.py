@@ -17,8 +17,10 @@ from hwmodels.devices.host import HostOverhead
 from hwmodels.exact import Num, larger
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.levels.rooflines import Replica
-from hwmodels.speculation.draft import Draft, Stepwise
+from hwmodels.levels.table import MeasuredTable
+from hwmodels.speculation.draft import Draft, HeadDraft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
+from hwmodels.speculation.relative import RelativeDrafting
 from hwmodels.speculation.steps import drafts_of, merged, waiting
 
 PREFIX = "draft "
@@ -66,6 +68,8 @@ class SpeculativeModel:
         self.pass_tokens = draft.pass_tokens
         """Rows of each decoding sequence that refine guesses, in every pass."""
         self._drafting = drafting_of(draft, replica, rows)
+        if isinstance(base, MeasuredTable) and isinstance(draft, Stepwise | HeadDraft):
+            self._drafting = RelativeDrafting(self._drafting, base, replica.roofline(replica.calibration))
         self._ahead: HostAhead | None = None
         if replica.host.overlapped and isinstance(draft, Stepwise):
             self._ahead = HostAhead(replica.host, draft)

@@ -15,10 +15,8 @@ from kernels import (
     moe,
     norm,
     prefill_attention,
-    rejection,
     rope,
     sampling,
-    token_moves,
     w4a16,
     w8a8,
     w8a16,
@@ -52,8 +50,6 @@ class Backend(NamedTuple):
     copy_blocks: Callable[..., None]
     gather_blocks: Callable[..., None]
     scatter_blocks: Callable[..., None]
-    match_drafts: Callable[..., rejection.Matched]
-    move_tokens: Callable[..., None]
 
 
 TRITON = Backend(
@@ -76,8 +72,6 @@ TRITON = Backend(
     copy_blocks=block_copy.copy_blocks,
     gather_blocks=block_copy.gather_blocks,
     scatter_blocks=block_copy.scatter_blocks,
-    match_drafts=rejection.match_drafts,
-    move_tokens=token_moves.move_tokens,
 )
 
 TORCH = Backend(
@@ -100,8 +94,6 @@ TORCH = Backend(
     copy_blocks=block_copy.copy_blocks_reference,
     gather_blocks=block_copy.gather_blocks_reference,
     scatter_blocks=block_copy.scatter_blocks_reference,
-    match_drafts=rejection.match_drafts_reference,
-    move_tokens=token_moves.move_tokens_reference,
 )
 
 BACKENDS = {backend.name: backend for backend in (TRITON, TORCH)}

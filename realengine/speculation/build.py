@@ -23,11 +23,12 @@ def speculating_parts(settings: SpeculationSettings, clock: Clock, *, overlap: b
     """
     host = settings.host or drafter_of(settings.proposer)
     timeout_s = None if settings.host is None else settings.host_timeout_s
-    pass_times = PassTimes(settings.proposer, clock.now) if settings.draft_length.needs_cost else None
+    measures = settings.draft_length.needs_cost and settings.estimate is None
+    pass_times = PassTimes(settings.proposer, clock.now) if measures else None
     speculation = Speculation(
         proposer=settings.proposer,
         draft_length=settings.draft_length,
-        estimate=pass_times,
+        estimate=settings.estimate or pass_times,
         tpot_s=settings.tpot_s,
     )
     overlap = overlap and host is None and settings.proposer.rules.overlaps

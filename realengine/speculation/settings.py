@@ -22,6 +22,7 @@ from policies.speculation.proposers.self_speculative import SelfSpeculative
 from policies.speculation.proposers.specinfer_tree import SpecinferTree
 from policies.speculation.proposers.suffix import Suffix
 from policies.speculation.tree import TokenTree
+from policies.speculation.view import PassSeconds
 from realengine.model.architecture import Architecture
 from realengine.speculation.host import HostDrafter
 
@@ -59,6 +60,8 @@ class SpeculationSettings:
     """A drafter of yours on the host, which drafts in place of the proposer; None: the proposer drafts."""
     host_timeout_s: float = 10.0
     """Seconds after which a call of `host` is abandoned, and its request ends with an error."""
+    estimate: PassSeconds | None = None
+    """Estimate of the seconds of a pass, for policies that need one; None: the engine measures its passes."""
     tpot_s: float | None = None
     """Time per output token that the SLO allows, s; for policies that read it."""
 

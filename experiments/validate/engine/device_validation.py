@@ -17,6 +17,7 @@ from experiments.app.run_folder import write_config
 from experiments.calibrate.engine.files import Files
 from experiments.calibrate.engine.settings import MeasureSettings
 from experiments.simulate.output import OutputSettings
+from experiments.validate.engine.acceptances import check_written, write_measured
 from experiments.validate.engine.matrix import Row, print_matrix, write_matrix
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.suite import Case, cases_of, model_of
@@ -86,6 +87,8 @@ class DeviceValidation:
                 unwritten.append(error)
 
         verdict, recordings = engine.run_case(case, executors, save)
+        if case.settings.write_acceptance is not None:
+            write_measured(case.settings.write_acceptance, recordings, case.scenario)
         if console is not None:
             verdict.print(console)
         if unwritten:
@@ -149,12 +152,16 @@ def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition)
         raise ConfigError(str(error)) from error
     for case in cases:
         try:
-            engine.settings_of(case.scenario, executors.device)
+            engine.settings_of(case.scenario, executors.device, case.config)
             engine.check_model(case.scenario.model, case.config["model"], settings.device)
             engine.architecture_of(case.config["model"])
         except ValueError as error:
             where = f"case {case.name}: " if len(cases) > 1 else ""
             raise ConfigError(f"{where}{error}") from error
+    try:
+        check_written(settings.write_acceptance, [case.scenario for case in cases])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     block_size = cases[0].scenario.caching.block_size
     node = cases[0].config["model"]
     return DeviceValidation(settings, output, composition, settings.device, model, block_size, node)

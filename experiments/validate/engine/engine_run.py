@@ -12,6 +12,7 @@ import torch
 from experiments.calibrate.engine.pace import Reference
 from experiments.calibrate.engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
 from experiments.calibrate.engine.steps import padding_work
+from experiments.validate.engine.drafting import drafting_of
 from experiments.validate.engine.drive import Drive, PromptTokens
 from experiments.validate.engine.executor_cache import ExecutorCache, padding_of
 from experiments.validate.engine.paced import PacedClock
@@ -80,8 +81,13 @@ def _check_alone(scenario: Scenario) -> None:
         raise ValueError("retries: clients of an engine run wait without limit; set retries=none")
 
 
-def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
-    """Returns the engine settings of a scenario. Raises ValueError, with the key, if one is unsupported."""
+def settings_of(
+    scenario: Scenario, device: torch.device, config: Mapping[str, Any] | None = None
+) -> EngineSettings:
+    """Returns the engine settings of a scenario. Raises ValueError, with the key, if one is unsupported.
+
+    config: its resolved configuration; only a draft model needs it.
+    """
     _check_alone(scenario)
     if scenario.prediction is not None and scenario.prediction.needs_truth:
         name = type(scenario.prediction).__name__
@@ -109,11 +115,12 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
         gpu_memory_utilization=profile.gpu_memory_utilization,
         swap_space_gib=profile.swap_space_gib,
         use_graphs=profile.cuda_graphs.enabled and device.type == "cuda",
-        overlap=profile.host.overlapped,
+        overlap=scenario.host.overlapped,
         batching=scenario.batching,
         scheduling=scenario.scheduling,
         caching=scenario.caching,
         predictor=scenario.prediction,
+        speculative_config=drafting_of(scenario, config or {}),
         seed=scenario.seed,
     ).with_layout(scenario.layout)
     if settings.tensor_parallel_size > 1:
@@ -127,9 +134,14 @@ def _kv_cache_dtype(model: ModelSpec) -> str:
     return "auto" if model.kv_dtype == model.dtype else model.kv_dtype
 
 
-def with_memory_of(scenario: Scenario, architecture: Architecture, executors: ExecutorCache) -> Scenario:
+def with_memory_of(
+    scenario: Scenario,
+    architecture: Architecture,
+    executors: ExecutorCache,
+    config: Mapping[str, Any] | None = None,
+) -> Scenario:
     """Returns the scenario with the engine's number of KV blocks. Raises ValueError if KV sizes differ."""
-    _, memory = executors.executor(Model.of(architecture), settings_of(scenario, executors.device))
+    _, memory = executors.executor(Model.of(architecture), settings_of(scenario, executors.device, config))
     per_token = memory.block_bytes / scenario.caching.block_size
     if per_token != scenario.kv_bytes_per_token:
         raise ValueError(
@@ -150,7 +162,7 @@ def run_on_engine(
     config: the resolved configuration; the recording keeps the part that decides the engine's behaviour.
     Raises ValueError for settings that the engine does not support.
     """
-    settings = settings_of(scenario, executors.device)
+    settings = settings_of(scenario, executors.device, config)
     executor, memory = executors.executor(Model.of(architecture), settings)
     first = _First(
         scenario.source(), WARM_UP_REQUESTS

@@ -20,6 +20,7 @@ from experiments.validate.engine.recording import Recording
 from experiments.validate.fidelity.measured import Measured
 from hwmodels.iterations.iteration import COUNTED
 from sim.records.gaps import Gaps
+from sim.speculation.log import DRAFT_WORK_COLUMNS
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s")
 GROWING = ("decode_context_tokens", "kv_tokens_used")
@@ -138,11 +139,21 @@ def measured(recording: Recording, name: str = "measured") -> Measured:
     )
 
 
+def speculates(recording: Recording) -> bool:
+    """Returns whether the engine speculated."""
+    return bool((recording.steps["drafted_tokens"] > 0).any())
+
+
 def _gaps(recording: Recording, start_s: float) -> Gaps | None:
-    """Returns the gaps between the tokens that a user sees; tokens of one launch have gaps of 0."""
+    """Returns the gaps between the tokens that a user sees; tokens of one launch have gaps of 0.
+
+    With speculation they are gaps between bursts, as vLLM counts ITL.
+    """
     if not recording.token_times_s:
         return None
-    times_s = [np.asarray(times_s) for times_s in recording.token_times_s.values() if len(times_s) > 1]
+    bursts = np.unique if speculates(recording) else np.asarray
+    every = (bursts(times_s) for times_s in recording.token_times_s.values())
+    times_s = [one for one in every if len(one) > 1]
     gaps_s = [np.diff(one) for one in times_s]
     gap_s = np.concatenate(gaps_s) if gaps_s else np.zeros(0)
     end_s = np.concatenate([one[1:] for one in times_s]) - start_s if times_s else np.zeros(0)
@@ -158,6 +169,8 @@ def _iterations(recording: Recording, start_s: float) -> pd.DataFrame:
     rows = np.repeat(np.arange(len(steps)), num)
     nth = np.arange(len(rows)) - np.repeat(np.cumsum(num) - num, num)
     columns = ["running", "waiting", "kv_blocks_used", "kv_tokens_used", "preempted", *COUNTED]
+    if speculates(recording):
+        columns += DRAFT_WORK_COLUMNS
     table = steps[columns].iloc[rows].reset_index(drop=True)
     for column in GROWING:
         table[column] += nth * table["decode_seqs"]

@@ -46,7 +46,7 @@ def run_case(
     machine was too noisy, see `quiet_runs`.
     """
     architecture = architecture_of(case.config["model"])
-    scenario = with_memory_of(case.scenario, architecture, executors)
+    scenario = with_memory_of(case.scenario, architecture, executors, case.config)
     load = case.settings.load
     scenario = exact(scenario) if load is None else at_load(scenario, load)
     recordings: list[Recording] = []

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from experiments.app.run_folder import resolved_config
 from experiments.simulate.output import OutputSettings
+from experiments.validate.engine.acceptances import check_written, write_measured
 from experiments.validate.engine.from_recording import until_s
 from experiments.validate.engine.recording import Recording, load
 from experiments.validate.engine.swapped import RecordedSource
@@ -46,6 +47,8 @@ class RecordedRun:
         source = RecordedSource(self.recordings[0], as_seen=False)
         verdict = judge(self.settings, self.scenario, self.recordings, source)
         verdict.print(console)
+        if self.settings.write_acceptance is not None:
+            write_measured(self.settings.write_acceptance, self.recordings, self.scenario)
         written = write_verdict(
             folder,
             verdict,
@@ -75,6 +78,7 @@ def build(cfg: DictConfig) -> RecordedRun:
         recordings.append(recording)
     _check_repetitions(settings, recordings)
     try:
+        check_written(settings.write_acceptance, [scenario])
         scenario = as_recorded(scenario, recordings[0])
         scenario.plan_memory()
         scenario.iteration_model()

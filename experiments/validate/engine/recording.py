@@ -27,9 +27,12 @@ from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason, Sequence
+from policies.speculation.engine.drafts import DraftPlan
 from sim.engine.shape import shape_of
 from sim.records.requests import NAN, RequestLog, Status
 from sim.report.whole_file import write_whole
+from sim.speculation.log import DRAFT_WORK_COLUMNS
+from sim.speculation.shapes import first_shape
 
 if TYPE_CHECKING:
     from realengine.serving.answer import Answer
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 class Step(NamedTuple):
     """One launch; the fields from decode_seqs on are those of IterationShape, of its first iteration.
+
+    Those from draft_tokens on are its `DraftWork`.
 
     start_s: the policies were called; end_s: the plan was committed; read_s: its tokens were read, NaN if
     never. compute_s: time of the executor, NaN if not measured. num_left: requests unfinished at the commit.
@@ -64,18 +69,25 @@ class Step(NamedTuple):
     prefill_pairs: int
     prefill_context_tokens: int
     sampled_seqs: int
+    draft_tokens: int = 0
+    draft_pairs: int = 0
+    draft_seqs: int = 0
+    draft_steps: int = 0
+    drafted_tokens: int = 0
 
 
-KINDS = ("enter", "leave", "wait", "end", "parents")
+KINDS = ("enter", "leave", "wait", "end", "parents", "pass", "drafted")
 
 
 @dataclass(slots=True)
 class Event:
     """An input of the core before a step, or with its commit.
 
-    kind: enter (value: a request), leave (a reason), wait; with the step's commit: end, parents. wait: the
-    policies were called and had no work; value: seconds after which they want to be called again, 0 if KV has
-    arrived that they waited for, None: after the next event from outside.
+    kind: enter (value: a request), leave (a reason), wait; with the step's commit: end, parents, pass,
+    drafted. wait: the policies were called and had no work; value: seconds after which they want to be called
+    again, 0 if KV has arrived that they waited for, None: after the next event from outside. pass: draft
+    tokens of a request were verified; value: the output tokens that it had, its draft tokens, the accepted
+    ones of each iteration. drafted: value: the draft tokens that were found for a request's next pass.
     """
 
     step: int
@@ -122,6 +134,7 @@ class Recorder:
         self._compute_s = compute_s
         self._steps: list[Step] = []
         self._open: Step | None = None  # planned, not yet committed
+        self._drafts: DraftPlan | None = None  # of the open step; None: it speculates not
         self._events: list[Event] = []
         self._requests = RequestLog()
         self._read_s: list[float] = []
@@ -138,6 +151,8 @@ class Recorder:
 
     def planned(self, plan: StepPlan, num_iterations: int, now_s: float) -> None:
         core = self._core
+        self._drafts = plan.drafts if isinstance(plan.drafts, DraftPlan) else None
+        shape = shape_of(plan, 0) if self._drafts is None else first_shape(plan, self._drafts)
         for seq in plan.admitted:
             if np.isnan(self._requests.scheduled_s[seq.request_id]):
                 self._requests.schedule(seq, now_s)
@@ -158,7 +173,7 @@ class Recorder:
             core.block_pool.num_used,
             core.num_tokens_held,
             len(plan.preempted),
-            *(int(number) for number in shape_of(plan, 0).counts),
+            *(int(number) for number in (*shape.counts, *(shape.drafts or ()))),
         )
 
     def waited(self, now_s: float) -> None:
@@ -171,6 +186,8 @@ class Recorder:
             self._note("end", now_s, seq.request_id)
         for request_id, going in outcome.parents.items():
             self._note("parents", now_s, request_id, going)
+        if self._drafts is not None:
+            self._note_drafts(self._drafts, outcome, now_s)
         assert self._open is not None
         compute_s, num_left = self._compute_s(), self._core.num_unfinished
         self._steps.append(self._open._replace(end_s=now_s, compute_s=compute_s, num_left=num_left))
@@ -212,6 +229,16 @@ class Recorder:
         """Ends a request in the table; its tokens may be emitted later, if launches are read late."""
         self._requests.end(seq, status, self._requests.last_token_s[seq.request_id], now_s)
 
+    def _note_drafts(self, drafts: DraftPlan, outcome: StepOutcome, now_s: float) -> None:
+        """Notes what was accepted and what was drafted in a step."""
+        rows = zip(drafts.seqs, drafts.num_computed.tolist(), drafts.num_drafts.tolist(), strict=True)
+        for (seq, num_computed, num_drafts), accepted in zip(rows, outcome.accepted.T.tolist(), strict=True):
+            value = [num_computed + 1 - seq.num_prompt_tokens, num_drafts, *accepted]
+            self._note("pass", now_s, seq.request_id, value)
+        if outcome.proposed is not None:
+            for seq, num_drafts in zip(drafts.next_seqs, outcome.proposed.tolist(), strict=True):
+                self._note("drafted", now_s, seq.request_id, num_drafts)
+
     def _note(self, kind: str, now_s: float, request_id: int = -1, value: Any = None) -> None:
         self._events.append(Event(len(self._steps), kind, now_s, request_id, value))
 
@@ -235,7 +262,7 @@ def load(folder: Path) -> Recording:
     try:
         about = json.loads((folder / "recording.json").read_text())
         engine, num_events, num_whole = about["engine"], about["num_events"], about["num_steps"]
-        steps = pd.read_parquet(folder / "steps.parquet")[list(Step._fields)]
+        steps = _with_drafts(pd.read_parquet(folder / "steps.parquet"))[list(Step._fields)]
         requests = pd.read_parquet(folder / "requests.parquet")
         tokens = pd.read_parquet(folder / "tokens.parquet")
         events = list(_events((folder / "events.jsonl").read_text().splitlines()))
@@ -262,6 +289,11 @@ def load(folder: Path) -> Recording:
     for request_id, time_s in zip(tokens["request_id"].tolist(), tokens["time_s"].tolist(), strict=True):
         seen_s.setdefault(request_id, []).append(time_s)
     return Recording(engine, steps, requests, events, seen_s, is_whole)
+
+
+def _with_drafts(steps: pd.DataFrame) -> pd.DataFrame:
+    """Adds the columns of draft tokens to a recording that was made before there were any."""
+    return steps.assign(**{name: 0 for name in DRAFT_WORK_COLUMNS if name not in steps})
 
 
 def _check_steps(folder: Path, steps: pd.DataFrame) -> None:

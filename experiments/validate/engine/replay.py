@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
+from experiments.validate.engine.acceptances import with_acceptances
 from experiments.validate.engine.recording import Event, Recording, Step, in_words
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
@@ -51,7 +52,7 @@ def replay(recording: Recording, core: EngineCore) -> Equivalence:
                 row.step, row.start_s, _recorded(row), _replayed(plan), _state(core, events)
             )
             return Equivalence(row.step, num_steps, difference)
-        core.commit(plan, _outcome(core, row.num_iterations, events), row.end_s)
+        core.commit(plan, _outcome(core, plan, row.num_iterations, events), row.end_s)
     return Equivalence(num_steps, num_steps, None)
 
 
@@ -76,12 +77,13 @@ def _load(core: EngineCore) -> None:
         core.adapter_loaded(load.name)
 
 
-def _outcome(core: EngineCore, num_iterations: int, events: Iterable[Event]) -> StepOutcome:
+def _outcome(core: EngineCore, plan: StepPlan, num_iterations: int, events: Iterable[Event]) -> StepOutcome:
     """Returns the outcome that the engine gave its core with the commit."""
     events = list(events)
     ended = [core.find(event.request_id) for event in events if event.kind == "end"]
     parents = {event.request_id: event.value for event in events if event.kind == "parents"}
-    return StepOutcome(num_iterations, tuple(seq for seq in ended if seq is not None), parents)
+    outcome = StepOutcome(num_iterations, tuple(seq for seq in ended if seq is not None), parents)
+    return outcome if plan.drafts is None else with_acceptances(outcome, plan, events)
 
 
 def _recorded(row: Step) -> str:

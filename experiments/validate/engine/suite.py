@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.run_folder import resolved_config
 from experiments.calibrate.engine.files import Files
@@ -53,13 +53,20 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
         try:
             _check_unmeasured([*suite.base, *own], device)
             cfg = composed(source, _merged([measured, DEVICE_DEFAULTS[device], suite.base, given, own]))
-            if device == "cpu" and cfg.model.get("dtype") == "auto":
-                cfg.model.dtype = "fp32"  # the engine's default
+            if device == "cpu":
+                _use_default_dtype(cfg)
             found.append(_case(name, cfg))
         except ConfigError as error:
             where = f"case {name}: " if len(suite.cases) > 1 else ""
             raise ConfigError(f"{where}{error}") from error
     return found
+
+
+def _use_default_dtype(cfg: DictConfig) -> None:
+    """Sets data types that are left open, of the model and of a draft model, to the engine's on a CPU."""
+    for node in (cfg.model, OmegaConf.select(cfg, "speculation.draft.model")):
+        if node is not None and node.get("dtype") == "auto":
+            node.dtype = "fp32"
 
 
 def model_of(cases: Sequence[Case]) -> ModelSpec:
@@ -90,7 +97,7 @@ def _merged(layers: Iterable[Sequence[str]]) -> list[str]:
     """Merges layers: the last of equal keys wins, and a choice of a group drops earlier settings in it."""
     found: dict[str, str] = {}
     for layer in layers:
-        keys = [Override.parse(override).key for override in layer]
+        keys = [Override.parse(override).name for override in layer]
         chosen = [f"{key}{mark}" for key in keys if "." not in key for mark in "./"]
         found = {key: one for key, one in found.items() if not key.startswith(tuple(chosen))}
         for key, override in zip(keys, layer, strict=True):

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.validate.engine.from_recording import LOADED_S, measured, plan_calls, until_s
+from experiments.validate.engine.acceptances import replaying
+from experiments.validate.engine.from_recording import LOADED_S, measured, plan_calls, speculates, until_s
 from experiments.validate.engine.recording import Recording
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import COUNTED, Explained, IterationModel, IterationShape
@@ -27,9 +28,11 @@ from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links
 from sim.engine.replica_pool import ReplicaPool
+from sim.metrics.utilisation import iteration_shape
 from sim.records.requests import Status
 from sim.records.run import RunRecords
 from sim.setup.scenario import Scenario
+from sim.speculation.log import DRAFT_WORK_COLUMNS
 from sim.workload.base import Arrival, WorkloadNotes
 
 NEVER = 1 << 30  # tokens; the context ends an output earlier
@@ -62,11 +65,12 @@ def replay_in_simulator(
         source=RecordedSource(recording, as_seen=as_seen),
         pools=[
             ReplicaPool(
-                core=lambda: scenario.core(int(recording.engine["num_kv_blocks"])),
+                core=lambda: scenario.core(int(recording.engine["num_kv_blocks"]), tpot_s=scenario.tpot_s),
                 model=model,
                 frontend_s=0.0 if as_seen else scenario.engine.frontend_s,
-                plans_ahead=not as_seen and scenario.engine.host.overlapped,
+                plans_ahead=not as_seen and scenario.host.overlapped,
                 links=lambda: _RecordedLinks(plan_call_s=plan_call_s),
+                make_replica=replaying(scenario, recording),
             )
         ],
         cluster=ClusterSettings(routing=RoundRobin(), seed=scenario.seed),
@@ -159,21 +163,23 @@ class RecordedTimes:
             steps = recording.steps
             compute_s = (steps["compute_s"] / steps["num_iterations"]).to_numpy(dtype=np.float64)
             times_s = np.maximum(times_s - np.repeat(compute_s, steps["num_iterations"]), 0.0)
-        shapes = list(zip(*(iterations[name].tolist() for name in COUNTED), strict=True))
+        names = [*COUNTED, *(DRAFT_WORK_COLUMNS if speculates(recording) else ())]
+        shapes = list(zip(*(iterations[name].tolist() for name in names), strict=True))
         self._times_s: dict[tuple[float, ...], deque[float]] = {}
         for shape, time_s in zip(shapes, times_s.tolist(), strict=True):
             self._times_s.setdefault(shape, deque()).append(time_s)
         self._base = base
         self._host_only = host_only
         self._mean_s = float(times_s.mean())
-        priced_s = sum(float(base.seconds(IterationShape(*shape))) for shape in shapes)
+        priced_s = float(np.sum(base.seconds(iteration_shape(iterations, base))))
         self._scale = float(times_s.sum()) / priced_s
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of one iteration, and uses up its recorded time."""
-        recorded_s = self._times_s.get(tuple(int(number) for number in shape.counts))
+        numbers = (*shape.counts, *(shape.drafts or ()))
+        recorded_s = self._times_s.get(tuple(int(number) for number in numbers))
         base_s = float(self._base.seconds(shape)) if self._host_only or not recorded_s else 0.0
         if self._host_only:
             return base_s + (recorded_s.popleft() if recorded_s else self._mean_s)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.app.job import UnsuccessfulError
+from experiments.validate.engine.acceptances import as_measured
 from experiments.validate.engine.decomposition import Decomposition, decompose
 from experiments.validate.engine.from_recording import measured
 from experiments.validate.engine.noise import WHAT_TO_DO, refusal_of
@@ -92,8 +93,10 @@ def judge(
 ) -> Verdict:
     """Compares recordings with a scenario of equal KV blocks. source: requests of the simulated run."""
     num_blocks = scenario.plan_memory().num_blocks
+    scenario = as_measured(scenario, recordings)
     with policy_errors(scenario):
-        equivalences = tuple(replay(one, scenario.core(num_blocks)) for one in recordings)
+        cores = (scenario.core(num_blocks, tpot_s=scenario.tpot_s) for _ in recordings)
+        equivalences = tuple(replay(one, core) for one, core in zip(recordings, cores, strict=True))
         result = scenario.run(source)
     notes = list(result.summary["notes"])
     fidelity = fidelity_of(

@@ -27,6 +27,8 @@ CONFIG_KEYS = (
     "scheduling",
     "caching",
     "prediction",
+    "speculation",
+    "draft_length",
     "routing",
     "replicas",
     "tensor_parallel_size",
@@ -39,7 +41,10 @@ CONFIG_KEYS = (
 )
 """Parts of a config that decide what an engine does, without the workload and the iteration times."""
 
-DECIDING = ("model", "batching", "scheduling", "caching", "prediction", "tensor_parallel_size")
+DECIDING = (
+    "model", "batching", "scheduling", "caching", "prediction", "speculation", "draft_length",
+    "tensor_parallel_size",
+)  # fmt: skip
 DECIDING_LIMITS = (
     "max_num_seqs",
     "max_num_batched_tokens",

@@ -42,6 +42,8 @@ class ValidateSettings:
     run: str | tuple[str, ...] | None = None
     slo_scales: tuple[float, ...] = (1.0,)
     check_config: bool = True
+    write_acceptance: str | None = None
+    """CSV file to which the acceptance of draft tokens is written, for acceptance=table; None: none."""
 
     def __post_init__(self) -> None:
         if (self.against is None) == (self.device is None):

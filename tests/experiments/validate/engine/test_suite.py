@@ -159,7 +159,7 @@ def test_every_case_can_be_built_and_run(name):
     assert list(found) == list(suite_of(name).cases)
     model_of(list(found.values()))
     for case in found.values():
-        settings = settings_of(case.scenario, CPU)
+        settings = settings_of(case.scenario, CPU, case.config)
         assert type(settings.batching) is type(case.scenario.batching)
         architecture_of(case.config["model"])
 

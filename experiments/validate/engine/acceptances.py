@@ -1,0 +1,148 @@
+"""Draft tokens in a recording: replayed as they were accepted, and counted for the free simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import numpy as np
+
+from experiments.validate.engine.recording import Event, Recording
+from policies.core.plan import StepOutcome, StepPlan
+from policies.core.request import Request
+from policies.speculation import Proposer, num_places
+from policies.speculation.engine.drafts import DraftPlan, Shapes
+from sim.report.whole_file import write_whole
+from sim.setup.scenario import Scenario
+from sim.speculation.acceptance import Verdicts
+from sim.speculation.acceptance.table import Table
+from sim.speculation.acceptance.table_files import COLUMNS
+from sim.speculation.replica import SpeculativeReplica
+
+TASK = "recorded"
+"""Name of the task of all recorded requests, as a table of acceptance has tasks."""
+
+
+def with_acceptances(outcome: StepOutcome, plan: StepPlan, events: Iterable[Event]) -> StepOutcome:
+    """Returns an outcome with the recorded acceptances, as far as the plan has the recorded drafts."""
+    drafts = plan.drafts
+    assert isinstance(drafts, DraftPlan)
+    passes = {event.request_id: event.value[2:] for event in events if event.kind == "pass"}
+    found = {event.request_id: event.value for event in events if event.kind == "drafted"}
+    none = [0] * outcome.iterations
+    accepted = np.array([passes.get(seq.request_id, none) for seq in drafts.seqs], np.int64)
+    proposed = None
+    if found:
+        proposed = np.array([found.get(seq.request_id, 0) for seq in drafts.next_seqs], np.int64)
+    return outcome._replace(
+        accepted=accepted.reshape(len(drafts.seqs), outcome.iterations).T, proposed=proposed
+    )
+
+
+class RecordedAcceptance:
+    """Accepts what was accepted in a recording; an acceptance model of the simulator."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._passes: dict[int, list[tuple[int, int]]] = {}  # by request: (output tokens, accepted ones)
+        self._found: dict[int, list[tuple[int, int]]] = {}  # by request: (output tokens, draft tokens found)
+        pending: dict[int, int] = {}  # by request: draft tokens that were found for its next pass
+        for event in recording.events:
+            if event.kind == "pass":
+                position, _, *accepted = event.value
+                if event.request_id in pending:
+                    found = position, pending.pop(event.request_id)
+                    self._found.setdefault(event.request_id, []).append(found)
+                for num_accepted in accepted:
+                    self._passes.setdefault(event.request_id, []).append((position, num_accepted))
+                    position += num_accepted + 1
+            elif event.kind == "drafted":
+                pending[event.request_id] = event.value
+        self._varies = any(event.kind == "drafted" for event in recording.events)
+
+    def check(self, proposer: Proposer) -> None:
+        """Accepts every proposer: the recording has its acceptances."""
+
+    def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
+        """Returns the recorded verdicts of a request; where no pass began, nothing is accepted."""
+        accepted = _filled(self._passes.get(request.request_id, ()), num_positions)
+        if not self._varies:
+            return Verdicts(accepted)
+        return Verdicts(accepted, _filled(self._found.get(request.request_id, ()), num_positions))
+
+
+def replaying(scenario: Scenario, recording: Recording) -> Callable[..., SpeculativeReplica] | None:
+    """Returns what makes replicas that accept what was recorded; None: the scenario does not speculate."""
+    if scenario.speculation is None:
+        return None
+    acceptance = RecordedAcceptance(recording)
+    return partial(SpeculativeReplica, acceptance=acceptance, proposer=scenario.speculation)
+
+
+def as_measured(scenario: Scenario, recordings: Sequence[Recording]) -> Scenario:
+    """Returns a scenario that draws acceptances from those of recorded runs, by place."""
+    if scenario.speculation is None:
+        return scenario
+    with NamedTemporaryFile(suffix=".csv") as file:
+        write_acceptance(Path(file.name), recordings, scenario.speculation)
+        return replace(scenario, acceptance=Table(path=Path(file.name), rank_decay=0.0))
+
+
+def check_written(file: str | None, scenarios: Sequence[Scenario]) -> None:
+    """Raises ValueError if the acceptance of these scenarios cannot be written to one file."""
+    if file is None:
+        return
+    if len(scenarios) > 1:
+        raise ValueError(
+            f"write_acceptance={file}: is for one run, and the suite has {len(scenarios)} cases; "
+            "choose suite=single"
+        )
+    if scenarios[0].speculation is None:
+        raise ValueError(
+            f"write_acceptance={file}: nothing is drafted; choose a speculation=, or set it to null"
+        )
+    if not Path(file).expanduser().parent.is_dir():
+        raise ValueError(f"write_acceptance={file}: its folder does not exist; create it first")
+
+
+def write_measured(file: str, recordings: Sequence[Recording], scenario: Scenario) -> None:
+    """Writes the acceptance of recorded runs of a scenario."""
+    assert scenario.speculation is not None
+    write_acceptance(Path(file).expanduser(), recordings, scenario.speculation)
+
+
+def _filled(pairs: Iterable[tuple[int, int]], num_positions: int) -> np.ndarray:
+    values = np.zeros(num_positions, np.uint8)
+    for position, value in pairs:
+        if position < num_positions:
+            values[position] = value
+    return values
+
+
+def write_acceptance(path: Path, recordings: Sequence[Recording], proposer: Proposer) -> None:
+    """Writes the acceptance of recorded runs by place, as `acceptance=table` reads it.
+
+    Raises ValueError if no draft token was verified.
+    """
+    num_places_ = num_places(proposer)
+    depth_of = Shapes(proposer).depth
+    passes = 0
+    drafted, accepted = np.zeros(num_places_, np.int64), np.zeros(num_places_, np.int64)
+    for recording in recordings:
+        for event in recording.events:
+            if event.kind != "pass":
+                continue
+            _, num_drafts, *each = event.value
+            passes += len(each)
+            drafted[: depth_of[num_drafts]] += len(each)
+            for num_accepted in each:
+                accepted[:num_accepted] += 1
+    if not drafted[0]:
+        raise ValueError("no draft token was verified, so there is no acceptance to write")
+    rows = [
+        f"{TASK},{place},{passes},{drafted[place - 1]},{accepted[place - 1]}"
+        for place in range(1, num_places_ + 1)
+    ]
+    write_whole(path, "\n".join([",".join(COLUMNS), *rows]) + "\n")
