@@ -222,6 +222,11 @@ class BlockPool:
         assert num_blocks <= self.num_free
         self.num_free -= num_blocks
 
+    def give_back(self, seq: Sequence, num_kept: int, num_blocks: int) -> None:
+        """Frees the num_blocks unfilled blocks of a decoding sequence after its first num_kept ones."""
+        self.num_free += num_blocks
+        self._free_ids.extend(reversed(self._ids_behind(seq, num_kept)))
+
     def take_extra(self, num_blocks: int) -> None:
         """Takes blocks for branches or adapters; the caller must have checked num_free."""
         self.take(num_blocks)

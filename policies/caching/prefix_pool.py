@@ -291,6 +291,8 @@ class PrefixPool(BlockPool):
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
         held: Holding = seq.kv
-        assert held.num_with_content == num_blocks
-        ids, held.tail_ids = held.tail_ids, []
+        num_tail = num_blocks - held.num_with_content
+        assert num_tail >= 0
+        ids = held.tail_ids[num_tail:]
+        del held.tail_ids[num_tail:]
         return ids

@@ -209,6 +209,10 @@ class RadixPool(BlockPool):
         self.computed(seq, num_kept_tokens)  # swapped-in KV is not in the tree yet
         return super().move_to_branches(seq, num_tokens, num_kept_tokens)
 
+    def give_back(self, seq: Sequence, num_kept: int, num_blocks: int) -> None:
+        super().give_back(seq, num_kept, num_blocks)
+        self._num_unused += num_blocks
+
     def free_extra(self, num_blocks: int, ids: Iterable[int]) -> None:
         super().free_extra(num_blocks, ids)
         self._num_unused += num_blocks
@@ -254,8 +258,10 @@ class RadixPool(BlockPool):
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
         held: Holding = seq.kv
-        assert held.num_in_tree == num_blocks * self.block_size
-        ids, held.ids = held.ids, []
+        num_own = num_blocks - held.num_in_tree // self.block_size
+        assert num_own >= 0
+        ids = held.ids[num_own:]
+        del held.ids[num_own:]
         return ids
 
     @staticmethod

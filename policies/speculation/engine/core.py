@@ -25,7 +25,8 @@ from policies.core.request import Request
 from policies.core.sequence import DECODING, ENDING, WAITING, FinishReason, Sequence
 from policies.core.state import EngineState
 from policies.speculation.engine.draft_set import DraftSet
-from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
+from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation, check_accepted
+from policies.speculation.engine.iterations import Reservation, iterations_to_event
 from policies.speculation.engine.running import DraftRunningSet
 from policies.speculation.engine.step import DraftStep
 from policies.speculation.engine.watch import DraftWatch
@@ -46,6 +47,7 @@ class Speculating(Engine):
     """Whether the tokens of a step are read when the next one is planned."""
     drafting: DraftSet
     """The set of the decoding sequences."""
+    _reservation: Reservation  # valid while iterations are reserved
 
     def __init__(self, *, speculation: Speculation, **settings: Any) -> None:
         self.speculation = replace(speculation, draft_length=deepcopy(speculation.draft_length))
@@ -140,7 +142,10 @@ class Speculating(Engine):
         """
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
-        _check_accepted(drafts, outcome)
+        check_accepted(drafts, outcome.accepted, outcome.iterations)
+        if self._num_reserved:
+            self._check_commit(plan, outcome.iterations, now)
+            self._reservation.settle(drafts, outcome.accepted)
         self._record(drafts, outcome)
         if not plan.num_decodes:
             self.drafting.rest()
@@ -184,23 +189,8 @@ class Speculating(Engine):
         """
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
-        if len(accepted) == 1:
-            return 1, drafts.num_new_blocks
-        decodes, step = self.drafting, self._step
-        assert isinstance(step, DraftStep)
-        drafts.totals = totals = decodes.totals(drafts, accepted)
-        base = decodes.bases(drafts, totals)
-        drafts.num_blocks = num_blocks = step.blocks_of(drafts, base)
-        pool = self.block_pool
-        used = np.add.reduce(num_blocks, axis=1) - int(np.add.reduce(decodes.blocks_S[drafts.slots]))
-        has_room = used <= pool.num_free_without_copy
-        has_room &= (base + 1 + drafts.num_drafts).max(axis=1) < decodes.max_model_len
-        num_iterations = len(accepted) if has_room.all() else max(int(np.argmin(has_room)), 1)
-        has_ended = (totals[:num_iterations] >= drafts.end).any(axis=1)
-        if has_ended.any():
-            num_iterations = int(np.argmax(has_ended)) + 1
-        drafts.num_new_blocks = used[:num_iterations]
-        return num_iterations, drafts.num_new_blocks
+        assert isinstance(self._step, DraftStep)
+        return iterations_to_event(drafts, accepted, self.drafting, self._step, self.block_pool)
 
     def take_blocks_of(self, plan: StepPlan, num_iterations: int) -> None:
         """Takes the KV blocks of the iterations after the first, which `num_iterations_of` has found."""
@@ -215,9 +205,40 @@ class Speculating(Engine):
         assert isinstance(plan.drafts, DraftPlan)
         return int(plan.drafts.num_new_blocks[num_repeats])
 
+    def max_iterations_of(self, plan: StepPlan, limit: int) -> int:
+        """Returns how many iterations of a plan, up to limit, may run before what they accept is read.
+
+        Whatever they accept, they have no event before the last one and need no block with content.
+        """
+        assert isinstance(plan.drafts, DraftPlan)
+        worst = np.tile(plan.drafts.depth, (min(limit, plan.horizon), 1))
+        num_iterations, num_blocks = self.num_iterations_of(plan, worst)
+        while (
+            num_iterations > 1 and num_blocks[num_iterations - 1] > self.block_pool.num_free_without_content
+        ):
+            num_iterations -= 1
+        return num_iterations
+
     def reserve(self, plan: StepPlan, num_iterations: int) -> None:
-        """Raises ValueError: how many blocks several passes need depends on what is accepted."""
-        raise ValueError("reserve: an engine that speculates runs a plan once")
+        """Takes the KV blocks of num_iterations iterations of the plan in flight before they are run.
+
+        They are those of the worst case, in which every draft token is accepted: `drafting.blocks_S` counts
+        them. The commit, of exactly num_iterations, frees those that were not needed. num_iterations: from
+        `max_iterations_of`. Raises ValueError as `EngineCore.reserve` does.
+        """
+        if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
+            raise ValueError(
+                f"reserve for {num_iterations} iterations: must be of the plan in flight, within its horizon"
+            )
+        if self._num_reserved:
+            raise ValueError(f"reserve: {self._num_reserved} iterations of this plan are reserved already")
+        drafts, step = plan.drafts, self._step
+        assert isinstance(drafts, DraftPlan)
+        assert isinstance(step, DraftStep)
+        if num_iterations > 1:
+            self._num_reserved = num_iterations
+            self._reservation = Reservation(drafts, self.drafting, step, self.block_pool)
+            self.take_blocks_of(plan, num_iterations)
 
 
 class SpeculativeCore(Speculating, EngineCore):
@@ -299,7 +320,7 @@ class AsyncSpeculativeCore(Speculating, AsyncEngineCore):
             raise ValueError("read: must be of the plan that was committed last, without acceptances")
         drafts, decodes = plan.drafts, self.drafting
         assert isinstance(drafts, DraftPlan)
-        _check_accepted(drafts, StepOutcome(accepted=accepted))
+        check_accepted(drafts, accepted, 1)
         self._late = None
         self.watch.read(drafts, accepted)
         certain = drafts.num_computed + 1
@@ -321,6 +342,10 @@ class AsyncSpeculativeCore(Speculating, AsyncEngineCore):
         decodes.rest()
         self._free_ending()
         return finished
+
+    def max_iterations_of(self, plan: StepPlan, limit: int) -> int:
+        """Returns how many iterations of a plan may run, as `SpeculativeCore` does; 1 before `read`."""
+        return 1 if self._late is not None else super().max_iterations_of(plan, limit)
 
     def _end_read(self, finished: list[Sequence]) -> None:
         """Ends sequences that turn out to have ended with the step before."""
@@ -375,17 +400,3 @@ class AsyncSpeculativeCore(Speculating, AsyncEngineCore):
                 self._offer_read()
                 decodes.rest()
         return super()._may_compute_nothing()
-
-
-def _check_accepted(drafts: DraftPlan, outcome: StepOutcome) -> None:
-    """Raises ValueError if the acceptances of an outcome do not belong to the drafts of its plan."""
-    accepted, num_seqs = outcome.accepted, len(drafts.seqs)
-    if np.shape(accepted) != (outcome.iterations, num_seqs):
-        if accepted is None and not num_seqs:
-            return
-        raise ValueError(
-            f"accepted has shape {np.shape(accepted)}: must be ({outcome.iterations}, {num_seqs}), the "
-            "iterations and the sequences of the plan's drafts"
-        )
-    if (accepted.view(np.uint64) > drafts.depth.view(np.uint64)).any():  # a negative number is a large one
-        raise ValueError("accepted: must be from 0 to the depth of each draft")

@@ -130,3 +130,22 @@ class DraftPlan:
         """Returns the drafts by request and the next ones, for digests."""
         following = zip(self.next_seqs, self.next_drafts.tolist(), strict=True)
         return sorted(self.by_request().items()), sorted((seq.request_id, num) for seq, num in following)
+
+
+def check_accepted(drafts: DraftPlan, accepted: Ints | None, num_iterations: int) -> None:
+    """Raises ValueError if the acceptances of an outcome do not belong to the drafts of its plan."""
+    num_seqs = len(drafts.seqs)
+    if accepted is None:
+        if not num_seqs:
+            return
+        shape: tuple[int, ...] = ()
+    else:
+        shape = accepted.shape
+    if shape != (num_iterations, num_seqs):
+        raise ValueError(
+            f"accepted has shape {shape}: must be ({num_iterations}, {num_seqs}), the iterations and the "
+            "sequences of the plan's drafts"
+        )
+    assert accepted is not None
+    if (accepted.view(np.uint64) > drafts.depth.view(np.uint64)).any():  # a negative number is a large one
+        raise ValueError("accepted: must be from 0 to the depth of each draft")

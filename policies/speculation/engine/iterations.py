@@ -1,0 +1,55 @@
+"""Several iterations of one plan: how many there may be, and their KV blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.caching.pool import BlockPool
+from policies.speculation.engine.draft_set import DraftSet
+from policies.speculation.engine.drafts import DraftPlan, Ints
+from policies.speculation.engine.step import DraftStep
+
+
+def iterations_to_event(
+    drafts: DraftPlan, accepted: Ints, decodes: DraftSet, step: DraftStep, pool: BlockPool
+) -> tuple[int, Ints]:
+    """Returns what `SpeculativeCore.num_iterations_of` does, and notes totals and blocks in the drafts."""
+    if len(accepted) == 1:
+        return 1, drafts.num_new_blocks
+    drafts.totals = totals = decodes.totals(drafts, accepted)
+    base = decodes.bases(drafts, totals)
+    drafts.num_blocks = num_blocks = step.blocks_of(drafts, base)
+    used = np.add.reduce(num_blocks, axis=1) - int(np.add.reduce(decodes.blocks_S[drafts.slots]))
+    has_room = used <= pool.num_free_without_copy
+    has_room &= (base + 1 + drafts.num_drafts).max(axis=1) < decodes.max_model_len
+    num_iterations = len(accepted) if has_room.all() else max(int(np.argmin(has_room)), 1)
+    has_ended = (totals[:num_iterations] >= drafts.end).any(axis=1)
+    if has_ended.any():
+        num_iterations = int(np.argmax(has_ended)) + 1
+    drafts.num_new_blocks = used[:num_iterations]
+    return num_iterations, drafts.num_new_blocks
+
+
+class Reservation:
+    """Remembers the blocks that the sequences of a plan had, before they got those of the worst case."""
+
+    def __init__(self, drafts: DraftPlan, decodes: DraftSet, step: DraftStep, pool: BlockPool) -> None:
+        self._decodes = decodes
+        self._step = step
+        self._pool = pool
+        self._before: Ints = decodes.blocks_S[drafts.slots]
+
+    def settle(self, drafts: DraftPlan, accepted: Ints) -> None:
+        """Frees the blocks that accepted [iterations, sequences] draft tokens did not need.
+
+        Afterwards the sequences have the blocks that as many single steps would have given them.
+        """
+        decodes, slots = self._decodes, drafts.slots
+        reserved: Ints = decodes.blocks_S[slots]
+        decodes.blocks_S[slots] = self._before
+        base = decodes.bases(drafts, decodes.totals(drafts, accepted))
+        needed = self._step.blocks_of(drafts, base)[-1]
+        decodes.blocks_S[slots] = needed
+        surplus = reserved - needed
+        for index in np.flatnonzero(surplus).tolist():
+            self._pool.give_back(drafts.seqs[index], int(needed[index]), int(surplus[index]))
