@@ -80,7 +80,9 @@ def assemble(
     parts = Parts(AsyncEngineCore if overlap else EngineCore, Runner, Engine)
     clock = clock or WallClock()
     if settings.speculation is not None:
-        parts, overlap = speculating_parts(settings.speculation, clock, overlap=overlap)
+        parts, overlap = speculating_parts(
+            settings.speculation, clock, overlap=overlap and settings.max_iterations == 1
+        )
     core = parts.core(
         batching=settings.batching,
         scheduling=settings.scheduling,

@@ -31,8 +31,8 @@ class Drawn(NamedTuple):
     tokens_IS: torch.Tensor
     logprobs: Logprobs | None = None
     """Log-probabilities of the last iteration's tokens; of a pass with drafts, of all rows of tokens_IS."""
-    accepted_S: torch.Tensor | None = None
-    """Accepted draft tokens of each sequence, int64: so many rows of tokens_IS and one more count."""
+    accepted_IS: torch.Tensor | None = None
+    """Accepted draft tokens, int64 [passes, S]: of a pass's rows of tokens_IS, so many and one more count."""
 
 
 class DecodeGraphs:

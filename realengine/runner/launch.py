@@ -31,8 +31,8 @@ class Launch:
         self._tokens = _on_host(drawn.tokens_IS)
         if drawn.logprobs is not None:
             self._logprobs = tuple(_on_host(part) for part in drawn.logprobs)
-        if drawn.accepted_S is not None:
-            self._accepted = _on_host(drawn.accepted_S)
+        if drawn.accepted_IS is not None:
+            self._accepted = _on_host(drawn.accepted_IS)
         if drawn.tokens_IS.is_cuda:
             self._event = torch.cuda.Event()
             self._event.record()
@@ -46,12 +46,16 @@ class Launch:
         columns: list[list[int]] = self._tokens.T.tolist()
         if self._accepted is None:
             return columns[: len(self.rows)]
-        return [column[: num + 1] for column, num in zip(columns, self.accepted(), strict=False)]
+        width = len(self._tokens) // len(self._accepted)  # of an iteration
+        return [
+            [token for place, num in enumerate(numbers) for token in column[place * width :][: num + 1]]
+            for column, numbers in zip(columns, self.accepted(), strict=False)
+        ]
 
-    def accepted(self) -> list[int]:
-        """Returns the accepted draft tokens of each row; valid after `tokens`."""
+    def accepted(self) -> list[list[int]]:
+        """Returns the accepted draft tokens of each row, by iteration; valid after `tokens`."""
         assert self._accepted is not None
-        numbers: list[int] = self._accepted.tolist()
+        numbers: list[list[int]] = self._accepted.T.tolist()
         return numbers[: len(self.rows)]
 
     def logprobs(self) -> list[list[TokenLogprobs]] | None:

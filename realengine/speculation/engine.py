@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -39,11 +38,12 @@ class SpeculatingEngine(Engine):
     ) -> None:
         super().__init__(core, runner, vocab_size=vocab_size, **settings)
         self._draft_length = core.speculation.draft_length
+        self._speculating_core = core
         self._drafting_runner = runner
         self._host = host if host is None or timeout_s is None else Guarded(host, timeout_s, vocab_size)
         self._failed: dict[Sequence, str] = {}  # requests whose proposer has failed in this step
         self._num_places = core.view.max_tokens_per_pass - 1
-        self._accepted: list[int] = []  # of the sequences of the step that was read last
+        self._accepted: list[list[int]] = []  # of the rows of the launch that was read last, by iteration
 
     @property
     def policies(self) -> dict[str, object]:
@@ -56,8 +56,10 @@ class SpeculatingEngine(Engine):
         if self._drafting_runner.pass_times is not None:
             self._drafting_runner.pass_times.read()
         self._accepted = launch.accepted() if columns else []
-        counts = zip_longest(launch.num_drafts, self._accepted, fillvalue=0)
-        for (seq, _), tokens, (num_drafts, num_accepted) in zip(launch.rows, columns, counts, strict=True):
+        num_without = len(columns) - len(launch.num_drafts)  # they complete their prompts
+        counts = [*launch.num_drafts, *[0] * num_without]
+        rows = zip(launch.rows, columns, counts, self._accepted, strict=True)
+        for (seq, _), tokens, num_drafts, accepted in rows:
             answer = self._answer_of.get(seq)
             if answer is None:
                 continue
@@ -66,16 +68,26 @@ class SpeculatingEngine(Engine):
             if num_drafts:
                 if answer.drafts is None:
                     answer.drafts = DraftCounts([0] * self._num_places)
-                answer.drafts.add(num_drafts, num_accepted)
+                for num_accepted in accepted:
+                    answer.drafts.add(num_drafts, num_accepted)
         return columns
 
     def _outcome(self, plan: StepPlan, num_iterations: int) -> StepOutcome:
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
-        accepted = np.array(self._accepted[: len(drafts.seqs)], np.int64)[None]
+        accepted = np.array(self._accepted[: len(drafts.seqs)], np.int64).reshape(-1, num_iterations).T
         proposed = None if self._host is None else self._propose(self._host, drafts)
         outcome = super()._outcome(plan, num_iterations)
         return outcome._replace(accepted=accepted, proposed=proposed)
+
+    def _num_iterations(self, plan: StepPlan) -> int:
+        limit = self._max_iterations
+        if limit == 1 or plan.chunks or not self._drafting_runner.may_repeat(plan):
+            return 1
+        num_iterations = self._speculating_core.max_iterations_of(plan, limit)
+        if num_iterations > 1:
+            self._speculating_core.reserve(plan, num_iterations)
+        return num_iterations
 
     def _propose(self, host: HostDrafter, drafts: DraftPlan) -> np.ndarray:
         """Has the host draft for the next pass; returns the number of draft tokens of each sequence."""

@@ -50,12 +50,18 @@ class SpeculativeExecutor(Executor):
         self._enter_device()
         self._prepare(work)
         assert work.words is not None
-        return self._verify(self._upload.sent(work.words), work.verify)
-
-    def _verify(self, words: torch.Tensor, shape: VerifyShape) -> Drawn | None:
-        """Runs a pass, accepts draft tokens, and drafts those of the next pass."""
-        views = VerifyWords.of(words, shape)
+        shape = work.verify
+        views = VerifyWords.of(self._upload.sent(work.words), shape)
         self._begin(views, shape)
+        if shape.num_iterations == 1:
+            return self._verify(views, shape)
+        drawn = [self._verify(views, shape) for _ in range(shape.num_iterations)]
+        tokens = [one.tokens_IS for one in drawn if one is not None]
+        accepted = [one.accepted_IS for one in drawn if one is not None and one.accepted_IS is not None]
+        return Drawn(torch.cat(tokens), accepted_IS=torch.cat(accepted))
+
+    def _verify(self, views: VerifyWords, shape: VerifyShape) -> Drawn | None:
+        """Runs a pass, accepts draft tokens, and drafts those of the next pass."""
         batch = self._batch(views, shape)
         rows_R, slots_S = views.rows_R.long(), views.drawn_slots_S.long()
         states, logits_RV = self._target(batch, rows_R)
@@ -78,7 +84,7 @@ class SpeculativeExecutor(Executor):
             logprobs = Logprobs(*(part[found.rows_SD.T.flatten()] for part in of_rows))
         if shape.draw is Draw.penalised:
             self._count(found, slots_S)
-        return Drawn(found.tokens_SD.T.contiguous(), logprobs, found.accepted_S)
+        return Drawn(found.tokens_SD.T.contiguous(), logprobs, found.accepted_S[None])
 
     def _begin(self, views: VerifyWords, shape: VerifyShape) -> None:
         """Updates the block tables, and the slots that begin with known tokens."""

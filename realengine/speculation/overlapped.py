@@ -36,7 +36,7 @@ class OverlappedSpeculatingEngine(SpeculatingEngine):
         answers = [self._answer_of.get(seq) for seq, _ in launch.rows[: len(plan.drafts.seqs)]]
         num_before = [len(answer.outputs[0].tokens) if answer is not None else 0 for answer in answers]
         changed = super()._read(launch)
-        accepted = np.array(self._accepted[: len(answers)], np.int64)
+        accepted = np.array([num for (num,) in self._accepted[: len(answers)]], np.int64)
         stopped, self._ended = self._ended, []
         for seq in stopped:
             if seq in plan.drafts.seqs:

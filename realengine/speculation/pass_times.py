@@ -57,6 +57,7 @@ class MeasuredPass(NamedTuple):
 class _Begun(NamedTuple):
     begin_s: float
     work: MeasuredPass | None
+    num_iterations: int
 
 
 class PassTimes:
@@ -81,26 +82,26 @@ class PassTimes:
         self._anchors = list(warm_up)
         self._fit()
 
-    def begun(self, plan: StepPlan, begin_s: float) -> None:
-        """Notes a pass that was launched at a time."""
+    def begun(self, plan: StepPlan, begin_s: float, num_iterations: int = 1) -> None:
+        """Notes passes that were launched together at a time."""
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
-        self._next_index = plan.index + 1
+        self._next_index = plan.index + num_iterations
         work = None
         if not plan.chunks and drafts.seqs:
             num_drafts = (int(drafts.num_drafts.sum()) + int(drafts.next_drafts.sum())) / 2
             num_tokens = plan.num_decode_context_tokens
             work = MeasuredPass(len(drafts.seqs), num_drafts, num_tokens, drafts.next_levels)
-        self._begun.append(_Begun(begin_s, work))
+        self._begun.append(_Begun(begin_s, work, num_iterations))
 
     def read(self) -> None:
-        """Notes that the tokens of the oldest such pass are here.
+        """Notes that the tokens of the oldest such passes are here.
 
-        The device began it when it was launched, or when the one before had ended.
+        The device began them when they were launched, or when those before had ended.
         """
-        begin_s, work = self._begun.popleft()
+        begin_s, work, num_iterations = self._begun.popleft()
         now = self.now()
-        seconds = now - max(begin_s, self._last_read_s)
+        seconds = (now - max(begin_s, self._last_read_s)) / num_iterations
         self._last_read_s = now
         if work is None or seconds <= 0:
             return

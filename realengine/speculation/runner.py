@@ -73,11 +73,11 @@ class DraftRunner(Runner):
         self._drafts_SK[seq.slots[0], : len(tokens)] = tokens
 
     def may_repeat(self, plan: StepPlan) -> bool:
-        """Returns false: how far a pass advances a sequence is known only after it."""
-        return False
+        """Returns whether several passes may run in one launch, as `Runner` does; the device must draft."""
+        return self._drafts_on_device and super().may_repeat(plan)
 
     def launch(self, plan: StepPlan, num_iterations: int = 1) -> Launch:
-        """Launches a pass: all rows of a plan, their verification, and the drafts for the next pass."""
+        """Launches passes: all rows of a plan, their verification, and the drafts for the next pass."""
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
         begin_s = 0.0 if self.pass_times is None else self.pass_times.now()
@@ -85,7 +85,7 @@ class DraftRunner(Runner):
         rows: list[Row] = [(seq, 0) for seq in (*drafts.seqs, *completing)]
         drawn_slots = np.array([seq.slots[0] for seq, _ in rows], np.int64)
         self._update_all_tables(plan, drafts)
-        shape, words = self._pack(plan, drafts, drawn_slots)
+        shape, words = self._pack(plan, drafts, drawn_slots, num_iterations)
         work = VerifyWork(
             verify=shape,
             words=words,
@@ -96,7 +96,9 @@ class DraftRunner(Runner):
         launch = self._launched(rows, work, num_iterations)
         launch.num_drafts = drafts.num_drafts.tolist()
         if self.pass_times is not None:
-            self.pass_times.begun(plan, begin_s)
+            self.pass_times.begun(plan, begin_s, num_iterations)
+        if num_iterations > 1:
+            self._num_ids_S[drafts.slots] = 0  # the commit may free blocks that were reserved
         return launch
 
     def _update_all_tables(self, plan: StepPlan, drafts: DraftPlan) -> None:
@@ -113,7 +115,11 @@ class DraftRunner(Runner):
             self._num_ids_S[slot] = 0  # its commit may replace blocks by equal ones of another sequence
 
     def _pack(
-        self, plan: StepPlan, drafts: DraftPlan, drawn_slots: NDArray[np.int64]
+        self,
+        plan: StepPlan,
+        drafts: DraftPlan,
+        drawn_slots: NDArray[np.int64],
+        num_iterations: int,
     ) -> tuple[VerifyShape, NDArray[np.int32]]:
         num_decodes, chunks = len(drafts.seqs), plan.chunks
         decode_rows = drafts.num_drafts + 1
@@ -143,7 +149,8 @@ class DraftRunner(Runner):
         )
         draw, num_logprobs = self._draw_and_logprobs(drawn_slots)
         segments = self._segments(slots, rows_of)
-        contexts = np.concatenate([drafts.base + decode_rows, ends])
+        num_before_last = (num_iterations - 1) * (drafts.depth + 1)
+        contexts = np.concatenate([drafts.base + num_before_last + decode_rows, ends])
         lookahead = self._drafts_SK.shape[1] + 1
         paths = drafts.depth + 1 if self._has_tree else np.zeros(num_decodes, np.int64)
         num_path_rows = int(paths.sum())
@@ -162,6 +169,7 @@ class DraftRunner(Runner):
             num_path_rows=num_path_rows,
             num_logprobs=num_logprobs,
             num_started=len(self._started),
+            num_iterations=num_iterations,
             num_segments=len(segments) // 2,
             num_updates=len(self._updates),
         )

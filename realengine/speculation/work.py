@@ -52,6 +52,8 @@ class VerifyShape(NamedTuple):
     """Number of most likely tokens to report beside each drawn token; -1: no logprobs."""
     num_started: int = 0
     """N, the slots that begin with known tokens."""
+    num_iterations: int = 1
+    """Times that the pass runs, each on what the one before has accepted and drafted."""
     num_segments: int = 0
     """Number of runs of tokens of one adapter; 0: no row uses any."""
     num_updates: int = 0
