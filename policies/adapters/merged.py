@@ -3,9 +3,10 @@
 With merged weights the forward pass costs no more than without an adapter (Hu et al., "LoRA", ICLR 2022,
 section 4). But requests for other adapters wait until the running ones have ended, and a switch reads and
 writes all weights twice (to remove the old adapter and to add the new one) after the new adapter has been
-loaded. When no request waits for the current adapter, or after max_serve_s, the engine switches to the
-adapter of the first waiting request that needs another one. Requests without an adapter need the base
-weights.
+loaded. When no request waits for the current adapter, or after max_serve_s, the engine switches to the next
+adapter that waiting requests need; one that it leaves while requests wait for it goes behind all others.
+It also switches if nothing runs and the policies start no request of the current adapter, such as one that
+scheduling=s3 does not consider yet. Requests without an adapter need the base weights.
 Memory pressure: none. Horizon: the plan repeats until an event, or until max_serve_s is over.
 """
 
@@ -21,6 +22,7 @@ from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.core.plan import AdapterUse, Chunk
+from policies.core.sequence import Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -65,12 +67,16 @@ class MergedResidents(Residents):
         self._current = PLAIN
         self._until_s = inf  # time in seconds after which it accepts no new requests
         self._is_closing = False  # whether it accepts no new requests
+        self._in_vain: set[str] = (
+            set()
+        )  # adapters of which nothing was started since the last start or arrival
         self._resident.add(PLAIN)
         self._idle[PLAIN] = None
 
     def join_queue(self, seq: SequenceView) -> None:
         """Counts a sequence that has joined the queue."""
         super().join_queue(seq)
+        self._in_vain.clear()
         self._update_closing()
 
     def leave_queue(self, seq: SequenceView) -> None:
@@ -101,8 +107,31 @@ class MergedResidents(Residents):
                 step.hold(until_s=self._until_s)
                 step.wait_until(self._until_s)
         elif not self._users and not self._loading:
-            self._load(others)
-            self._current, self._is_closing, self._until_s = others, False, inf
+            self._switch_to(others)
+
+    def start(self, seq: Sequence) -> None:
+        """Counts an admitted sequence."""
+        super().start(seq)
+        self._in_vain.clear()
+
+    def give_way(self) -> None:
+        """Switches to the next adapter that requests wait for, if nothing runs.
+
+        Each adapter is tried once, until a request is started or arrives.
+        """
+        if self._users or self._loading:
+            return
+        self._in_vain.add(self._current)
+        other = next((name for name in self._waiting if name not in self._in_vain), None)
+        if other is not None:
+            self._switch_to(other)
+
+    def _switch_to(self, name: str) -> None:
+        """Loads another adapter; if requests wait for the current one, it goes behind all others."""
+        if self._current in self._waiting:
+            self._waiting[self._current] = self._waiting.pop(self._current)
+        self._load(name)
+        self._current, self._is_closing, self._until_s = name, False, inf
 
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether the sequence's adapter is the current one and accepts new requests."""

@@ -125,6 +125,9 @@ class Residents:
         if self._num_prefetched and self._waiting:
             self._prefetch(view)
 
+    def give_way(self) -> None:
+        """Loads another adapter, if that lets sequences start, after a step in which nothing could run."""
+
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether a waiting sequence's adapter is resident, or could be loaded."""
         name = self._key(seq)

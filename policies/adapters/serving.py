@@ -39,6 +39,10 @@ class AdapterState(EngineState):
         """True while KV or an adapter is being loaded or copied."""
         return super().is_transferring or self._residents.is_loading
 
+    def give_way(self) -> None:
+        """Loads another adapter, if that lets sequences start, after a step in which nothing could run."""
+        self._residents.give_way()
+
     def bounds_of(self, request: Request, stop_after: StopAfter) -> Bounds:
         """Returns the number of known tokens at which a request would end, and the reason.
 

@@ -93,6 +93,8 @@ class EngineCore(EngineBase):
         wake_s, self.waits_for = step.wake_s, step.waits_for()
         if wake_s is not None:
             self.wake_s = wake_s
+        if self.wake_s == inf and not (step.has_freed or self._state.is_transferring):
+            self._state.give_way()
         if self._may_compute_nothing():
             return None
         if wake_s is None or now >= wake_s:

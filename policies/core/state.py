@@ -144,6 +144,12 @@ class EngineState:
 
     # Changes.
 
+    def give_way(self) -> None:
+        """Begins a transfer, if one may let sequences start, after a step in which nothing could run.
+
+        Its end is an event, at which the policies decide again.
+        """
+
     def make_room(self, num_blocks: int) -> bool:
         """Reclaims memory for sequences, if necessary, and returns whether num_blocks are free."""
         return self.block_pool.num_free >= num_blocks
