@@ -45,7 +45,7 @@ class PartlyFound:
     rate: float
 
     def check(self, proposer: Proposer) -> None:
-        """Accepts every proposer."""
+        """Raises no error: it can judge the drafts of every proposer."""
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns verdicts of which none depends on the number of positions."""

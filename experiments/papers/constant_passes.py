@@ -35,7 +35,7 @@ class ConstantModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantPasses:
-    """The latency level."""
+    """A latency level whose passes last a second each, and whose drafts have the prices of `calibrated`."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         """Returns the iteration model."""

@@ -60,7 +60,7 @@ class InTarget:
         return 0
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
-        """Accepts every target."""
+        """Raises no error: it can draft for every target."""
 
     def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
         return 0.0

@@ -48,6 +48,7 @@ def write_result(
             Window(trimmed["start_s"], trimmed["end_s"]),
             result.slo,
             str(config.get("model", {}).get("name", "")),
+            result.summary.get("speculation"),
         )
     note = None
     if timeline:

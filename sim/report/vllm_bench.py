@@ -2,12 +2,14 @@
 
 Lists have one element per request, in order of arrival, in seconds; aggregates are in milliseconds. As in
 vLLM, a failed request has no tokens, times of 0 s and an error. generated_texts are empty, as the simulator
-has no text. Source: vllm/benchmarks/serve.py, `benchmark` and `main`, read in November 2026.
+has no text. A run with draft tokens has the keys spec_decode_*; the rates by position are over the whole run.
+Source: vllm/benchmarks/serve.py, `benchmark` and `main`, read in November 2026.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,12 +33,22 @@ DECIMALS = 9
 
 
 def write_vllm_bench(
-    file: Path, requests: pd.DataFrame, times: TokenTimes, window: Window, slo: Slo | None, model: str
+    file: Path,
+    requests: pd.DataFrame,
+    times: TokenTimes,
+    window: Window,
+    slo: Slo | None,
+    model: str,
+    speculation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the requests that arrived in the window. requests, times: of the whole run."""
+    """Writes the requests that arrived in the window. requests, times: of the whole run.
+
+    speculation: the section `speculation` of the summary; None: no engine speculates.
+    """
     fields = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         **as_vllm_bench(requests, times, window, slo, model),
+        **({} if speculation is None else spec_decode_of(speculation)),
     }
     write_whole(file, json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n")
 
@@ -88,6 +100,30 @@ def as_vllm_bench(
         **_aggregates("tpot", served.per_token_s[done]),
         **_aggregates("itl", served.gaps_of_done),
         **_aggregates("e2el", served.e2e_s[done]),
+    }
+
+
+def spec_decode_of(speculation: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns vLLM's figures of draft tokens; nothing if no draft token was verified.
+
+    spec_decode_acceptance_rate is in percent. The rates by position are accepted tokens over all drafts, also
+    those that end before the position.
+
+    Example: 10 drafts with 20 tokens, of which 8 and 5 are accepted: 65 %, 2.3 tokens a draft, [0.8, 0.5].
+    """
+    num_drafts, num_tokens = speculation["drafts"], speculation["draft_tokens"]
+    if not num_tokens:
+        return {}
+    places = speculation["by_place"]
+    return {
+        "spec_decode_acceptance_rate": 100 * speculation["acceptance_rate"],
+        "spec_decode_acceptance_length": speculation["mean_accepted_length"],
+        "spec_decode_num_drafts": num_drafts,
+        "spec_decode_draft_tokens": num_tokens,
+        "spec_decode_accepted_tokens": speculation["accepted_tokens"],
+        "spec_decode_per_position_acceptance_rates": [
+            place["accepted"] / places[0]["drafted"] for place in places
+        ],
     }
 
 

@@ -58,7 +58,7 @@ class Patchy:
     """One of so many positions has no draft, and the one after it a single token."""
 
     def check(self, proposer: Proposer) -> None:
-        """Accepts every proposer."""
+        """Raises no error: it can judge the drafts of every proposer."""
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts of the other model, and how many draft tokens are found."""

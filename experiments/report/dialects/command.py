@@ -74,7 +74,8 @@ def main(arguments: Sequence[str]) -> None:
             raise ConfigError(f"vllm_bench=true: {FILE} has one output per request, but this run has several")
         file = options.folder / FILE
         with file_errors_reported(file, "copy the folder to another place"):
-            write_vllm_bench(file, tables["requests"], times, window, slo, _model(options.folder))
+            model, speculation = _model(options.folder), summary.get("speculation")
+            write_vllm_bench(file, tables["requests"], times, window, slo, model, speculation)
         console.print(str(file), style="dim", soft_wrap=True)
 
 

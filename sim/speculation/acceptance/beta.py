@@ -39,7 +39,7 @@ class Beta:
             raise ValueError(f"concentration={self.concentration}: must be finite and > 0")
 
     def check(self, proposer: Proposer) -> None:
-        """Accepts every proposer."""
+        """Raises no error: it can judge the drafts of every proposer."""
 
     def rate_of(self, request: Request, seed: int) -> float:
         """Returns the rate of a request."""

@@ -45,7 +45,7 @@ class ByClass:
         require_share("rank_decay", self.rank_decay)
 
     def check(self, proposer: Proposer) -> None:
-        """Accepts every proposer."""
+        """Raises no error: it can judge the drafts of every proposer."""
 
     def rate_of(self, request: Request) -> float:
         """Returns the rate of the class of a request."""

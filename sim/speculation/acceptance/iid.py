@@ -32,7 +32,7 @@ class Iid:
         require_share("rank_decay", self.rank_decay)
 
     def check(self, proposer: Proposer) -> None:
-        """Accepts every proposer."""
+        """Raises no error: it can judge the drafts of every proposer."""
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""

@@ -370,7 +370,7 @@ class NoDraft:
     pass_tokens = 0
 
     def check(self, target, layout):
-        """Accepts every target."""
+        """Raises no error: it can draft for every target."""
 
     def __repr__(self):
         return "None"

@@ -26,7 +26,7 @@ from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.metrics.window import Window
 from sim.report.dialect_tables import dialect_tables
-from sim.report.vllm_bench import as_vllm_bench, write_vllm_bench
+from sim.report.vllm_bench import as_vllm_bench, spec_decode_of, write_vllm_bench
 
 NAN = math.nan
 REQUESTS = pd.DataFrame(
@@ -262,6 +262,27 @@ def test_the_export_has_vllms_layout_and_its_figures():
     assert found["median_e2el_ms"] == 3500
     assert found["max_output_tokens_per_s"] == 2  # of the seconds from 3.5 on: 4 and 4, 4.5 and 5, 5.5 and 6
     assert found["max_concurrent_requests"] == 3
+
+
+def test_the_export_has_vllms_figures_of_draft_tokens(tmp_path):
+    """Of 10 drafts, 4 end after one token; vLLM divides by all of them at every position."""
+    places = [{"place": 1, "drafted": 10, "accepted": 8}, {"place": 2, "drafted": 6, "accepted": 5}]
+    counts = {"drafts": 10, "draft_tokens": 16, "accepted_tokens": 13}
+    rates = {"acceptance_rate": 13 / 16, "mean_accepted_length": 2.3, "by_place": places}
+    wanted = {
+        "spec_decode_acceptance_rate": 81.25,
+        "spec_decode_acceptance_length": 2.3,
+        "spec_decode_num_drafts": 10,
+        "spec_decode_draft_tokens": 16,
+        "spec_decode_accepted_tokens": 13,
+        "spec_decode_per_position_acceptance_rates": [0.8, 0.5],
+    }
+    assert spec_decode_of(counts | rates) == wanted
+    assert spec_decode_of({"drafts": 0, "draft_tokens": 0}) == {}
+    write_vllm_bench(tmp_path / "of", REQUESTS, TIMES, WHOLE, SLO, "toy", counts | rates)
+    assert wanted.items() <= json.loads((tmp_path / "of").read_text()).items()
+    write_vllm_bench(tmp_path / "none", REQUESTS, TIMES, WHOLE, SLO, "toy")
+    assert "spec_decode" not in (tmp_path / "none").read_text()
 
 
 def test_the_export_is_read_back_as_it_was(tmp_path):
