@@ -46,7 +46,7 @@ class Replica(LoadCounts):
         self.core = core = pool.core()
         self._take_transfers = core.transfers.take
         LoadCounts.__init__(self, core.block_pool.block_size, core.block_pool.num_blocks)
-        self.recorder = Recorder(index, core, context.requests, pool.frontend_s, context.seed)
+        self.recorder = self._new_recorder(context)
         self.copies = Copies(pool.links(), self._load)
         self.intake = pool.intake(self._enter, lambda: self.core.num_iterations)
         self._clock = context.clock
@@ -63,6 +63,9 @@ class Replica(LoadCounts):
         self._aborts: dict[int, Callable[[], None] | None] = {}
         self._migrated: dict[int, Callable[[Sequence], None]] = {}
         self._listeners = Listeners()
+
+    def _new_recorder(self, context: RunContext) -> Recorder:
+        return Recorder(self.index, self.core, context.requests, self.pool.frontend_s, context.seed)
 
     def attach(self, attachment: Attachment) -> None:
         """Attaches a listener to the events of the replica; it is called after those attached before."""

@@ -20,6 +20,7 @@ from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
 from policies.speculation.engine.lane import suits
 from sim.engine.lane_replica import LaneReplica
+from sim.engine.recorder import Recorder
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
@@ -38,12 +39,8 @@ class SpeculativeReplica(LaneReplica):
     def __init__(
         self, index: int, pool: ReplicaPool, context: RunContext, acceptance: Acceptance, proposer: Proposer
     ) -> None:
+        self._acceptance, self._proposer = acceptance, proposer
         Replica.__init__(self, index, pool, context)
-        self._verdicts = VerdictTable(acceptance, proposer, context.seed, self.core.max_num_seqs)
-        self._draft_recorder = DraftRecorder(
-            index, self.core, context.requests, pool.frontend_s, context.seed, self._verdicts
-        )
-        self.recorder = self._draft_recorder
         self._factors = None
         if pool.jitter is not None:
             self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
@@ -63,6 +60,14 @@ class SpeculativeReplica(LaneReplica):
                 on_end=self._has_ended,
                 leave=self._go_on,
             )
+
+    def _new_recorder(self, context: RunContext) -> Recorder:
+        core, seed = self.core, context.seed
+        self._verdicts = VerdictTable(self._acceptance, self._proposer, seed, core.max_num_seqs)
+        self._draft_recorder = DraftRecorder(
+            self.index, core, context.requests, self.pool.frontend_s, seed, self._verdicts
+        )
+        return self._draft_recorder
 
     def submit(self, request: Request, stop_after: StopAfter) -> None:
         """Does what `LaneReplica.submit` does."""
