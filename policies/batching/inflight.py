@@ -78,6 +78,7 @@ class InFlight:
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Gives the budget to decodes, prompts in prefill and new ones, if the capacity policy allows."""
         step.budget(self.max_num_batched_tokens)
+        most = step.tokens_left  # of a prompt that has an iteration to itself; drafting may need a part
         step.decode_all()
         num_decodes = step.num_tokens
         limits_wait = self.batch_wait_max_tokens_ratio or self.batch_wait_min_prompts
@@ -88,7 +89,7 @@ class InFlight:
                 return
         for seq in view.prefilling:
             num_left = seq.num_uncomputed
-            num_tokens = self._chunk(num_left, step, view.block_size, has_begun=True)
+            num_tokens = self._chunk(num_left, step, view.block_size, may_split=True)
             step.prefill(seq, num_tokens)
             _close(step, num_left, num_tokens)
         reserves = self.capacity_scheduler_policy == "guaranteed_no_evict"
@@ -99,9 +100,9 @@ class InFlight:
                 if num_reserved > view.num_blocks:
                     break
             num_left = seq.num_uncomputed - view.num_found(seq)
-            num_tokens = self._chunk(num_left, step, view.block_size, has_begun=False)
+            num_tokens = self._chunk(num_left, step, view.block_size, may_split=num_left > most)
             if not step.admit(seq, num_tokens):
-                limits = (step.tokens_left, self.max_num_batched_tokens)
+                limits = (step.tokens_left, most)
                 fits_by_hit = any(num_left <= limit < seq.num_uncomputed for limit in limits)
                 if fits_by_hit and not self.enable_chunked_context:
                     step.hold(1)  # the prefix may be evicted from the cache, so that the prompt is split
@@ -136,12 +137,15 @@ class InFlight:
                 num_missing -= seq.num_uncomputed
         return num_missing <= 0
 
-    def _chunk(self, num_left: int, step: StepBuilder, block_size: int, *, has_begun: bool) -> int:
-        """Returns how many of a prompt's num_left remaining tokens are computed in this step."""
+    def _chunk(self, num_left: int, step: StepBuilder, block_size: int, *, may_split: bool) -> int:
+        """Returns how many of a prompt's num_left remaining tokens are computed in this step.
+
+        may_split: whether it has begun or exceeds the whole budget, so that it is split in any case.
+        """
         num_tokens = step.tokens_left
         if num_left <= num_tokens:
             return num_left
-        if not (self.enable_chunked_context or has_begun or num_left > self.max_num_batched_tokens):
+        if not (self.enable_chunked_context or may_split):
             return 0
         whole_blocks = num_tokens // block_size * block_size
         if whole_blocks:

@@ -14,6 +14,7 @@ from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.worlds import Ask
 from hwmodels.iterations.jitter import Jitter
+from policies.batching.inflight import InFlight
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.core.request import Branching
@@ -95,6 +96,16 @@ def test_leap_equals_step_where_sglang_retracts(num_blocks):
         num_blocks=num_blocks,
         max_model_len=60,
         proposer=ToyProposer(num_speculative_tokens=6, rules=SlotRules(keeps_lookahead=True)),
+    )
+    assert_nothing_is_lost(world, assert_leap_equals_step(world))
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [63, 64, 65])
+def test_a_prompt_of_the_whole_budget_is_split_if_drafting_needs_a_part_of_it(num_prompt_tokens):
+    world = SpeculatingWorld(
+        asks=(Ask(0.0, num_prompt_tokens, 5),),
+        batching=InFlight(max_num_batched_tokens=64, enable_chunked_context=False),
+        proposer=ToyProposer(num_speculative_tokens=3, rules=SlotRules(num_input_slots=1)),
     )
     assert_nothing_is_lost(world, assert_leap_equals_step(world))
 
