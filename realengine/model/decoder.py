@@ -43,7 +43,8 @@ class Mlp:
 class Layer:
     """Weights of a block, or a tensor-parallel rank's share of them."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
+    """None: the attention reads the residual as it is."""
     qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
@@ -113,14 +114,16 @@ class Decoder:
         *,
         layers: Sequence[int] | None = None,
         taps: Sequence[int] = (),
+        inputs_TH: torch.Tensor | None = None,
     ) -> States:
         """Computes the hidden states of all T tokens, on every rank; writes their KV in the layers that run.
 
         layers: the layers that run, ascending; None: all. taps: layers whose input is returned, too; the
-        number of layers stands for the output of the last one before the final norm.
+        number of layers stands for the output of the last one before the final norm. inputs_TH: the input of
+        the first layer; None: the embeddings of the tokens.
         """
         chosen = range(len(self._layers)) if layers is None else layers
-        hidden, residual, found = self._blocks(batch, cache, chosen, taps)
+        hidden, residual, found = self._blocks(batch, cache, chosen, taps, inputs_TH)
         return States(self._final_norm(hidden, residual), tuple(found[tap] for tap in taps))
 
     def head(self, hidden_TH: torch.Tensor) -> torch.Tensor:
@@ -131,21 +134,32 @@ class Decoder:
         """Returns the embeddings [T, H] of token ids."""
         return F.embedding(tokens_T, self._embedding)
 
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The embeddings of all tokens [V, H]."""
+        return self._embedding
+
     def _blocks(
-        self, batch: Batch, cache: KvCache, layers: Sequence[int], taps: Sequence[int] = ()
+        self,
+        batch: Batch,
+        cache: KvCache,
+        layers: Sequence[int],
+        taps: Sequence[int] = (),
+        inputs_TH: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]:
         """Runs layers; returns the last MLP's output, the residual to add to it, and the inputs of `taps`."""
         kernels, eps = self._backend, self.architecture.rms_norm_eps
-        residual = self.embed(batch.tokens_T)
-        hidden = kernels.rms_norm(residual, self._layers[layers[0]].attention_norm, eps)
+        residual = self.embed(batch.tokens_T) if inputs_TH is None else inputs_TH
+        norm = self._layers[layers[0]].attention_norm
+        hidden = residual if norm is None else kernels.rms_norm(residual, norm, eps)
         found = {}
         for place, i in enumerate(layers):
             layer = self._layers[i]
             if i in taps:  # kernels write into new tensors, so that this one stays as it is
                 found[i] = residual
-            hidden = self._attend(i, layer, hidden, batch, cache.layers[i])
+            hidden = self.attend(i, hidden, batch, cache.layers[i])
             hidden, residual = kernels.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-            hidden = self._mlp(i, layer, hidden, batch)
+            hidden = self.mlp(i, hidden, batch)
             if place + 1 < len(layers):
                 next_norm = self._layers[layers[place + 1]].attention_norm
                 hidden, residual = kernels.add_rms_norm(hidden, residual, next_norm, eps)
@@ -166,16 +180,17 @@ class Decoder:
             self._adapters.apply(*at, x_TK, out_TN, batch.adapters)
         return out_TN
 
-    def _mlp(self, index: int, layer: Layer, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        mlp = layer.mlp
+    def mlp(self, index: int, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Computes the MLP or the experts of a layer."""
+        mlp = self._layers[index].mlp
         if isinstance(mlp, Experts):
             return self.group.all_reduce(mlp(hidden))
         gated = self._backend.silu_mul(self._linear((index, "gate_up"), mlp.gate_up, hidden, batch))
         return self.group.all_reduce(self._linear((index, "down"), mlp.down, gated, batch))
 
-    def _attend(
-        self, index: int, layer: Layer, hidden: torch.Tensor, batch: Batch, kv: PagedKv
-    ) -> torch.Tensor:
+    def attend(self, index: int, hidden: torch.Tensor, batch: Batch, kv: PagedKv) -> torch.Tensor:
+        """Computes the attention of a layer, its projections included, and writes the KV of all tokens."""
+        layer = self._layers[index]
         num_q, num_kv, head_dim = self._num_heads, self._num_kv_heads, self.architecture.head_dim
         qkv = self._linear((index, "qkv"), layer.qkv, hidden, batch)
         heads = qkv.view(-1, num_q + 2 * num_kv, head_dim)
@@ -231,7 +246,7 @@ def _layer(index: int, architecture: Architecture, weights: Weights, backend: Ba
         return _dense(weights, f"{name}{of}.weight")
 
     return Layer(
-        attention_norm=norm("attention_norm"),
+        attention_norm=norm("attention_norm") if f"{name}attention_norm.weight" in weights else None,
         qkv=linear("qkv"),
         q_norm=norm("q_norm") if architecture.qk_norm else None,
         k_norm=norm("k_norm") if architecture.qk_norm else None,

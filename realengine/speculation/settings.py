@@ -37,7 +37,7 @@ OTHER_KEYS = (
     "draft_sample_method", "skipped_layers", "tpot_s", "host", "host_timeout_s",
 )  # fmt: skip
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
-NEEDS_MODEL = (DraftModel, SpecinferTree, Eagle, Eagle3, Medusa)
+NEEDS_MODEL = (DraftModel, SpecinferTree, Eagle, Eagle3, Medusa, Mtp)
 
 DraftSource = str | Path | Architecture
 """A folder or file with weights, or an architecture, which gets random weights."""
@@ -78,7 +78,7 @@ class SpeculationSettings:
             raise ValueError(f"host: drafts chains, and method={method} drafts a tree; choose method=ngram")
         if isinstance(self.proposer, NEEDS_MODEL) and self.host is None and not self.models:
             raise ValueError(f"model: method={method} needs the folder of its weights; set model")
-        if not isinstance(self.proposer, (*NEEDS_MODEL, Mtp)) and self.models:
+        if not isinstance(self.proposer, NEEDS_MODEL) and self.models:
             raise ValueError(f"model={self.models[0]}: method={method} drafts without a model; remove it")
         if self.skipped_layers is not None and not isinstance(self.proposer, SelfSpeculative):
             raise ValueError(

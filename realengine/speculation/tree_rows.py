@@ -8,6 +8,14 @@ from kernels.prefill_attention import DraftTree
 from policies.speculation.tree import TokenTree
 
 
+def sees(tree: TokenTree) -> torch.Tensor:
+    """Returns which rows see which: bool [rows, rows], the root as row 0 and node i as row i + 1."""
+    found = torch.eye(tree.num_nodes + 1, dtype=torch.bool)
+    for node, parent in enumerate(tree.parents):
+        found[node + 1] |= found[parent + 1]
+    return found
+
+
 class TreeShape:
     """A token tree with its root, the newest token, as row 0; node i of the tree is row i + 1."""
 
@@ -15,9 +23,8 @@ class TreeShape:
         parents = [-1, *(parent + 1 for parent in tree.parents)]
         num_rows = len(parents)
         ancestors = torch.zeros(num_rows, tree.depth + 1, dtype=torch.int64)
-        sees = torch.eye(num_rows, dtype=torch.bool)
+        seen = sees(tree)
         for row in range(1, num_rows):
-            sees[row] |= sees[parents[row]]
             depth = tree.depths[row - 1]
             ancestors[row, :depth] = ancestors[parents[row], :depth]
             ancestors[row, depth] = row
@@ -32,7 +39,7 @@ class TreeShape:
         starts[sizes[1:]] = (
             torch.tensor([size * size for size in sizes[:-1]], dtype=torch.int32).cumsum(0).int()
         )
-        self._mask = torch.cat([sees[:size, :size].flatten() for size in sizes]).to(device)
+        self._mask = torch.cat([seen[:size, :size].flatten() for size in sizes]).to(device)
         self._starts = starts.to(device)
 
     def draft_tree(self, num_rows_B: torch.Tensor, positions_T: torch.Tensor) -> DraftTree:

@@ -113,6 +113,22 @@ def load_weights(
     return tensors
 
 
+def load_table(
+    weights: Sequence[Weight],
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    ignored: Collection[str] = (),
+) -> dict[str, torch.Tensor]:
+    """Returns the weights of a table from a checkpoint. Raises ValueError as `load_weights` does.
+
+    ignored: tensors of the checkpoint that are not read.
+    """
+    _check(weights, checkpoint, None, ignored)
+    return {weight.name: _assemble(weight, checkpoint, dtype, device) for weight in weights}
+
+
 def _open(source: Path | str | GgufFile) -> tuple[Checkpoint, Mapping[str, str]]:
     if isinstance(source, GgufFile):
         return _GgufCheckpoint(source), GGUF

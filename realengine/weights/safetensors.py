@@ -15,7 +15,7 @@ from hwmodels.hf.config import load_json_object
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATS = ("F32", "F16", "BF16")
-INTEGERS = ("I32",)
+INTEGERS = ("I32", "I64")
 
 
 class SafetensorsCheckpoint:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from realengine.model.backend import Backend
-from realengine.model.decoder import Decoder, Layer
+from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import Linear
 from realengine.model.moe import Experts
@@ -155,10 +155,11 @@ class WatchedDecoder(Decoder):
         out_TN: torch.Tensor = self.watched.call(name, super()._linear, at, linear, x_TK, batch)
         return out_TN
 
-    def _mlp(self, index: int, layer: Layer, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if isinstance(layer.mlp, Experts):
-            out_TH: torch.Tensor = self.watched.call("experts", super()._mlp, index, layer, hidden, batch)
+    def mlp(self, index: int, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Computes the MLP or the experts of a layer."""
+        if isinstance(self._layers[index].mlp, Experts):
+            out_TH: torch.Tensor = self.watched.call("experts", super().mlp, index, hidden, batch)
         else:
-            out_TH = super()._mlp(index, layer, hidden, batch)
+            out_TH = super().mlp(index, hidden, batch)
         self.watched.in_head = index == self.architecture.num_layers - 1
         return out_TH

@@ -50,7 +50,7 @@ class Sequences:
             )
             positions.append(at)
             ends.append(first + len(row.tokens))
-            following += [*row.tokens[1:], row.newest or 0]
+            following += [*row.tokens[1 : row.num_valid], row.newest or 0, *row.tokens[row.num_valid :]]
             last.append(starts[-1] + row.num_valid - 1)
             starts.append(starts[-1] + len(row.tokens))
             known = self.known[row.seq]

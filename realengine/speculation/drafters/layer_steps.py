@@ -1,0 +1,195 @@
+"""Drafts with layers that read hidden states: one token after the other, or a token tree level by level.
+
+A layer predicts the token at position p + 2 from the hidden state at p and the token at p + 1; its KV at
+position p has the target's slot of p. After a pass of the target all its rows are computed, each with the
+token that followed; the row before the newest token gives the first draft token. Every further step takes a
+drafted token, and the layer's own output in place of the target's hidden state.
+
+Letters of array names: T tokens, N sequences that draft, Q nodes of a tree, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from kernels.block_copy import CacheSet
+from kernels.prefill_attention import DraftTree
+from policies.speculation.tree import TokenTree
+from realengine.model.decoder import Decoder, States
+from realengine.model.kv_cache import KvCache
+from realengine.runner.batch import Batch, TreeRows
+from realengine.runner.parallel import Group
+from realengine.speculation.checkpoints.layers import LayerWeights
+from realengine.speculation.context import DrafterContext
+from realengine.speculation.drafter import Drafts, Passed, Start
+from realengine.speculation.drafters.decode_steps import DraftPlaces, num_kv_blocks
+from realengine.speculation.tree_rows import sees
+
+
+class FeatureModel(Protocol):
+    """A layer, or several in turn, that drafts."""
+
+    cache: KvCache
+    taps: tuple[int, ...]
+
+    def features_of(self, states: States) -> torch.Tensor:
+        """Returns the features [T, H] that the first step reads, from the target's hidden states."""
+        ...
+
+    def step(
+        self, tokens_T: torch.Tensor, features_TH: torch.Tensor, batch: Batch, number: int
+    ) -> torch.Tensor:
+        """Computes step `number` for tokens and the features before them; returns their features [T, H]."""
+        ...
+
+    def logits(self, features_NH: torch.Tensor, number: int) -> torch.Tensor:
+        """Computes the logits [N, V of the draft] after features of step `number`."""
+        ...
+
+    def tokens(self, drafted: torch.Tensor) -> torch.Tensor:
+        """Returns the target's ids of tokens of the draft's vocabulary."""
+        ...
+
+
+def decoder_of(weights: LayerWeights, context: DrafterContext) -> Decoder:
+    """Returns a decoder of a draft's layers, whole on every rank, by default with the target's embedding."""
+    tensors = {"embedding.weight": context.target.embedding, **weights.tensors}
+    tensors.setdefault("norm.weight", torch.ones_like(tensors["embedding.weight"][0]))
+    tensors.setdefault("head.weight", tensors["embedding.weight"])
+    return Decoder(weights.architecture, tensors, context.backend, context.max_model_len, Group())
+
+
+def block_bytes(weights: LayerWeights, context: DrafterContext) -> int:
+    """Returns the bytes of a KV block of a draft's layers."""
+    return KvCache.bytes_per_block(weights.architecture, context.block_size, context.kv_dtype)
+
+
+def cache_beside(target: KvCache, weights: LayerWeights, context: DrafterContext) -> KvCache:
+    """Returns a KV cache for a draft's layers with the blocks of the target's."""
+    return KvCache(
+        weights.architecture, num_kv_blocks(target), context.block_size, context.kv_dtype, context.device
+    )
+
+
+class LayerDrafter:
+    """Drafts with a `FeatureModel`. tree: of the draft tokens; None: a chain."""
+
+    wants_states = True
+
+    def __init__(self, model: FeatureModel, max_model_len: int, tree: TokenTree | None = None) -> None:
+        self.taps = model.taps
+        self._model = model
+        self._max_model_len = max_model_len
+        self._tree = None if tree is None else Levels(tree, model.cache.layers[0].keys.device)
+        self._features_TH = torch.empty(0)
+
+    @property
+    def cache_sets(self) -> tuple[CacheSet, ...]:
+        """The tensors of the layers' KV cache."""
+        return self._model.cache.cache_sets
+
+    def follow(self, passed: Passed) -> None:
+        """Computes the first step for all rows of a pass."""
+        assert passed.states is not None
+        features_TH = self._model.features_of(passed.states)
+        self._features_TH = self._model.step(passed.following_T, features_TH, passed.batch, 0)
+
+    def draft(self, passed: Passed, start: Start, num_levels: int) -> Drafts:
+        """Drafts num_levels tokens, or levels of the tree, for each sequence."""
+        places = DraftPlaces.of(start, self._model.cache, self._max_model_len)
+        features_NH = self._features_TH[start.rows_N]
+        if self._tree is not None:
+            return Drafts(self._tree_nodes(self._tree, features_NH, places, num_levels))
+        tokens, drafted = self._likeliest(features_NH, 0), []
+        for step in range(1, num_levels + 1):
+            drafted.append(tokens)
+            if step < num_levels:
+                batch = places.decode(tokens, step - 1)
+                features_NH = self._model.step(tokens, features_NH, batch, step)
+                tokens = self._likeliest(features_NH, step)
+        return Drafts(torch.stack(drafted, dim=1))
+
+    def _likeliest(self, features_NH: torch.Tensor, step: int) -> torch.Tensor:
+        return self._model.tokens(self._model.logits(features_NH, step).argmax(dim=-1))
+
+    def _tree_nodes(
+        self, levels: Levels, features_NH: torch.Tensor, places: DraftPlaces, num_levels: int
+    ) -> torch.Tensor:
+        """Returns the nodes [N, Q] of the first levels; a level is computed with those before it."""
+        num_seqs = len(features_NH)
+        before_NCH = features_NH[:, None]
+        tokens_NQ = self._children(before_NCH, levels[0], 0)
+        inputs_NQH = before_NCH[:, levels[0].parents_C]
+        for number in range(1, num_levels):
+            batch = levels.batch(tokens_NQ, number - 1, places)
+            found = self._model.step(tokens_NQ.flatten(), inputs_NQH.flatten(0, 1), batch, number)
+            before_NCH = found.view(num_seqs, tokens_NQ.shape[1], -1)[:, levels[number - 1].nodes]
+            level = levels[number]
+            tokens_NQ = torch.cat([tokens_NQ, self._children(before_NCH, level, number)], dim=1)
+            inputs_NQH = torch.cat([inputs_NQH, before_NCH[:, level.parents_C]], dim=1)
+        return tokens_NQ
+
+    def _children(self, before_NCH: torch.Tensor, level: Level, step: int) -> torch.Tensor:
+        """Returns the tokens [N, nodes of a level]: each of its rank after its parent."""
+        num_seqs, num_parents, _ = before_NCH.shape
+        logits = self._model.logits(before_NCH.flatten(0, 1), step).view(num_seqs, num_parents, -1)
+        likeliest = logits.topk(level.num_ranks, dim=-1).indices
+        return self._model.tokens(likeliest[:, level.parents_C, level.ranks_C])
+
+
+class Level(NamedTuple):
+    """The nodes of one level of a tree, which are numbered one after the other."""
+
+    nodes: slice
+    parents_C: torch.Tensor
+    """Place of each node's parent among the nodes of the level before."""
+    ranks_C: torch.Tensor
+    num_ranks: int
+
+
+class Levels:
+    """The levels of a token tree, with the masks of its first nodes."""
+
+    def __init__(self, tree: TokenTree, device: torch.device) -> None:
+        self._levels = []
+        first_before = -1
+        seen = sees(tree)[1:, 1:]
+        self._masks = []
+        for depth in range(1, tree.depth + 1):
+            first, end = tree.num_nodes_to(depth - 1), tree.num_nodes_to(depth)
+            parents = torch.tensor(
+                [parent - first_before for parent in tree.parents[first:end]], device=device
+            )
+            ranks = tree.ranks[first:end]
+            self._levels.append(
+                Level(slice(first, end), parents, torch.tensor(ranks, device=device), 1 + max(ranks))
+            )
+            self._masks.append(seen[:end, :end].flatten().to(device))
+            first_before = first
+        self._distances_Q = torch.tensor(tree.depths, device=device) - 1  # the layer's KV is one place behind
+
+    def __getitem__(self, number: int) -> Level:
+        return self._levels[number]
+
+    def batch(self, tokens_NQ: torch.Tensor, level: int, places: DraftPlaces) -> Batch:
+        """Returns the batch of the nodes up to a level."""
+        num_seqs, num_nodes = tokens_NQ.shape
+        device, start = tokens_NQ.device, places.start
+        positions_T = places.positions(self._distances_Q[:num_nodes]).flatten()
+        starts = torch.zeros(num_seqs, dtype=torch.int32, device=device)
+        tree = DraftTree(self._masks[level], starts, positions_T.int())
+        return Batch(
+            tokens_T=tokens_NQ.flatten(),
+            positions_T=positions_T,
+            slots_T=places.slots(torch.arange(num_nodes, device=device)).flatten(),
+            block_tables_BM=start.tables_NM,
+            chunk_starts=torch.arange(num_seqs + 1, dtype=torch.int32, device=device) * num_nodes,
+            context_lens_B=places.context_lens(num_nodes),
+            sampled_rows_S=None,
+            num_decodes=0,
+            max_query_len=num_nodes,
+            max_context_len=min(start.max_context_len + num_nodes, places.max_len),
+            tree=TreeRows(tree, num_seqs, num_seqs * num_nodes),
+        )
