@@ -15,8 +15,10 @@ from kernels import (
     moe,
     norm,
     prefill_attention,
+    rejection,
     rope,
     sampling,
+    token_moves,
     w4a16,
     w8a8,
     w8a16,
@@ -50,6 +52,8 @@ class Backend(NamedTuple):
     copy_blocks: Callable[..., None]
     gather_blocks: Callable[..., None]
     scatter_blocks: Callable[..., None]
+    match_drafts: Callable[..., rejection.Matched]
+    move_tokens: Callable[..., None]
 
 
 TRITON = Backend(
@@ -72,6 +76,8 @@ TRITON = Backend(
     copy_blocks=block_copy.copy_blocks,
     gather_blocks=block_copy.gather_blocks,
     scatter_blocks=block_copy.scatter_blocks,
+    match_drafts=rejection.match_drafts,
+    move_tokens=token_moves.move_tokens,
 )
 
 TORCH = Backend(
@@ -94,6 +100,8 @@ TORCH = Backend(
     copy_blocks=block_copy.copy_blocks_reference,
     gather_blocks=block_copy.gather_blocks_reference,
     scatter_blocks=block_copy.scatter_blocks_reference,
+    match_drafts=rejection.match_drafts_reference,
+    move_tokens=token_moves.move_tokens_reference,
 )
 
 BACKENDS = {backend.name: backend for backend in (TRITON, TORCH)}
