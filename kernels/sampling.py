@@ -7,9 +7,10 @@ x)):
 - min-p (Nguyen et al. 2024): w >= min_p. top-k: fewer than k tokens are larger. top-p (Holtzman et al. 2020):
   the larger tokens have less than top_p of the weight. Tokens equal to the last one kept are kept, too.
 The draw uses one uniform number per row, from Philox (Salmon et al., SC 2011) with the seed as key and
-(position, request) as counter: the token is the first, in order of index, at which the running weight exceeds
-it. So a token depends on its own row and its (seed, request, position), never on the rest of the batch.
-Greedy rows take the largest logit; of equals the lowest index.
+(position, request, purpose) as counter: the token is the first, in order of index, at which the running
+weight exceeds it. So a token depends on its own row and its (seed, request, position), never on the rest of
+the batch. A draft token with probabilities is tested before the draw (`DraftRows`). Greedy rows take the
+largest logit; of equals the lowest index.
 
 The first launch has one program per chunk of a row (penalties, temperature, maxima), the second one per row.
 Thresholds are found by 4-ary search over the ordered bits of the logits, without a sort, in at most 16 passes
@@ -27,7 +28,7 @@ import triton
 
 from kernels.case import Case
 from kernels.launch import INTERPRETER, launch, target
-from kernels.sampling_kernels import draw_kernel, scale_kernel
+from kernels.sampling_kernels import ACCEPT, DRAW, RESIDUAL, draw_kernel, scale_kernel
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_VOCAB = 1 << 20
@@ -87,11 +88,27 @@ class Penalties:
     """Row of counts of each sequence, int64 [S]."""
 
 
+class DraftRows(NamedTuple):
+    """Draft tokens of rows, which are accepted with probability min(1, p / q): p the row's, q the draft's.
+
+    Otherwise the token is drawn from max(0, p - q), which never has the draft token (Leviathan et al., ICML
+    2023, section 2.3). So the token of a row follows p.
+    """
+
+    tokens: torch.Tensor
+    """Draft token of each row, int64 [S]; -1: none."""
+    row: torch.Tensor
+    """Row of probs of each draft token, int64 [S]; any valid one if there is none."""
+    probs: torch.Tensor
+    """The distributions that draft tokens were drawn from, contiguous fp32 [rows, V]."""
+
+
 def sample(
     logits: torch.Tensor,
     sampling: Sampling,
     penalties: Penalties | None = None,
     *,
+    drafts: DraftRows | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draws a token for each row of logits [S, V] (fp32, fp16, bf16; any row stride): int64 [S].
@@ -101,7 +118,7 @@ def sample(
     shapes.
     """
     _check_settings(logits, sampling, penalties)
-    return _run(logits, sampling, penalties, out)
+    return _run(logits, sampling, penalties, out, drafts)
 
 
 def greedy(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -125,6 +142,7 @@ def sample_reference(
     sampling: Sampling,
     penalties: Penalties | None = None,
     *,
+    drafts: DraftRows | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes the reference of `sample` in torch; sums in fp64."""
@@ -136,9 +154,13 @@ def sample_reference(
     if len(rows):
         scaled = x[rows] / sampling.temperature[rows, None]
         kept = keep_reference(scaled, sampling.top_k[rows], sampling.top_p[rows], sampling.min_p[rows])
-        passing = (_weights(scaled).double() * kept).cumsum(dim=-1)
-        uniform = uniform_reference(sampling.seed[rows], sampling.request[rows], sampling.position[rows])
-        tokens[rows] = torch.searchsorted(passing, uniform[:, None] * passing[:, -1:], right=True).flatten()
+        weights = _weights(scaled).double() * kept
+        counter = (sampling.seed[rows], sampling.request[rows], sampling.position[rows])
+        if drafts is None:
+            tokens[rows] = _first_above(weights, uniform_reference(*counter))
+        else:
+            drafts = DraftRows(drafts.tokens[rows], drafts.row[rows], drafts.probs)
+            tokens[rows] = _verified(weights, counter, drafts)
     return tokens if out is None else out.copy_(tokens)
 
 
@@ -172,10 +194,12 @@ def keep_reference(
     return kept
 
 
-def uniform_reference(seed: torch.Tensor, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def uniform_reference(
+    seed: torch.Tensor, request: torch.Tensor, position: torch.Tensor, purpose: int = DRAW.value
+) -> torch.Tensor:
     """Returns a uniform number in [0, 1) of 24 bits for each (seed, request, position), fp32 [S]."""
     word = (1 << 32) - 1
-    counter = (position & word, request & word, (request >> 32) & word, torch.zeros_like(position))
+    counter = (position & word, request & word, (request >> 32) & word, torch.full_like(position, purpose))
     random = philox_reference(counter, (seed & word, (seed >> 32) & word))[0]
     return (random >> 8).float() / (1 << 24)
 
@@ -206,7 +230,11 @@ def cases() -> Iterator[Case]:
 
 
 def _run(
-    logits: torch.Tensor, sampling: Sampling | None, penalties: Penalties | None, out: torch.Tensor | None
+    logits: torch.Tensor,
+    sampling: Sampling | None,
+    penalties: Penalties | None,
+    out: torch.Tensor | None,
+    drafts: DraftRows | None = None,
 ) -> torch.Tensor:
     num_seqs, vocab = _checked_shape(logits)
     out = torch.empty(num_seqs, dtype=torch.int64, device=logits.device) if out is None else out
@@ -243,6 +271,7 @@ def _run(
         indices,
         out,
         *((None,) * 7 if sampling is None else _values(sampling)),
+        *((None,) * 3 if drafts is None else drafts),
         vocab,
         chunks,
         GREEDY=is_greedy,
@@ -300,6 +329,26 @@ def _weights(x: torch.Tensor) -> torch.Tensor:
     """Returns exp(x - largest) of each row; 1 where both are infinite."""
     largest = x.amax(dim=-1, keepdim=True)
     return torch.where(x == largest, 1.0, (x - largest).exp())
+
+
+def _first_above(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Returns the first token of each row at which the running weight exceeds a share of the total."""
+    passing = weights.cumsum(dim=-1)
+    return torch.searchsorted(passing, uniform[:, None] * passing[:, -1:], right=True).flatten()
+
+
+def _verified(weights: torch.Tensor, counter: tuple[torch.Tensor, ...], drafts: DraftRows) -> torch.Tensor:
+    """Returns draft tokens that are accepted, and draws tokens in the other rows."""
+    is_draft, draft = drafts.tokens >= 0, drafts.tokens.clamp(min=0)[:, None]
+    probs = drafts.probs[drafts.row].double()
+    total = weights.sum(dim=-1, keepdim=True)
+    tested = uniform_reference(*counter, ACCEPT.value)[:, None] * probs.gather(1, draft) * total
+    is_accepted = is_draft & (tested < weights.gather(1, draft))[:, 0]
+    left = (weights - probs * total).clamp(min=0)
+    left = torch.where(left.sum(dim=-1, keepdim=True) > 0, left, weights)
+    instead = _first_above(left, uniform_reference(*counter, RESIDUAL.value))
+    drawn = torch.where(is_draft, instead, _first_above(weights, uniform_reference(*counter)))
+    return torch.where(is_accepted, drafts.tokens, drawn)
 
 
 def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,10 @@ import triton.language as tl
 # the next.
 STEP_ARGS = ["temperature_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr", "count_row_ptr"]
 STEP_ARGS += ["top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "request_ptr", "position_ptr"]
+STEP_ARGS += ["draft_ptr", "draft_row_ptr"]
+DRAW = tl.constexpr(0)  # purposes of random numbers: of a token from the target's distribution,
+ACCEPT = tl.constexpr(1)  # of the test of a draft token,
+RESIDUAL = tl.constexpr(2)  # and of a token in place of a draft token that was not accepted
 LOWEST = tl.constexpr(-2139095042)  # one below the ordered bits of minus infinity
 
 
@@ -114,6 +118,63 @@ def cut(row_ptr, low, high, most, largest, vocab, MASS: tl.constexpr, TILE: tl.c
     return low
 
 
+@triton.jit
+def remaining(row_ptr, probs_ptr, scale, start, low, largest, vocab, TILE: tl.constexpr):
+    """Returns the weights of the kept tokens of a tile, less scale times their probabilities in the draft."""
+    key, weight = weighed(row_ptr, start, largest, vocab, TILE)
+    weight = tl.where(key > low, weight, 0.0)
+    if probs_ptr is not None:
+        offs = start + tl.arange(0, TILE)
+        probs = tl.load(probs_ptr + offs, mask=offs < tl.where(scale > 0, vocab, 0), other=0.0)
+        weight = tl.maximum(weight - scale * probs, 0.0)
+    return weight
+
+
+@triton.jit
+def uniform_of(seed_ptr, request_ptr, position_ptr, seq, purpose):
+    """Returns the random number in [0, 1) of a row and a purpose."""
+    seed = tl.load(seed_ptr + seq)
+    request = tl.load(request_ptr + seq)
+    position = tl.load(position_ptr + seq).to(tl.uint32)
+    random, _, _, _ = tl.philox(seed, position, request.to(tl.uint32), (request >> 32).to(tl.uint32), purpose)
+    return (random >> 8).to(tl.int32).to(tl.float32) * (1.0 / 16777216)  # 24 bits
+
+
+@triton.jit
+def tested_draft(row_ptr, probs_ptr, draft, tested, low, largest, total, vocab, TILE: tl.constexpr):
+    """Returns whether a draft token is accepted, the draft's scale beside the weights, and what is left."""
+    x = tl.load(row_ptr + draft)
+    weight = tl.where(x == largest, 1.0, tl.exp(x - largest))
+    weight = tl.where((x > -float("inf")) & (ordered(x) > low), weight, 0.0)
+    accepted = tested * tl.load(probs_ptr + draft) * total < weight
+    left = 0.0
+    for start in range(0, vocab, TILE):
+        left += tl.sum(remaining(row_ptr, probs_ptr, total, start, low, largest, vocab, TILE))
+    # Nothing is left only if both distributions are equal, up to rounding.
+    return accepted, tl.where(left > 0, total, 0.0), tl.where(left > 0, left, total)
+
+
+@triton.jit
+def first_above(row_ptr, probs_ptr, scale, low, largest, passed, token, vocab, TILE: tl.constexpr):
+    """Returns the first token at which the running weight exceeds `passed`; `token` if there is none."""
+    before = 0.0
+    tile_before = 0.0
+    tile_start = -1
+    for start in range(0, vocab, TILE):
+        after = before + tl.sum(remaining(row_ptr, probs_ptr, scale, start, low, largest, vocab, TILE))
+        here = (after > passed) & (tile_start < 0)
+        tile_before = tl.where(here, before, tile_before)
+        tile_start = tl.where(here, start, tile_start)
+        before = after
+    if tile_start >= 0:
+        weight = remaining(row_ptr, probs_ptr, scale, tile_start, low, largest, vocab, TILE)
+        offs = tile_start + tl.arange(0, TILE)
+        last = tl.max(tl.where(weight > 0, offs, -1))  # the scan may round differently than the sum
+        hit = (tile_before + tl.cumsum(weight) > passed) & (weight > 0)
+        token = tl.minimum(tl.min(tl.where(hit, offs, 2147483647)), last)
+    return token
+
+
 @triton.jit(do_not_specialize_on_alignment=STEP_ARGS)
 def draw_kernel(
     scaled_ptr,
@@ -127,13 +188,16 @@ def draw_kernel(
     seed_ptr,
     request_ptr,
     position_ptr,
+    draft_ptr,
+    draft_row_ptr,
+    probs_ptr,
     vocab,
     chunks,
     GREEDY: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
 ):
-    """Draws one row's token from its scaled logits and the maxima of their chunks."""
+    """Draws one row's token from its scaled logits and the maxima of their chunks, or accepts its draft."""
     seq = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK_CHUNKS)
     maxima = tl.load(maxima_ptr + seq * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
@@ -162,34 +226,25 @@ def draw_kernel(
                 low = tl.maximum(low, ordered(largest - reach).to(tl.int64) - 1)
                 low = cut(row_ptr, low, high, top_p * tl.sum(total), largest, vocab, True, TILE)
 
-            seed = tl.load(seed_ptr + seq)
-            request = tl.load(request_ptr + seq)
-            position = tl.load(position_ptr + seq).to(tl.uint32)
-            random, _, _, _ = tl.philox(
-                seed, position, request.to(tl.uint32), (request >> 32).to(tl.uint32), tl.zeros([], tl.uint32)
-            )
-            uniform = (random >> 8).to(tl.int32).to(tl.float32) * (1.0 / 16777216)  # [0, 1), 24 bits
-
             total_weight = 0.0
             for start in range(0, vocab, TILE):
-                key, weight = weighed(row_ptr, start, largest, vocab, TILE)
-                total_weight += tl.sum(tl.where(key > low, weight, 0.0))
-            passed = uniform * total_weight
-            before = 0.0
-            tile_before = 0.0
-            tile_start = -1
-            for start in range(0, vocab, TILE):
-                key, weight = weighed(row_ptr, start, largest, vocab, TILE)
-                after = before + tl.sum(tl.where(key > low, weight, 0.0))
-                here = (after > passed) & (tile_start < 0)
-                tile_before = tl.where(here, before, tile_before)
-                tile_start = tl.where(here, start, tile_start)
-                before = after
-            if tile_start >= 0:
-                key, weight = weighed(row_ptr, tile_start, largest, vocab, TILE)
-                weight = tl.where(key > low, weight, 0.0)
-                offs = tile_start + tl.arange(0, TILE)
-                last = tl.max(tl.where(weight > 0, offs, -1))  # the scan may round differently than the sum
-                hit = (tile_before + tl.cumsum(weight) > passed) & (weight > 0)
-                token = tl.minimum(tl.min(tl.where(hit, offs, 2147483647)), last)
+                total_weight += tl.sum(remaining(row_ptr, None, 0.0, start, low, largest, vocab, TILE))
+            scale = tl.zeros([], tl.float32)
+            purpose = tl.full([], DRAW, tl.uint32)
+            accepted = tl.full([], False, tl.int1)
+            if probs_ptr is not None:
+                draft = tl.load(draft_ptr + seq)
+                probs_ptr += tl.load(draft_row_ptr + seq) * vocab
+                if draft >= 0:
+                    tested = uniform_of(
+                        seed_ptr, request_ptr, position_ptr, seq, tl.full([], ACCEPT, tl.uint32)
+                    )
+                    accepted, scale, total_weight = tested_draft(
+                        row_ptr, probs_ptr, draft, tested, low, largest, total_weight, vocab, TILE
+                    )
+                    token = tl.where(accepted, draft.to(tl.int32), token)
+                    purpose = tl.full([], RESIDUAL, tl.uint32)
+            if accepted == 0:
+                passed = uniform_of(seed_ptr, request_ptr, position_ptr, seq, purpose) * total_weight
+                token = first_above(row_ptr, probs_ptr, scale, low, largest, passed, token, vocab, TILE)
     tl.store(out_ptr + seq, token.to(tl.int64))
