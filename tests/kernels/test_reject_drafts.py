@@ -49,7 +49,7 @@ def target_probs(logits, **filters):
 
 
 def assert_follows(tokens, probs):
-    """Chi-square of token counts against probabilities: p above 1e-3, and none that cannot be drawn."""
+    """Asserts that token counts follow probabilities (chi-square), and that none is impossible."""
     counts = tokens.bincount(minlength=len(probs)).double().cpu()
     probs = probs.double().cpu() / probs.double().sum().cpu()
     possible = probs > 0
