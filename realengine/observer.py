@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import FinishReason, Sequence
 from realengine.serving.answer import Answer
@@ -23,6 +26,12 @@ class Observer(Protocol):
 
     def committed(self, outcome: StepOutcome, progress: Progress, now_s: float) -> None:
         """Handles the commit of a plan to the core."""
+
+    def verified(self, plan: StepPlan, accepted: NDArray[np.int64]) -> None:
+        """Handles the accepted draft tokens of each sequence of a plan that was committed without them.
+
+        The counts of the next plan are right from now on.
+        """
 
     def left(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:
         """Handles the removal of a sequence between two plans: aborted, or found to have ended."""

@@ -46,6 +46,8 @@ class OverlappedSpeculatingEngine(SpeculatingEngine):
                 accepted[index] = len(answer.outputs[0].tokens) - num_before[index] - 1
         for seq in self._late_core.read(plan, accepted[None], stopped):
             self._end_all(seq, "length")
+        if self.observer is not None:
+            self.observer.verified(plan, accepted)
         return changed
 
     def _outcome(self, plan: StepPlan, num_iterations: int) -> StepOutcome:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
@@ -134,7 +135,9 @@ class Recorder:
         self._compute_s = compute_s
         self._steps: list[Step] = []
         self._open: Step | None = None  # planned, not yet committed
-        self._drafts: DraftPlan | None = None  # of the open step; None: it speculates not
+        self._plan: StepPlan | None = None  # of the open step
+        self._drafts: DraftPlan | None = None  # of the open step; None: it does not speculate
+        self._late_step = 0  # the last step that was committed before it was known what it accepted
         self._events: list[Event] = []
         self._requests = RequestLog()
         self._read_s: list[float] = []
@@ -151,6 +154,7 @@ class Recorder:
 
     def planned(self, plan: StepPlan, num_iterations: int, now_s: float) -> None:
         core = self._core
+        self._plan = plan
         self._drafts = plan.drafts if isinstance(plan.drafts, DraftPlan) else None
         shape = shape_of(plan, 0) if self._drafts is None else first_shape(plan, self._drafts)
         for seq in plan.admitted:
@@ -186,14 +190,28 @@ class Recorder:
             self._note("end", now_s, seq.request_id)
         for request_id, going in outcome.parents.items():
             self._note("parents", now_s, request_id, going)
-        if self._drafts is not None:
-            self._note_drafts(self._drafts, outcome, now_s)
+        if self._drafts is not None and outcome.accepted is None and self._drafts.seqs:
+            self._late_step = len(self._steps)
+        elif self._drafts is not None and self._drafts.seqs:
+            self._note_passes(self._drafts, outcome.accepted, len(self._steps), now_s)
+        if self._drafts is not None and outcome.proposed is not None:
+            for seq, num_drafts in zip(self._drafts.next_seqs, outcome.proposed.tolist(), strict=True):
+                self._note("drafted", now_s, seq.request_id, num_drafts)
         assert self._open is not None
         compute_s, num_left = self._compute_s(), self._core.num_unfinished
         self._steps.append(self._open._replace(end_s=now_s, compute_s=compute_s, num_left=num_left))
         _, finished = progress
         for seq in finished:
             self._end(seq, Status.finished, now_s)
+
+    def verified(self, plan: StepPlan, accepted: NDArray[np.int64]) -> None:
+        assert isinstance(plan.drafts, DraftPlan)
+        if plan.drafts.seqs:
+            end_s = self._steps[self._late_step].end_s
+            self._note_passes(plan.drafts, accepted[None], self._late_step, end_s)
+        if self._open is not None and self._open.step == len(self._steps):
+            assert self._plan is not None
+            self._open = self._open._replace(digest=self._plan.digest(), plan=in_words(self._plan))
 
     def left(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:
         self._note("leave", now_s, seq.request_id, reason.name)
@@ -223,21 +241,19 @@ class Recorder:
         steps.loc[: num_read - 1, "read_s"] = self._read_s[:num_read]
         requests = self._requests.table()
         requests["known_s"] = [self._known_s[request_id] for request_id in requests["request_id"]]
-        return Recording(engine, steps, requests, self._events, self._times_s)
+        events = sorted(self._events, key=lambda event: event.step)  # acceptances may be known late
+        return Recording(engine, steps, requests, events, self._times_s)
 
     def _end(self, seq: Sequence, status: Status, now_s: float) -> None:
         """Ends a request in the table; its tokens may be emitted later, if launches are read late."""
         self._requests.end(seq, status, self._requests.last_token_s[seq.request_id], now_s)
 
-    def _note_drafts(self, drafts: DraftPlan, outcome: StepOutcome, now_s: float) -> None:
-        """Notes what was accepted and what was drafted in a step."""
+    def _note_passes(self, drafts: DraftPlan, accepted: Any, step: int, now_s: float) -> None:
+        """Notes what was accepted in a step: accepted [iterations, sequences of drafts]."""
         rows = zip(drafts.seqs, drafts.num_computed.tolist(), drafts.num_drafts.tolist(), strict=True)
-        for (seq, num_computed, num_drafts), accepted in zip(rows, outcome.accepted.T.tolist(), strict=True):
-            value = [num_computed + 1 - seq.num_prompt_tokens, num_drafts, *accepted]
-            self._note("pass", now_s, seq.request_id, value)
-        if outcome.proposed is not None:
-            for seq, num_drafts in zip(drafts.next_seqs, outcome.proposed.tolist(), strict=True):
-                self._note("drafted", now_s, seq.request_id, num_drafts)
+        for (seq, num_computed, num_drafts), own in zip(rows, accepted.T.tolist(), strict=True):
+            value = [num_computed + 1 - seq.num_prompt_tokens, num_drafts, *own]
+            self._events.append(Event(step, "pass", now_s, seq.request_id, value))
 
     def _note(self, kind: str, now_s: float, request_id: int = -1, value: Any = None) -> None:
         self._events.append(Event(len(self._steps), kind, now_s, request_id, value))

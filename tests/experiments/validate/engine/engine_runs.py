@@ -103,11 +103,16 @@ def traffic(
 
 
 def run_engine(
-    scenario: Scenario, source: Source, *, max_iterations: int = 1, clock: UnevenClock | None = None
+    scenario: Scenario,
+    source: Source,
+    *,
+    max_iterations: int = 1,
+    clock: UnevenClock | None = None,
+    config: dict[str, Any] | None = None,
 ) -> Recording:
     """Runs the scenario's engine and returns its recording, with executor times unless steps overlap."""
     model = Model.of(Architecture.from_hf(LLAMA))
-    settings = replace(settings_of(scenario, CPU), max_iterations=max_iterations)
+    settings = replace(settings_of(scenario, CPU, config), max_iterations=max_iterations)
     clock = clock or UnevenClock()
     executor, memory = build_executor(model, settings, CPU, Group())
     stopwatch = Stopwatch(executor.run, clock)

@@ -18,7 +18,7 @@ from experiments.validate.engine.from_recording import measured  # noqa: E402
 from experiments.validate.engine.recording import load  # noqa: E402
 from experiments.validate.engine.replay import replay  # noqa: E402
 from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator  # noqa: E402
-from hwmodels.speculation.draft import HostDraft, SkipDraft  # noqa: E402
+from hwmodels.speculation.draft import HostDraft, ModelDraft, SkipDraft  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
 from policies.caching.paged import Paged  # noqa: E402
 from policies.caching.radix import Radix  # noqa: E402
@@ -27,12 +27,14 @@ from policies.speculation.adaptive import Adaptive  # noqa: E402
 from policies.speculation.backoff import Backoff  # noqa: E402
 from policies.speculation.by_batch_size import ByBatchSize  # noqa: E402
 from policies.speculation.fixed import Fixed  # noqa: E402
+from policies.speculation.proposers.draft_model import DraftModel  # noqa: E402
 from policies.speculation.proposers.ngram import Ngram  # noqa: E402
 from policies.speculation.proposers.self_speculative import SelfSpeculative  # noqa: E402
 from policies.speculation.proposers.suffix import Suffix  # noqa: E402
 from sim.speculation.acceptance.iid import Iid  # noqa: E402
 from sim.speculation.acceptance.table import Table  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic  # noqa: E402
+from tests.realengine.test_engine import LLAMA  # noqa: E402
 
 NGRAM = Ngram(draft=HostDraft(), num_speculative_tokens=4, prompt_lookup_max=2, prompt_lookup_min=1)
 SUFFIX = Suffix(draft=HostDraft(), num_speculative_tokens=5)
@@ -83,6 +85,22 @@ def test_the_simulator_with_recorded_acceptances_makes_the_recorded_plans(kept):
     assert num_equal(recording, replayed.digests) == len(recording.steps)
     tokens = replayed.records.requests["output_tokens"].to_numpy()
     assert np.array_equal(tokens, recording.requests["output_tokens"].to_numpy())
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_draft_model_is_decided_again_also_where_acceptances_are_read_late(overlap, kept):
+    draft = ModelDraft(model=scenario_of().model, start_s=0.0, step_s=0.0)
+    proposer = DraftModel(draft=draft, num_speculative_tokens=3)
+    scenario = speculating(proposer, overlap=overlap, **KEPT[kept])
+    config = {"speculation": {"draft": {"model": {"config": LLAMA}}}}
+    recording = run_engine(scenario, traffic(gap_s=2e-4), config=config)
+    assert any(event.kind == "pass" and sum(event.value[2:]) for event in recording.events)
+    found = replay(recording, scenario.core(int(recording.engine["num_kv_blocks"])))
+    assert found.difference is None, found.difference
+    times = RecordedTimes(recording, scenario.iteration_model())
+    replayed = replay_in_simulator(recording, scenario, times, as_seen=True)
+    assert num_equal(recording, replayed.digests) == len(recording.steps)
 
 
 def test_a_wrong_acceptance_is_found():
