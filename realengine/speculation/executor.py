@@ -4,7 +4,9 @@ Besides the block tables and the newest tokens, the device keeps of each slot th
 tokens and its draft tokens, so that a pass can be launched before the host knows what the last one accepted.
 
 A draft token is accepted if it equals the token that is drawn at the row before it. Each row draws with the
-random number of its own position, so the tokens of a request are those that it would get without drafts.
+random number of its own position, so the tokens of a request are those that it would get without drafts. If
+the draft was drawn from a distribution, the row draws the draft token where rejection sampling accepts it,
+and another one where not, so that tokens follow the target's distribution.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 
+from kernels.sampling import DraftRows
 from policies.speculation import Proposer
 from realengine.model.decoder import States
 from realengine.runner.batch import Batch, TreeRows
@@ -40,6 +43,7 @@ class SpeculativeExecutor(Executor):
         self._drafts_SK = torch.zeros(
             num_slots, proposer.num_speculative_tokens, dtype=torch.int64, device=self.device
         )
+        self._probs_SKV: torch.Tensor | None = None  # of drawn draft tokens; allocated on first use
         self._tree = None if proposer.tree is None else TreeShape(proposer.tree, self.device)
 
     @torch.inference_mode()
@@ -66,7 +70,12 @@ class SpeculativeExecutor(Executor):
         rows_R, slots_S = views.rows_R.long(), views.drawn_slots_S.long()
         states, logits_RV = self._target(batch, rows_R)
         drawn_R = self._draw_rows(logits_RV, batch, views, shape)
-        found = verified(batch.tokens_T, drawn_R, views.starts_B.long(), shape, self._tree)
+        parents = (
+            None
+            if self._tree is None
+            else self._tree.parents[views.places_T[: shape.num_decode_tokens].long()]
+        )
+        found = verified(self._backend, batch.tokens_T, drawn_R, views.starts_B, parents, shape)
         if self._tree is not None and shape.max_depth:
             self._compact(found, batch, shape)
         self._advance(found, views, shape)
@@ -153,7 +162,28 @@ class SpeculativeExecutor(Executor):
         if shape.draw is Draw.penalised:
             counts_RV = self._row_counts(batch, views, shape)
             penalties = settings.penalties(counts_RV, torch.arange(len(logits_RV), device=self.device))
-        return self._backend.sample(logits_RV, sampling, penalties)
+        drafts = self._drawn_drafts(batch, views, shape)
+        return self._backend.sample(logits_RV, sampling, penalties, drafts=drafts)
+
+    def _drawn_drafts(self, batch: Batch, views: VerifyWords, shape: VerifyShape) -> DraftRows | None:
+        """Returns the draft tokens after each verified row, if they were drawn from a distribution."""
+        if self._probs_SKV is None:
+            return None
+        num_ours, num_others = shape.num_decode_tokens, shape.num_verified - shape.num_decode_tokens
+        sequences = views.sequences_R[:num_ours]
+        following = torch.cat([batch.tokens_T[1:], batch.tokens_T[:1]])[:num_ours]
+        is_last = torch.ones_like(sequences, dtype=torch.bool)
+        is_last[:-1] = sequences[1:] != sequences[:-1]
+        num_places = self._probs_SKV.shape[1]
+        rows = views.slots_T[:num_ours].long() * num_places + views.places_T[:num_ours].clamp(
+            max=num_places - 1
+        )
+        none = sequences.new_zeros(num_others, dtype=torch.int64)
+        return DraftRows(
+            tokens=torch.cat([torch.where(is_last, -1, following), none - 1]),
+            row=torch.cat([rows.long(), none]),
+            probs=self._probs_SKV.flatten(0, 1),
+        )
 
     def _row_counts(self, batch: Batch, views: VerifyWords, shape: VerifyShape) -> torch.Tensor:
         """Returns the token counts [R, V] at each verified row, its draft tokens included."""
@@ -191,14 +221,10 @@ class SpeculativeExecutor(Executor):
         levels = torch.arange(shape.max_depth + 1, device=self.device)
         is_moved = (levels > 0) & (levels <= found.accepted_S[: shape.num_decodes, None])
         places = torch.where(is_moved, rows_BD[:, :1] + levels, 0)
-        sources = torch.where(is_moved, batch.slots_T[rows_BD], 0).flatten()  # 0: in the unused block
-        destinations = torch.where(is_moved, batch.slots_T[places], 0).flatten()
+        sources_BD = torch.where(is_moved, batch.slots_T[rows_BD], -1)
+        destinations_BD = torch.where(is_moved, batch.slots_T[places], -1)
         for caches in self._cache.own_sets:
-            for tensor in caches.tensors:
-                by_slot = tensor.view(torch.uint8 if tensor.dtype.itemsize == 1 else tensor.dtype).flatten(
-                    0, 1
-                )
-                by_slot.index_copy_(0, destinations, by_slot[sources])
+            self._backend.move_tokens(caches, sources_BD, destinations_BD)
 
     def _draft(
         self,
@@ -227,8 +253,18 @@ class SpeculativeExecutor(Executor):
             max_context_len=shape.max_context_len,
             sampling=sampling,
         )
-        tokens_NK = drafter.draft(passed, start, shape.num_levels).tokens_NK
-        self._drafts_SK[:, : tokens_NK.shape[1]].index_copy_(0, slots_S, tokens_NK)
+        tokens_NK, probs_NKV = drafter.draft(passed, start, shape.num_levels)
+        num_tokens = tokens_NK.shape[1]
+        self._drafts_SK[:, :num_tokens].index_copy_(0, slots_S, tokens_NK)
+        if probs_NKV is not None:
+            if self._probs_SKV is None:
+                size = (*self._drafts_SK.shape, probs_NKV.shape[2])
+                self._probs_SKV = torch.zeros(size, device=self.device)
+            self._probs_SKV[:, :num_tokens].index_copy_(0, slots_S, probs_NKV)
+        elif self._probs_SKV is not None:  # the likeliest tokens: all sequences are greedy
+            certain = torch.zeros(*tokens_NK.shape, self._probs_SKV.shape[2], device=self.device)
+            certain.scatter_(2, tokens_NK[:, :, None], 1.0)
+            self._probs_SKV[:, :num_tokens].index_copy_(0, slots_S, certain)
 
     def _passed(
         self,
