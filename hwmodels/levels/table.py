@@ -199,12 +199,11 @@ def _flat(shape: IterationShape) -> Flat:
     if drafts is None:
         plain, answer_shape = _arrays(counts)
         return Flat(IterationShape(*plain), None, answer_shape)
-    (*plain, rows, pairs), answer_shape = _arrays((*counts, drafts.tokens, drafts.pairs))
-    seqs, context, *others = plain
-    none = np.zeros_like(seqs)
-    rows = rows + seqs
-    passes = IterationShape(none, none, seqs, rows, pairs + context, context + rows - seqs, none)
-    return Flat(IterationShape(none, none, *others), passes, answer_shape)
+    (seqs, context, *others, tokens, pairs), answer_shape = _arrays((*counts, drafts.tokens, drafts.pairs))
+    none, has_drafts = np.zeros_like(seqs), tokens > 0
+    own, own_context = np.where(has_drafts, seqs, 0), np.where(has_drafts, context, 0)
+    passes = IterationShape(none, none, own, tokens + own, pairs + own_context, own_context + tokens, none)
+    return Flat(IterationShape(seqs - own, context - own_context, *others), passes, answer_shape)
 
 
 def _arrays(fields: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:

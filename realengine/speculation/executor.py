@@ -121,16 +121,17 @@ class SpeculativeExecutor(Executor):
         if self._tree is not None and num_ours > num_decodes:
             mask = self._tree.draft_tree(lengths_B[:num_decodes], positions_T[:num_ours])
             tree = TreeRows(mask, num_decodes, num_ours)
+        num_singles = num_decodes if num_ours == num_decodes else 0  # without drafts they are plain decodes
         max_blocks = -(-shape.max_context_len // self._cache.block_size)
         return Batch(
             tokens_T=torch.cat([tokens, tokens_T[num_ours:]]),
             positions_T=positions_T,
             slots_T=self._kv_slots(slots_T, torch.cat([computed + rows, places_T[num_ours:]])),
             block_tables_BM=self._tables_SM[slots_B, :max_blocks],
-            chunk_starts=views.starts_B,
+            chunk_starts=views.starts_B[num_singles:] - num_singles,
             context_lens_B=torch.cat([contexts, lengths_B[num_decodes:]]).int(),
             sampled_rows_S=views.rows_R.long(),
-            num_decodes=0,
+            num_decodes=num_singles,
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
             adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=False),
@@ -313,6 +314,7 @@ class SpeculativeExecutor(Executor):
             slots_T=slots_T,
             chunk_starts=starts_B.int(),
             context_lens_B=contexts_B,
+            num_decodes=0,
             sampled_rows_S=None,
             adapters=None,
             tree=None,

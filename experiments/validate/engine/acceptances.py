@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import numpy as np
 
@@ -18,8 +17,8 @@ from policies.speculation.engine.drafts import DraftPlan, Shapes
 from sim.report.whole_file import write_whole
 from sim.setup.scenario import Scenario
 from sim.speculation.acceptance import Verdicts
-from sim.speculation.acceptance.table import Table
-from sim.speculation.acceptance.table_files import COLUMNS
+from sim.speculation.acceptance.table import table_verdicts
+from sim.speculation.acceptance.table_files import COLUMNS, TaskCounts
 from sim.speculation.replica import SpeculativeReplica
 
 TASK = "recorded"
@@ -82,12 +81,60 @@ def replaying(scenario: Scenario, recording: Recording) -> Callable[..., Specula
 
 
 def as_measured(scenario: Scenario, recordings: Sequence[Recording]) -> Scenario:
-    """Returns a scenario that draws acceptances from those of recorded runs, by place."""
+    """Returns a scenario that draws acceptances with the shares of recorded runs, by request and place."""
     if scenario.speculation is None:
         return scenario
-    with NamedTemporaryFile(suffix=".csv") as file:
-        write_acceptance(Path(file.name), recordings, scenario.speculation)
-        return replace(scenario, acceptance=Table(path=Path(file.name), rank_decay=0.0))
+    return replace(scenario, acceptance=SharesByRequest(recordings, scenario.speculation))
+
+
+class SharesByRequest:
+    """Accepts draft tokens with the shares of their request in recorded runs, by place.
+
+    Texts differ in how well they are guessed, so that one share for all would make long and short answers
+    alike. Requests without a pass have the shares of all others.
+    """
+
+    def __init__(self, recordings: Sequence[Recording], proposer: Proposer) -> None:
+        counts: dict[int, _Counts] = {}
+        self._all = _Counts(proposer)
+        for recording in recordings:
+            for event in recording.events:
+                if event.kind == "pass":
+                    own = counts.setdefault(event.request_id, _Counts(proposer))
+                    for each in (own, self._all):
+                        each.add(event.value)
+        self._counts = counts
+
+    def check(self, proposer: Proposer) -> None:
+        """Accepts every proposer: the recordings have its acceptances."""
+
+    def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
+        """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
+        counts = self._counts.get(request.request_id, self._all).task_counts()
+        rates = np.array(counts.rates()), np.array(counts.drafted_shares())
+        return table_verdicts(*rates, 0.0, request, seed, num_positions, proposer)
+
+
+class _Counts:
+    """Passes, and by place those that drafted and accepted a token there."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._depth_of = Shapes(proposer).depth
+        self.passes = 0
+        self.drafted = np.zeros(num_places(proposer), np.int64)
+        self.accepted = np.zeros(num_places(proposer), np.int64)
+
+    def add(self, value: Sequence[int]) -> None:
+        """Counts the value of an event `pass`."""
+        _, num_drafts, *accepted = value
+        self.passes += len(accepted)
+        self.drafted[: self._depth_of[num_drafts]] += len(accepted)
+        for num_accepted in accepted:
+            self.accepted[:num_accepted] += 1
+
+    def task_counts(self) -> TaskCounts:
+        """Returns the counts as those of a table of acceptance."""
+        return TaskCounts(max(self.passes, 1), self.drafted.tolist(), self.accepted.tolist())
 
 
 def check_written(file: str | None, scenarios: Sequence[Scenario]) -> None:
@@ -126,23 +173,16 @@ def write_acceptance(path: Path, recordings: Sequence[Recording], proposer: Prop
 
     Raises ValueError if no draft token was verified.
     """
-    num_places_ = num_places(proposer)
-    depth_of = Shapes(proposer).depth
-    passes = 0
-    drafted, accepted = np.zeros(num_places_, np.int64), np.zeros(num_places_, np.int64)
+    counts = _Counts(proposer)
     for recording in recordings:
         for event in recording.events:
-            if event.kind != "pass":
-                continue
-            _, num_drafts, *each = event.value
-            passes += len(each)
-            drafted[: depth_of[num_drafts]] += len(each)
-            for num_accepted in each:
-                accepted[:num_accepted] += 1
-    if not drafted[0]:
+            if event.kind == "pass":
+                counts.add(event.value)
+    if not counts.drafted[0]:
         raise ValueError("no draft token was verified, so there is no acceptance to write")
+    by_place = zip(counts.drafted.tolist(), counts.accepted.tolist(), strict=True)
     rows = [
-        f"{TASK},{place},{passes},{drafted[place - 1]},{accepted[place - 1]}"
-        for place in range(1, num_places_ + 1)
+        f"{TASK},{place},{counts.passes},{drafted},{accepted}"
+        for place, (drafted, accepted) in enumerate(by_place, 1)
     ]
     write_whole(path, "\n".join([",".join(COLUMNS), *rows]) + "\n")

@@ -66,10 +66,28 @@ class Table:
         places = num_places(proposer)
         task = task_of(request, seed, self.task, self.tasks, tuple(self._by_task))
         rates_K, shares_K = (column[:places] for column in self._by_task[task])
-        rates_KR = with_ranks(rates_K, num_ranks(proposer), self.rank_decay)
-        accepted, _ = verdicts_of(rates_KR, request, seed, num_positions, proposer)
-        if shares_K[-1] == 1:
-            return Verdicts(accepted)
-        u = uniforms(seed, f"{STREAM}/proposed", request.request_id, num_positions)
-        proposed = (u < shares_K[:, None]).view(np.uint8).sum(axis=0, dtype=np.uint8)
-        return Verdicts(np.minimum(accepted, proposed), proposed)
+        decay = self.rank_decay
+        return table_verdicts(rates_K, shares_K, decay, request, seed, num_positions, proposer)
+
+
+def table_verdicts(
+    rates_K: NDArray[np.float64],
+    shares_K: NDArray[np.float64],
+    rank_decay: float,
+    request: Request,
+    seed: int,
+    num_positions: int,
+    proposer: Proposer,
+) -> Verdicts:
+    """Draws the verdicts of a request.
+
+    rates_K: probability by place that a draft token is accepted if those before it are. shares_K: share of
+    the passes with a draft token at a place. rank_decay: see `Table`.
+    """
+    rates_KR = with_ranks(rates_K, num_ranks(proposer), rank_decay)
+    accepted, _ = verdicts_of(rates_KR, request, seed, num_positions, proposer)
+    if shares_K[-1] == 1:
+        return Verdicts(accepted)
+    u = uniforms(seed, f"{STREAM}/proposed", request.request_id, num_positions)
+    proposed = (u < shares_K[:, None]).view(np.uint8).sum(axis=0, dtype=np.uint8)
+    return Verdicts(np.minimum(accepted, proposed), proposed)

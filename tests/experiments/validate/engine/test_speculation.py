@@ -150,8 +150,31 @@ def test_the_written_acceptance_is_the_counted_one(tmp_path):
     table.check(NGRAM)
     simulated = replace(speculating(), acceptance=table)
     records = simulated.simulate(traffic(200))
-    own = as_measured(speculating(), [recording]).simulate(traffic(200))
-    assert records.iterations["accepted_tokens"].sum() == own.iterations["accepted_tokens"].sum() > 0
+    wanted = counts["accepted"].sum() / counts["drafted"].sum()
+    sums = records.iterations[["accepted_tokens", "verified_tokens"]].sum()
+    assert sums["accepted_tokens"] / sums["verified_tokens"] == pytest.approx(wanted, abs=0.05)
+
+
+def test_the_free_simulation_accepts_the_share_of_each_request():
+    recording = run_engine(speculating(), traffic(40))
+    simulated = as_measured(speculating(), [recording])
+    records = simulated.simulate(traffic(40))
+    shares = {}
+    for event in recording.events:
+        if event.kind == "pass":
+            _, num_drafts, accepted = event.value
+            own = shares.setdefault(event.request_id, [0, 0])
+            own[0] += accepted
+            own[1] += num_drafts
+    nothing = [request_id for request_id, (accepted, _) in shares.items() if not accepted]
+    assert nothing
+    requests = {event.request_id: event.value for event in recording.events if event.kind == "enter"}
+    for request_id in nothing:
+        verdicts = simulated.acceptance.verdicts(requests[request_id], 3, 50, NGRAM)
+        assert not verdicts.accepted.any()
+    sums = records.iterations[["accepted_tokens", "verified_tokens"]].sum()
+    wanted = np.sum(list(shares.values()), axis=0)
+    assert sums["accepted_tokens"] / sums["verified_tokens"] == pytest.approx(wanted[0] / wanted[1], abs=0.1)
 
 
 def test_recorded_acceptances_belong_to_output_positions():
