@@ -51,8 +51,8 @@ class Lookahead:
 
     @property
     def rules(self) -> SlotRules:
-        """Has no KV of its own; no engine schedules it asynchronously."""
-        return SlotRules(overlaps=False)
+        """Keeps slots for the KV of guesses; no engine schedules it asynchronously."""
+        return SlotRules(keeps_lookahead=True, overlaps=False)
 
 
 @lru_cache(maxsize=16)

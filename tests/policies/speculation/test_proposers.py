@@ -155,7 +155,7 @@ def test_lookahead_verifies_ngrams_side_by_side() -> None:
     assert (lookahead.tree.num_nodes, lookahead.tree.depth) == (9, 3)
     assert lookahead.tree.children(-1) == [0, 1, 2]
     assert all(len(lookahead.tree.children(node)) == (node < 6) for node in range(9))
-    assert lookahead.rules == SYNCHRONOUS
+    assert lookahead.rules == SlotRules(keeps_lookahead=True, overlaps=False)
 
 
 @pytest.mark.parametrize(
