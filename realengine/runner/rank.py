@@ -105,6 +105,8 @@ def build_executor(
         if drafter is not None:
             cache.attached += drafter.cache_sets
         new_executor = partial(SpeculativeExecutor, proposer=settings.speculation.proposer, drafter=drafter)
+    captures = on_gpu_by_default(settings.use_graphs, device)
+    decodes_plainly = settings.speculation is None  # else no step is one of those that graphs replay
     executor = new_executor(
         decoder,
         cache,
@@ -113,14 +115,13 @@ def build_executor(
         max_model_len=max_model_len,
         host_kv=HostKv(cache, backend),
         adapters=adapters,
-        graph_sizes=(
-            default_sizes(settings.max_num_seqs) if on_gpu_by_default(settings.use_graphs, device) else ()
-        ),
+        graph_sizes=default_sizes(settings.max_num_seqs) if captures and decodes_plainly else (),
     )
-    if executor.graphs is not None:
+    if captures:
         with torch.cuda.device(device):
             executor.warm_up()
-            executor.graphs.capture()
+            if executor.graphs is not None:
+                executor.graphs.capture()
     return executor, memory
 
 
