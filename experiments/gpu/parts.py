@@ -75,6 +75,28 @@ PARTS: Mapping[str, Part] = {
     "engine_peer": Part(
         "engine_peer", "transformers' continuous batching compared with the engine", share=60, least_s=40
     ),
+    "speculation_correct": Part(
+        "speculation_correct",
+        "greedy tokens with every way to draft, against the engine without speculation",
+        share=90,
+        least_s=30,
+        if_asked=True,
+    ),
+    "speculation_kernels": Part(
+        "speculation_kernels",
+        "attention of passes with 1 to 8 draft tokens, and acceptance, relative to this run's bandwidth",
+        share=110,
+        least_s=30,
+        needs=("limits",),
+        if_asked=True,
+    ),
+    "speculation_speed": Part(
+        "speculation_speed",
+        "speed-up by drafts that a coin accepts, at Llama-3.1-8B's sizes, against the hardware models",
+        share=200,
+        least_s=60,
+        if_asked=True,
+    ),
     "calibrate_llama_8b": Part(
         "calibrating",
         "operator times under our engine, fitted into tables, at Llama-3.1-8B's sizes",
