@@ -75,7 +75,7 @@ def fit(
         residuals,
         np.clip(start, lower, upper),
         bounds=(lower, upper),
-        x_scale=np.maximum(np.abs(start), 1e-12),
+        x_scale="jac",
         loss="soft_l1",
         f_scale=loss_scale,
         diff_step=np.full(len(start), 1e-4),
