@@ -88,11 +88,5 @@ class Clients(GatewayAttachment):
 
     def _give_up(self, attempt: RequestAttempt, event: int) -> None:
         """Aborts a request after the patience of its client, which does not retry."""
-        if not self._is_in_progress(attempt):
-            return
-        if attempt.replica is not None:
-            attempt.is_given_up, attempt.is_timed_out = True, False
-            self._gateway.abort(attempt.replica, attempt)
-            return
-        self._gateway.stop_holding(attempt)
-        self._gateway.abandon(attempt)
+        if self._is_in_progress(attempt):
+            self._gateway.give_up(attempt)

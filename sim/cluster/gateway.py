@@ -176,6 +176,15 @@ class Gateway:
             notify(request_id)
         replica.abort(request_id)
 
+    def give_up(self, attempt: RequestAttempt) -> None:
+        """Ends a request in progress that its client has given up and will not send again."""
+        if attempt.replica is not None:
+            attempt.is_given_up, attempt.is_timed_out = True, False
+            self.abort(attempt.replica, attempt)
+            return
+        self.stop_holding(attempt)
+        self.abandon(attempt)
+
     def stop_holding(self, attempt: RequestAttempt) -> bool:
         """Stops holding a request for a replica; returns whether it was held."""
         return self._held.pop(attempt.arrival.request.request_id, None) is not None

@@ -238,12 +238,16 @@ class Simulation:
         is_early = interrupt.noted or clock.is_stopped or isinf(self._until_s)
         stopped_s = clock.now if is_early else self._until_s
         end_s = stopped_s if self._num_ahead else self._last_end_s
+        if report:
+            report(end_s, self.num_ended)
+        return self._end(end_s, interrupted=interrupt.noted)
+
+    def _end(self, end_s: float, *, interrupted: bool) -> RunRecords:
+        """Ends the run at end_s; returns its records."""
         for replica in self.fleet.replicas:
             replica.stop(end_s)
         self.gateway.stop(end_s)
-        if report:
-            report(end_s, self.num_ended)
-        return self._records(end_s, interrupt.noted)
+        return self._records(end_s, interrupted)
 
     def _schedule_next_arrival(self) -> None:
         """Schedules the next open-loop arrival; one is read ahead, so that a long trace needs no memory."""

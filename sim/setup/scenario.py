@@ -17,6 +17,7 @@ from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
+from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.dialects import in_dialects
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
@@ -31,7 +32,7 @@ from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import pool_notes, workload_notes
 from sim.workload.answers import Answers
-from sim.workload.base import Source, Workload
+from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import FasterSource
 from sim.workload.longer import LongerSource
 
@@ -267,15 +268,16 @@ class Scenario(PoolSettings, ClusterSettings):
             )
         return FutureUses(prompts)
 
-    def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
-        """Runs the simulation without computing metrics; `report`: see `Simulation.run`."""
+    def replica_pools(self) -> list[ReplicaPool]:
+        """Returns the pools of one run, from which its replicas are created."""
         future = self.future()
         pools = self.pools_by_name.items()
+        return [pool.pool(name, future, self.served_adapters, self.tpot_s) for name, pool in pools]
+
+    def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
+        """Runs the simulation without computing metrics; `report`: see `Simulation.run`."""
         simulation = Simulation(
-            source=source,
-            pools=[pool.pool(name, future, self.served_adapters, self.tpot_s) for name, pool in pools],
-            cluster=self.for_a_run(),
-            sim=self.sim,
+            source=source, pools=self.replica_pools(), cluster=self.for_a_run(), sim=self.sim
         )
         return simulation.run(report)
 
@@ -287,7 +289,10 @@ class Scenario(PoolSettings, ClusterSettings):
         source: the traffic; None: `source()`. report: see `Simulation.run`.
         """
         source = source or self.source()
-        records = self.simulate(source, report)
+        return self.result(self.simulate(source, report), source.notes)
+
+    def result(self, records: RunRecords, traffic: WorkloadNotes) -> RunResult:
+        """Computes the metrics of the records of a run. traffic: the notes of its source."""
         pools = list(self.pools_by_name.values())
         models = tuple(pool.iteration_model() for pool in pools)
         part = measure(records, self.metrics, self.slo)
@@ -319,7 +324,7 @@ class Scenario(PoolSettings, ClusterSettings):
             summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
         if summary["kv_transfer"] is not None:
             summary["kv_transfer"] |= asdict(self.kv_transfer)
-        summary["workload"] = asdict(source.notes)
+        summary["workload"] = asdict(traffic)
         notes = (
             note
             for pool, model in zip(pools, models, strict=True)
@@ -329,7 +334,7 @@ class Scenario(PoolSettings, ClusterSettings):
             {"pool": name, **expected_errors_json(pool, self.workload)}
             for name, pool in self.pools_by_name.items()
         ]
-        summary["notes"] = [*dict.fromkeys(notes), *workload_notes(source.notes)]
+        summary["notes"] = [*dict.fromkeys(notes), *workload_notes(traffic)]
         return RunResult(
             records=records,
             requests=part.table,

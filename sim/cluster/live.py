@@ -1,0 +1,224 @@
+"""A simulation whose requests come from outside while it runs, such as from the clients of a server.
+
+The caller owns the time: it advances the simulation to the present, adds requests, and is told every token.
+Every iteration is one event, which gives the same times as leaps (`sim/engine/replica.py`), because a caller
+that streams tokens must see each of them at its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from policies.core.plan import StepPlan
+from policies.core.request import Request
+from policies.core.sequence import Sequence as EngineSequence
+from sim.cluster.settings import ClusterSettings, SimSettings
+from sim.cluster.simulation import Simulation
+from sim.engine.attachment import Attachment
+from sim.engine.clock import ARRIVE
+from sim.engine.interrupt import Interrupt
+from sim.engine.replica import Replica
+from sim.engine.replica_pool import ReplicaPool
+from sim.engine.running_step import RunningStep
+from sim.records.requests import RequestLog, Status
+from sim.records.run import RunRecords
+from sim.workload.base import Arrival, WorkloadNotes
+
+
+class Ended(NamedTuple):
+    """The end of a request. reason: of a rejection, or "length" if a limit has ended the output."""
+
+    status: Status
+    reason: str
+    num_output_tokens: int
+
+
+class Listener(Protocol):
+    """Receives what the requests of a live simulation bring, at the simulated time at which it happens."""
+
+    def progressed(self, request_id: int, num_output_tokens: int) -> None:
+        """Handles new output tokens; num_output_tokens counts all tokens of the request so far."""
+
+    def ended(self, request: Request, end: Ended) -> None:
+        """Handles the end of a request: it is complete, was aborted, or was rejected."""
+
+
+class LiveSource:
+    """The traffic of a live simulation: it is not known in advance."""
+
+    num_requests: int | None = None
+    last_arrival_s: float | None = None
+    patience_s: float | None = None
+
+    def __init__(self) -> None:
+        self.notes = WorkloadNotes()
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return iter(())
+
+    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+        return None
+
+
+class LiveSimulation(Simulation):
+    """One run of the replicas of all pools, with requests from outside.
+
+    pools, cluster: as for `Simulation`. attach: called with every new replica, for attachments of the caller.
+    """
+
+    def __init__(
+        self,
+        *,
+        pools: Sequence[ReplicaPool],
+        cluster: ClusterSettings,
+        listener: Listener,
+        attach: Callable[[Replica], None] | None = None,
+    ) -> None:
+        self._listener = listener
+        self._attach_own = attach
+        self._due: list[TokenFeed] = []  # feeds of the replicas that end an iteration with the present event
+        self._num_emitted: dict[int, int] = {}  # output tokens by request id, of the requests in progress
+        self._is_open = True
+        self._never = Interrupt()
+        super().__init__(source=LiveSource(), pools=pools, cluster=cluster, sim=SimSettings(leap=False))
+
+    @property
+    def now(self) -> float:
+        """Simulated time in seconds up to which the simulation has advanced."""
+        return self._clock.now
+
+    @property
+    def next_event_s(self) -> float:
+        """Time of the next event in seconds; inf: nothing happens until a request arrives."""
+        queue = self._clock.queue
+        return queue[0][0] if queue else inf
+
+    @property
+    def requests(self) -> RequestLog:
+        """The records of all requests so far, to be read only."""
+        return self._requests
+
+    @property
+    def num_in_progress(self) -> int:
+        """Number of requests that have arrived and have not ended."""
+        return len(self._num_emitted)
+
+    def add(self, arrival: Arrival) -> None:
+        """Adds a request, which arrives at `at_s` or at `now`, whichever is later.
+
+        Request ids count from 0.
+        """
+        request_id = arrival.request.request_id
+        self._num_ahead += 1
+        self._num_emitted[request_id] = 0
+
+        def arrive(event: int) -> None:
+            if request_id in self._num_emitted:  # it was not aborted before
+                self.gateway.arrive(arrival)
+
+        self._clock.at(max(arrival.at_s, self._clock.now), ARRIVE, arrive)
+
+    def abort(self, request_id: int) -> None:
+        """Aborts a request whose client has gone; `ended` follows, perhaps after an iteration."""
+        attempt = self.gateway.attempts.get(request_id)
+        if attempt is not None:
+            self.gateway.give_up(attempt)
+        elif self._num_emitted.pop(request_id, None) is not None:  # it has not arrived yet
+            self._num_ahead -= 1
+
+    def advance(self, until_s: float, max_events: int) -> bool:
+        """Processes the events that are due by until_s; returns false if some are left after max_events."""
+        clock, due, never = self._clock, self._due, self._never
+        for _ in range(max_events):
+            if not clock.run_some(1, until_s, never):
+                return True
+            if due:
+                for feed in due:
+                    feed.emit()
+                due.clear()
+        return False
+
+    def close(self) -> RunRecords:
+        """Ends the run now, with unfinished requests as they are; returns the records."""
+        self._is_open = False
+        return self._end(self._clock.now, interrupted=False)
+
+    def emitted(self, request_id: int, num_tokens: int) -> None:
+        """Reports that a request has num_tokens output tokens, if its client has seen fewer.
+
+        A request that another replica begins again, after a crash, repeats tokens that its client has.
+        """
+        if num_tokens > self._num_emitted.get(request_id, num_tokens):
+            self._num_emitted[request_id] = num_tokens
+            self._listener.progressed(request_id, num_tokens)
+
+    def _attach_function(
+        self,
+        pools: Sequence[ReplicaPool],
+        cluster: ClusterSettings,
+        on_plan: Callable[[StepPlan], None] | None,
+    ) -> Callable[[Replica], None]:
+        attach_first = super()._attach_function(pools, cluster, on_plan)
+
+        def attach_to(replica: Replica) -> None:
+            attach_first(replica)
+            replica.attach(TokenFeed(self._requests, self._due, self.emitted))
+            if self._attach_own is not None:
+                self._attach_own(replica)
+
+        return attach_to
+
+    def _requests_remain(self) -> bool:
+        return self._is_open
+
+    def _follow_up(self, request: Request) -> None:
+        request_id, log = request.request_id, self._requests
+        self.emitted(request_id, log.output_tokens[request_id])
+        del self._num_emitted[request_id]
+        status = Status(log.status[request_id])
+        end = Ended(status, log.reason.get(request_id, ""), log.output_tokens[request_id])
+        super()._follow_up(request)
+        self._listener.ended(request, end)
+
+
+class TokenFeed(Attachment):
+    """Reports the output tokens of a replica's sequences after each iteration.
+
+    due: the list to which the feed adds itself when its replica is about to end an iteration; `emit` is to be
+    called after that. on_tokens(request_id, num_tokens) is called for every sequence of the engine that may
+    have new tokens.
+    """
+
+    def __init__(
+        self, requests: RequestLog, due: list[TokenFeed], on_tokens: Callable[[int, int], None]
+    ) -> None:
+        self._requests = requests
+        self._due = due
+        self._on_tokens = on_tokens
+        self._sequences: dict[int, EngineSequence] = {}
+
+    def entered(self, seq: EngineSequence) -> None:
+        self._sequences[seq.request_id] = seq
+
+    def left(self, seq: EngineSequence) -> None:
+        self._sequences.pop(seq.request_id, None)
+
+    def crashed(self, now: float) -> None:
+        self._sequences.clear()
+
+    def ending(self, step: RunningStep, now: float) -> None:
+        self._due.append(self)
+
+    def emit(self) -> None:
+        """Reports the tokens of all sequences; the KV of a held-back token has not arrived yet."""
+        prompt_tokens, held_back, on_tokens = (
+            self._requests.prompt_tokens,
+            self._requests.held_back,
+            self._on_tokens,
+        )
+        for request_id, seq in list(self._sequences.items()):
+            num_tokens = seq.num_known - prompt_tokens[request_id]
+            if num_tokens > 0:
+                on_tokens(request_id, num_tokens - (request_id in held_back))

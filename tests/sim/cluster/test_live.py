@@ -1,0 +1,97 @@
+"""A live simulation: the same tables as a run that knows its traffic, and every token once at its time."""
+
+from itertools import islice
+from math import inf
+
+import pandas as pd
+import pytest
+
+from sim.cluster.live import LiveSimulation
+from sim.records.requests import Status
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
+from sim.workload.base import WorkloadNotes
+from sim.workload.listed import ListedSource
+
+MANY = 1 << 40
+
+WORLDS = {
+    "one": ["model=llama3_1_8b", "load=4"],
+    "four replicas": ["model=llama3_1_8b", "replicas=4", "load=8", "routing=prefix_affinity"],
+    "small chunks": ["model=llama3_1_8b", "caching=prefix", "batching.max_num_batched_tokens=512"],
+    "little memory": ["model=llama3_1_8b", "hardware=l4", "load=3"],
+    "crash": [
+        "model=llama3_1_8b",
+        "replicas=2",
+        "load=6",
+        "failures=crash",
+        "failures.events.0.at_s=5",
+        "recovery=tokens",
+    ],
+    "crash, from scratch": [
+        "model=llama3_1_8b",
+        "replicas=2",
+        "load=6",
+        "failures=crash",
+        "failures.events.0.at_s=5",
+    ],
+    "disaggregated": ["model=llama3_1_8b", "pools=disaggregated", "load=2"],
+    "speculation": ["model=llama3_1_8b", "speculation=eagle3", "acceptance=iid", "load=2"],
+}
+
+
+class Heard:
+    """Keeps what the listener of a live simulation hears, with its time."""
+
+    def __init__(self):
+        self.simulation = None
+        self.tokens = {}
+        self.ends = {}
+
+    def progressed(self, request_id, num_output_tokens):
+        self.tokens.setdefault(request_id, []).append((self.simulation.now, num_output_tokens))
+
+    def ended(self, request, end):
+        assert request.request_id not in self.ends
+        self.ends[request.request_id] = end
+
+
+def live(scenario):
+    heard = Heard()
+    simulation = LiveSimulation(pools=scenario.replica_pools(), cluster=scenario.for_a_run(), listener=heard)
+    heard.simulation = simulation
+    return simulation, heard
+
+
+def compose(*overrides):
+    source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
+    return build_scenario(source.compose(list(overrides)))
+
+
+@pytest.mark.parametrize("overrides", WORLDS.values(), ids=WORLDS)
+def test_tables_are_those_of_a_run_that_knows_its_traffic(overrides):
+    scenario = compose(*overrides, "sim.leap=false")
+    arrivals = list(islice(scenario.source().arrivals(), 80))
+    known = scenario.simulate(ListedSource(arrivals, notes=WorkloadNotes()))
+    simulation, heard = live(scenario)
+    for arrival in arrivals:
+        simulation.advance(arrival.at_s, MANY)
+        simulation.add(arrival)
+    while simulation.next_event_s < inf:
+        simulation.advance(simulation.next_event_s, MANY)
+    found = simulation.close()
+    pd.testing.assert_frame_equal(found.requests, known.requests)
+    columns = list(known.iterations)
+    pd.testing.assert_frame_equal(
+        found.iterations[columns].sort_values(["replica", "start_s"], ignore_index=True),
+        known.iterations.sort_values(["replica", "start_s"], ignore_index=True),
+    )
+    for row in known.requests.itertuples():
+        end, tokens = heard.ends[row.request_id], heard.tokens[row.request_id]
+        assert end == (Status[row.status], row.reason, row.output_tokens)
+        if not row.lost_tokens:  # else the client has tokens that the log has forgotten
+            assert tokens[0][0] == row.first_token_s
+        assert tokens[-1] == (row.last_token_s, row.output_tokens)
+        counts = [count for _, count in tokens]
+        assert counts == sorted(set(counts))
