@@ -1,0 +1,1 @@
+"""`python -m experiments.train_draft`: trains heads and layers that draft, and measures their acceptance."""
