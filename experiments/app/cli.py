@@ -120,6 +120,11 @@ COMMANDS = {
         "Load an OpenAI-compatible server with a workload and record what a client sees.",
         "observe",
     ),
+    "serve": Command(
+        "experiments.serve.command",
+        "Serve an OpenAI-compatible endpoint over a simulated fleet, or over the real engine.",
+        "serve",
+    ),
     "chat": Command("experiments.simulate.chat", "Chat with a model that the real engine serves."),
     "new": Command(
         "experiments.conformance.new_policy.command",

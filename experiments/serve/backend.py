@@ -1,0 +1,135 @@
+"""The interface between the HTTP server and what answers: a simulated fleet, or the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """Sampling parameters of one output, with the names and meanings of vLLM's API.
+
+    max_tokens: limit of the output tokens. min_tokens: no end of sequence and no stop string ends the output
+    before. logprobs: number of most likely tokens to report with each token; None: no log-probabilities.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One output to generate for one prompt.
+
+    request_id: the client's or the server's id of the request. model: name of the base model. lora: name of
+    the LoRA adapter; None: the base model alone. cache_salt: prompts with different salts share no KV.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+    model: str
+    lora: str | None = None
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probability of a token of the output. top: those of the most likely tokens, the likeliest first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Delta(NamedTuple):
+    """Tokens of an output since its last delta, and its end.
+
+    finish_reason: "stop", "length" or "abort" in the last delta, else None. stop_reason: the stop string or
+    token id that has ended the output. num_cached_tokens: prompt tokens whose KV was reused.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    num_cached_tokens: int = 0
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids: all are smaller."""
+        ...
+
+    @property
+    def max_token_bytes(self) -> int | None:
+        """Most bytes of text that one token may stand for; None: not known."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Returns the text of token ids."""
+        ...
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Returns the text of a conversation, up to the start of the assistant's next turn."""
+        ...
+
+
+class ServedModel(NamedTuple):
+    """A model or LoRA adapter that requests may name. base: name of the base model of an adapter."""
+
+    name: str
+    max_model_len: int
+    base: str | None = None
+
+
+class Backend(Protocol):
+    """Generates outputs. All methods are called in the event loop of the server."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the base model."""
+        ...
+
+    def models(self) -> Sequence[ServedModel]:
+        """Returns the base models and the loaded adapters; the first is the default."""
+        ...
+
+    def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        """Yields the deltas of one output; closing the generator aborts it.
+
+        Raises `errors.ApiError` for a request that is not served.
+        """
+        ...
+
+    def unhealthy_because(self) -> str | None:
+        """Returns why no request would be served now; None: the back end is healthy."""
+        ...
+
+    @property
+    def num_in_progress(self) -> int:
+        """Number of outputs that have not ended."""
+        ...

@@ -1,0 +1,88 @@
+"""`windtunnel serve`: an OpenAI-compatible endpoint over a simulated fleet or the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from experiments.app.run_folder import print_folder, resolved_config
+from experiments.app.terminal import print_summary, terminal_console
+from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings
+from sim.records.run import RunRecords
+from sim.report.files import write_result
+from sim.settings.build import build_as
+from sim.settings.compose import Composition
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run
+from sim.setup.scenario import Scenario
+from sim.workload.base import WorkloadNotes
+
+OWN_KEYS = ("backend", "host", "port", "time_scale", "serve")
+"""Root keys that are not of the scenario."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeJob:
+    """A simulated fleet and its server; nothing listens before `run`."""
+
+    cfg: DictConfig
+    scenario: Scenario
+    address: Address
+    settings: ServeSettings
+    output: OutputSettings
+
+    def run(self, folder: Path) -> None:
+        """Serves until it is stopped; then writes and prints what happened, as `windtunnel simulate` does."""
+        console = terminal_console()
+        records = asyncio.run(self._serve(console))
+        if not len(records.requests):
+            console.print("no request came; nothing is written", highlight=False)
+            return
+        result = self.scenario.result(records, WorkloadNotes())
+        print_summary(result.summary, console)
+        write_result(
+            folder,
+            result,
+            resolved_config(self.cfg),
+            tables=self.output.tables,
+            report=self.output.report,
+        )
+        print_folder(folder, console)
+
+    async def _serve(self, console: Console) -> RunRecords:
+        from experiments.serve.http.app import make_app  # noqa: PLC0415
+        from experiments.serve.server import serve_app, stop_on_signals  # noqa: PLC0415
+        from experiments.serve.simulated.build import build_fleet  # noqa: PLC0415
+
+        settings = self.settings
+        fleet = build_fleet(self.scenario, settings, self.address.time_scale)
+        fleet.driver.start()
+        with stop_on_signals() as stop:
+            await serve_app(
+                make_app(fleet, os.environ.get(KEY_VARIABLE)),
+                self.address,
+                stop,
+                duration_s=settings.duration_s,
+                drain_s=settings.drain_s,
+                num_in_progress=lambda: fleet.num_in_progress,
+                on_ready=lambda url: console.print(f"{url}  (Ctrl-C stops)", highlight=False),
+            )
+        fleet.driver.stop()
+        return fleet.simulation.close()
+
+
+def prepare(cfg: DictConfig, composition: Composition) -> ServeJob:
+    """Builds everything that the server needs. Raises ConfigError."""
+    if importlib.util.find_spec("aiohttp") is None or importlib.util.find_spec("pydantic") is None:
+        raise ConfigError("serve needs aiohttp and pydantic: pip install 'windtunnel[serve]'")
+    settings = build_as(ServeSettings, cfg.serve, "serve")
+    address = build_as(Address, {key: cfg[key] for key in ("host", "port", "time_scale")}, "")
+    output = build_as(OutputSettings, cfg.output, "output")
+    scenario, _ = build_run({key: cfg[key] for key in cfg if key not in OWN_KEYS})
+    return ServeJob(cfg=cfg, scenario=scenario, address=address, settings=settings, output=output)

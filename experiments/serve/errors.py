@@ -1,0 +1,44 @@
+"""Errors of the API, as vLLM reports them: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+TYPES = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
+    HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
+}
+"""Value of `type` by status; of other statuses, the phrase of the status."""
+
+
+class ApiError(Exception):
+    """A request that is answered with an error. param: the field of the request that is wrong."""
+
+    def __init__(
+        self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """Returns the error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": TYPES.get(self.status, self.status.phrase),
+                "param": self.param,
+                "code": int(self.status),
+            }
+        }
+
+
+class ConnectionReset(Exception):
+    """The connection of a client is to be cut, as by a crash of the machine behind it."""

@@ -1,0 +1,93 @@
+"""The HTTP application: its routes, its errors and its key."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from experiments.serve.backend import Backend
+from experiments.serve.errors import ApiError, ConnectionReset
+from experiments.serve.http import information
+from experiments.serve.http.chat import chat
+from experiments.serve.http.completions import complete
+
+MAX_BODY_BYTES = 64 << 20
+OPEN_PATHS = ("/", "/health", "/ping", "/version", "/metrics")
+"""Paths that need no key."""
+
+_LOG = logging.getLogger("windtunnel.serve")
+Handler = Callable[[web.Request, Backend], Awaitable[web.StreamResponse]]
+
+ROUTES: Mapping[tuple[str, str], Handler] = {
+    ("POST", "/v1/completions"): complete,
+    ("POST", "/v1/chat/completions"): chat,
+    ("GET", "/v1/models"): information.models,
+    ("GET", "/health"): information.health,
+    ("GET", "/ping"): information.health,
+    ("GET", "/version"): information.show_version,
+    ("GET", "/load"): information.load,
+    ("POST", "/tokenize"): information.tokenize,
+    ("POST", "/detokenize"): information.detokenize,
+}
+"""Handler of each method and path."""
+
+
+def make_app(backend: Backend, api_key: str | None = None) -> web.Application:
+    """Returns the application. api_key: the key that requests must have; None: they need none."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _key_check(api_key)])
+    for (method, path), handler in ROUTES.items():
+        app.router.add_route(method, path, partial(_handle, handler, backend))
+    return app
+
+
+async def _handle(handler: Handler, backend: Backend, request: web.Request) -> web.StreamResponse:
+    return await handler(request, backend)
+
+
+Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Next) -> web.StreamResponse:
+    """Turns every error into an error object with its status."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        found = error
+    except ConnectionReset:
+        _reset(request)
+        raise web.HTTPServiceUnavailable from None  # written to a closed connection
+    except ConnectionError:
+        raise  # the client has gone
+    except web.HTTPException as error:
+        found = ApiError(error.reason, HTTPStatus(error.status))
+    except Exception:
+        _LOG.exception("A request has failed because of a bug.")
+        found = ApiError("The server failed; its log has the reason.", HTTPStatus.INTERNAL_SERVER_ERROR)
+    return web.json_response(found.body(), status=found.status)
+
+
+def _reset(request: web.Request) -> None:
+    """Cuts the connection of a request."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _key_check(api_key: str | None) -> Middleware:
+    expected = None if api_key is None else f"Bearer {api_key}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Next) -> web.StreamResponse:
+        if expected is not None and request.path not in OPEN_PATHS:
+            given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+            if not hmac.compare_digest(given, expected):
+                raise ApiError("Unauthorized", HTTPStatus.UNAUTHORIZED)
+        return await handler(request)
+
+    return check

@@ -1,0 +1,69 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
+from experiments.serve.http.common import Identity, generations_of, respond, stream
+from experiments.serve.http.fields import ChatFields, parse
+from experiments.serve.http.outputs import WholeOutput
+from experiments.serve.http.prompts import chat_prompt_of, served_model
+
+
+async def chat(request: web.Request, backend: Backend) -> web.StreamResponse:
+    """Answers one request. Raises ApiError."""
+    fields = parse(ChatFields, await request.read())
+    model, tokenizer = served_model(backend, fields.model), backend.tokenizer
+    prompt = await chat_prompt_of(fields.messages, tokenizer, model.max_model_len)
+    identity = Identity.of(request, fields, "chatcmpl")
+    generations = generations_of(fields, [prompt], model, identity, None)
+    head = {
+        "id": identity.response_id,
+        "object": "chat.completion.chunk" if fields.stream else "chat.completion",
+        "created": identity.created,
+        "model": model.name,
+    }
+    last = fields.messages[-1].plain()
+    echo = last["content"] if fields.echo and last["role"] == "assistant" else ""
+
+    def ending(part: Delta | WholeOutput) -> dict[str, Any]:
+        body: dict[str, Any] = {"logprobs": None}
+        if fields.logprobs:
+            body["logprobs"] = {"content": [logprob_body(tokenizer, each) for each in part.logprobs]}
+        body |= {"finish_reason": part.finish_reason, "stop_reason": part.stop_reason}
+        if fields.return_token_ids:
+            body["token_ids"] = list(part.token_ids)
+        return body
+
+    def whole_choice(index: int, output: WholeOutput) -> dict[str, Any]:
+        message = {"role": "assistant", "content": echo + output.text}
+        return {"index": index, "message": message, **ending(output)}
+
+    def first_choice(index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": echo}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def choice(index: int, delta: Delta) -> dict[str, Any]:
+        return {"index": index, "delta": {"content": delta.text}, **ending(delta)}
+
+    if not fields.stream:
+        return await respond(backend, fields, generations, head=head, whole_choice=whole_choice)
+    return await stream(
+        request, backend, fields, generations, head=head, first_choice=first_choice, choice=choice
+    )
+
+
+def logprob_body(tokenizer: Tokenizer, logprob: TokenLogprob) -> dict[str, Any]:
+    """Returns the log-probability of a token and of the most likely ones."""
+    return {
+        **_token_body(tokenizer, logprob.token_id, logprob.logprob),
+        "top_logprobs": [_token_body(tokenizer, token, value) for token, value in logprob.top],
+    }
+
+
+def _token_body(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    text = tokenizer.decode([token_id])
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}

@@ -1,0 +1,139 @@
+"""The outputs of one request: `n` for each prompt, generated side by side as requests of their own.
+
+This is what vLLM does with n > 1: the outputs share the KV of the prompt through the prefix cache only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from experiments.serve.backend import Backend, Delta, Generation, TokenLogprob
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request so far."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: dict[int, int] = field(default_factory=dict)  # by index of the output
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Counts a delta of the output `index`."""
+        self.completion_tokens += len(delta.token_ids)
+        if delta.num_cached_tokens:
+            self.cached_tokens[index] = delta.num_cached_tokens
+
+    def body(self, num_outputs_per_prompt: int) -> dict[str, Any]:
+        """Returns the usage object; cached tokens of a prompt count once, with its first output."""
+        cached = sum(
+            tokens for index, tokens in self.cached_tokens.items() if index % num_outputs_per_prompt == 0
+        )
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+
+@dataclass(slots=True)
+class WholeOutput:
+    """An output, as far as it has come."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: Delta) -> None:
+        """Appends a delta."""
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+def copies(generation: Generation, n: int) -> list[Generation]:
+    """Returns the generations of n outputs; with a seed, each has its own."""
+    seed = generation.sampling.seed
+    if n == 1:
+        return [generation]
+    return [
+        replace(
+            generation,
+            request_id=f"{generation.request_id}-{index}",
+            sampling=replace(generation.sampling, seed=None if seed is None else seed + index),
+        )
+        for index in range(n)
+    ]
+
+
+async def deltas_of(
+    backend: Backend, generations: Sequence[Generation]
+) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Yields (index of the output, delta) until all outputs have ended.
+
+    The error of one output ends all of them.
+    """
+    if len(generations) == 1:
+        async with aclosing(backend.generate(generations[0])) as stream:
+            async for delta in stream:
+                yield 0, delta
+        return
+    news: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue(maxsize=2 * len(generations))
+    tasks = [asyncio.create_task(_forward(backend, each, i, news)) for i, each in enumerate(generations)]
+    try:
+        async for item in _until_all_end(news, tasks):
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(
+    backend: Backend, generation: Generation, index: int, news: asyncio.Queue[tuple[int, Delta | None]]
+) -> None:
+    """Puts the deltas of an output into the queue, and None at its end, also after an error."""
+    try:
+        async with aclosing(backend.generate(generation)) as stream:
+            async for delta in stream:
+                await news.put((index, delta))
+    finally:
+        await news.put((index, None))
+
+
+async def _until_all_end(
+    news: asyncio.Queue[tuple[int, Delta | None]], tasks: Sequence[asyncio.Task[None]]
+) -> AsyncIterator[tuple[int, Delta]]:
+    num_running = len(tasks)
+    while num_running:
+        index, delta = await news.get()
+        if delta is not None:
+            yield index, delta
+        else:
+            num_running -= 1
+            await tasks[index]  # raises the error that has ended it
+
+
+async def whole_outputs(
+    backend: Backend, generations: Sequence[Generation], usage: Usage
+) -> list[WholeOutput]:
+    """Returns the outputs when all have ended, and counts their tokens."""
+    outputs = [WholeOutput() for _ in generations]
+    async with aclosing(deltas_of(backend, generations)) as stream:
+        async for index, delta in stream:
+            outputs[index].add(delta)
+            usage.add(index, delta)
+    return outputs

@@ -1,0 +1,86 @@
+"""Turns the prompts of requests into token ids, and checks what they name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from experiments.serve.backend import Backend, ServedModel, Tokenizer
+from experiments.serve.errors import ApiError
+from experiments.serve.http.fields import Message
+
+MAX_PROMPTS = 1024
+"""Prompts of one request."""
+LONG_CHARS = 50_000
+"""Texts longer than this are encoded in a thread, so that other requests go on."""
+
+
+def served_model(backend: Backend, name: str | None) -> ServedModel:
+    """Returns the model that a request names; without a name, the first. Raises ApiError."""
+    models = backend.models()
+    if not name:
+        return models[0]
+    for model in models:
+        if model.name == name:
+            return model
+    raise ApiError(f"The model `{name[:200]}` does not exist.", HTTPStatus.NOT_FOUND, "model")
+
+
+async def prompts_of(
+    prompt: str | list[int] | list[str] | list[list[int]], tokenizer: Tokenizer, max_model_len: int
+) -> list[list[int]]:
+    """Returns the token ids of each prompt of a completion. Raises ApiError."""
+    many = _listed(prompt)
+    if len(many) > MAX_PROMPTS:
+        raise ApiError(f"prompt: must be at most {MAX_PROMPTS} prompts, found {len(many)}", param="prompt")
+    found = []
+    for each in many:
+        token_ids = await encoded(each, tokenizer, max_model_len) if isinstance(each, str) else each
+        if not token_ids:
+            raise ApiError("prompt: must not be empty", param="prompt")
+        if max(token_ids) >= tokenizer.vocab_size:
+            raise ApiError(
+                f"prompt: token id {max(token_ids)}: must be < {tokenizer.vocab_size}, the size of the "
+                "vocabulary",
+                param="prompt",
+            )
+        found.append(token_ids)
+    return found
+
+
+def _listed(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """Returns the prompts of a request that may have one or several. Raises ApiError for none."""
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [each for each in prompt if isinstance(each, int)]
+    found: list[str | list[int]] = [ids] if ids else [each for each in prompt if not isinstance(each, int)]
+    if not found:
+        raise ApiError("prompt: must not be empty", param="prompt")
+    return found
+
+
+async def chat_prompt_of(messages: Sequence[Message], tokenizer: Tokenizer, max_model_len: int) -> list[int]:
+    """Returns the token ids of a conversation. Raises ApiError."""
+    plain = [message.plain() for message in messages]
+    try:
+        text = tokenizer.chat_prompt(plain)
+    except ValueError as error:
+        raise ApiError(f"messages: {error}", param="messages") from None
+    return await encoded(text, tokenizer, max_model_len, add_special_tokens=False)
+
+
+async def encoded(
+    text: str, tokenizer: Tokenizer, max_model_len: int, *, add_special_tokens: bool = True
+) -> list[int]:
+    """Returns the token ids of a text. Raises ApiError for one that cannot fit in the context."""
+    longest = tokenizer.max_token_bytes
+    if longest is not None and len(text) > longest * max_model_len:
+        raise ApiError(
+            f"This model's maximum context length is {max_model_len} tokens, and the prompt has "
+            f"{len(text)} characters; shorten the prompt",
+            param="prompt",
+        )
+    if len(text) <= LONG_CHARS:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)

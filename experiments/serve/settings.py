@@ -1,0 +1,58 @@
+"""Settings of `windtunnel serve`, apart from those of the scenario."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from experiments.serve.simulated.answers import Text
+from experiments.serve.simulated.lengths import OutputLength
+
+KEY_VARIABLE = "WINDTUNNEL_API_KEY"
+"""Environment variable with the key that requests must have; --api-key sets it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputSettings:
+    """The files that are written at the end."""
+
+    report: bool = True
+    tables: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeSettings:
+    """The server and its simulated outputs. Raises ValueError for an invalid setting."""
+
+    text: Text = "random"
+    dataset: Path | None = None
+    output_length: OutputLength = "workload"
+    tokenizer: Path | None = None
+    duration_s: float | None = None
+    """The server stops after this many seconds; None: on Ctrl-C or SIGTERM."""
+    drain_s: float = 30.0
+    """On a stop, seconds to wait for requests in progress."""
+
+    def __post_init__(self) -> None:
+        if self.duration_s is not None and not 0 < self.duration_s < inf:
+            raise ValueError(f"duration_s={self.duration_s}: must be finite and > 0 s; null for no limit")
+        if not 0 <= self.drain_s < inf:
+            raise ValueError(f"drain_s={self.drain_s}: must be a finite number >= 0 s")
+        if self.dataset is not None and self.text != "dataset":
+            raise ValueError(f"dataset={self.dataset}: is only read with text=dataset")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    """Where the server listens, and the speed of its clock."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    time_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port={self.port}: must be from 0 to 65535; 0 is any free port")
+        if not 1e-3 <= self.time_scale <= 1e6:
+            raise ValueError(f"time_scale={self.time_scale}: must be from 0.001 to 1e6; 1 is real time")

@@ -1,0 +1,1 @@
+"""The simulated fleet as a back end of the server."""

@@ -1,0 +1,195 @@
+"""A simulated fleet as a back end: a live simulation says when the tokens of clients' requests leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from http import HTTPStatus
+from itertools import count
+
+from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
+from experiments.serve.errors import ApiError, ConnectionReset
+from experiments.serve.simulated.answers import Answer, Answers
+from experiments.serve.simulated.contents import ContentIndex
+from experiments.serve.simulated.driver import Driver
+from experiments.serve.simulated.lengths import OutputLengths
+from policies.core.request import Prompt, Request
+from sim.cluster.live import Ended, LiveSimulation
+from sim.engine.replica import Replica
+from sim.records.requests import Status
+from sim.setup.scenario import Scenario
+from sim.workload.base import Arrival
+
+MAX_INDEXES = 1000
+"""Pairs of adapter and cache salt whose contents are known, the last ones."""
+
+
+class Output:
+    """An output in progress: what the simulation has reported of it so far."""
+
+    __slots__ = ("answer", "end", "news", "num_cached", "num_tokens")
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.num_tokens = 0
+        self.num_cached = 0
+        self.end: Ended | None = None
+        self.news = asyncio.Event()
+
+
+class SimulatedFleet:
+    """The replicas of a scenario, in real or scaled time.
+
+    attach: called with every new replica, for attachments such as metrics.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        tokenizer: Tokenizer,
+        answers: Answers,
+        lengths: OutputLengths,
+        time_scale: float = 1.0,
+        attach: Callable[[Replica], None] | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.tokenizer = tokenizer
+        self._answers = answers
+        self._lengths = lengths
+        pools = scenario.pools_by_name.values()
+        self._models = _models(scenario)
+        self._names_model = len({pool.model.name for pool in pools}) > 1
+        self.simulation = LiveSimulation(
+            pools=scenario.replica_pools(), cluster=scenario.for_a_run(), listener=self, attach=attach
+        )
+        self.driver = Driver(self.simulation, time_scale)
+        self._ids = count()
+        self._outputs: dict[int, Output] = {}
+        self._indexes: dict[tuple[str, str | None, str], ContentIndex] = {}
+
+    def models(self) -> Sequence[ServedModel]:
+        return self._models
+
+    @property
+    def num_in_progress(self) -> int:
+        return len(self._outputs)
+
+    def unhealthy_because(self) -> str | None:
+        if self.simulation.fleet.serving:
+            return None
+        return "no replica serves; all are starting or down"
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        sampling, prompt = generation.sampling, generation.prompt_token_ids
+        request_id = next(self._ids)
+        num_tokens, ends = self._lengths.draw(
+            sampling.max_tokens, sampling.min_tokens, ignore_eos=sampling.ignore_eos
+        )
+        answer = self._answers.write(
+            request_id,
+            prompt,
+            num_tokens,
+            ends=ends,
+            seed=sampling.seed,
+            stop=sampling.stop,
+            min_tokens=sampling.min_tokens,
+        )
+        index = self._index(generation)
+        segments = index.segments(prompt)
+        request = Request(
+            request_id=request_id,
+            arrival_s=self.driver.now(),
+            prompt=Prompt(len(prompt), segments),
+            max_tokens=sampling.max_tokens,
+            priority=generation.priority,
+            tenant=generation.tenant,
+            answer_id=request_id,
+            adapter=generation.lora,
+            model=generation.model if self._names_model else None,
+        )
+        output = self._outputs[request_id] = Output(answer)
+        self.simulation.add(Arrival(request, len(answer.token_ids)))
+        self.driver.wake()
+        try:
+            async for delta in _deltas(output, sampling.logprobs):
+                yield delta
+            index.finish(prompt, segments, request_id, answer.token_ids[: output.num_tokens])
+        finally:
+            del self._outputs[request_id]
+            if output.end is None:
+                self.simulation.abort(request_id)
+                self.driver.wake()
+
+    # What the simulation reports.
+
+    def progressed(self, request_id: int, num_output_tokens: int) -> None:
+        output = self._outputs.get(request_id)
+        if output is not None:
+            if not output.num_tokens:
+                output.num_cached = self.simulation.requests.cached_tokens[request_id]
+            output.num_tokens = num_output_tokens
+            output.news.set()
+
+    def ended(self, request: Request, end: Ended) -> None:
+        output = self._outputs.get(request.request_id)
+        if output is not None:
+            output.end = end
+            output.news.set()
+
+    def _index(self, generation: Generation) -> ContentIndex:
+        key = (generation.model, generation.lora, generation.cache_salt)
+        index = self._indexes.pop(key, None) or ContentIndex(" ".join(map(str, key[1:])))
+        self._indexes[key] = index
+        if len(self._indexes) > MAX_INDEXES:
+            del self._indexes[next(iter(self._indexes))]
+        return index
+
+
+async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[Delta, None]:
+    """Yields the deltas of an output until its end."""
+    answer, start = output.answer, 0
+    while True:
+        await output.news.wait()
+        output.news.clear()
+        end, ended = output.num_tokens, output.end
+        if ended is not None and ended.status is not Status.finished:
+            raise _failure(ended, has_begun=start > 0)
+        if end == start and ended is None:
+            continue
+        yield Delta(
+            "".join(answer.texts[start:end]),
+            tuple(answer.token_ids[start:end]),
+            () if num_logprobs is None else answer.logprobs(start, end, num_logprobs),
+            None if ended is None else _finish_reason(answer, ended),
+            None if ended is None else answer.stop_reason,
+            output.num_cached,
+        )
+        start = end
+        if ended is not None:
+            return
+
+
+def _finish_reason(answer: Answer, ended: Ended) -> str:
+    if ended.reason == "length" or ended.num_output_tokens < len(answer.token_ids):
+        return "length"
+    return answer.finish_reason
+
+
+def _failure(ended: Ended, *, has_begun: bool) -> Exception:
+    """Returns the error of a request that the fleet has rejected or lost."""
+    if has_begun:
+        return ConnectionReset(ended.reason or "the request was aborted")
+    return ApiError(ended.reason or "the request was aborted", HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _models(scenario: Scenario) -> list[ServedModel]:
+    """Returns the models of a scenario's pools, and their adapters."""
+    lengths: dict[str, int] = {}
+    for pool in scenario.pools_by_name.values():
+        known = lengths.get(pool.model.name, pool.max_model_len)
+        lengths[pool.model.name] = min(known, pool.max_model_len)
+    models = [ServedModel(name, length) for name, length in lengths.items()]
+    base, length, _ = models[0]
+    adapters = [ServedModel(each.name, length, base) for each in scenario.served_adapters]
+    return [*models, *adapters]
