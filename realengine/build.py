@@ -17,19 +17,14 @@ from realengine.model.lora import AdapterBank
 from realengine.parts import Parts
 from realengine.runner.executor import DeviceLostError, Executor
 from realengine.runner.graphs import Drawn
+from realengine.runner.memory import Memory
 from realengine.runner.parallel import Group
-from realengine.runner.rank import (
-    Memory,
-    build_executor,
-    max_model_len_of,
-    on_gpu_by_default,
-    turns_of_adapters,
-)
+from realengine.runner.rank import build_executor, max_model_len_of, turns_of_adapters
 from realengine.runner.ranks import Ranks
 from realengine.runner.runner import Runner
 from realengine.runner.work import Work
 from realengine.serving.model import Model
-from realengine.settings import EngineSettings
+from realengine.settings import EngineSettings, on_gpu_by_default
 from realengine.speculation.build import speculating_parts
 
 

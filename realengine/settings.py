@@ -62,7 +62,7 @@ class EngineSettings:
     tensor_parallel_size: int = 1
     """Number of GPUs (processes, on a CPU) that share the model's heads and matrices."""
     use_graphs: bool | None = None
-    """Whether decode steps are captured as CUDA graphs; None: on a GPU."""
+    """Whether decode steps, or passes that verify drafts, are captured as CUDA graphs; None: on a GPU."""
     overlap: bool | None = None
     """Whether a step is launched before the tokens of the last one are read; None: on a GPU."""
     max_iterations: int = 1
@@ -145,3 +145,8 @@ class EngineSettings:
         """Number of tokens of the largest step; None if the batching policy has no limit."""
         limit: int | None = getattr(self.batching, "max_num_batched_tokens", None)
         return limit
+
+
+def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
+    """Resolves an open choice: true on a GPU."""
+    return device.type == "cuda" if choice is None else choice

@@ -25,10 +25,25 @@ from realengine.speculation.host import NgramDrafter
 
 
 class Coin:
-    """Accepts draft tokens one after the other, each with probability `rate`, which may be changed."""
+    """Accepts draft tokens one after the other, each with probability `rate`, which may be changed.
+
+    The rate is on the device, so that graphs which have been captured read the new one.
+    """
 
     def __init__(self, rate: float) -> None:
-        self.rate = rate
+        self._rate = rate
+        self._on_device: torch.Tensor | None = None
+
+    @property
+    def rate(self) -> float:
+        """Probability that a draft token is accepted after those before it."""
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self._rate = rate
+        if self._on_device is not None:
+            self._on_device.fill_(rate)
 
     def match(
         self,
@@ -43,10 +58,13 @@ class Coin:
         if parents_R is not None:
             raise ValueError("parents_R: the coin accepts chains only; measure a proposer without a tree")
         match_drafts(tokens_T, drawn_R, starts_B, max_depth, parents_R)
-        is_right = torch.rand(len(starts_B) - 1, max_depth, device=drawn_R.device) < self.rate
-        num_drafts_B = starts_B.diff().long() - 1
-        accepted_B = torch.minimum(is_right.long().cumprod(dim=1).sum(dim=1), num_drafts_B)
+        if self._on_device is None:
+            self._on_device = torch.full((), self._rate, device=drawn_R.device)
         levels = torch.arange(max_depth + 1, device=drawn_R.device)
+        rows_BK = starts_B[:-1, None].long() + levels[1:]
+        is_draft = (rows_BK < starts_B[1:, None]) & (tokens_T[rows_BK.clamp(max=len(drawn_R) - 1)] >= 0)
+        is_right = is_draft & (torch.rand(rows_BK.shape, device=drawn_R.device) < self._on_device)
+        accepted_B = is_right.long().cumprod(dim=1).sum(dim=1)
         rows_BD = starts_B[:-1, None].long() + torch.minimum(levels, accepted_B[:, None])
         return Matched(accepted_B, drawn_R[rows_BD], rows_BD)
 

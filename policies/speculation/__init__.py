@@ -82,3 +82,15 @@ class DraftLength(Protocol):
         With a tree, the number is a depth: the first levels of the tree are used.
         """
         ...
+
+
+@runtime_checkable
+class KnownLengths(Protocol):
+    """A draft-length policy that knows which numbers it may decide, so that an engine prepares for them."""
+
+    def lengths(self, most: int) -> tuple[int, ...]:
+        """Returns the numbers that it may decide for all sequences of a step, ascending.
+
+        most: DraftView.max_draft_tokens, which no number exceeds.
+        """
+        ...

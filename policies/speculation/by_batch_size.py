@@ -52,6 +52,10 @@ class ByBatchSize:
         length = self._lengths[bisect_right(self._starts, view.num_requests) - 1]
         return min(length, view.max_draft_tokens)
 
+    def lengths(self, most: int) -> tuple[int, ...]:
+        """Returns the numbers of all ranges."""
+        return tuple(sorted({min(length, most) for length in self._lengths}))
+
 
 def _check(ranges: list[tuple[int, int, int]]) -> None:
     key = "num_speculative_tokens_per_batch_size"

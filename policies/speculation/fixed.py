@@ -32,3 +32,7 @@ class Fixed:
         """Returns the number, as far as the proposer can draft so many."""
         limit = view.max_draft_tokens
         return limit if self.num_tokens is None else min(self.num_tokens, limit)
+
+    def lengths(self, most: int) -> tuple[int, ...]:
+        """Returns the one number that it decides."""
+        return (most if self.num_tokens is None else min(self.num_tokens, most),)

@@ -24,3 +24,7 @@ class NoDrafts:
     def num_draft_tokens(self, view: DraftView) -> int:
         """Returns 0."""
         return 0
+
+    def lengths(self, most: int) -> tuple[int, ...]:
+        """Returns 0, the one number that it decides."""
+        return (0,)

@@ -17,7 +17,7 @@ from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.runner.batch import Batch
-from realengine.runner.graphs import DecodeGraphs, Drawn, Logprobs
+from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs, Logprobs
 from realengine.runner.host_kv import HostKv
 from realengine.runner.upload import Upload
 from realengine.runner.work import (
@@ -76,11 +76,12 @@ class Executor:
         self._no_chunks = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._counts_SV: torch.Tensor | None = None  # token counts for penalties; allocated on first use
         self._upload = Upload(self.device)
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: Graphs | None = None
+        self.decode_graphs: DecodeGraphs | None = None
         if graph_sizes:
             padding = Padding(num_slots, max_blocks)
             max_loras = 0 if adapters is None else adapters.max_loras
-            self.graphs = DecodeGraphs(
+            self.graphs = self.decode_graphs = DecodeGraphs(
                 self._decode, graph_sizes, padding, max_model_len, max_loras, self.device
             )
 
@@ -93,8 +94,8 @@ class Executor:
         if shape is None:
             return None
         assert work.words is not None
-        if self.graphs is not None and self.graphs.fit(shape):
-            return self.graphs.run(shape, self._upload.stage(work.words))
+        if self.decode_graphs is not None and self.decode_graphs.fit(shape):
+            return self.decode_graphs.run(shape, self._upload.stage(work.words))
         words = self._upload.sent(work.words)
         if not shape.is_decode:
             return self._mixed(words, shape)

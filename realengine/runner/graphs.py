@@ -1,19 +1,20 @@
-"""Decode steps captured as CUDA graphs: one launch in place of hundreds.
+"""Decode steps captured as CUDA graphs.
 
 A graph is captured for a number of rows and a way to draw. A step runs in the smallest graph that fits, and
-padding fills the other rows. Input words and tokens stay at fixed addresses. Graphs share one memory pool, so
-the largest is captured first.
+padding fills the other rows. Input words and tokens stay at fixed addresses.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 
 from realengine.model.lora import num_decode_segments
+from realengine.runner.recorder import Recorder, Recording
 from realengine.runner.work import DecodeWords, Draw, Padding, Shape
 
 
@@ -33,6 +34,14 @@ class Drawn(NamedTuple):
     """Log-probabilities of the last iteration's tokens; of a pass with drafts, of all rows of tokens_IS."""
     accepted_IS: torch.Tensor | None = None
     """Accepted draft tokens, int64 [passes, S]: of a pass's rows of tokens_IS, so many and one more count."""
+
+
+class Graphs(Protocol):
+    """The captured steps of an executor."""
+
+    def capture(self) -> None:
+        """Captures all sizes before serving starts."""
+        ...
 
 
 class DecodeGraphs:
@@ -57,11 +66,8 @@ class DecodeGraphs:
         self._max_loras = max_loras
         largest = sum(DecodeWords.sizes(self._shape(self.sizes[-1], Draw.sample, bool(max_loras))))
         self._words = torch.zeros(largest, dtype=torch.int32, device=device)
-        self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(
-            device
-        )  # one stream for all, because libraries keep a workspace per stream
+        self._graphs: dict[Shape, Recording[Drawn]] = {}
+        self._recorder = Recorder(device)
 
     def size_for(self, num_rows: int) -> int | None:
         """Returns the number of rows of the graph for a step of num_rows rows; None if too large."""
@@ -88,11 +94,12 @@ class DecodeGraphs:
     def run(self, shape: Shape, words: torch.Tensor) -> Drawn:
         """Replays the iterations of a step. words: on the host, pinned."""
         captured = self._shape(shape.num_rows, shape.draw, shape.num_segments > 0)
-        graph, tokens_B = self._captured(captured)
+        recording = self._captured(captured)
+        tokens_B = recording.result.tokens_IS[0]
         self._words[: len(words)].copy_(words, non_blocking=True)
         drawn_IB = tokens_B.new_empty(shape.num_iterations, shape.num_rows)
         for tokens_out_B in drawn_IB:
-            graph.replay()
+            recording.replay()
             tokens_out_B.copy_(tokens_B)
         return Drawn(drawn_IB)
 
@@ -110,26 +117,15 @@ class DecodeGraphs:
             num_segments=num_segments,
         )
 
-    def _captured(self, shape: Shape) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def _captured(self, shape: Shape) -> Recording[Drawn]:
         captured = self._graphs.get(shape)
         if captured is None:
-            captured = self._graphs[shape] = self._capture(shape)
+            words = self._words[: sum(DecodeWords.sizes(shape))]
+            captured = self._recorder.record(
+                partial(self._pad, words, shape), partial(self._decode, words, shape)
+            )
+            self._graphs[shape] = captured
         return captured
-
-    def _capture(self, shape: Shape) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        words = self._words[: sum(DecodeWords.sizes(shape))]
-        stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles kernels before the capture, which cannot
-            self._pad(words, shape)
-            self._decode(words, shape)
-            self._pad(words, shape)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # thread_local, because NCCL's watchdog thread queries events during the capture.
-        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-            drawn = self._decode(words, shape)
-        return graph, drawn.tokens_IS[0]
 
     def _pad(self, words: torch.Tensor, shape: Shape) -> None:
         """Fills the words with padding rows."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -18,27 +18,16 @@ from realengine.model.lora import AdapterBank
 from realengine.model.lora_adapter import Adapter
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import default_sizes
-from realengine.runner.host_kv import STAGED_BLOCKS, HostKv
+from realengine.runner.host_kv import HostKv
+from realengine.runner.memory import GIB, Memory, MemoryPlan
 from realengine.runner.parallel import Group
 from realengine.serving.model import Model
-from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
+from realengine.settings import DTYPES, KV_DTYPES, EngineSettings, on_gpu_by_default
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.drafters.load import load_draft
 from realengine.speculation.executor import SpeculativeExecutor
 from realengine.weights.load import load_weights
 from realengine.weights.lora_checkpoint import read_adapter
-
-CPU_KV_BYTES = 1 << 30
-GIB = 1 << 30
-GRAPH_BYTES = GIB  # rough estimate for captured steps and libraries' workspaces
-
-
-class Memory(NamedTuple):
-    """Number of KV blocks on the device, and in host memory for swapped-out sequences."""
-
-    num_blocks: int
-    num_swap_blocks: int
-    block_bytes: int  # bytes of a block, summed over all ranks
 
 
 def build_executor(
@@ -89,47 +78,44 @@ def build_executor(
         draft = load_draft(settings.speculation, context)
     block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype, world_size)
     block_bytes += 0 if draft is None else draft.block_bytes
+    captures = on_gpu_by_default(settings.use_graphs, device)
+    plan = MemoryPlan.of(architecture, settings, dtype, max_model_len, block_bytes, draft, captures=captures)
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
-        num_blocks = group.smallest(_num_blocks_that_fit(architecture, settings, dtype, device, block_bytes))
+        num_blocks = group.smallest(plan.num_blocks(device))
     memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
+    new_executor: Callable[..., Executor] = Executor
     try:
         cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
-        drafter = None if draft is None else draft.build(cache)
+        if settings.speculation is not None:
+            drafter = None if draft is None else draft.build(cache)
+            if drafter is not None:
+                cache.attached += drafter.cache_sets
+            new_executor = partial(
+                SpeculativeExecutor,
+                proposer=settings.speculation.proposer,
+                draft_length=settings.speculation.draft_length,
+                drafter=drafter,
+                draws=draft is not None and draft.draws,
+            )
+        executor = new_executor(
+            decoder,
+            cache,
+            backend,
+            num_slots=settings.max_num_seqs,
+            max_model_len=max_model_len,
+            host_kv=HostKv(cache, backend),
+            adapters=adapters,
+            graph_sizes=default_sizes(settings.max_num_seqs) if captures else (),
+        )
     except torch.OutOfMemoryError:
-        fitting = _num_blocks_that_fit(architecture, settings, dtype, device, block_bytes)
-        what = "weights" if draft is None else "weights of the model and of its draft"
-        raise _no_room(num_blocks, block_bytes, fitting, what) from None
-    new_executor: Callable[..., Executor] = Executor
-    if settings.speculation is not None:
-        if drafter is not None:
-            cache.attached += drafter.cache_sets
-        new_executor = partial(SpeculativeExecutor, proposer=settings.speculation.proposer, drafter=drafter)
-    captures = on_gpu_by_default(settings.use_graphs, device)
-    decodes_plainly = settings.speculation is None  # else no step is one of those that graphs replay
-    executor = new_executor(
-        decoder,
-        cache,
-        backend,
-        num_slots=settings.max_num_seqs,
-        max_model_len=max_model_len,
-        host_kv=HostKv(cache, backend),
-        adapters=adapters,
-        graph_sizes=default_sizes(settings.max_num_seqs) if captures and decodes_plainly else (),
-    )
+        raise plan.no_room(num_blocks, device) from None
     if captures:
-        with torch.cuda.device(device):
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             executor.warm_up()
-            if executor.graphs is not None:
-                executor.graphs.capture()
+            assert executor.graphs is not None
+            executor.graphs.capture()
     return executor, memory
-
-
-def _no_room(num_blocks: int, block_bytes: int, num_fitting: int, what: str) -> ValueError:
-    return ValueError(
-        f"num_kv_blocks={num_blocks}: the GPU has no memory for {num_blocks * block_bytes / GIB:.2f} GiB "
-        f"of KV beside the {what}; {num_fitting} blocks would fit, as with num_kv_blocks=None"
-    )
 
 
 def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:
@@ -142,11 +128,6 @@ def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> in
             f"max_model_len={settings.max_model_len}: must be <= {context}, the model's context length"
         )
     return settings.max_model_len
-
-
-def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
-    """Resolves an open choice: true on a GPU."""
-    return device.type == "cuda" if choice is None else choice
 
 
 def turns_of_adapters(settings: EngineSettings, max_rank: int) -> FixedSlots:
@@ -188,51 +169,3 @@ def _adapters(
     for name, adapter in adapters.items():
         bank.load(name, adapter)
     return bank
-
-
-def _num_blocks_that_fit(
-    architecture: Architecture,
-    settings: EngineSettings,
-    dtype: torch.dtype,
-    device: torch.device,
-    block_bytes: int,
-) -> int:
-    """Returns the number of blocks that fit beside weights and the largest step.
-
-    Raises ValueError if none does.
-    """
-    free_bytes = float(CPU_KV_BYTES)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        free_bytes = free - (1 - settings.gpu_memory_utilization) * total
-        free_bytes -= _step_bytes(architecture, settings, dtype)
-        free_bytes -= STAGED_BLOCKS * block_bytes
-        if on_gpu_by_default(settings.use_graphs, device):
-            free_bytes -= GRAPH_BYTES
-    num_blocks = int(free_bytes // block_bytes) - 1
-    if num_blocks < 1:
-        share = settings.gpu_memory_utilization
-        drafts = "" if settings.speculation is None else " with the KV of drafts"
-        raise ValueError(
-            f"gpu_memory_utilization={share}: only {max(free_bytes, 0) / GIB:.2f} GiB are left for "
-            f"KV; a block of {settings.caching.block_size} tokens needs {block_bytes / GIB:.4f} GiB{drafts}; "
-            "raise it, or serve a smaller model"
-        )
-    return num_blocks
-
-
-def _step_bytes(architecture: Architecture, settings: EngineSettings, dtype: torch.dtype) -> float:
-    """Returns an upper bound of the bytes of the largest step's activations and logits, also in fp32."""
-    spec = architecture
-    heads = spec.num_heads + 2 * spec.num_kv_heads
-    width = 4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size
-    if spec.num_experts:
-        width += spec.num_experts_per_tok * (2 * spec.hidden_size + 3 * spec.moe_intermediate_size)
-    if settings.quantization == "w4a16" or spec.packed is not None:  # large steps unpack a weight
-        unpacked = 2.0 * spec.intermediate_size * spec.hidden_size * dtype.itemsize
-    else:
-        unpacked = 0.0
-    logits = settings.max_num_seqs * spec.vocab_size * (dtype.itemsize + 12)  # fp32 twice, and penalties
-    num_tokens = settings.max_num_batched_tokens or max_model_len_of(architecture, settings)
-    return float(num_tokens * width * dtype.itemsize + logits) + unpacked

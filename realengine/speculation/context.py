@@ -40,3 +40,5 @@ class LoadedDraft(NamedTuple):
     """Bytes on each rank that it needs per KV block of the target."""
     build: Callable[[KvCache], Drafter]
     """Builds the drafter beside the target's KV cache: with as many blocks as it has."""
+    draws: bool = False
+    """Whether draft tokens are drawn from distributions, which the engine keeps until they are verified."""

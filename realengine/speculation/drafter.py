@@ -87,6 +87,8 @@ class Drafter(Protocol):
 
     wants_states: bool
     """Whether it reads the target's hidden states."""
+    is_static: bool
+    """Whether a CUDA graph can hold its work, because the host reads nothing and keeps no state of it."""
     taps: tuple[int, ...]
     """The layers of the target of whose inputs it reads the hidden states; see `Decoder.states`."""
 

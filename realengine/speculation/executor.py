@@ -7,44 +7,83 @@ A draft token is accepted if it equals the token that is drawn at the row before
 random number of its own position, so the tokens of a request are those that it would get without drafts. If
 the draft was drawn from a distribution, the row draws the draft token where rejection sampling accepts it,
 and another one where not, so that tokens follow the target's distribution.
+
+A pass whose sequences all decode is replayed as a CUDA graph, if there is one that fits (`PassGraphs`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kernels.sampling import DraftRows
-from policies.speculation import Proposer
+from policies.speculation import DraftLength, Proposer
+from policies.speculation.engine.drafts import Shapes
+from policies.speculation.fixed import Fixed
 from realengine.model.decoder import States
 from realengine.runner.batch import Batch, TreeRows
 from realengine.runner.executor import Executor, logprobs_of
 from realengine.runner.graphs import Drawn, Logprobs
-from realengine.runner.work import Draw, RowSettings, Work
-from realengine.speculation.drafter import DecodedRows, Drafter, Passed, Start
+from realengine.runner.work import Draw, Padding, RowSettings, Work
+from realengine.speculation.completed import CompletedPass
+from realengine.speculation.drafter import Drafter, Start
+from realengine.speculation.graphs import PassGraphs, captured_levels, drafts_in_graph
+from realengine.speculation.passed_rows import passed_rows
 from realengine.speculation.tree_rows import TreeShape
 from realengine.speculation.verification import Verified, verified
-from realengine.speculation.work import VerifyShape, VerifyWords, VerifyWork
+from realengine.speculation.work import NO_TOKEN, PassSize, VerifyShape, VerifyWords, VerifyWork
 
 
 class SpeculativeExecutor(Executor):
     """An `Executor` that verifies draft tokens. Its other arguments are those of `Executor`.
 
-    drafter: drafts on the device; None: the host drafts.
+    drafter: drafts on the device; None: the host drafts. draws: whether it draws from its distribution, of
+    which the engine keeps the probabilities. draft_length: the policy whose numbers are captured.
     """
 
-    def __init__(self, *args: Any, proposer: Proposer, drafter: Drafter | None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        proposer: Proposer,
+        drafter: Drafter | None,
+        draws: bool = False,
+        draft_length: DraftLength | None = None,
+        graph_sizes: Sequence[int] = (),
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
         self._drafter = drafter
         num_slots = len(self._newest_S)
         self._computed_S = torch.zeros(num_slots, dtype=torch.int64, device=self.device)
-        self._drafts_SK = torch.zeros(
-            num_slots, proposer.num_speculative_tokens, dtype=torch.int64, device=self.device
-        )
-        self._probs_SKV: torch.Tensor | None = None  # of drawn draft tokens; allocated on first use
+        num_drafts = proposer.num_speculative_tokens
+        self._drafts_SK = torch.zeros(num_slots, num_drafts, dtype=torch.int64, device=self.device)
+        self._probs_SKV: torch.Tensor | None = None
+        if draws:
+            size = (num_slots, num_drafts, self._decoder.architecture.vocab_size)
+            self._probs_SKV = torch.zeros(size, device=self.device)
         self._tree = None if proposer.tree is None else TreeShape(proposer.tree, self.device)
+        self._pass_graphs: PassGraphs | None = None
+        if graph_sizes:
+            self._pass_graphs = self.graphs = self._new_graphs(
+                Shapes(proposer), draft_length or Fixed(), graph_sizes
+            )
+
+    def _new_graphs(self, shapes: Shapes, policy: DraftLength, sizes: Sequence[int]) -> PassGraphs:
+        return PassGraphs(
+            self._run_words,
+            shapes,
+            sizes=sizes,
+            levels=captured_levels(shapes, policy, drafts_on_device=self._drafter is not None),
+            drafts=drafts_in_graph(policy, self._drafter),
+            padding=Padding(self._num_slots, self._tables_SM.shape[1]),
+            max_context_len=self._max_model_len,
+            max_loras=0 if self.adapters is None else self.adapters.max_loras,
+            max_segment_tokens=1 if self.adapters is None else self.adapters.max_segment_tokens(False),
+            device=self.device,
+        )
 
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:
@@ -54,6 +93,8 @@ class SpeculativeExecutor(Executor):
         self._enter_device()
         self._prepare(work)
         assert work.words is not None
+        if work.size is not None:
+            return self._replayed(work.size, work.verify, self._upload.stage(work.words))
         shape = work.verify
         views = VerifyWords.of(self._upload.sent(work.words), shape)
         self._begin(views, shape)
@@ -64,27 +105,42 @@ class SpeculativeExecutor(Executor):
         accepted = [one.accepted_IS for one in drawn if one is not None and one.accepted_IS is not None]
         return Drawn(torch.cat(tokens), accepted_IS=torch.cat(accepted))
 
+    def _replayed(self, size: PassSize, shape: VerifyShape, words: torch.Tensor) -> Drawn:
+        """Replays the iterations of a pass; the drafter runs after each, if it is not in the graph."""
+        assert self._pass_graphs is not None
+        tokens, accepted = [], []
+        for found, batch, states in self._pass_graphs.replay(size, shape, words):
+            if batch is not None:
+                views = VerifyWords.of(self._pass_graphs.words_of(shape), shape)
+                num_blocks = -(-shape.max_context_len // self._cache.block_size)
+                tables = self._tables_SM[views.slots_B.long(), :num_blocks]
+                batch = replace(batch, block_tables_BM=tables, max_context_len=shape.max_context_len)
+                self._draft(found, batch, states, views, shape)
+            tokens.append(found.tokens_SD.T.clone())  # the next replay overwrites them
+            accepted.append(found.accepted_S[None].clone())
+        return Drawn(torch.cat(tokens), accepted_IS=torch.cat(accepted))
+
+    def _run_words(self, words: torch.Tensor, shape: VerifyShape, drafts: bool) -> CompletedPass:
+        """Runs a pass of words on the device, as a graph captures it, and drafts, too, if asked.
+
+        The result keeps no more than is read: what it keeps no other graph can use for itself.
+        """
+        views = VerifyWords.of(words, shape)
+        self._begin(views, shape)
+        (found, batch, states), _, _ = self._check(views, shape)
+        assert batch is not None
+        if drafts:
+            self._draft(found, batch, states, views, shape)
+        if drafts or self._drafter is None:
+            return CompletedPass(found, None, None)
+        without_tables = replace(batch, block_tables_BM=batch.block_tables_BM.new_empty(batch.num_rows, 0))
+        return CompletedPass(found, without_tables, states)
+
     def _verify(self, views: VerifyWords, shape: VerifyShape) -> Drawn | None:
         """Runs a pass, accepts draft tokens, and drafts those of the next pass."""
-        batch = self._batch(views, shape)
-        rows_R, slots_S = views.rows_R.long(), views.drawn_slots_S.long()
-        states, logits_RV = self._target(batch, rows_R)
-        drawn_R = self._draw_rows(logits_RV, batch, views, shape)
-        parents = (
-            None
-            if self._tree is None
-            else self._tree.parents[views.places_T[: shape.num_decode_tokens].long()]
-        )
-        found = verified(self._backend, batch.tokens_T, drawn_R, views.starts_B, parents, shape)
-        if self._tree is not None and shape.max_depth:
-            self._compact(found, batch, shape)
-        self._advance(found, views, shape)
-        if self._drafter is not None:
-            try:
-                self._draft(self._drafter, found, batch, states, views, shape)
-            except Exception as error:  # the engine ends the requests of a launch that fails so
-                what = f"{type(self._drafter).__name__} raised {type(error).__name__}: {error}"
-                raise RuntimeError(f"the drafter has failed: {what}") from error
+        (found, batch, states), drawn_R, logits_RV = self._check(views, shape)
+        assert batch is not None
+        self._draft(found, batch, states, views, shape)
         if not shape.num_drawn:
             return None
         logprobs = None
@@ -92,8 +148,29 @@ class SpeculativeExecutor(Executor):
             of_rows = logprobs_of(logits_RV, drawn_R, shape.num_logprobs)
             logprobs = Logprobs(*(part[found.rows_SD.T.flatten()] for part in of_rows))
         if shape.draw is Draw.penalised:
-            self._count(found, slots_S)
+            self._count(found, views.drawn_slots_S.long())
         return Drawn(found.tokens_SD.T.contiguous(), logprobs, found.accepted_S[None])
+
+    def _check(
+        self, views: VerifyWords, shape: VerifyShape
+    ) -> tuple[CompletedPass, torch.Tensor, torch.Tensor]:
+        """Runs a pass of the target, and accepts draft tokens; returns tokens and logits of its rows, too."""
+        batch = self._batch(views, shape)
+        states, logits_RV = self._target(batch, views.rows_R.long())
+        drafts_T = batch.tokens_T
+        if shape.is_padded:
+            drafts_T = torch.where(views.tokens_T == NO_TOKEN, -1, drafts_T)
+        drawn_R = self._draw_rows(logits_RV, batch, drafts_T, views, shape)
+        parents = (
+            None
+            if self._tree is None
+            else self._tree.parents[views.places_T[: shape.num_decode_tokens].long()]
+        )
+        found = verified(self._backend, drafts_T, drawn_R, views.starts_B, parents, shape)
+        if self._tree is not None and shape.max_depth:
+            self._compact(found, batch, shape)
+        self._advance(found, views, shape)
+        return CompletedPass(found, batch, states), drawn_R, logits_RV
 
     def _begin(self, views: VerifyWords, shape: VerifyShape) -> None:
         """Updates the block tables, and the slots that begin with known tokens."""
@@ -121,12 +198,15 @@ class SpeculativeExecutor(Executor):
         if self._tree is not None and num_ours > num_decodes:
             mask = self._tree.draft_tree(lengths_B[:num_decodes], positions_T[:num_ours])
             tree = TreeRows(mask, num_decodes, num_ours)
+        kv_slots_T = self._kv_slots(slots_T, torch.cat([computed + rows, places_T[num_ours:]]))
+        if shape.is_padded:
+            kv_slots_T = torch.where(tokens_T == NO_TOKEN, -1, kv_slots_T)
         num_singles = num_decodes if num_ours == num_decodes else 0  # without drafts they are plain decodes
         max_blocks = -(-shape.max_context_len // self._cache.block_size)
         return Batch(
             tokens_T=torch.cat([tokens, tokens_T[num_ours:]]),
             positions_T=positions_T,
-            slots_T=self._kv_slots(slots_T, torch.cat([computed + rows, places_T[num_ours:]])),
+            slots_T=kv_slots_T,
             block_tables_BM=self._tables_SM[slots_B, :max_blocks],
             chunk_starts=views.starts_B[num_singles:] - num_singles,
             context_lens_B=torch.cat([contexts, lengths_B[num_decodes:]]).int(),
@@ -152,7 +232,12 @@ class SpeculativeExecutor(Executor):
         return states, self._decoder.head(states.hidden_TH[rows_R])
 
     def _draw_rows(
-        self, logits_RV: torch.Tensor, batch: Batch, views: VerifyWords, shape: VerifyShape
+        self,
+        logits_RV: torch.Tensor,
+        batch: Batch,
+        drafts_T: torch.Tensor,
+        views: VerifyWords,
+        shape: VerifyShape,
     ) -> torch.Tensor:
         """Draws a token at every verified row, with the random number of its position."""
         if shape.draw is Draw.greedy:
@@ -163,16 +248,18 @@ class SpeculativeExecutor(Executor):
         if shape.draw is Draw.penalised:
             counts_RV = self._row_counts(batch, views, shape)
             penalties = settings.penalties(counts_RV, torch.arange(len(logits_RV), device=self.device))
-        drafts = self._drawn_drafts(batch, views, shape)
+        drafts = self._drawn_drafts(drafts_T, views, shape)
         return self._backend.sample(logits_RV, sampling, penalties, drafts=drafts)
 
-    def _drawn_drafts(self, batch: Batch, views: VerifyWords, shape: VerifyShape) -> DraftRows | None:
+    def _drawn_drafts(
+        self, drafts_T: torch.Tensor, views: VerifyWords, shape: VerifyShape
+    ) -> DraftRows | None:
         """Returns the draft tokens after each verified row, if they were drawn from a distribution."""
         if self._probs_SKV is None:
             return None
         num_ours, num_others = shape.num_decode_tokens, shape.num_verified - shape.num_decode_tokens
         sequences = views.sequences_R[:num_ours]
-        following = torch.cat([batch.tokens_T[1:], batch.tokens_T[:1]])[:num_ours]
+        following = torch.cat([drafts_T[1:], drafts_T[:1]])[:num_ours]
         is_last = torch.ones_like(sequences, dtype=torch.bool)
         is_last[:-1] = sequences[1:] != sequences[:-1]
         num_places = self._probs_SKV.shape[1]
@@ -213,6 +300,8 @@ class SpeculativeExecutor(Executor):
         self._newest_S.index_copy_(0, views.drawn_slots_S.long(), newest_S)
         decodes = slots_B[:num_decodes]
         after = self._computed_S[decodes] + found.accepted_S[:num_decodes] + 1
+        if shape.is_padded:
+            after = torch.where(decodes == self._num_slots, 0, after)  # the padding slot never has tokens
         ends = views.lengths_B[num_decodes:].long()
         self._computed_S.index_copy_(0, slots_B, torch.cat([after, ends]))
 
@@ -229,6 +318,23 @@ class SpeculativeExecutor(Executor):
 
     def _draft(
         self,
+        found: Verified,
+        batch: Batch,
+        states: States | None,
+        views: VerifyWords,
+        shape: VerifyShape,
+    ) -> None:
+        """Shows the drafter, if there is one, the pass, and has it draft for the next one."""
+        if self._drafter is None:
+            return
+        try:
+            self._draft_with(self._drafter, found, batch, states, views, shape)
+        except Exception as error:  # the engine ends the requests of a launch that fails so
+            what = f"{type(self._drafter).__name__} raised {type(error).__name__}: {error}"
+            raise RuntimeError(f"the drafter has failed: {what}") from error
+
+    def _draft_with(
+        self,
         drafter: Drafter,
         found: Verified,
         batch: Batch,
@@ -236,9 +342,9 @@ class SpeculativeExecutor(Executor):
         views: VerifyWords,
         shape: VerifyShape,
     ) -> None:
-        """Shows a drafter the pass, and has it draft for the next one."""
         slots_S = views.drawn_slots_S.long()
-        passed, rows_N = self._passed(found, batch, states, views, shape)
+        newest_S = self._newest_S[slots_S]
+        passed, rows_N = passed_rows(found, batch, states, newest_S, views, shape)
         drafter.follow(passed)
         if not passed.drafts_next:
             return
@@ -247,7 +353,7 @@ class SpeculativeExecutor(Executor):
             sampling = RowSettings.of(views.sampling_SW).sampling(positions_S + 1)
         start = Start(
             slots_N=slots_S,
-            newest_N=self._newest_S[slots_S],
+            newest_N=newest_S,
             positions_N=positions_S,
             rows_N=rows_N,
             tables_NM=self._tables_SM[slots_S, : batch.block_tables_BM.shape[1]],
@@ -257,76 +363,12 @@ class SpeculativeExecutor(Executor):
         tokens_NK, probs_NKV = drafter.draft(passed, start, shape.num_levels)
         num_tokens = tokens_NK.shape[1]
         self._drafts_SK[:, :num_tokens].index_copy_(0, slots_S, tokens_NK)
-        if probs_NKV is not None:
-            if self._probs_SKV is None:
-                size = (*self._drafts_SK.shape, probs_NKV.shape[2])
-                self._probs_SKV = torch.zeros(size, device=self.device)
-            self._probs_SKV[:, :num_tokens].index_copy_(0, slots_S, probs_NKV)
-        elif self._probs_SKV is not None:  # the likeliest tokens: all sequences are greedy
-            certain = torch.zeros(*tokens_NK.shape, self._probs_SKV.shape[2], device=self.device)
-            certain.scatter_(2, tokens_NK[:, :, None], 1.0)
-            self._probs_SKV[:, :num_tokens].index_copy_(0, slots_S, certain)
-
-    def _passed(
-        self,
-        found: Verified,
-        batch: Batch,
-        states: States | None,
-        views: VerifyWords,
-        shape: VerifyShape,
-    ) -> tuple[Passed, torch.Tensor]:
-        """Returns the rows that advance the sequences, and the row before each newest token."""
-        num_decodes, num_ours = shape.num_decodes, shape.num_decode_tokens
-        starts_B, accepted_B = views.starts_B.long(), found.accepted_S[:num_decodes]
-        first_B, contexts_B, last_rows = (
-            starts_B[:num_decodes],
-            batch.context_lens_B,
-            views.rows_R[num_ours:].long(),
-        )
-        tokens_T, positions_T, slots_T = batch.tokens_T, batch.positions_T, batch.slots_T
-        sequences, levels = views.sequences_R[:num_ours].long(), views.places_T[:num_ours].long()
-        if shape.num_path_rows:  # the rows of a tree, by level instead of by node
-            sequences, levels = views.path_sequences_P.long(), views.path_levels_P.long()
-            first = first_B[sequences]
-            others = torch.arange(num_ours, shape.num_tokens, device=self.device)
-            rows = torch.cat([found.rows_SD[sequences, levels], others])
-            tokens_T, positions_T = (
-                tokens_T[rows],
-                torch.cat([positions_T[first] + levels, positions_T[others]]),
-            )
-            slots_T = slots_T[torch.cat([first + levels, others])]
-            if states is not None:
-                states = States(states.hidden_TH[rows], tuple(tap[rows] for tap in states.taps))
-            by_level_B = views.path_starts_B.long()
-            contexts_B = contexts_B - (starts_B.diff() - by_level_B.diff()).int()
-            last_rows = last_rows - num_ours + shape.num_path_rows
-            starts_B = by_level_B
-        rows_N = torch.cat([starts_B[:num_decodes] + accepted_B, last_rows])
-        is_rejected = levels > accepted_B[sequences]
-        slots_T = torch.cat([torch.where(is_rejected, -1, slots_T[: len(levels)]), slots_T[len(levels) :]])
-        following_T = torch.cat([tokens_T[1:], tokens_T[:1]])
-        following_T[starts_B[num_decodes + 1 :] - 1] = views.following_C.long()
-        following_T[rows_N] = self._newest_S[views.drawn_slots_S.long()]
-        rows_of_passed = replace(
-            batch,
-            tokens_T=tokens_T,
-            positions_T=positions_T,
-            slots_T=slots_T,
-            chunk_starts=starts_B.int(),
-            context_lens_B=contexts_B,
-            num_decodes=0,
-            sampled_rows_S=None,
-            adapters=None,
-            tree=None,
-        )
-        passed = Passed(
-            batch=rows_of_passed,
-            following_T=following_T,
-            states=states,
-            decoded=DecodedRows(num_decodes, len(levels), rows_N[:num_decodes]),
-            drafts_next=shape.num_levels > 0 and shape.num_drawn > 0,
-        )
-        return passed, rows_N
+        if self._probs_SKV is None:
+            return
+        if probs_NKV is None:  # the likeliest tokens: all sequences are greedy
+            probs_NKV = torch.zeros(*tokens_NK.shape, self._probs_SKV.shape[2], device=self.device)
+            probs_NKV.scatter_(2, tokens_NK[:, :, None], 1.0)
+        self._probs_SKV[:, :num_tokens].index_copy_(0, slots_S, probs_NKV)
 
 
 def _count_valid(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +12,52 @@ from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
+from realengine.model.lora import NO_ADAPTER
 from realengine.runner.launch import Launch, Row
 from realengine.runner.runner import Runner
-from realengine.runner.work import ON_DEVICE, pack, pack_sampling
+from realengine.runner.work import ON_DEVICE, Draw, pack, pack_sampling
 from realengine.serving.sampling_params import SamplingParams
+from realengine.speculation.graphs import PassGraphs
 from realengine.speculation.pass_times import PassTimes
 from realengine.speculation.warm_up import warm_up
-from realengine.speculation.work import VerifyShape, VerifyWork
+from realengine.speculation.work import NO_TOKEN, PassSize, VerifyShape, VerifyWork
+
+
+class DecodingRows(NamedTuple):
+    """The decoding sequences of a pass, and those that fill a graph up; each array has one entry of each."""
+
+    size: PassSize | None
+    """Size of the graph that runs the pass; None: it runs eagerly, without padding."""
+    slots: NDArray[np.int64]
+    num_rows: NDArray[np.int64]
+    num_valid: NDArray[np.int64]
+    """Rows that are no padding."""
+    depth: NDArray[np.int64]
+    base: NDArray[np.int64]
+    """Computed tokens as the scheduler counts them."""
+
+    @classmethod
+    def of(cls, drafts: DraftPlan, size: PassSize | None, padding_slot: int) -> DecodingRows:
+        """Returns the rows of a plan."""
+        num_valid = drafts.num_drafts + 1
+        if size is None:
+            return cls(None, drafts.slots, num_valid, num_valid, drafts.depth, drafts.base)
+        fill = (0, size.num_seqs - len(num_valid))
+        return cls(
+            size,
+            np.pad(drafts.slots, fill, constant_values=padding_slot),
+            np.full(size.num_seqs, 1 + size.num_drafts),
+            np.pad(num_valid, fill),
+            np.full(size.num_seqs, size.depth),
+            np.pad(drafts.base, fill),
+        )
 
 
 class DraftRunner(Runner):
     """A `Runner` for an engine that speculates. Its other arguments are those of `Runner`.
 
     drafts_on_device: whether draft tokens are made on the device; else the host sets them by `set_drafts`.
-    pass_times: is told of every pass; None: no policy needs its time.
+    pass_times: is told of every pass; None: no policy needs its time. graphs: of passes, if there are any.
     """
 
     def __init__(
@@ -34,9 +66,11 @@ class DraftRunner(Runner):
         *args: Any,
         drafts_on_device: bool,
         pass_times: PassTimes | None,
+        graphs: PassGraphs | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(core, *args, **settings)
+        self._pass_graphs = graphs
         self.pass_times = pass_times
         self._drafting = core.drafting
         self._drafts_on_device = drafts_on_device
@@ -49,7 +83,8 @@ class DraftRunner(Runner):
                 self.execute,
                 pass_times.now,
                 core.speculation.proposer,
-                slot=self._padding.slot,
+                graphs=graphs,
+                padding=self._padding,
                 max_num_seqs=core.max_num_seqs,
                 max_model_len=core.max_model_len,
             )
@@ -83,15 +118,19 @@ class DraftRunner(Runner):
         begin_s = 0.0 if self.pass_times is None else self.pass_times.now()
         completing = [chunk.seq for chunk in plan.chunks if chunk.completes]
         rows: list[Row] = [(seq, 0) for seq in (*drafts.seqs, *completing)]
-        drawn_slots = np.array([seq.slots[0] for seq, _ in rows], np.int64)
         self._update_all_tables(plan, drafts)
-        shape, words = self._pack(plan, drafts, drawn_slots, num_iterations)
+        size = self._graph_of(plan, drafts, num_iterations)
+        decoding = DecodingRows.of(drafts, size, self._padding.slot)
+        shape, words = self._pack(plan, drafts, decoding, num_iterations)
         work = VerifyWork(
             verify=shape,
+            size=size,
             words=words,
             adapters=tuple(self._adapter_loads),
+            table_updates=np.array(self._updates, np.int32) if self._updates else None,
             penalty_inits=tuple(self._penalty_inits),
         )
+        self._updates.clear()
         self._started.clear()
         launch = self._launched(rows, work, num_iterations)
         launch.num_drafts = drafts.num_drafts.tolist()
@@ -114,27 +153,37 @@ class DraftRunner(Runner):
             self._update_table(chunk.seq, slot, num_blocks * self._block_size)
             self._num_ids_S[slot] = 0  # its commit may replace blocks by equal ones of another sequence
 
+    def _graph_of(self, plan: StepPlan, drafts: DraftPlan, num_iterations: int) -> PassSize | None:
+        """Returns the size of the graph that runs a plan; None: it runs eagerly."""
+        if self._pass_graphs is None or plan.chunks or self._started or not drafts.seqs:
+            return None
+        draw, num_logprobs = self._draw_and_logprobs(drafts.slots)
+        if draw is Draw.penalised or num_logprobs >= 0:
+            return None
+        num_drafts = drafts.num_drafts
+        num_rows, most = len(num_drafts) + int(num_drafts.sum()), int(num_drafts.max())
+        size = self._pass_graphs.fit(len(num_drafts), num_rows, most, drafts.next_levels)
+        num_before = int(drafts.base.max()) + (num_iterations - 1) * (int(drafts.depth.max()) + 1)
+        if size is not None and num_before + 1 + size.num_drafts > self._core.max_model_len:
+            return None  # rows of padding would be at positions that do not exist
+        return size
+
     def _pack(
-        self,
-        plan: StepPlan,
-        drafts: DraftPlan,
-        drawn_slots: NDArray[np.int64],
-        num_iterations: int,
+        self, plan: StepPlan, drafts: DraftPlan, rows: DecodingRows, num_iterations: int
     ) -> tuple[VerifyShape, NDArray[np.int32]]:
-        num_decodes, chunks = len(drafts.seqs), plan.chunks
-        decode_rows = drafts.num_drafts + 1
+        num_decodes, chunks = len(rows.slots), plan.chunks
+        decode_rows = rows.num_rows
         num_decode_tokens = int(decode_rows.sum())
+        completing = [chunk.seq.slots[0] for chunk in chunks if chunk.completes]
+        drawn_slots = np.concatenate([rows.slots, np.array(completing, np.int64)])
         chunk_rows = np.array([chunk.num_tokens for chunk in chunks], np.int64)
         chunk_slots = np.array([chunk.seq.slots[0] for chunk in chunks], np.int64)
         firsts = np.array([chunk.num_cached for chunk in chunks], np.int64)
         rows_of = np.concatenate([decode_rows, chunk_rows])
-        slots = np.concatenate([drafts.slots, chunk_slots])
+        slots = np.concatenate([rows.slots, chunk_slots])
         starts = np.concatenate([[0], np.cumsum(rows_of)])
         places = np.arange(starts[-1]) - np.repeat(starts[:-1], rows_of)
-        tokens = np.full(num_decode_tokens, ON_DEVICE, np.int64)
-        if not self._drafts_on_device:
-            slots_T, at = np.repeat(drafts.slots, decode_rows), places[:num_decode_tokens]
-            tokens = np.where(at > 0, self._drafts_SK[slots_T, np.maximum(at - 1, 0)], ON_DEVICE)
+        tokens = self._decode_tokens(rows, places[:num_decode_tokens])
         places[num_decode_tokens:] += np.repeat(firsts, chunk_rows)
         chunk_tokens = [
             self._tokens_SL[slot, first : first + num]
@@ -148,13 +197,14 @@ class DraftRunner(Runner):
             [np.repeat(np.arange(num_decodes), decode_rows), num_decodes + np.arange(len(last_rows))]
         )
         draw, num_logprobs = self._draw_and_logprobs(drawn_slots)
-        segments = self._segments(slots, rows_of)
-        num_before_last = (num_iterations - 1) * (drafts.depth + 1)
-        contexts = np.concatenate([drafts.base + num_before_last + decode_rows, ends])
+        segments = self._pass_segments(slots, rows_of, rows.size)
+        num_before_last = (num_iterations - 1) * (rows.depth + 1)
+        contexts = np.concatenate([rows.base + num_before_last + decode_rows, ends])
         lookahead = self._drafts_SK.shape[1] + 1
-        paths = drafts.depth + 1 if self._has_tree else np.zeros(num_decodes, np.int64)
+        paths = rows.depth + 1 if self._has_tree else np.zeros(num_decodes, np.int64)
         num_path_rows = int(paths.sum())
         path_starts = np.concatenate([[0], np.cumsum(np.concatenate([paths, chunk_rows]))])
+        updates = self._packed_updates(rows.size)
         shape = VerifyShape(
             num_tokens=int(starts[-1]),
             num_decodes=num_decodes,
@@ -163,7 +213,7 @@ class DraftRunner(Runner):
             num_drawn=len(drawn_slots),
             max_query_len=int(rows_of.max()),
             max_context_len=min(int(contexts.max()) + lookahead, self._padding.max_blocks * self._block_size),
-            max_depth=int(drafts.depth.max(initial=0)),
+            max_depth=int(rows.depth.max(initial=0)),
             num_levels=drafts.next_levels,
             draw=draw,
             num_path_rows=num_path_rows,
@@ -171,10 +221,9 @@ class DraftRunner(Runner):
             num_started=len(self._started),
             num_iterations=num_iterations,
             num_segments=len(segments) // 2,
-            num_updates=len(self._updates),
+            num_updates=len(updates),
+            is_padded=rows.size is not None,
         )
-        updates = np.array(self._updates, np.int64).reshape(-1, 2)
-        self._updates.clear()
         sections = [
             pack_sampling(self._sampling_S[drawn_slots]),
             tokens,
@@ -197,3 +246,43 @@ class DraftRunner(Runner):
             updates[:, 1],
         ]
         return shape, pack(sections)
+
+    def _decode_tokens(self, rows: DecodingRows, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the tokens of the rows of the decodes that the host knows, and what stands for others."""
+        tokens = np.full(len(places), ON_DEVICE, np.int64)
+        if not self._drafts_on_device:
+            slots = np.repeat(rows.slots, rows.num_rows)
+            drafted = self._drafts_SK[slots, np.maximum(places - 1, 0)]
+            tokens = np.where(places > 0, drafted, ON_DEVICE)
+        if rows.size is not None:
+            tokens[places >= np.repeat(rows.num_valid, rows.num_rows)] = NO_TOKEN
+        return tokens
+
+    def _pass_segments(
+        self, slots: NDArray[np.int64], counts: NDArray[np.int64], size: PassSize | None
+    ) -> NDArray[np.int32]:
+        """Returns the segments of adapters, as many as the graph has, if one runs the pass."""
+        segments = self._segments(slots, counts)
+        if size is None or not len(segments):
+            return segments
+        assert self._pass_graphs is not None
+        num_segments = len(segments) // 2
+        starts, of_slots = segments[: num_segments + 1], segments[num_segments + 1 :]
+        num_empty = self._pass_graphs.num_segments(size) - num_segments
+        return np.concatenate(
+            [
+                np.pad(starts, (0, num_empty), mode="edge"),
+                np.pad(of_slots, (0, num_empty), constant_values=NO_ADAPTER),
+            ]
+        )
+
+    def _packed_updates(self, size: PassSize | None) -> NDArray[np.int64]:
+        """Returns the updates of block tables [U, 2] that a pass makes; a graph makes one per sequence."""
+        num_taken = len(self._updates) if size is None else size.num_seqs
+        updates = np.array(self._updates[:num_taken], np.int64).reshape(-1, 2)
+        del self._updates[:num_taken]
+        if size is None:
+            return updates
+        padded = np.full((size.num_seqs, 2), (self._padding.place, 0), np.int64)
+        padded[: len(updates)] = updates
+        return padded

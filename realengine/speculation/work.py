@@ -13,6 +13,9 @@ decode, its rows; of a chunk, its context. following: the token after a chunk th
 prompt. Verified rows: all rows of the decodes, and the last row of each chunk that completes a prompt; each
 belongs to one of the S sequences that draw. path: with a tree, the rows by which a decode may advance, its
 newest token and one per level; path start: of all sequences, if those rows stand for the decodes.
+
+A pass that a CUDA graph runs has rows of padding, with token NO_TOKEN: behind the draft tokens of a sequence
+that has fewer than the graph, and all rows of the sequences that fill it up.
 """
 
 from __future__ import annotations
@@ -23,6 +26,26 @@ from typing import NamedTuple
 import torch
 
 from realengine.runner.work import SAMPLING_WORDS, Draw, Work, segment_sizes
+
+NO_TOKEN = -2
+"""Placeholder for the token of a row of padding, which writes no KV and is never accepted."""
+
+
+class PassSize(NamedTuple):
+    """Sizes of a pass of decoding sequences with equally many rows, as a CUDA graph runs it."""
+
+    num_seqs: int
+    num_drafts: int
+    """Rows of each sequence beside that of its newest token."""
+    depth: int
+    """The most draft tokens of a sequence that can be accepted."""
+    num_levels: int | None
+    """Draft tokens, or levels, that the graph drafts for the next pass; None: it does not draft."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all sequences."""
+        return self.num_seqs * (1 + self.num_drafts)
 
 
 class VerifyShape(NamedTuple):
@@ -58,6 +81,13 @@ class VerifyShape(NamedTuple):
     """Number of runs of tokens of one adapter; 0: no row uses any."""
     num_updates: int = 0
     """U, the number of changed entries of block tables."""
+    is_padded: bool = False
+    """Whether there are rows of padding."""
+
+    @property
+    def num_words(self) -> int:
+        """Number of words of the pass."""
+        return sum(VerifyWords.sizes(self))
 
     @property
     def num_verified(self) -> int:
@@ -70,6 +100,8 @@ class VerifyWork(Work):
     """A pass that verifies draft tokens, and the operations on the device before it."""
 
     verify: VerifyShape
+    size: PassSize | None = None
+    """Size of the graph that runs the pass; None: it runs eagerly."""
 
 
 class VerifyWords(NamedTuple):
@@ -95,11 +127,11 @@ class VerifyWords(NamedTuple):
     places_U: torch.Tensor
     ids_U: torch.Tensor
 
-    @classmethod
-    def of(cls, words: torch.Tensor, shape: VerifyShape) -> VerifyWords:
-        """Returns the views, which share memory with words."""
+    @staticmethod
+    def sizes(shape: VerifyShape) -> list[int]:
+        """Returns the number of words of each section."""
         num_rows = shape.num_decodes + shape.num_chunks
-        sizes = [
+        return [
             SAMPLING_WORDS * shape.num_drawn,
             *[shape.num_tokens] * 3,
             num_rows,
@@ -117,4 +149,8 @@ class VerifyWords(NamedTuple):
             shape.num_updates,
             shape.num_updates,
         ]
-        return cls(*torch.split(words, sizes))
+
+    @classmethod
+    def of(cls, words: torch.Tensor, shape: VerifyShape) -> VerifyWords:
+        """Returns the views, which share memory with words."""
+        return cls(*torch.split(words, cls.sizes(shape)))

@@ -47,7 +47,7 @@ from hwmodels.operators.calibration import Calibration
 from realengine.model.architecture import Architecture
 from realengine.model.backend import check_supported, choose_backend, choose_device
 from realengine.model.kv_cache import KvCache
-from realengine.runner.rank import CPU_KV_BYTES
+from realengine.runner.memory import CPU_KV_BYTES
 from realengine.settings import DTYPES
 from sim.report.files import table_bytes
 from sim.report.whole_file import write_whole

@@ -27,7 +27,7 @@ from realengine.engine import Engine
 from realengine.model.architecture import Architecture
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import Drawn
-from realengine.runner.rank import Memory
+from realengine.runner.memory import Memory
 from realengine.runner.work import Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings

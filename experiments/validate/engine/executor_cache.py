@@ -15,8 +15,9 @@ from policies.batching.chunked import Chunked
 from realengine.model.architecture import Architecture
 from realengine.model.backend import choose_device
 from realengine.runner.executor import Executor
+from realengine.runner.memory import GIB, Memory
 from realengine.runner.parallel import Group
-from realengine.runner.rank import GIB, Memory, build_executor
+from realengine.runner.rank import build_executor
 from realengine.runner.work import Padding, Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings

@@ -89,7 +89,7 @@ def load_models(
     def build(target_cache: KvCache) -> Drafter:
         return make([with_cache(decoder, target_cache) for decoder in decoders])
 
-    return LoadedDraft(sum(sizes), build)
+    return LoadedDraft(sum(sizes), build, draws=is_drawn)
 
 
 def _load_decoder(source: DraftSource, context: DrafterContext) -> Decoder:
@@ -154,6 +154,7 @@ class DraftModel:
     """
 
     wants_states = False
+    is_static = True
     taps: tuple[int, ...] = ()
 
     def __init__(

@@ -77,6 +77,7 @@ class LayerDrafter:
     """Drafts with a `FeatureModel`. tree: of the draft tokens; None: a chain."""
 
     wants_states = True
+    is_static = True
 
     def __init__(self, model: FeatureModel, max_model_len: int, tree: TokenTree | None = None) -> None:
         self.taps = model.taps

@@ -52,6 +52,7 @@ class Lookahead:
     """Drafts n-grams from a pool that the target fills. It reads its guesses on the host."""
 
     wants_states = False
+    is_static = False
     taps: tuple[int, ...] = ()
     cache_sets: tuple[CacheSet, ...] = ()
 

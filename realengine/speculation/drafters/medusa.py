@@ -55,6 +55,7 @@ class Medusa:
     """Drafts with heads, which need neither KV nor a pass of their own."""
 
     wants_states = True
+    is_static = True
     taps: tuple[int, ...] = ()
     cache_sets: tuple[CacheSet, ...] = ()
 

@@ -32,7 +32,7 @@ def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
             context.target, cache, context.backend, context.max_model_len, layers, is_drawn=settings.draws
         )
 
-    return LoadedDraft(0, build)
+    return LoadedDraft(0, build, draws=settings.draws)
 
 
 class SelfSpeculative:
@@ -43,6 +43,7 @@ class SelfSpeculative:
     """
 
     wants_states = False
+    is_static = True
     taps: tuple[int, ...] = ()
     cache_sets: tuple[CacheSet, ...] = ()
 

@@ -62,6 +62,7 @@ class SpecinferTree:
     """
 
     wants_states = False
+    is_static = True
     taps: tuple[int, ...] = ()
 
     def __init__(self, model: DraftModel, widths: Sequence[int]) -> None:
@@ -144,6 +145,7 @@ class SeveralDrafts:
     """
 
     wants_states = False
+    is_static = True
     taps: tuple[int, ...] = ()
 
     def __init__(self, models: Sequence[DraftModel]) -> None:

@@ -47,7 +47,7 @@ from experiments.validate.engine.engine_run import settings_of
 from experiments.validate.engine.executor_cache import Built, with_room
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from kernels.case import Case
-from realengine.runner.rank import Memory
+from realengine.runner.memory import Memory
 from sim.setup.engine_profile import EngineProfile
 
 ROOT = Path(__file__).resolve().parents[3]

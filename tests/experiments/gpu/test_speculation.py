@@ -44,6 +44,15 @@ def test_a_sure_coin_accepts_all_drafts_of_a_sequence_and_no_more():
     assert verdict(0.0, (2, 0, 3))[0].accepted_B.tolist() == [0, 0, 0]
 
 
+def test_a_sure_coin_accepts_no_padding_and_its_rate_can_be_changed():
+    starts, drawn = torch.tensor([0, 4, 8]), torch.arange(8)
+    tokens = torch.tensor([0, 5, 5, -1, 0, -1, -1, -1])  # two draft tokens, and none
+    coin = Coin(1.0)
+    assert coin.match(match_drafts_reference, tokens, drawn, starts, 3).accepted_B.tolist() == [2, 0]
+    coin.rate = 0.0
+    assert coin.match(match_drafts_reference, tokens, drawn, starts, 3).accepted_B.tolist() == [0, 0]
+
+
 def test_the_coin_accepts_with_its_rate_until_it_rejects():
     """Of 4 drafts at rate 0.6: 0.6 + 0.36 + 0.216 + 0.1296 = 1.3056 are accepted on average."""
     torch.manual_seed(0)

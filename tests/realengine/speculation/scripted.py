@@ -12,6 +12,7 @@ class ScriptedDrafter:
     """
 
     wants_states = False
+    is_static = False
     taps = ()
     cache_sets = ()
 
@@ -43,6 +44,9 @@ class ScriptedDrafter:
         for newest, position, table in zip(
             start.newest_N.tolist(), start.positions_N.tolist(), start.tables_NM, strict=True
         ):
+            if not int(table[0]):  # the sequence is padding
+                rows.append([0] * (num_levels if self._tree is None else self._tree.num_nodes))
+                continue
             known = [*self._context[int(table[0])][:position], newest]
             text = next(text for text in self._texts if text[: len(known)] == known[: len(text)])
             right = [*text[len(known) :], *[0] * (num_levels + 1)]

@@ -15,7 +15,7 @@ from policies.batching.orca import Orca  # noqa: E402
 from policies.caching.paged import Paged  # noqa: E402
 from policies.scheduling.fcfs import Fcfs  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
-from realengine.runner.rank import GIB  # noqa: E402
+from realengine.runner.memory import GIB  # noqa: E402
 from realengine.serving.model import Model  # noqa: E402
 from sim.settings.compose import ConfigSource  # noqa: E402
 from sim.settings.config_groups import CONFIG_DIR  # noqa: E402
