@@ -29,7 +29,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """What one rank needs: bytes of a KV block, and of everything beside weights and KV."""
+    """Bytes that one rank needs: of a KV block, and of everything beside weights and KV."""
 
     block_bytes: int
     step_bytes: float

@@ -1,4 +1,4 @@
-"""What a pass of the target leaves to the drafter and to the host."""
+"""A verified pass of the target, as the drafter and the host get it."""
 
 from __future__ import annotations
 
