@@ -21,6 +21,7 @@ from types import FrameType, MappingProxyType, ModuleType
 from typing import NamedTuple
 
 from experiments.app.job import CannotWriteError, UnsuccessfulError
+from experiments.app.secret_flags import without_secrets
 from experiments.app.standard_output import output_errors_kept
 from policies.user_code.failure import PolicyError, trace_of, with_quote
 from sim.settings.errors import ConfigError, suggest
@@ -34,6 +35,9 @@ class Command(NamedTuple):
     config_name: str | None = None  # its root config, if Hydra composes its settings
     by_runner: bool = True  # false: main(arguments) composes the settings and runs the command itself
     flags: Mapping[str, str] = MappingProxyType({})  # flag -> the setting that it stands for
+    secrets: Mapping[str, str] = MappingProxyType(
+        {}
+    )  # flag with a secret -> environment variable that gets it
 
 
 COMMANDS = {
@@ -124,6 +128,7 @@ COMMANDS = {
         "experiments.serve.command",
         "Serve an OpenAI-compatible endpoint over a simulated fleet, or over the real engine.",
         "serve",
+        secrets={"--api-key": "WINDTUNNEL_API_KEY"},
     ),
     "chat": Command("experiments.simulate.chat", "Chat with a model that the real engine serves."),
     "new": Command(
@@ -247,7 +252,7 @@ def _run(arguments: list[str]) -> None:
         )
     check_not_shadowed(Path(__file__).resolve().parents[2])
     command = COMMANDS[name]
-    rest = [command.flags.get(word, word) for word in rest]
+    rest = [command.flags.get(word, word) for word in without_secrets(rest, command.secrets)]
     if command.config_name is None or not command.by_runner:
         importlib.import_module(command.module).main(rest)
         return

@@ -37,6 +37,8 @@ class Generation:
 
     request_id: the client's or the server's id of the request. model: name of the base model. lora: name of
     the LoRA adapter; None: the base model alone. cache_salt: prompts with different salts share no KV.
+    streamed: whether the client gets every delta at once. window_s: wall seconds from now in which it needs
+    the whole output (the completion window of a batch); None: it set no deadline.
     """
 
     request_id: str
@@ -47,6 +49,8 @@ class Generation:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    streamed: bool = False
+    window_s: float | None = None
 
 
 class TokenLogprob(NamedTuple):

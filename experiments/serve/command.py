@@ -7,6 +7,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -22,6 +23,12 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 from sim.workload.base import WorkloadNotes
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from experiments.serve.simulated.fleet import SimulatedFleet
+    from experiments.serve.stop import Stop
 
 OWN_KEYS = ("backend", "host", "port", "time_scale", "serve")
 """Root keys that are not of the scenario."""
@@ -55,17 +62,30 @@ class ServeJob:
         )
         print_folder(folder, console)
 
-    async def _serve(self, console: Console) -> RunRecords:
-        from experiments.serve.http.app import make_app  # noqa: PLC0415
-        from experiments.serve.server import serve_app, stop_on_signals  # noqa: PLC0415
-        from experiments.serve.simulated.build import build_fleet  # noqa: PLC0415
+    def fleet(self) -> SimulatedFleet:
+        """Returns the fleet; its clock does not run yet. Raises ConfigError."""
+        from experiments.serve.simulated.build import build_fleet  # noqa: PLC0415 (it needs aiohttp)
 
-        settings = self.settings
-        fleet = build_fleet(self.scenario, settings, self.address.time_scale)
+        return build_fleet(self.scenario, self.settings, self.address.time_scale)
+
+    def app(
+        self, fleet: SimulatedFleet, api_key: str | None = None, stop: Stop | None = None
+    ) -> web.Application:
+        """Returns the application in front of a fleet. stop: of the server, which then refuses requests."""
+        from experiments.serve.application import make_application  # noqa: PLC0415 (it needs aiohttp)
+
+        config = resolved_config(self.cfg)
+        return make_application(fleet, self.settings, config=config, api_key=api_key, stop=stop)
+
+    async def _serve(self, console: Console) -> RunRecords:
+        from experiments.serve.server import serve_app  # noqa: PLC0415 (it needs aiohttp)
+        from experiments.serve.stop import stop_on_signals  # noqa: PLC0415
+
+        settings, fleet = self.settings, self.fleet()
         fleet.driver.start()
         with stop_on_signals() as stop:
             await serve_app(
-                make_app(fleet, os.environ.get(KEY_VARIABLE)),
+                self.app(fleet, os.environ.get(KEY_VARIABLE), stop),
                 self.address,
                 stop,
                 duration_s=settings.duration_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -18,15 +19,23 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """A request that is answered with an error. param: the field of the request that is wrong."""
+    """A request that is answered with an error.
+
+    param: the field of the request that is wrong. headers: of the response.
+    """
 
     def __init__(
-        self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, param: str | None = None
+        self,
+        message: str,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.param = param
+        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """Returns the error object."""

@@ -70,7 +70,7 @@ async def _errors(request: web.Request, handler: Next) -> web.StreamResponse:
     except Exception:
         _LOG.exception("A request has failed because of a bug.")
         found = ApiError("The server failed; its log has the reason.", HTTPStatus.INTERNAL_SERVER_ERROR)
-    return web.json_response(found.body(), status=found.status)
+    return web.json_response(found.body(), status=found.status, headers=found.headers)
 
 
 def _reset(request: web.Request) -> None:

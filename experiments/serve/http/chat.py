@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
-from experiments.serve.http.common import Identity, generations_of, respond, stream
+from experiments.serve.http.common import Completion, Identity, generations_of
 from experiments.serve.http.fields import ChatFields, parse
 from experiments.serve.http.outputs import WholeOutput
 from experiments.serve.http.prompts import chat_prompt_of, served_model
@@ -16,9 +16,15 @@ from experiments.serve.http.prompts import chat_prompt_of, served_model
 async def chat(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Answers one request. Raises ApiError."""
     fields = parse(ChatFields, await request.read())
+    completion = await chat_of(fields, backend, request.headers.get("X-Request-Id"))
+    return await completion.respond(request, backend)
+
+
+async def chat_of(fields: ChatFields, backend: Backend, request_id: str | None) -> Completion:
+    """Returns the course of a request. request_id: as the client's header has it. Raises ApiError."""
     model, tokenizer = served_model(backend, fields.model), backend.tokenizer
     prompt = await chat_prompt_of(fields.messages, tokenizer, model.max_model_len)
-    identity = Identity.of(request, fields, "chatcmpl")
+    identity = Identity.of(request_id, fields, "chatcmpl")
     generations = generations_of(fields, [prompt], model, identity, None)
     head = {
         "id": identity.response_id,
@@ -49,10 +55,13 @@ async def chat(request: web.Request, backend: Backend) -> web.StreamResponse:
     def choice(index: int, delta: Delta) -> dict[str, Any]:
         return {"index": index, "delta": {"content": delta.text}, **ending(delta)}
 
-    if not fields.stream:
-        return await respond(backend, fields, generations, head=head, whole_choice=whole_choice)
-    return await stream(
-        request, backend, fields, generations, head=head, first_choice=first_choice, choice=choice
+    return Completion(
+        fields=fields,
+        generations=generations,
+        head=head,
+        whole_choice=whole_choice,
+        first_choice=first_choice,
+        choice=choice,
     )
 
 

@@ -14,8 +14,8 @@ from aiohttp import web
 from experiments.serve.backend import Backend, Delta, Generation, ServedModel
 from experiments.serve.errors import ApiError
 from experiments.serve.http.event_stream import EventStream
-from experiments.serve.http.fields import CommonFields
-from experiments.serve.http.outputs import Usage, copies, deltas_of, whole_outputs
+from experiments.serve.http.fields import CommonFields, StreamOptions
+from experiments.serve.http.outputs import Usage, WholeOutput, copies, deltas_of, whole_outputs
 
 MAX_ID_CHARS = 200
 
@@ -29,9 +29,9 @@ class Identity:
     created: int
 
     @classmethod
-    def of(cls, request: web.Request, fields: CommonFields, prefix: str) -> Identity:
+    def of(cls, header: str | None, fields: CommonFields, prefix: str) -> Identity:
         """Returns the id that the client gives, in the header x-request-id or in the body, or a new one."""
-        given = request.headers.get("X-Request-Id") or fields.request_id or uuid4().hex
+        given = header or fields.request_id or uuid4().hex
         given = "".join(char for char in given if char.isprintable())[:MAX_ID_CHARS]
         return cls(given, f"{prefix}-{given}", int(time()))
 
@@ -55,68 +55,73 @@ def generations_of(
             priority=fields.priority,
             tenant=fields.user or "",
             cache_salt=fields.cache_salt or "",
+            streamed=fields.stream,
         )
         found += copies(generation, fields.n)
     return found
 
 
-async def respond(
-    backend: Backend,
-    fields: CommonFields,
-    generations: Sequence[Generation],
-    *,
-    head: dict[str, Any],
-    whole_choice: Callable[[int, Any], dict[str, Any]],
-) -> web.StreamResponse:
-    """Returns the whole response. whole_choice(index, output): one of its choices."""
-    usage = _usage_of(generations, fields.n)
-    outputs = await whole_outputs(backend, generations, usage)
-    choices = [whole_choice(index, output) for index, output in enumerate(outputs)]
-    body = head | {"choices": choices, "usage": usage.body(fields.n)}
-    return web.json_response(body, headers={"X-Request-Id": head["id"]})
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """The course of one request: its generations, and how its response is written.
 
-
-async def stream(
-    request: web.Request,
-    backend: Backend,
-    fields: CommonFields,
-    generations: Sequence[Generation],
-    *,
-    head: dict[str, Any],
-    first_choice: Callable[[int], dict[str, Any] | None],
-    choice: Callable[[int, Delta], dict[str, Any]],
-) -> web.StreamResponse:
-    """Streams the response. first_choice(index): a choice sent before the first delta of an output, if any.
-
+    head: the fields that the response and all chunks of a stream have. whole_choice(index, output): a choice
+    of the whole response. first_choice(index): a choice sent before the first delta of an output, if any.
     choice(index, delta): the choice of a delta.
     """
-    events = EventStream(request, head, {"X-Request-Id": head["id"]})
-    usage, options = _usage_of(generations, fields.n), fields.stream_options
-    continuous = options is not None and options.continuous_usage_stats
-    begun: set[int] = set()
-    try:
-        async with aclosing(deltas_of(backend, generations)) as deltas:
-            async for index, delta in deltas:
-                choices = []
-                if index not in begun:
-                    begun.add(index)
-                    if (first := first_choice(index)) is not None:
-                        choices.append(first)
-                usage.add(index, delta)
-                choices.append(choice(index, delta))
-                each: list[dict[str, Any]] = [{"choices": [one]} for one in choices]
-                if continuous:
-                    each = [event | {"usage": usage.body(fields.n)} for event in each]
-                await events.send(*each)
-    except ApiError as error:
-        if not events.has_begun:
-            raise
-        await events.fail(error)
+
+    fields: CommonFields
+    generations: Sequence[Generation]
+    head: dict[str, Any]
+    whole_choice: Callable[[int, WholeOutput], dict[str, Any]]
+    first_choice: Callable[[int], dict[str, Any] | None]
+    choice: Callable[[int, Delta], dict[str, Any]]
+
+    async def respond(self, request: web.Request, backend: Backend) -> web.StreamResponse:
+        """Returns the response, as a whole or as a stream. Raises ApiError."""
+        if self.fields.stream:
+            return await self._stream(request, backend)
+        return web.json_response(await self.whole(backend), headers=self._headers)
+
+    async def whole(self, backend: Backend) -> dict[str, Any]:
+        """Returns the body of the whole response. Raises ApiError."""
+        usage = self._usage()
+        outputs = await whole_outputs(backend, self.generations, usage)
+        choices = [self.whole_choice(index, output) for index, output in enumerate(outputs)]
+        return self.head | {"choices": choices, "usage": usage.body(self.fields.n)}
+
+    async def _stream(self, request: web.Request, backend: Backend) -> web.StreamResponse:
+        events = EventStream(request, self.head, self._headers)
+        usage, num_outputs = self._usage(), self.fields.n
+        options = self.fields.stream_options or StreamOptions()
+        begun: set[int] = set()
+        try:
+            async with aclosing(deltas_of(backend, self.generations)) as deltas:
+                async for index, delta in deltas:
+                    choices = []
+                    if index not in begun:
+                        begun.add(index)
+                        if (first := self.first_choice(index)) is not None:
+                            choices.append(first)
+                    usage.add(index, delta)
+                    choices.append(self.choice(index, delta))
+                    each: list[dict[str, Any]] = [{"choices": [one]} for one in choices]
+                    if options.continuous_usage_stats:
+                        each = [event | {"usage": usage.body(num_outputs)} for event in each]
+                    await events.send(*each)
+        except ApiError as error:
+            if not events.has_begun:
+                raise
+            await events.fail(error)
+            return await events.end()
+        if options.include_usage:
+            await events.send({"choices": [], "usage": usage.body(num_outputs)})
         return await events.end()
-    if options is not None and options.include_usage:
-        await events.send({"choices": [], "usage": usage.body(fields.n)})
-    return await events.end()
 
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"X-Request-Id": self.head["id"]}
 
-def _usage_of(generations: Sequence[Generation], n: int) -> Usage:
-    return Usage(sum(len(each.prompt_token_ids) for each in generations[::n]))
+    def _usage(self) -> Usage:
+        prompts = self.generations[:: self.fields.n]
+        return Usage(sum(len(each.prompt_token_ids) for each in prompts))

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
 from experiments.serve.errors import ApiError
-from experiments.serve.http.common import Identity, generations_of, respond, stream
+from experiments.serve.http.common import Completion, Identity, generations_of
 from experiments.serve.http.fields import DEFAULT_COMPLETION_TOKENS, CompletionFields, parse
 from experiments.serve.http.outputs import WholeOutput
 from experiments.serve.http.prompts import prompts_of, served_model
@@ -17,11 +17,17 @@ from experiments.serve.http.prompts import prompts_of, served_model
 async def complete(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Answers one request. Raises ApiError."""
     fields = parse(CompletionFields, await request.read())
+    completion = await completion_of(fields, backend, request.headers.get("X-Request-Id"))
+    return await completion.respond(request, backend)
+
+
+async def completion_of(fields: CompletionFields, backend: Backend, request_id: str | None) -> Completion:
+    """Returns the course of a request. request_id: as the client's header has it. Raises ApiError."""
     if fields.echo and fields.logprobs is not None:
         raise ApiError("echo=true, logprobs: log-probabilities of the prompt are not supported", param="echo")
     model, tokenizer = served_model(backend, fields.model), backend.tokenizer
     prompts = await prompts_of(fields.prompt, tokenizer, model.max_model_len)
-    identity = Identity.of(request, fields, "cmpl")
+    identity = Identity.of(request_id, fields, "cmpl")
     generations = generations_of(fields, prompts, model, identity, DEFAULT_COMPLETION_TOKENS)
     head = {
         "id": identity.response_id,
@@ -54,10 +60,13 @@ async def complete(request: web.Request, backend: Backend) -> web.StreamResponse
     def choice(index: int, delta: Delta) -> dict[str, Any]:
         return choice_of(index, delta.text, delta)
 
-    if not fields.stream:
-        return await respond(backend, fields, generations, head=head, whole_choice=whole_choice)
-    return await stream(
-        request, backend, fields, generations, head=head, first_choice=first_choice, choice=choice
+    return Completion(
+        fields=fields,
+        generations=generations,
+        head=head,
+        whole_choice=whole_choice,
+        first_choice=first_choice,
+        choice=choice,
     )
 
 

@@ -29,7 +29,7 @@ class Driver:
 
     def __init__(self, simulation: LiveSimulation, time_scale: float) -> None:
         self._simulation = simulation
-        self._time_scale = time_scale
+        self.time_scale = time_scale
         self._began_s = 0.0
         self._timer: asyncio.Handle | None = None
         self._timer_s = inf  # simulated time for which the timer is set
@@ -52,7 +52,7 @@ class Driver:
 
     def now(self) -> float:
         """Returns the present as simulated time, s."""
-        return (monotonic() - self._began_s) * self._time_scale
+        return (monotonic() - self._began_s) * self.time_scale
 
     def wake(self) -> None:
         """Takes notice of an event that has been added to the simulation."""
@@ -65,18 +65,18 @@ class Driver:
             self._timer = None
         self._timer_s = next_s = self._simulation.next_event_s
         if next_s < inf:
-            wait_s = (next_s - self.now()) / self._time_scale - AHEAD_S
+            wait_s = (next_s - self.now()) / self.time_scale - AHEAD_S
             self._timer = (
                 self._loop.call_soon(self._tick) if wait_s <= 0 else self._loop.call_later(wait_s, self._tick)
             )
 
     def _tick(self) -> None:
         simulation, now = self._simulation, self.now()
-        self.late_s = max(0.0, now - simulation.next_event_s) / self._time_scale
+        self.late_s = max(0.0, now - simulation.next_event_s) / self.time_scale
         self.max_late_s = max(self.max_late_s, self.late_s)
         if self.late_s > LATE_S:
             self._warn()
-        simulation.advance(now + AHEAD_S * self._time_scale, MAX_EVENTS)
+        simulation.advance(now + AHEAD_S * self.time_scale, MAX_EVENTS)
         self._timer = None
         self._arm()
 

@@ -95,15 +95,17 @@ class SimulatedFleet:
             stop=sampling.stop,
             min_tokens=sampling.min_tokens,
         )
+        now, window_s = self.driver.now(), generation.window_s
         index = self._index(generation)
         segments = index.segments(prompt)
         request = Request(
             request_id=request_id,
-            arrival_s=self.driver.now(),
+            arrival_s=now,
             prompt=Prompt(len(prompt), segments),
             max_tokens=sampling.max_tokens,
             priority=generation.priority,
             tenant=generation.tenant,
+            deadline_s=None if window_s is None else now + window_s * self.driver.time_scale,
             answer_id=request_id,
             adapter=generation.lora,
             model=generation.model if self._names_model else None,

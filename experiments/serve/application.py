@@ -1,0 +1,27 @@
+"""Assembles the application of a server over a simulated fleet: its routes and its attached features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from experiments.serve.http.app import make_app
+from experiments.serve.settings import ServeSettings
+from experiments.serve.simulated.fleet import SimulatedFleet
+from experiments.serve.stop import Stop, refusal_while_draining
+
+
+def make_application(
+    fleet: SimulatedFleet,
+    settings: ServeSettings,
+    *,
+    config: dict[str, Any],
+    api_key: str | None = None,
+    stop: Stop | None = None,
+) -> web.Application:
+    """Returns the application. config: the resolved settings, as /server_info shows them."""
+    app = make_app(fleet, api_key)
+    if stop is not None:
+        app.middlewares.append(refusal_while_draining(stop, settings.drain_s))
+    return app

@@ -1,0 +1,70 @@
+"""The end of a server: a signal, or its time is over; requests in progress are served to their end first."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from math import ceil
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from experiments.serve.errors import ApiError
+
+INFORMATION_PATHS = ("/", "/metrics", "/version", "/load", "/v1/models", "/server_info")
+"""Paths that a server also serves while it drains."""
+
+Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Stop:
+    """Whether a server is to drain (`first`), and whether it is to end without waiting (`at_once`)."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def set(self) -> None:
+        """Begins to drain; called again, ends at once."""
+        if self.first.is_set():
+            self.at_once.set()
+        self.first.set()
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Stop]:
+    """Yields a stop that Ctrl-C and SIGTERM set, in place of their usual effects."""
+    loop, stop = asyncio.get_running_loop(), Stop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in signals}
+    for each in signals:
+        loop.add_signal_handler(each, stop.set)
+    try:
+        yield stop
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
+            signal.signal(each, before[each])
+
+
+def refusal_while_draining(stop: Stop, drain_s: float) -> Middleware:
+    """Returns the middleware that refuses new requests once a server drains.
+
+    The server keeps listening, so that clients and load balancers see a status in place of a refused
+    connection. A request that came before goes on.
+    """
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Next) -> web.StreamResponse:
+        if stop.first.is_set() and request.path not in INFORMATION_PATHS:
+            raise ApiError(
+                "the server is shutting down",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                headers={"Retry-After": str(max(1, ceil(drain_s))), "Connection": "close"},
+            )
+        return await handler(request)
+
+    return refuse

@@ -1,0 +1,73 @@
+"""A server that is told to stop serves what it has begun, and refuses the rest with a status."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windtunnel[serve]'")
+
+import aiohttp
+
+from experiments.serve.server import serve_app
+from experiments.serve.settings import Address
+from experiments.serve.stop import Stop
+from tests.worlds.serving import make_job
+
+BODY = {"prompt": "hello", "max_tokens": 400, "stream": True}
+
+
+async def drained(*, drain_s: float, signals: int) -> tuple[int, dict[str, str], int, bool]:
+    """Stops a server while it streams.
+
+    Returns status and headers of a request that comes then, the status of /health, and whether the stream was
+    complete.
+    """
+    job, stop, ready = make_job("time_scale=10"), Stop(), asyncio.get_running_loop().create_future()
+    fleet = job.fleet()
+    fleet.driver.start()
+    server = asyncio.create_task(
+        serve_app(
+            job.app(fleet, stop=stop),
+            Address(port=0),
+            stop,
+            duration_s=None,
+            drain_s=drain_s,
+            num_in_progress=lambda: fleet.num_in_progress,
+            on_ready=ready.set_result,
+        )
+    )
+    is_whole = False
+    url = await ready
+    async with aiohttp.ClientSession(url) as session, session.post("/v1/completions", json=BODY) as streaming:
+        await streaming.content.readline()
+        stop.set()
+        async with session.post("/v1/completions", json=BODY) as late:
+            status, headers = late.status, dict(late.headers)
+        async with session.get("/health") as health:
+            health_status = health.status
+        for _ in range(signals - 1):
+            stop.set()
+        try:
+            async for line in streaming.content:
+                is_whole = is_whole or b"[DONE]" in line
+        except aiohttp.ClientError:
+            pass
+    await server
+    fleet.driver.stop()
+    return status, headers, health_status, is_whole
+
+
+def test_a_draining_server_serves_what_it_has_begun_and_refuses_the_rest():
+    status, headers, health, is_whole = asyncio.run(drained(drain_s=30.0, signals=1))
+    assert (status, headers["Retry-After"], health) == (503, "30", 503)
+    assert is_whole
+
+
+def test_a_second_signal_ends_at_once():
+    assert not asyncio.run(drained(drain_s=30.0, signals=2))[3]
+
+
+def test_draining_ends_after_its_limit():
+    assert not asyncio.run(drained(drain_s=0.05, signals=1))[3]

@@ -1,0 +1,81 @@
+"""A server over a small simulated fleet, and its client, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient, TestServer
+
+from experiments.serve.command import ServeJob, prepare
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.config_groups import config_dirs
+
+FAST = ("time_scale=20", "serve.output_length=max_tokens")
+
+
+def make_job(*overrides: str) -> ServeJob:
+    source = ConfigSource(config_name="serve", dirs=config_dirs(None))
+    given = [*FAST, *overrides]
+    return prepare(source.compose(given), Composition(source, given))
+
+
+@asynccontextmanager
+async def serving(*overrides: str, api_key: str | None = None) -> AsyncIterator[TestClient[Any, Any]]:
+    """Serves, and yields a client."""
+    job = make_job(*overrides)
+    fleet = job.fleet()
+    fleet.driver.start()
+    async with TestClient(TestServer(job.app(fleet, api_key), handler_cancellation=True)) as client:
+        yield client
+    fleet.driver.stop()
+
+
+def served(test: Callable[..., Awaitable[None]], *overrides: str) -> None:
+    """Runs a test with the client of a server."""
+
+    async def run() -> None:
+        async with serving(*overrides) as client:
+            await test(client)
+
+    asyncio.run(run())
+
+
+async def post(client: TestClient[Any, Any], path: str, body: Any, **more: Any) -> tuple[int, Any]:
+    """Returns the status and the body of the response, as JSON if it is."""
+    async with client.post(path, json=body, **more) as response:
+        return response.status, await body_of(response)
+
+
+async def get(client: TestClient[Any, Any], path: str, **more: Any) -> tuple[int, Any]:
+    """Returns the status and the body of the response, as JSON if it is."""
+    async with client.get(path, **more) as response:
+        return response.status, await body_of(response)
+
+
+async def body_of(response: ClientResponse) -> Any:
+    text = await response.text()
+    return json.loads(text) if response.content_type == "application/json" else text
+
+
+async def complete(client: TestClient[Any, Any], prompt: Any = "hello", **fields: Any) -> tuple[int, Any]:
+    """Returns the status and the body of a completion of 4 tokens."""
+    headers = fields.pop("headers", None)
+    return await post(
+        client, "/v1/completions", {"prompt": prompt, "max_tokens": 4, **fields}, headers=headers
+    )
+
+
+async def streamed(client: TestClient[Any, Any], **fields: Any) -> AsyncIterator[dict[str, Any]]:
+    """Yields the events of a streamed completion. Raises aiohttp.ClientError if the connection is cut."""
+    headers = fields.pop("headers", None)
+    body = {"prompt": "hello", "stream": True, **fields}
+    async with client.post("/v1/completions", json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        async for line in response.content:
+            if line.startswith(b"data: ") and b"[DONE]" not in line:
+                yield json.loads(line[6:])
