@@ -21,7 +21,7 @@ Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Stop:
-    """Whether a server is to drain (`first`), and whether it is to end without waiting (`at_once`)."""
+    """A request to end a server: `first`, after the requests in progress; `at_once`, without waiting."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
