@@ -13,7 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 _PIECES = re.compile(
-    r"( ?[a-z]{1,5})|( ?[A-Z][a-z]{0,2}| ?[0-9]{1,3}|\s{1,4}|[!-/:-@\[-`{-~]{1,4}|[\x00-\x7f])|[^\x00-\x7f]",
+    r"( ?[a-z]{1,5})"
+    r"|( ?[A-Z][a-z]{0,2}| ?[0-9]{1,3}|\s{1,4}(?!\S)|[!-/:-@\[-`{-~]{1,4}|[\x00-\x7f])"
+    r"|[^\x00-\x7f]",
     re.ASCII,
 )
 """Matches one piece: group 1 a lower-case word or a part of one, group 2 other ASCII characters."""

@@ -13,6 +13,7 @@ from experiments.serve.simulated.answers import Answer, Answers
 from experiments.serve.simulated.contents import ContentIndex
 from experiments.serve.simulated.driver import Driver
 from experiments.serve.simulated.lengths import OutputLengths
+from policies.core.policy_names import name_of
 from policies.core.request import Prompt, Request
 from sim.cluster.live import Ended, LiveSimulation
 from sim.engine.replica import Replica
@@ -59,6 +60,7 @@ class SimulatedFleet:
         self._lengths = lengths
         pools = scenario.pools_by_name.values()
         self._models = _models(scenario)
+        self._has_priorities = any(name_of(pool.scheduling) != "fcfs" for pool in pools)
         self._names_model = len({pool.model.name for pool in pools}) > 1
         self.simulation = LiveSimulation(
             pools=scenario.replica_pools(), cluster=scenario.for_a_run(), listener=self, attach=attach
@@ -82,6 +84,12 @@ class SimulatedFleet:
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         sampling, prompt = generation.sampling, generation.prompt_token_ids
+        if generation.priority and not self._has_priorities:
+            raise ApiError(
+                f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; "
+                "start the server with scheduling=priority",
+                param="priority",
+            )
         request_id = next(self._ids)
         num_tokens, ends = self._lengths.draw(
             sampling.max_tokens, sampling.min_tokens, ignore_eos=sampling.ignore_eos

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 from typing import Literal
 
 from sim.workload.base import Workload
@@ -19,9 +19,10 @@ class OutputLengths:
     """
 
     def __init__(self, kind: OutputLength, workload: Workload, seed: int, max_model_len: int) -> None:
-        self._drawn = _lengths(workload, seed, max_model_len) if kind == "workload" else None
-        if self._drawn is not None:
-            next(self._drawn)
+        self._drawn: Iterator[int] | None = None
+        if kind == "workload":
+            drawn = _lengths(workload, seed, max_model_len)
+            self._drawn = chain([next(drawn)], drawn)  # the first raises for a workload without requests
 
     def draw(self, max_tokens: int, min_tokens: int, *, ignore_eos: bool) -> tuple[int, bool]:
         """Returns the output tokens of the next request, and whether the output ends there by itself."""
