@@ -2,9 +2,9 @@
 
     python -m experiments.bench.serve --rate 10 50 200 --seconds 10 -- replicas=4
 
-The server runs in another process; this one sends the requests as `windtunnel observe` does. Printed are the mean
-and p99 of TTFT, TPOT and E2E as a client sees them, their ratio to the simulated ones, the CPU time of the
-server per token, and the streams that were open. Server and client need a core each.
+The server runs in another process; this one sends the requests as `windtunnel observe` does. Printed are the
+mean and p99 of TTFT, TPOT and E2E as a client sees them, their ratio to the simulated ones, the CPU time of
+the server per token, and the streams that were open. Server and client need a core each.
 """
 
 from __future__ import annotations

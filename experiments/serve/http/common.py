@@ -105,17 +105,15 @@ class Completion:
                             choices.append(first)
                     usage.add(index, delta)
                     choices.append(self.choice(index, delta))
-                    each: list[dict[str, Any]] = [{"choices": [one]} for one in choices]
-                    if options.continuous_usage_stats:
-                        each = [event | {"usage": usage.body(num_outputs)} for event in each]
-                    await events.send(*each)
+                    so_far = usage.body(num_outputs) if options.continuous_usage_stats else None
+                    await events.send(choices, so_far)
         except ApiError as error:
             if not events.has_begun:
                 raise
             await events.fail(error)
             return await events.end()
         if options.include_usage:
-            await events.send({"choices": [], "usage": usage.body(num_outputs)})
+            await events.send([], usage.body(num_outputs))
         return await events.end()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -29,10 +30,15 @@ class EventStream:
         """True if an event has been sent."""
         return self._response is not None
 
-    async def send(self, *events: dict[str, Any]) -> None:
-        """Sends events in one write; waits while the client does not read."""
-        lines = [b"data: %b, %b\n\n" % (self._head, json.dumps(event)[1:].encode()) for event in events]
-        await self._write(b"".join(lines))
+    async def send(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None) -> None:
+        """Sends an event for each choice in one write, or one without a choice; waits for a slow client.
+
+        usage: in each event; None: the events have none.
+        """
+        end = b"}\n\n" if usage is None else b', "usage": %b}\n\n' % json.dumps(usage).encode()
+        listed = [json.dumps(choice).encode() for choice in choices] or [b""]
+        events = [b'data: %b, "choices": [%b]%b' % (self._head, choice, end) for choice in listed]
+        await self._write(b"".join(events))
 
     async def fail(self, error: ApiError) -> None:
         """Sends an error in mid-stream; the status of the response stays 200."""

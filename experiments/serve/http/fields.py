@@ -123,7 +123,8 @@ class CommonFields(BaseModel):
 class CompletionFields(CommonFields):
     """The body of /v1/completions."""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: str | list[Any]
+    """A text, token ids, or several of either; `prompts.prompts_of` checks what a list holds."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 

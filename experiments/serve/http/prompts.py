@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 
 from experiments.serve.backend import Backend, ServedModel, Tokenizer
 from experiments.serve.errors import ApiError
@@ -27,37 +28,37 @@ def served_model(backend: Backend, name: str | None) -> ServedModel:
     raise ApiError(f"The model `{name[:200]}` does not exist.", HTTPStatus.NOT_FOUND, "model")
 
 
-async def prompts_of(
-    prompt: str | list[int] | list[str] | list[list[int]], tokenizer: Tokenizer, max_model_len: int
-) -> list[list[int]]:
+async def prompts_of(prompt: str | list[Any], tokenizer: Tokenizer, max_model_len: int) -> list[list[int]]:
     """Returns the token ids of each prompt of a completion. Raises ApiError."""
-    many = _listed(prompt)
-    if len(many) > MAX_PROMPTS:
-        raise ApiError(f"prompt: must be at most {MAX_PROMPTS} prompts, found {len(many)}", param="prompt")
+    many = [prompt] if isinstance(prompt, str) or set(map(type, prompt)) == {int} else prompt
+    if not 1 <= len(many) <= MAX_PROMPTS:
+        raise ApiError(f"prompt: must be 1 to {MAX_PROMPTS} prompts, found {len(many)}", param="prompt")
     found = []
     for each in many:
-        token_ids = await encoded(each, tokenizer, max_model_len) if isinstance(each, str) else each
+        if isinstance(each, str):
+            token_ids = await encoded(each, tokenizer, max_model_len)
+        else:
+            token_ids = _checked(each, tokenizer.vocab_size)
         if not token_ids:
             raise ApiError("prompt: must not be empty", param="prompt")
-        if max(token_ids) >= tokenizer.vocab_size:
-            raise ApiError(
-                f"prompt: token id {max(token_ids)}: must be < {tokenizer.vocab_size}, the size of the "
-                "vocabulary",
-                param="prompt",
-            )
         found.append(token_ids)
     return found
 
 
-def _listed(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    """Returns the prompts of a request that may have one or several. Raises ApiError for none."""
-    if isinstance(prompt, str):
-        return [prompt]
-    ids = [each for each in prompt if isinstance(each, int)]
-    found: list[str | list[int]] = [ids] if ids else [each for each in prompt if not isinstance(each, int)]
-    if not found:
-        raise ApiError("prompt: must not be empty", param="prompt")
-    return found
+def _checked(token_ids: Any, vocab_size: int) -> list[int]:
+    """Returns a prompt that is given as token ids. Raises ApiError."""
+    if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
+        raise ApiError(
+            f"prompt: must be a text, a list of token ids, or a list of either; found {repr(token_ids)[:80]}",
+            param="prompt",
+        )
+    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
+        if not 0 <= token_id < vocab_size:
+            raise ApiError(
+                f"prompt: token id {token_id}: must be >= 0 and < {vocab_size}, the size of the vocabulary",
+                param="prompt",
+            )
+    return token_ids
 
 
 async def chat_prompt_of(messages: Sequence[Message], tokenizer: Tokenizer, max_model_len: int) -> list[int]:
