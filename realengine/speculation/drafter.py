@@ -45,6 +45,8 @@ class Passed:
     """The target's hidden states of the rows [T, H], for drafters with `wants_states`; else None."""
     decoded: DecodedRows | None = None
     """The rows of the sequences that decode; None: the rows are not told apart."""
+    begun_slots: torch.Tensor | None = None
+    """Slots that a sequence has got just before the pass, for the first time or again, int64; None: none."""
     drafts_next: bool = False
     """Whether `draft` is called for this pass, too, so that it may do what `follow` would do."""
 

@@ -100,7 +100,9 @@ class SpeculativeExecutor(Executor):
         self._begin(views, shape)
         if shape.num_iterations == 1:
             return self._verify(views, shape)
-        drawn = [self._verify(views, shape) for _ in range(shape.num_iterations)]
+        drawn = [self._verify(views, shape)]
+        views = views._replace(started_N3=views.started_N3[:0])
+        drawn += [self._verify(views, shape) for _ in range(1, shape.num_iterations)]
         tokens = [one.tokens_IS for one in drawn if one is not None]
         accepted = [one.accepted_IS for one in drawn if one is not None and one.accepted_IS is not None]
         return Drawn(torch.cat(tokens), accepted_IS=torch.cat(accepted))

@@ -73,6 +73,7 @@ def passed_rows(
         following_T=following_T,
         states=states,
         decoded=DecodedRows(num_decodes, len(levels), rows_N[:num_decodes]),
+        begun_slots=views.started_N3[::3].long() if shape.num_started else None,
         drafts_next=shape.num_levels > 0 and shape.num_drawn > 0,
     )
     return passed, rows_N

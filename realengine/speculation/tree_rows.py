@@ -16,6 +16,25 @@ def sees(tree: TokenTree) -> torch.Tensor:
     return found
 
 
+def check_tree(tree: TokenTree, setting: str, vocab_size: int, max_len: int | None = None) -> None:
+    """Raises ValueError for a tree with more children of a node than tokens, or without room for its KV.
+
+    setting: names the tree. vocab_size: tokens of the draft. max_len: tokens of the longest sequence of which
+    the KV cache holds the nodes; None: they have no KV.
+    """
+    num_nodes, num_children = tree.num_nodes, 1 + max(tree.ranks)
+    if num_children > vocab_size:
+        raise ValueError(
+            f"{setting}: a node has {num_children} children: must be at most vocab_size={vocab_size}, that "
+            "of the draft"
+        )
+    if max_len is not None and num_nodes >= max_len:
+        raise ValueError(
+            f"{setting}: {num_nodes} nodes need KV of more than {num_nodes} tokens, it holds {max_len} of a "
+            "sequence; draft fewer, or raise max_model_len or num_kv_blocks"
+        )
+
+
 class TreeShape:
     """A token tree with its root, the newest token, as row 0; node i of the tree is row i + 1."""
 

@@ -38,14 +38,15 @@ def warm_up(
     slot, whose KV and tokens do not matter.
     """
     shapes = Shapes(proposer)
-    levels = {0, min(shapes.max_depth, (max_model_len - 1) // 2)}
+    levels = {0, int(shapes.depth[min(shapes.num_rows, (max_model_len - 1) // 2)])}
     for num_seqs in sorted({min(num, max_num_seqs) for num in NUM_SEQS}):
         for num_levels in sorted(levels):
             num_drafts = int(shapes.rows[num_levels])
             num_rows = num_seqs * (1 + num_drafts)
             graph = None if graphs is None else graphs.fit(num_seqs, num_rows, num_drafts, num_levels)
             size = graph or PassSize(num_seqs, num_drafts, num_levels, None)
-            work = _pass(size, num_levels, padding, has_tree=not shapes.is_chain)
+            room = min(2 + num_drafts + shapes.num_rows, max_model_len)
+            work = _pass(size, num_levels, room, padding, has_tree=not shapes.is_chain)
             seconds = []
             for _ in range(NUM_RUNS):
                 begin_s = now()
@@ -55,8 +56,13 @@ def warm_up(
                 yield MeasuredPass(num_seqs, num_seqs * num_drafts, 0, num_levels), min(seconds)
 
 
-def _pass(size: PassSize, num_levels: int, padding: Padding, *, has_tree: bool) -> VerifyWork:
-    """Returns a pass of equal sequences at the beginning of their context, all in one slot."""
-    shape = uniform_shape(size, 1 + 2 * size.num_drafts, Draw.greedy, has_tree=has_tree)
+def _pass(
+    size: PassSize, num_levels: int, room: int, padding: Padding, *, has_tree: bool
+) -> VerifyWork:
+    """Returns a pass of equal sequences at the beginning of their context, all in one slot.
+
+    room: tokens of the pass and of the draft after it, at most.
+    """
+    shape = uniform_shape(size, room, Draw.greedy, has_tree=has_tree)
     shape = shape._replace(num_levels=num_levels)
     return VerifyWork(verify=shape, words=uniform_words(shape, padding, token=0))

@@ -38,6 +38,7 @@ class EagleLayer:
 
     def __init__(self, weights: LayerWeights, cache: KvCache, context: DrafterContext) -> None:
         self.cache = cache
+        self.vocab_size = context.architecture.vocab_size
         self._target = context.target
         self._decoder = decoder_of(weights, context)
         self._fc, self._bias = weights.tensors["fc.weight"], weights.tensors.get("fc.bias")

@@ -48,6 +48,7 @@ class Eagle3Layer:
         self._eps = weights.architecture.rms_norm_eps
         self._decoder = decoder_of(weights, context)
         self._weights = weights.tensors
+        self.vocab_size = len(weights.tensors["head.weight"])
         self._offsets = weights.token_offsets
 
     def features_of(self, states: States) -> torch.Tensor:

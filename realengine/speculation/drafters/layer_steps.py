@@ -24,8 +24,8 @@ from realengine.runner.parallel import Group
 from realengine.speculation.checkpoints.layers import LayerWeights
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.drafter import Drafts, Passed, Start
-from realengine.speculation.drafters.decode_steps import DraftPlaces, num_kv_blocks
-from realengine.speculation.tree_rows import sees
+from realengine.speculation.drafters.decode_steps import DraftPlaces, max_len_in, num_kv_blocks
+from realengine.speculation.tree_rows import check_tree, sees
 
 
 class FeatureModel(Protocol):
@@ -33,6 +33,8 @@ class FeatureModel(Protocol):
 
     cache: KvCache
     taps: tuple[int, ...]
+    vocab_size: int
+    """Of the draft."""
 
     def features_of(self, states: States) -> torch.Tensor:
         """Returns the features [T, H] that the first step reads, from the target's hidden states."""
@@ -74,7 +76,10 @@ def cache_beside(target: KvCache, weights: LayerWeights, context: DrafterContext
 
 
 class LayerDrafter:
-    """Drafts with a `FeatureModel`. tree: of the draft tokens; None: a chain."""
+    """Drafts with a `FeatureModel`.
+
+    tree: of the draft tokens; None: a chain. Raises ValueError for a tree that is too large.
+    """
 
     wants_states = True
     is_static = True
@@ -83,6 +88,9 @@ class LayerDrafter:
         self.taps = model.taps
         self._model = model
         self._max_model_len = max_model_len
+        if tree is not None:
+            max_len = max_len_in(model.cache, max_model_len)
+            check_tree(tree, "speculative_token_tree", model.vocab_size, max_len)
         self._tree = None if tree is None else Levels(tree, model.cache.layers[0].keys.device)
         self._features_TH = torch.empty(0)
 

@@ -10,8 +10,8 @@ pass of the target, another one computes the window of every sequence that draft
 
 The draft is a tree of up to G n-grams of the pool that begin with the newest token. Published engines compute
 the window in the pass that verifies; here it is a pass of its own. Its KV stands in the G (N - 1) slots that
-the engine keeps behind a sequence, and the next pass overwrites it; rows beyond them have no KV, so that a
-window of more than G columns guesses worse.
+the engine keeps behind a sequence, and the next pass overwrites it. So a window has at most G columns, and as
+many as the context has room for.
 
 Letters of array names: N sequences that draft, Q rows of a sequence, V vocabulary.
 """
@@ -30,7 +30,7 @@ from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch, TreeRows
 from realengine.speculation.context import DrafterContext, LoadedDraft
 from realengine.speculation.drafter import Drafts, Passed, Start
-from realengine.speculation.drafters.decode_steps import DraftPlaces
+from realengine.speculation.drafters.decode_steps import DraftPlaces, max_len_in
 from realengine.speculation.settings import SpeculationSettings
 
 Pool = dict[int, deque[tuple[int, ...]]]
@@ -49,7 +49,10 @@ def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
 
 
 class Lookahead:
-    """Drafts n-grams from a pool that the target fills. It reads its guesses on the host."""
+    """Drafts n-grams from a pool that the target fills. It reads its guesses on the host.
+
+    Raises ValueError if the context has no room for a window.
+    """
 
     wants_states = False
     is_static = False
@@ -60,10 +63,16 @@ class Lookahead:
         self._target = target
         self._cache = cache
         self._max_model_len = max_model_len
-        self._levels, self._window, self._guesses = proposer.ngram - 1, proposer.window, proposer.guesses
+        self._levels, self._guesses = proposer.ngram - 1, proposer.guesses
+        max_len = max_len_in(cache, max_model_len)
+        self._window = min(proposer.window, proposer.guesses, (max_len - 1) // self._levels)
+        if not self._window:
+            raise ValueError(
+                f"ngram={proposer.ngram}: a window needs KV of {proposer.ngram} tokens, it holds {max_len} "
+                "of a sequence; set a smaller ngram, or raise max_model_len or num_kv_blocks"
+            )
         self._windows: dict[int, torch.Tensor] = {}  # by slot: guesses [levels, window]
         self._pools: dict[int, Pool] = {}  # by slot
-        self._positions: dict[int, int] = {}  # by slot: that of the newest token of the last draft
         device = target.device
         levels = torch.arange(self._levels, device=device)
         columns = torch.arange(self._window, device=device)
@@ -85,17 +94,19 @@ class Lookahead:
         return seen
 
     def follow(self, passed: Passed) -> None:
-        """Does nothing: the target's own KV is complete."""
+        """Forgets what was known of the sequences that had a slot before; the target's KV is complete."""
+        begun = () if passed.begun_slots is None else passed.begun_slots.tolist()
+        for slot in begun:
+            self._windows.pop(slot, None)
+            self._pools.pop(slot, None)
 
     def draft(self, passed: Passed, start: Start, num_levels: int) -> Drafts:
         """Refines the windows, and drafts num_levels tokens of up to G n-grams for each sequence."""
         slots, newest = start.slots_N.tolist(), start.newest_N.tolist()
-        positions = start.positions_N.tolist()
-        for slot, token, position in zip(slots, newest, positions, strict=True):
-            if position <= self._positions.get(slot, position):  # another sequence
+        for slot, token in zip(slots, newest, strict=True):
+            if slot not in self._windows:
                 self._windows[slot] = torch.full((self._levels, self._window), token)
                 self._pools[slot] = {}
-            self._positions[slot] = position
         guesses_NLW = torch.stack([self._windows[slot] for slot in slots]).to(self._target.device)
         found_NW = self._refined(guesses_NLW, start)
         after = torch.cat([guesses_NLW, found_NW[:, None]], dim=1).cpu()
@@ -117,7 +128,7 @@ class Lookahead:
         positions_T = places.positions(self._depths_Q).flatten()
         starts = torch.zeros(num_seqs, dtype=torch.int32, device=device)
         slots_NQ = places.slots(torch.arange(num_rows, device=device))
-        slots_NQ[:, self._guesses * self._levels :] = -1  # the sequence may not own them
+        slots_NQ[:, self._guesses * self._levels :] = -1  # the sequence may not own it
         batch = Batch(
             tokens_T=tokens_NQ.flatten(),
             positions_T=positions_T,

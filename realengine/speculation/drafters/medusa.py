@@ -23,6 +23,7 @@ from realengine.speculation.checkpoints.heads import load_heads
 from realengine.speculation.context import DrafterContext, LoadedDraft
 from realengine.speculation.drafter import Drafts, Passed, Start
 from realengine.speculation.settings import SpeculationSettings
+from realengine.speculation.tree_rows import check_tree
 
 
 class Head(NamedTuple):
@@ -44,6 +45,8 @@ def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     (source,) = settings.models
     heads = [Head(*weights) for weights in load_heads(source, context, places)]
     tree = settings.proposer.tree
+    if tree is not None:
+        check_tree(tree, "speculative_token_tree", context.architecture.vocab_size)
 
     def build(target_cache: KvCache) -> Medusa:
         return Medusa(heads[:places], tree)

@@ -43,6 +43,7 @@ class MtpModules:
         self, weights: LayerWeights, cache: KvCache, context: DrafterContext, num_modules: int
     ) -> None:
         self.cache = cache
+        self.vocab_size = context.architecture.vocab_size
         self._target = context.target
         self._kernels = context.backend
         self._eps = weights.architecture.rms_norm_eps

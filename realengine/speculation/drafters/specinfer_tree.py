@@ -31,16 +31,12 @@ from realengine.speculation.drafter import Drafts, Passed, Start
 from realengine.speculation.drafters.decode_steps import DraftPlaces
 from realengine.speculation.drafters.draft_model import DraftModel, load_models
 from realengine.speculation.settings import SpeculationSettings
+from realengine.speculation.tree_rows import check_tree
 
 
 def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     """Loads the weights of one or several draft models. Raises ValueError if they do not fit."""
     assert isinstance(settings.proposer, Proposer)
-    if settings.draws:
-        raise ValueError(
-            "draft_sample_method=probabilistic: nodes of a tree are the likeliest tokens; use greedy with "
-            "method=specinfer_tree"
-        )
     widths, num_models = settings.proposer.widths, len(settings.models)
     if num_models == 1:
         return load_models(
@@ -67,14 +63,7 @@ class SpecinferTree:
 
     def __init__(self, model: DraftModel, widths: Sequence[int]) -> None:
         tree = TokenTree.of_widths(list(widths))
-        if tree.num_nodes >= model.max_len:
-            raise ValueError(
-                f"widths={list(widths)}: {tree.num_nodes} nodes need KV of more than {tree.num_nodes} "
-                f"tokens, it holds {model.max_len} of a sequence; draft fewer, or raise max_model_len or "
-                "num_kv_blocks"
-            )
-        if max(widths) > model.vocab_size:
-            raise ValueError(f"widths={list(widths)}: must be at most vocab_size={model.vocab_size}")
+        check_tree(tree, f"widths={list(widths)}", model.vocab_size, model.max_len)
         self._model = model
         self._widths = tuple(widths)
         device = model.cache.layers[0].keys.device

@@ -423,3 +423,18 @@ def test_the_layer_s_kv_has_the_target_s_blocks():
     assert loaded.block_bytes == KvCache.bytes_per_block(
         replace(context.architecture, num_layers=1), 4, torch.float32
     )
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
+def test_trees_that_cannot_be_drafted_are_refused(method):
+    config = {"method": method, "model": Architecture.from_hf(CONFIGS["llama"])}
+    wide = config | {"speculative_token_tree": [(rank,) for rank in range(98)]}
+    with pytest.raises(ValueError, match=r"speculative_token_tree: a node has 98 children: .* vocab_size=97"):
+        make_llm(speculative_config=wide)
+    deep = config | {"speculative_token_tree": [(0,), (1,), (0, 0), (0, 1)]}
+    if method == "medusa":  # its nodes have no KV of their own
+        outputs = make_llm(max_model_len=4, speculative_config=deep).generate([[1]], GREEDY)
+        assert tokens_of(outputs) == tokens_of(make_llm(max_model_len=4).generate([[1]], GREEDY))
+        return
+    with pytest.raises(ValueError, match=r"speculative_token_tree: 4 nodes need KV .* it holds 4"):
+        make_llm(max_model_len=4, speculative_config=deep)

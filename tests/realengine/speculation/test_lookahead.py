@@ -52,3 +52,28 @@ def test_windows_of_any_shape_change_no_token(shape):
     config = {"method": "lookahead"} | dict(zip(("window", "ngram", "guesses"), shape, strict=True))
     outputs = make(speculative_config=config).generate(prompts(), GREEDY)
     assert tokens_of(outputs) == tokens_of(make().generate(prompts(), GREEDY))
+
+
+@pytest.mark.parametrize("window", [3, 12])
+def test_a_window_fits_behind_a_prompt_of_one_token(window):
+    config = {"method": "lookahead", "window": window, "ngram": 5, "guesses": 2}
+    settings = {"caching": Radix(block_size=1)}
+    outputs = make(**settings, speculative_config=config).generate([[3], [4]], GREEDY)
+    assert tokens_of(outputs) == tokens_of(make(**settings).generate([[3], [4]], GREEDY))
+    assert all(output.drafts for output in outputs)
+
+
+def test_a_context_without_room_for_a_window_is_refused():
+    with pytest.raises(ValueError, match="ngram=4: a window needs KV of 4 tokens, it holds 3 of a sequence"):
+        make(speculative_config=CONFIG, max_model_len=3)
+
+
+def test_n_grams_of_an_earlier_sequence_of_the_slot_are_forgotten():
+    """One slot serves one request after the other: what a request accepts depends on itself only."""
+
+    def counts_of(asked):
+        return make(max_num_seqs=1, speculative_config=CONFIG).generate(asked, LONG)[-1].drafts
+
+    short, long = prompts()[0], prompts()[5] + prompts()[2]
+    assert len(long) > len(short) + LONG.max_tokens  # a newest position alone does not tell them apart
+    assert counts_of([short, long]) == counts_of([long])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from policies.caching.paged import Paged
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.engine.drafts import DraftPlan
 from policies.speculation.proposers.draft_model import DraftModel
@@ -126,6 +127,22 @@ def test_a_recording_repeats_the_estimates():
         repeated.append(recorded(8, 100 * index, 3))
     assert repeated == given
     assert len(set(given)) == 3, "two fits after that of the warm-up"
+
+
+@pytest.mark.parametrize("max_model_len", [4, 5, 9, 70])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "lookahead", "window": 1, "ngram": 4, "guesses": 1},
+        {"method": "lookahead", "window": 5, "ngram": 3, "guesses": 5},
+        {"method": "lookahead", "window": 2, "ngram": 2, "guesses": 20},
+        {"method": "self_speculative", "num_speculative_tokens": 8},
+    ],
+)
+def test_the_warm_up_fits_into_any_context(config, max_model_len):
+    settings = {"caching": Paged(block_size=1), "max_model_len": max_model_len}
+    llm = make(**settings, speculative_config=config | {"draft_length": Adaptive()})
+    assert tokens_of(llm.generate([[3]], GREEDY)) == tokens_of(make(**settings).generate([[3]], GREEDY))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
