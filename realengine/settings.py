@@ -98,6 +98,13 @@ class EngineSettings:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
         if isinstance(self.speculative_config, Mapping):
             object.__setattr__(self, "speculative_config", SpeculationSettings.of(self.speculative_config))
+        elif not isinstance(self.speculative_config, SpeculationSettings | None):
+            raise ValueError(
+                f"speculative_config={self.speculative_config!r}: must be a mapping with the keys of vLLM's "
+                "speculative_config, such as method and num_speculative_tokens"
+            )
+        if self.speculation is not None:
+            self.speculation.check(self.batching, self.caching, self.max_num_batched_tokens)
         if self.adapters is not None and self.max_loras is not None:
             raise ValueError(
                 f"max_loras={self.max_loras}: must be None beside adapters, which has max_loras="

@@ -68,10 +68,16 @@ class TokenTree:
         numbers = {path: number for number, path in enumerate(ordered)}
         parents = []
         for path in ordered:
+            wrong = next((rank for rank in path if not isinstance(rank, int) or rank < 0), None)
+            if wrong is not None:
+                raise ValueError(f"path {list(path)} has rank {wrong}; ranks are whole numbers >= 0")
             if not path:
                 raise ValueError("an empty path names no node; a path has at least one rank")
             if path[:-1] and path[:-1] not in numbers:
                 raise ValueError(f"path {list(path)} continues {list(path[:-1])}, which is no path")
+            sibling = (*path[:-1], path[-1] - 1)
+            if path[-1] and sibling not in numbers:
+                raise ValueError(f"path {list(path)} has rank {path[-1]}, and {list(sibling)} is no path")
             parents.append(numbers[path[:-1]] if path[:-1] else -1)
         return cls(tuple(parents))
 

@@ -47,25 +47,25 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checks = (
-            ("temperature", _is_number(self.temperature) and self.temperature >= 0, ">= 0; 0 for greedy"),
-            ("top_k", _is_whole(self.top_k) and 0 <= self.top_k < 1 << 31, "a whole number >= 0; 0 for all"),
-            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "> 0 and <= 1"),
-            ("min_p", _is_number(self.min_p) and 0 <= self.min_p <= 1, ">= 0 and <= 1"),
+            ("temperature", is_number(self.temperature) and self.temperature >= 0, ">= 0; 0 for greedy"),
+            ("top_k", is_whole(self.top_k) and 0 <= self.top_k < 1 << 31, "a whole number >= 0; 0 for all"),
+            ("top_p", is_number(self.top_p) and 0 < self.top_p <= 1, "> 0 and <= 1"),
+            ("min_p", is_number(self.min_p) and 0 <= self.min_p <= 1, ">= 0 and <= 1"),
             (
                 "repetition_penalty",
-                _is_number(self.repetition_penalty) and self.repetition_penalty > 0,
+                is_number(self.repetition_penalty) and self.repetition_penalty > 0,
                 "a number > 0",
             ),
-            ("presence_penalty", _is_number(self.presence_penalty), "a number"),
-            ("frequency_penalty", _is_number(self.frequency_penalty), "a number"),
-            ("n", _is_whole(self.n) and 1 <= self.n <= MAX_N, f"a whole number >= 1 and <= {MAX_N}"),
+            ("presence_penalty", is_number(self.presence_penalty), "a number"),
+            ("frequency_penalty", is_number(self.frequency_penalty), "a number"),
+            ("n", is_whole(self.n) and 1 <= self.n <= MAX_N, f"a whole number >= 1 and <= {MAX_N}"),
             ("logprobs", self.logprobs is None or _are_logprobs(self.logprobs), ALLOWED_LOGPROBS),
             (
                 "max_tokens",
-                self.max_tokens is None or (_is_whole(self.max_tokens) and self.max_tokens >= 1),
+                self.max_tokens is None or (is_whole(self.max_tokens) and self.max_tokens >= 1),
                 "a whole number >= 1, or None",
             ),
-            ("stop_token_ids", _are_whole(self.stop_token_ids), "a sequence of token ids"),
+            ("stop_token_ids", are_whole(self.stop_token_ids), "a sequence of token ids"),
             ("stop", _are_stops(self.stop), "a sequence of strings, none of them empty"),
             ("seed", self.seed is None or _is_seed(self.seed), "a whole number of 64 bits, or None"),
         )
@@ -79,11 +79,13 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Returns whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
@@ -92,11 +94,12 @@ def _is_seed(value: object) -> bool:
 
 
 def _are_logprobs(value: object) -> bool:
-    return isinstance(value, int) and _is_whole(value) and 0 <= value <= MAX_LOGPROBS
+    return isinstance(value, int) and is_whole(value) and 0 <= value <= MAX_LOGPROBS
 
 
-def _are_whole(values: object) -> bool:
-    return isinstance(values, tuple | list) and all(_is_whole(value) for value in values)
+def are_whole(values: object) -> bool:
+    """Returns whether a value is a list or tuple of whole numbers."""
+    return isinstance(values, tuple | list) and all(is_whole(value) for value in values)
 
 
 def _are_stops(stop: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ MIN_TEXT = 1 << 16
 """Tokens of dropped answers that are kept at most, before the text of the answers is made anew."""
 
 
+@runtime_checkable
 class HostDrafter(Protocol):
     """Drafts the next tokens of requests from the tokens that the host has read."""
 

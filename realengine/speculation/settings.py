@@ -6,10 +6,14 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
+from policies.batching import Batching
+from policies.caching.settings import Caching
 from policies.speculation import DraftLength, Proposer
 from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation.checks import check_policies
 from policies.speculation.fixed import Fixed
 from policies.speculation.proposers.draft_model import DraftModel
 from policies.speculation.proposers.eagle import Eagle
@@ -24,6 +28,7 @@ from policies.speculation.proposers.suffix import Suffix
 from policies.speculation.tree import TokenTree
 from policies.speculation.view import PassSeconds
 from realengine.model.architecture import Architecture
+from realengine.serving.sampling_params import are_whole, is_number, is_whole
 from realengine.speculation.host import HostDrafter
 
 PROPOSERS: dict[str, Callable[..., Proposer]] = {
@@ -33,11 +38,22 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
     )
 }  # fmt: skip
 OTHER_KEYS = (
-    "method", "model", "speculative_token_tree", "num_speculative_tokens_per_batch_size", "draft_length",
-    "draft_sample_method", "skipped_layers", "tpot_s", "host", "host_timeout_s",
+    "method", "model", "num_speculative_tokens_per_batch_size", "draft_length", "draft_sample_method",
+    "skipped_layers", "tpot_s", "host", "host_timeout_s",
 )  # fmt: skip
+OTHER_TYPES = {"skipped_layers": tuple[int, ...] | None, "tpot_s": float | None, "host_timeout_s": float}
+EXAMPLES = {"num_speculative_tokens": "4", "widths": "[2, 2]"}
+"""Of the settings that must be given."""
+VALUES: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (is_whole, "a whole number"),
+    float: (is_number, "a number"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    tuple[int, ...]: (are_whole, "a list of whole numbers"),
+}
+"""Of each type of a setting: what a value must be."""
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 NEEDS_MODEL = (DraftModel, SpecinferTree, Eagle, Eagle3, Medusa, Mtp)
+MAY_DRAW = (DraftModel, SelfSpeculative)
 
 DraftSource = str | Path | Architecture
 """A folder or file with weights, or an architecture, which gets random weights."""
@@ -72,18 +88,34 @@ class SpeculationSettings:
                 f"draft_sample_method={self.draft_sample_method}: must be one of "
                 f"{', '.join(DRAFT_SAMPLE_METHODS)}"
             )
+        if self.draws and not isinstance(self.proposer, MAY_DRAW):
+            raise ValueError(
+                f"draft_sample_method=probabilistic: method={method} drafts the likeliest tokens only; "
+                "remove it, or choose method=draft_model or self_speculative"
+            )
         if not self.host_timeout_s > 0:
             raise ValueError(f"host_timeout_s={self.host_timeout_s}: must be > 0 seconds")
+        if self.tpot_s is not None and not self.tpot_s > 0:
+            raise ValueError(f"tpot_s={self.tpot_s}: must be > 0 seconds, or None")
         if self.host is not None and self.proposer.tree is not None:
             raise ValueError(f"host: drafts chains, and method={method} drafts a tree; choose method=ngram")
         if isinstance(self.proposer, NEEDS_MODEL) and self.host is None and not self.models:
             raise ValueError(f"model: method={method} needs the folder of its weights; set model")
         if not isinstance(self.proposer, NEEDS_MODEL) and self.models:
             raise ValueError(f"model={self.models[0]}: method={method} drafts without a model; remove it")
+        if len(self.models) > 1 and not isinstance(self.proposer, SpecinferTree):
+            raise ValueError(f"model: method={method} drafts with one model, not {len(self.models)}")
         if self.skipped_layers is not None and not isinstance(self.proposer, SelfSpeculative):
             raise ValueError(
                 f"skipped_layers={list(self.skipped_layers)}: only method=self_speculative skips layers"
             )
+
+    def check(self, batching: Batching, caching: Caching, max_num_batched_tokens: int | None) -> None:
+        """Raises ValueError for policies that the proposer cannot be served with; see `check_policies`."""
+        try:
+            check_policies(self.proposer, self.draft_length, batching, caching, max_num_batched_tokens)
+        except ValueError as error:
+            raise ValueError(f"speculative_config: {error}") from error
 
     @property
     def draws(self) -> bool:
@@ -95,41 +127,51 @@ class SpeculationSettings:
         """Returns the settings of a `speculative_config` with vLLM's keys. Raises ValueError for others."""
         method = config.get("method", "draft_model" if "model" in config else None)
         name = "mtp" if isinstance(method, str) and method.endswith("_mtp") else method
-        if name not in PROPOSERS:
+        if not isinstance(name, str) or name not in PROPOSERS:
             raise ValueError(
                 f"speculative_config: method={method} is not known; must be one of {', '.join(PROPOSERS)}"
             )
         proposer_class = PROPOSERS[name]
-        own = [each.name for each in fields(proposer_class) if each.init]  # type: ignore[arg-type]
-        own = [key for key in own if key not in ("draft", "model", "tree")]
+        types = {each.name: each for each in fields(proposer_class) if each.init}  # type: ignore[arg-type]
+        own = [key for key in types if key not in ("draft", "model", "tree")]
+        allowed = (*own, *OTHER_KEYS, *(["speculative_token_tree"] if "tree" in types else []))
         for key in config:
-            if key not in (*own, *OTHER_KEYS):
+            if key not in allowed:
                 raise ValueError(
                     f"speculative_config: {key} is not a setting of method={name}; allowed are "
-                    f"{', '.join(sorted((*own, *OTHER_KEYS)))}"
+                    f"{', '.join(sorted(allowed))}"
                 )
-        given: dict[str, Any] = {key: config[key] for key in own if key in config}
+        hints = get_type_hints(proposer_class)
+        given = {key: _checked(key, config[key], hints[key]) for key in own if key in config}
+        others = {key: _checked(key, config[key], hint) for key, hint in OTHER_TYPES.items() if key in config}
         tree = config.get("speculative_token_tree")
         if tree is not None:
             given["tree"] = parsed = _tree(tree)
             given.setdefault("num_speculative_tokens", parsed.num_nodes)
-        if "num_speculative_tokens" in own and "num_speculative_tokens" not in given:
-            raise ValueError(
-                "speculative_config: num_speculative_tokens is missing; set it, for example to 4"
-            )
-        for key in ("widths", "reference"):
-            if key in given:
-                given[key] = tuple(given[key])
+        for key in own:
+            if key in EXAMPLES and key not in given:
+                raise ValueError(
+                    f"speculative_config: {key} is missing; set it, for example to {EXAMPLES[key]}"
+                )
         return cls(
             proposer=proposer_class(draft=None, **given),
             draft_length=_draft_length(config),
             models=_models(config.get("model")),
             draft_sample_method=config.get("draft_sample_method", "greedy"),
-            skipped_layers=None if (layers := config.get("skipped_layers")) is None else tuple(layers),
-            tpot_s=config.get("tpot_s"),
-            host=config.get("host"),
-            host_timeout_s=config.get("host_timeout_s", 10.0),
+            host=_host(config.get("host")),
+            **others,
         )
+
+
+def _checked(key: str, value: Any, hint: Any) -> Any:
+    """Returns a value of a setting, a list as a tuple. Raises ValueError if it is not of the hint's type."""
+    if value is None and NoneType in get_args(hint):
+        return None
+    known = hint if hint in VALUES else next(each for each in get_args(hint) if each in VALUES)
+    holds, allowed = VALUES[known]
+    if not holds(value):
+        raise ValueError(f"speculative_config: {key}={value!r}: must be {allowed}")
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _tree(given: Any) -> TokenTree:
@@ -145,21 +187,36 @@ def _tree(given: Any) -> TokenTree:
 
 
 def _draft_length(config: Mapping[str, Any]) -> DraftLength:
-    ranges = config.get("num_speculative_tokens_per_batch_size")
-    chosen: DraftLength | None = config.get("draft_length")
+    key = "num_speculative_tokens_per_batch_size"
+    ranges, chosen = config.get(key), config.get("draft_length")
+    if chosen is not None and not isinstance(chosen, DraftLength):
+        raise ValueError(
+            f"speculative_config: draft_length={chosen!r}: must be a policy, such as "
+            "policies.speculation.fixed.Fixed(num_tokens=2)"
+        )
     if ranges is None:
         return chosen or Fixed()
     if chosen is not None:
+        raise ValueError(f"speculative_config: {key} is a draft_length of its own; remove one of them")
+    if not isinstance(ranges, list | tuple) or not all(are_whole(each) and len(each) == 3 for each in ranges):
         raise ValueError(
-            "speculative_config: num_speculative_tokens_per_batch_size is a draft_length of its own; remove "
-            "one of them"
+            f"speculative_config: {key}={ranges!r}: must be a list of (smallest, largest number of requests, "
+            "draft tokens), such as [(1, 16, 4), (17, 256, 1)]"
         )
     return ByBatchSize(num_speculative_tokens_per_batch_size=tuple(tuple(each) for each in ranges))
 
 
-def _models(
-    given: DraftSource | list[DraftSource] | tuple[DraftSource, ...] | None,
-) -> tuple[DraftSource, ...]:
-    if given is None:
-        return ()
-    return (given,) if isinstance(given, str | Path | Architecture) else tuple(given)
+def _host(given: Any) -> HostDrafter | None:
+    if given is not None and not isinstance(given, HostDrafter):
+        raise ValueError(f"speculative_config: host={given!r}: must have the methods draft and forget")
+    return given
+
+
+def _models(given: Any) -> tuple[DraftSource, ...]:
+    models = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    for model in models:
+        if not isinstance(model, str | Path | Architecture):
+            raise ValueError(
+                f"speculative_config: model={model!r}: must be a path, or an Architecture for random weights"
+            )
+    return tuple(models)

@@ -22,18 +22,12 @@ from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLength
+from policies.speculation.checks import check_adapters, check_policies
 from sim.engine.links import Links
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
-from sim.setup.speculation import (
-    check_adapters,
-    check_batching,
-    check_budget,
-    check_cache,
-    check_length,
-    speculative_core,
-)
+from sim.setup.speculation import speculative_core
 from sim.speculation.acceptance import Acceptance
 
 
@@ -144,12 +138,11 @@ class PoolSettings(Deployment):
                     f"{key}=null, speculation={self.speculation.method}: must be given, such as "
                     f"{key}={example}"
                 )
-        check_cache(self.speculation, self.caching)
-        check_batching(self.speculation, self.batching)
         check_adapters(self.speculation, self.adapters)
-        check_budget(self.speculation, self.batching, self.max_num_batched_tokens)
-        if self.draft_length is not None:
-            check_length(self.speculation, self.draft_length)
+        assert self.draft_length is not None
+        check_policies(
+            self.speculation, self.draft_length, self.batching, self.caching, self.max_num_batched_tokens
+        )
         if self.acceptance is not None:
             try:
                 self.acceptance.check(self.speculation)

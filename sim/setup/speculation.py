@@ -1,4 +1,4 @@
-"""Checks that a proposer, its draft, the model, the engine and the cache go together; what they change."""
+"""Checks that a proposer, its draft and the model go together; what they change."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
 from hwmodels.speculation.model import SpeculativeModel
-from policies.adapters import AdapterServing
-from policies.adapters.unified_paging import UnifiedPaging
-from policies.batching import Batching
-from policies.batching.splitfuse import SplitFuse
-from policies.caching.eviction.future import FutureUses
-from policies.caching.pool import BlockPool
-from policies.caching.settings import Caching, KvMemory, pool_of
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength, Proposer, num_places
@@ -31,10 +24,6 @@ from sim.speculation.acceptance import Acceptance
 KEY = "speculation"
 ASSUMED = ("iid", "beta")
 """Acceptance models whose rates have a default, which is of no model and workload in particular."""
-BUDGETS = ("max_num_scheduled_tokens", "max_prefill_tokens", "max_batch_prefill_tokens", "n_batch")
-"""Further limits of batching policies on the tokens of an iteration."""
-CARRYING_CACHES = "paged, prefix, radix or tiered"
-"""Caches that give a sequence the blocks that its tokens need, and so can keep those of draft tokens."""
 
 
 def draft_of(proposer: Proposer) -> Draft:
@@ -102,68 +91,6 @@ def _check_modules(draft: LayerDraft, model: ModelSpec) -> None:
             f"{KEY}.num_nextn_predict_layers={draft.num_modules}: must be <= {modules}, the modules of "
             f"{model.name}"
         )
-
-
-def check_cache(proposer: Proposer, caching: Caching) -> None:
-    """Raises ValueError for a cache that does not give a sequence the blocks that its tokens need."""
-    memory = KvMemory(num_blocks=2**20, bytes_per_token=1.0, max_model_len=2**12, future=FutureUses(()))
-    if type(pool_of(caching, memory)).growth is not BlockPool.growth:
-        raise ValueError(
-            f"{KEY}={proposer.method}, caching={name_of(caching)}: cannot keep the KV of draft tokens behind "
-            f"a sequence; choose caching={CARRYING_CACHES}, or speculation=none"
-        )
-
-
-def check_batching(proposer: Proposer, batching: Batching) -> None:
-    """Raises ValueError for a batching policy that counts blocks without those of draft tokens."""
-    if isinstance(batching, SplitFuse):
-        raise ValueError(
-            f"{KEY}={proposer.method}, batching=splitfuse: pauses sequences by the blocks that one token "
-            "needs, and draft tokens need more; choose batching=chunked or another one, or speculation=none"
-        )
-
-
-def check_adapters(proposer: Proposer, adapters: AdapterServing | None) -> None:
-    """Raises ValueError for adapters in KV blocks, which the slots behind a sequence may need."""
-    if isinstance(adapters, UnifiedPaging):
-        raise ValueError(
-            f"{KEY}={proposer.method}, adapters=unified_paging: adapters in KV blocks may leave no room for "
-            "draft tokens; choose adapters=fixed_slots, exchange or merged, or speculation=none"
-        )
-
-
-def check_budget(proposer: Proposer, batching: Batching, max_num_batched_tokens: int) -> None:
-    """Raises ValueError if an iteration has too few tokens for the pass of one sequence."""
-    chosen = f"{KEY}={proposer.method}"
-    num_rows = 1 + proposer.num_speculative_tokens
-    needed = num_rows + proposer.rules.num_input_slots
-    if max_num_batched_tokens < needed:
-        raise ValueError(
-            f"{chosen}, max_num_batched_tokens={max_num_batched_tokens}: must be >= {needed} for the pass of "
-            f"one sequence; raise it, or lower {KEY}.num_speculative_tokens={proposer.num_speculative_tokens}"
-        )
-    for name in BUDGETS:
-        limit = getattr(batching, name, None)
-        if limit is not None and limit < needed:
-            raise ValueError(
-                f"{chosen}, batching.{name}={limit}: must be >= {needed}, the tokens of a pass or of the end "
-                f"of a prompt; raise it, or lower {KEY}.num_speculative_tokens"
-            )
-    threshold = getattr(batching, "long_prefill_token_threshold", 0)
-    if 0 < threshold < num_rows:
-        raise ValueError(
-            f"{chosen}, batching.long_prefill_token_threshold={threshold}: must be 0 or >= {num_rows}, the "
-            "tokens of a pass, as it limits these too"
-        )
-
-
-def check_length(proposer: Proposer, draft_length: DraftLength) -> None:
-    """Raises ValueError for a policy that would draft more tokens than its proposer has places for."""
-    tree, length = proposer.tree, getattr(draft_length, "num_tokens", None)
-    places = num_places(proposer)
-    if length is not None and length > places:
-        which = "the levels of the tree" if tree is not None else f"{KEY}.num_speculative_tokens"
-        raise ValueError(f"draft_length.num_tokens={length}: must be <= {places}, {which}, or null for all")
 
 
 def max_tokens_per_pass(proposer: Proposer | None) -> int:

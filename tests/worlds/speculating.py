@@ -23,11 +23,11 @@ from policies.speculation import Proposer, SlotRules
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.backoff import Backoff
 from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation.checks import BUDGETS
 from policies.speculation.fixed import Fixed
 from policies.speculation.none import NoDrafts
 from policies.speculation.slo_aware import SloAware
 from policies.speculation.tree import TokenTree
-from sim.setup.speculation import BUDGETS
 from sim.speculation.acceptance import Acceptance, Verdicts
 from sim.speculation.acceptance.beta import Beta
 from sim.speculation.acceptance.by_position import ByPosition

@@ -46,8 +46,6 @@ from realengine.weights.table import expected, shard
 
 def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     """Loads the weights of a draft model. Raises ValueError if it does not fit the target."""
-    if len(settings.models) != 1:
-        raise ValueError(f"model: method=draft_model drafts with one model, not {len(settings.models)}")
     return load_models(settings.models, context, lambda models: models[0], is_drawn=settings.draws)
 
 

@@ -24,6 +24,15 @@ def test_what_is_no_tree_is_refused(parents: tuple[int, ...]) -> None:
         TokenTree(parents)
 
 
-def test_a_path_without_its_beginning_is_refused() -> None:
-    with pytest.raises(ValueError, match="continues"):
-        TokenTree.of_paths([[0], [1, 0]])
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([[0], [1, 0]], r"path \[1, 0\] continues \[1\], which is no path"),
+        ([[0], [0, 2], [0, 0]], r"path \[0, 2\] has rank 2, and \[0, 1\] is no path"),
+        ([[0], [-1]], r"path \[-1\] has rank -1; ranks are whole numbers >= 0"),
+    ],
+    ids=["beginning", "gaps", "negative"],
+)
+def test_wrong_paths_are_refused(paths: list[list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenTree.of_paths(paths)

@@ -5,6 +5,9 @@ import time
 import pytest
 import torch
 
+from policies.batching.chunked import Chunked
+from policies.batching.splitfuse import SplitFuse
+from policies.speculation.fixed import Fixed
 from realengine.serving.sampling_params import SamplingParams
 from tests.realengine.speculation.test_lossless import GREEDY, NGRAM, prompts, tokens_of
 from tests.realengine.test_engine import make
@@ -35,8 +38,46 @@ torch.set_num_threads(1)
         (NGRAM | {"draft_sample_method": "best"}, "draft_sample_method=best: must be one of greedy, prob"),
         (NGRAM | {"skipped_layers": [1]}, r"skipped_layers=\[1\]: only method=self_speculative"),
         (NGRAM | {"host_timeout_s": 0}, "host_timeout_s=0: must be > 0 seconds"),
+        ("ngram", "speculative_config='ngram': must be a mapping with the keys of vLLM's speculative_config"),
+        ({"method": ["ngram"]}, r"method=\['ngram'\] is not known"),
+        (NGRAM | {"num_speculative_tokens": "3"}, "num_speculative_tokens='3': must be a whole number"),
+        (NGRAM | {"num_speculative_tokens": 2.5}, "num_speculative_tokens=2.5: must be a whole number"),
+        (NGRAM | {"num_speculative_tokens": True}, "num_speculative_tokens=True: must be a whole number"),
+        (NGRAM | {"prompt_lookup_max": None}, "prompt_lookup_max=None: must be a whole number"),
+        (NGRAM | {"reference": "abc"}, "reference='abc': must be a list of whole numbers"),
+        (NGRAM | {"reference": [1, 97]}, "reference: token 97 must be < 97, the target's vocabulary"),
+        (NGRAM | {"draft_length": "adaptive"}, "draft_length='adaptive': must be a policy, such as"),
+        (NGRAM | {"draft_length": Fixed(num_tokens=5)}, "draft_length.num_tokens=5: must be <= 4"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4]]}, "must be a list of .smallest, largest"),
+        (NGRAM | {"host": 5}, "host=5: must have the methods draft and forget"),
+        (NGRAM | {"host_timeout_s": "x"}, "host_timeout_s='x': must be a number"),
+        (NGRAM | {"tpot_s": -1}, "tpot_s=-1: must be > 0 seconds"),
         (
-            NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 2]], "draft_length": object()},
+            NGRAM | {"draft_sample_method": "probabilistic"},
+            "probabilistic: method=ngram drafts the likeliest",
+        ),
+        (
+            NGRAM | {"speculative_token_tree": "[(0,)]"},
+            "speculative_token_tree is not a setting of method=ng",
+        ),
+        ({"model": 5, "num_speculative_tokens": 3}, "model=5: must be a path, or an Architecture"),
+        (
+            {"method": "eagle", "model": ["x", "y"], "num_speculative_tokens": 3},
+            "drafts with one model, not 2",
+        ),
+        ({"method": "medusa", "model": "x", "speculative_token_tree": [(-1,)]}, r"path \[-1\] has rank -1"),
+        ({"method": "medusa", "model": "x", "speculative_token_tree": [(1,)]}, r"and \[0\] is no path"),
+        ({"method": "specinfer_tree", "model": "x"}, "widths is missing; set it, for example to"),
+        (
+            {"method": "specinfer_tree", "model": "x", "widths": 3},
+            "widths=3: must be a list of whole numbers",
+        ),
+        (
+            {"method": "self_speculative", "num_speculative_tokens": 2, "skipped_layers": 3},
+            "skipped_layers=3: ",
+        ),
+        (
+            NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 2]], "draft_length": Fixed()},
             "is a draft_length of its own; remove one of them",
         ),
     ],
@@ -44,6 +85,25 @@ torch.set_num_threads(1)
 def test_settings_that_cannot_be_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         make(speculative_config=config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batching": SplitFuse()}, "speculation=ngram, batching=splitfuse: pauses sequences by the blocks"),
+        (
+            {"batching": Chunked(max_num_batched_tokens=4)},
+            "max_num_batched_tokens=4: must be >= 5 for the pass",
+        ),
+        (
+            {"batching": Chunked(long_prefill_token_threshold=4)},
+            "long_prefill_token_threshold=4: must be 0 or >= 5",
+        ),
+    ],
+)
+def test_policies_that_the_simulator_refuses_are_refused_here(settings, message):
+    with pytest.raises(ValueError, match=f"speculative_config: .*{message}"):
+        make(**settings, speculative_config=NGRAM)
 
 
 def test_several_answers_to_a_prompt_are_refused():

@@ -157,7 +157,7 @@ def test_drafts_without_adapters_change_no_token_of_requests_with_one(draft):
         ),
         (
             {**TREES["tree"], "draft_sample_method": "probabilistic"},
-            "draft_sample_method=probabilistic: nodes of a tree are the likeliest tokens; use greedy",
+            "draft_sample_method=probabilistic: method=specinfer_tree drafts the likeliest tokens only",
         ),
         (
             {"method": "self_speculative", "skipped_layers": [2]},
