@@ -56,9 +56,7 @@ def warm_up(
                 yield MeasuredPass(num_seqs, num_seqs * num_drafts, 0, num_levels), min(seconds)
 
 
-def _pass(
-    size: PassSize, num_levels: int, room: int, padding: Padding, *, has_tree: bool
-) -> VerifyWork:
+def _pass(size: PassSize, num_levels: int, room: int, padding: Padding, *, has_tree: bool) -> VerifyWork:
     """Returns a pass of equal sequences at the beginning of their context, all in one slot.
 
     room: tokens of the pass and of the draft after it, at most.

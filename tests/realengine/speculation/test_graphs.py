@@ -357,9 +357,12 @@ class Captured:
         return Recording(None, result)
 
 
-@pytest.mark.parametrize("draw", ["greedy", "probabilistic"])
 @pytest.mark.parametrize(
-    "method", [method for method in DRAFTERS if method not in ("ngram", "suffix", "specinfer", "lookahead")]
+    ("method", "draw"),
+    [
+        *((name, "greedy") for name in DRAFTERS if name not in ("ngram", "suffix", "specinfer", "lookahead")),
+        *((name, "probabilistic") for name in ("draft_model", "smaller", "self")),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_a_captured_pass_reads_nothing_back_to_the_host(monkeypatch, method, draw):
