@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.app import make_app
 from experiments.serve.settings import ServeSettings
 from experiments.serve.simulated.fleet import SimulatedFleet
@@ -21,7 +22,9 @@ def make_application(
     stop: Stop | None = None,
 ) -> web.Application:
     """Returns the application. config: the resolved settings, as /server_info shows them."""
-    app = make_app(fleet, api_key)
+    app = make_app(FaultyBackend(fleet) if settings.faults else fleet, api_key)
     if stop is not None:
         app.middlewares.append(refusal_while_draining(stop, settings.drain_s))
+    if settings.faults:
+        app.middlewares.append(fault_middleware)
     return app

@@ -33,6 +33,8 @@ class ServeSettings:
     """The server stops after this many seconds; None: on Ctrl-C or SIGTERM."""
     drain_s: float = 30.0
     """On a stop, seconds to wait for requests in progress."""
+    faults: bool = False
+    """Requests may ask for faults in the header X-Fault."""
 
     def __post_init__(self) -> None:
         if self.duration_s is not None and not 0 < self.duration_s < inf:

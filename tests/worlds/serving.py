@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import ClientResponse
+from aiohttp import ClientError, ClientResponse, ClientTimeout
 from aiohttp.test_utils import TestClient, TestServer
 
 from experiments.serve.command import ServeJob, prepare
@@ -30,12 +30,13 @@ async def serving(*overrides: str, api_key: str | None = None) -> AsyncIterator[
     job = make_job(*overrides)
     fleet = job.fleet()
     fleet.driver.start()
-    async with TestClient(TestServer(job.app(fleet, api_key), handler_cancellation=True)) as client:
+    server = TestServer(job.app(fleet, api_key), handler_cancellation=True)
+    async with TestClient(server, timeout=ClientTimeout(total=20)) as client:
         yield client
     fleet.driver.stop()
 
 
-def served(test: Callable[..., Awaitable[None]], *overrides: str) -> None:
+def served(test: Callable[[TestClient[Any, Any]], Awaitable[None]], *overrides: str) -> None:
     """Runs a test with the client of a server."""
 
     async def run() -> None:
@@ -79,3 +80,17 @@ async def streamed(client: TestClient[Any, Any], **fields: Any) -> AsyncIterator
         async for line in response.content:
             if line.startswith(b"data: ") and b"[DONE]" not in line:
                 yield json.loads(line[6:])
+
+
+async def until_it_fails(
+    events: AsyncIterator[dict[str, Any]], silence_s: float = 10.0
+) -> tuple[list[dict[str, Any]], type[Exception] | None]:
+    """Returns the events of a stream and the error that has ended it, TimeoutError after silence_s."""
+    found = []
+    try:
+        while True:
+            found.append(await asyncio.wait_for(anext(events), silence_s))
+    except StopAsyncIteration:
+        return found, None
+    except (ClientError, TimeoutError) as error:
+        return found, type(error)
