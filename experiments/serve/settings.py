@@ -33,6 +33,8 @@ class ServeSettings:
     """The server stops after this many seconds; None: on Ctrl-C or SIGTERM."""
     drain_s: float = 30.0
     """On a stop, seconds to wait for requests in progress."""
+    cold_start: bool = False
+    """The replicas start with the server, each with the cold start of its pool."""
     faults: bool = False
     """Requests may ask for faults in the header X-Fault."""
 

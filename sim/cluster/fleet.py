@@ -175,6 +175,12 @@ class Fleet:
         """
         return self._append(pool_index, now, State.starting, instead_of)
 
+    def start_again(self, member: Member, now: float) -> None:
+        """Makes a serving replica without requests start; `ready` makes it accept requests."""
+        if member.state is State.serving:
+            member.state, member.start_s, member.ready_s = State.starting, now, None
+            self._list_serving()
+
     def ready(self, member: Member, now: float) -> None:
         """Makes a replica accept requests at the end of its start."""
         if member.state is State.starting:

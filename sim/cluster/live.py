@@ -8,16 +8,18 @@ that streams tokens must see each of them at its time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
 
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
+from sim.cluster.fleet import Member
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.attachment import Attachment
-from sim.engine.clock import ARRIVE
+from sim.engine.clock import ARRIVE, Phase
 from sim.engine.interrupt import Interrupt
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
@@ -43,6 +45,12 @@ class Listener(Protocol):
 
     def ended(self, request: Request, end: Ended) -> None:
         """Handles the end of a request: it is complete, was aborted, or was rejected."""
+
+    def lost_tokens(self, request_id: int) -> None:
+        """Handles a crash after which a request begins again, though tokens of it have been reported.
+
+        Its tokens are reported again only from the first new one on.
+        """
 
 
 class LiveSource:
@@ -82,6 +90,7 @@ class LiveSimulation(Simulation):
         self._num_emitted: dict[int, int] = {}  # output tokens by request id, of the requests in progress
         self._is_open = True
         self._never = Interrupt()
+        self._keeps_tokens = cluster.recovery.keeps_tokens
         super().__init__(source=LiveSource(), pools=pools, cluster=cluster, sim=SimSettings(leap=False))
 
     @property
@@ -140,6 +149,13 @@ class LiveSimulation(Simulation):
                 due.clear()
         return False
 
+    def start_cold(self) -> None:
+        """Starts all replicas now: each serves after the cold start of its pool."""
+        for member in self.fleet.members:
+            self.fleet.start_again(member, self.now)
+            ready_s = self.now + member.replica.pool.cold_start_s
+            self._clock.at(ready_s, Phase.control, partial(self._ready, member))
+
     def close(self) -> RunRecords:
         """Ends the run now, with unfinished requests as they are; returns the records."""
         self._is_open = False
@@ -172,6 +188,14 @@ class LiveSimulation(Simulation):
 
     def _requests_remain(self) -> bool:
         return self._is_open
+
+    def _ready(self, member: Member, event: int) -> None:
+        self.fleet.ready(member, self.now)
+
+    def _lost(self, request_id: int) -> None:
+        if self._num_emitted.get(request_id) and not self._keeps_tokens:
+            self._listener.lost_tokens(request_id)
+        super()._lost(request_id)
 
     def _follow_up(self, request: Request) -> None:
         request_id, log = request.request_id, self._requests

@@ -117,7 +117,7 @@ class Simulation:
             clock=self._clock,
             fleet=self.fleet,
             seed=cluster.seed,
-            on_lost=self._assembly.resends.lost,
+            on_lost=self._lost,
             requests_remain=self._requests_remain,
         )
         self._overload_stop = self._make_overload_stop() if sim.stop_overloaded else None
@@ -260,6 +260,10 @@ class Simulation:
         assert self._next is not None
         self.gateway.arrive(self._next)
         self._schedule_next_arrival()
+
+    def _lost(self, request_id: int) -> None:
+        """Resends or fails a request that a crash of its replica has lost."""
+        self._assembly.resends.lost(request_id)
 
     def _follow_up(self, request: Request) -> None:
         """Counts a request that has ended, and schedules the next one of its user or conversation, if any."""

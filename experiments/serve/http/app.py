@@ -18,7 +18,7 @@ from experiments.serve.http.chat import chat
 from experiments.serve.http.completions import complete
 
 MAX_BODY_BYTES = 64 << 20
-OPEN_PATHS = ("/", "/health", "/ping", "/version", "/metrics")
+OPEN_PATHS = ("/", "/health", "/health/ready", "/ping", "/version", "/metrics")
 """Paths that need no key."""
 
 _LOG = logging.getLogger("windtunnel.serve")
@@ -29,6 +29,7 @@ ROUTES: Mapping[tuple[str, str], Handler] = {
     ("POST", "/v1/chat/completions"): chat,
     ("GET", "/v1/models"): information.models,
     ("GET", "/health"): information.health,
+    ("GET", "/health/ready"): information.health,
     ("GET", "/ping"): information.health,
     ("GET", "/version"): information.show_version,
     ("GET", "/load"): information.load,

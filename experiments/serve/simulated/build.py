@@ -22,13 +22,16 @@ def build_fleet(scenario: Scenario, settings: ServeSettings, time_scale: float) 
     try:
         tokenizer = _tokenizer(settings.tokenizer)
         longest = min(pool.max_model_len for pool in scenario.pools_by_name.values())
-        return SimulatedFleet(
+        fleet = SimulatedFleet(
             scenario,
             tokenizer=tokenizer,
             answers=Answers(settings.text, tokenizer, scenario.seed, settings.dataset),
             lengths=OutputLengths(settings.output_length, scenario.workload, scenario.seed, longest),
             time_scale=time_scale,
         )
+        if settings.cold_start:
+            fleet.simulation.start_cold()
+        return fleet
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
 

@@ -28,10 +28,12 @@ MAX_INDEXES = 1000
 class Output:
     """An output in progress: what the simulation has reported of it so far."""
 
-    __slots__ = ("answer", "end", "news", "num_cached", "num_tokens")
+    __slots__ = ("answer", "end", "is_lost", "is_streamed", "news", "num_cached", "num_tokens")
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, *, is_streamed: bool) -> None:
         self.answer = answer
+        self.is_streamed = is_streamed
+        self.is_lost = False  # its client has tokens of an output that begins again
         self.num_tokens = 0
         self.num_cached = 0
         self.end: Ended | None = None
@@ -118,7 +120,7 @@ class SimulatedFleet:
             adapter=generation.lora,
             model=generation.model if self._names_model else None,
         )
-        output = self._outputs[request_id] = Output(answer)
+        output = self._outputs[request_id] = Output(answer, is_streamed=generation.streamed)
         self.simulation.add(Arrival(request, len(answer.token_ids)))
         self.driver.wake()
         try:
@@ -139,6 +141,12 @@ class SimulatedFleet:
             if not output.num_tokens:
                 output.num_cached = self.simulation.requests.cached_tokens[request_id]
             output.num_tokens = num_output_tokens
+            output.news.set()
+
+    def lost_tokens(self, request_id: int) -> None:
+        output = self._outputs.get(request_id)
+        if output is not None and output.is_streamed:
+            output.is_lost = True
             output.news.set()
 
     def ended(self, request: Request, end: Ended) -> None:
@@ -163,8 +171,10 @@ async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[De
         await output.news.wait()
         output.news.clear()
         end, ended = output.num_tokens, output.end
+        if output.is_lost:
+            raise ConnectionReset("its replica crashed")
         if ended is not None and ended.status is not Status.finished:
-            raise _failure(ended, has_begun=start > 0)
+            raise _failure(ended, has_begun=start > 0 and output.is_streamed)
         if end == start and ended is None:
             continue
         yield Delta(

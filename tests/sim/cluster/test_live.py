@@ -48,9 +48,13 @@ class Heard:
         self.simulation = None
         self.tokens = {}
         self.ends = {}
+        self.lost = []
 
     def progressed(self, request_id, num_output_tokens):
         self.tokens.setdefault(request_id, []).append((self.simulation.now, num_output_tokens))
+
+    def lost_tokens(self, request_id):
+        self.lost.append(request_id)
 
     def ended(self, request, end):
         assert request.request_id not in self.ends
@@ -95,3 +99,32 @@ def test_tables_are_those_of_a_run_that_knows_its_traffic(overrides):
         assert tokens[-1] == (row.last_token_s, row.output_tokens)
         counts = [count for _, count in tokens]
         assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("recovery", ["scratch", "tokens"])
+def test_requests_that_begin_again_after_a_crash_are_reported_if_their_tokens_are_not_kept(recovery):
+    scenario = compose(*WORLDS["crash, from scratch"], f"recovery={recovery}")
+    simulation, heard = live(scenario)
+    for arrival in islice(scenario.source().arrivals(), 40):
+        simulation.add(arrival)
+    crash_s = scenario.failures.events[0].at_s
+    simulation.advance(crash_s - 1e-9, MANY)
+    begun = {request_id for request_id in heard.tokens if request_id not in heard.ends}
+    simulation.advance(crash_s, MANY)
+    assert begun
+    assert set(heard.lost) <= begun
+    assert bool(heard.lost) == (recovery == "scratch")
+
+
+def test_a_fleet_that_starts_cold_serves_after_the_cold_start():
+    scenario = compose("model=llama3_1_8b", "cold_start=in_memory", "cold_start.provision_s=3", "replicas=2")
+    simulation, heard = live(scenario)
+    simulation.start_cold()
+    cold_start_s = scenario.cold_start_s
+    simulation.add(next(iter(scenario.source().arrivals())))
+    simulation.advance(cold_start_s * 0.999, MANY)
+    assert not simulation.fleet.serving
+    simulation.advance(cold_start_s + 100, MANY)
+    assert len(simulation.fleet.serving) == 2
+    assert heard.tokens[0][0][0] > cold_start_s
+    assert [replica.ready_s for replica in simulation.close().replicas] == [cold_start_s] * 2
