@@ -63,6 +63,10 @@ class Answers:
         del writers[seq.request_id]
         self.num_shared -= len(writers) == 1
 
+    def num_generated(self, seq: Sequence) -> int:
+        """Counts the first tokens of a running sequence that are known and computed; 0 before it decodes."""
+        return 0 if seq.state is PREFILLING or seq.state is LOADING else self.num_readable(seq)
+
     def offer_for(self, path: list[PathPart], num_blocks: int) -> bool:
         """Offers what a lookup of the first num_blocks blocks of a path can find.
 
@@ -105,11 +109,7 @@ class Answers:
         but: a sequence of which num_full blocks are offered.
         """
         for seq in sorted(writers.values(), key=lambda seq: (-seq.num_computed, seq.admission)):
-            num_offered = num_full
-            if seq is not but:
-                if seq.state is PREFILLING or seq.state is LOADING:
-                    continue
-                num_offered = self.num_readable(seq) // self._block_size
+            num_offered = num_full if seq is but else self.num_generated(seq) // self._block_size
             if num_offered > seq.kv.num_with_content:
                 self._offer_now(seq, num_offered)
 

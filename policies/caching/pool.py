@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Set
 from typing import ClassVar
 
+from policies.caching.content_listener import ContentListener
 from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content, Transfer
 from policies.core.request import Request
@@ -124,6 +125,16 @@ class BlockPool:
 
     def offer_known(self, seq: Sequence, num_tokens: int) -> None:
         """Offers the first num_tokens tokens of a decoding sequence; see `needs_offers`."""
+
+    def report_to(self, listener: ContentListener) -> bool:
+        """Reports changes of the contents from now on; returns false for a pool that keeps none.
+
+        The pool must be empty.
+        """
+        return False
+
+    def report_delayed(self, running: Iterable[Sequence]) -> None:
+        """Reports what the pool has delayed, after a plan; running: all sequences in a slot."""
 
     def offer_generated(self, seq: Sequence) -> None:
         """Offers the known tokens of a running sequence and of those with an equal answer; see `watch`."""

@@ -7,8 +7,10 @@ from typing import ClassVar
 
 from policies.caching.answers import Answers
 from policies.caching.content import ENDLESS, Places
+from policies.caching.content_listener import ContentListener
 from policies.caching.pins import Pins
 from policies.caching.pool import BlockPool
+from policies.caching.reporting_runs import ReportingRuns
 from policies.caching.runs import Holding, Run, Runs
 from policies.core.request import Request
 from policies.core.sequence import PREFILLING, Sequence
@@ -48,6 +50,20 @@ class PrefixPool(BlockPool):
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
         self._answers = Answers(self._offer_now, self.block_size)
         self._answers.num_readable = num_readable
+
+    def report_to(self, listener: ContentListener) -> bool:
+        self._runs = ReportingRuns(self._free_ids, listener, self._runs.on_evict)
+        return True
+
+    def report_delayed(self, running: Iterable[Sequence]) -> None:
+        """Offers the blocks that were generated since the last call, and performs pending evictions."""
+        answers = self._answers
+        for seq in running if answers is not None else ():
+            if seq.request.answer_id is not None:
+                self.offer_generated(seq)
+                num_final = answers.num_generated(seq) - self.num_reprefillable_tokens
+                self._offer_now(seq, num_final // self.block_size)
+        self._runs.evict_pending()
 
     def offer_generated(self, seq: Sequence) -> None:
         if self._answers is not None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from policies.caching.content import all_segments, prompt_segments
+from policies.caching.content_listener import ContentListener
 from policies.caching.eviction import Eviction
 from policies.caching.eviction.belady import Belady
 from policies.caching.eviction.fifo import Fifo
@@ -95,10 +96,15 @@ class RadixPool(BlockPool):
         self.num_evicted = 0
         """Number of blocks with content that was evicted."""
         self._num_unused = memory.num_blocks
+        self._listener: ContentListener | None = None
         self._future = memory.future
         self._tree = RadixTree(
             page_size=block_size, eviction=eviction, future=memory.future, on_evict=self._on_evict
         )
+
+    def report_to(self, listener: ContentListener) -> bool:
+        self._listener = listener
+        return True
 
     @property
     def replans_chunks(self) -> bool:
@@ -184,6 +190,9 @@ class RadixPool(BlockPool):
             if num_new:
                 node.ids = held.ids[num_duplicates:num_own]
             del held.ids[:num_own]
+        if self._listener is not None and num_new:
+            node.ids = node.ids or self.draw(num_new // self.block_size)
+            self._listener.stored(seq.request_id, node.depth // self.block_size, node.ids)
         self._tree.move_lock(held.node, node)
         held.node, held.num_in_tree = node, num_after
         self._count()
@@ -254,6 +263,8 @@ class RadixPool(BlockPool):
 
     def _on_evict(self, leaf: Node) -> None:
         self.num_evicted += leaf.num_tokens // self.block_size
+        if self._listener is not None:
+            self._listener.removed(leaf.ids[::-1])
         self._free_ids.extend(reversed(leaf.ids))
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:

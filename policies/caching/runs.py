@@ -85,7 +85,7 @@ class Runs:
     def __init__(self, free_ids: list[int], on_evict: Callable[[Run, int], None] | None = None) -> None:
         self.num_pending_evictions = 0  # blocks with a delayed eviction
         self._free_ids = free_ids
-        self._on_evict = on_evict
+        self.on_evict = on_evict
         self._num_made = 0
         self._free: OrderedDict[int, Run | int] = OrderedDict()
         """Free blocks in the order in which they became free: number -> run, place -> private blocks."""
@@ -335,8 +335,8 @@ class Runs:
 
     def _evict(self, run: Run, num_blocks: int) -> None:
         """Evicts the last blocks of a free run."""
-        if self._on_evict is not None:
-            self._on_evict(run, num_blocks)
+        if self.on_evict is not None:
+            self.on_evict(run, num_blocks)
         self._drop_last(run, num_blocks)
 
     def _split(self, run: Run, num_blocks: int) -> Run:

@@ -108,6 +108,29 @@ class BlockByBlock:
                     self.free.append((key, name))
 
 
+class Heard:
+    """Keeps the names of the stored blocks, with their tokens and all before them, as a router's index."""
+
+    def __init__(self, requests, block_size=BLOCK_SIZE):
+        self.requests = requests
+        self.block_size = block_size
+        self.keys = {}
+
+    def stored(self, request_id, first, names):
+        for number, name in enumerate(names, first):
+            assert name not in self.keys, "a block was stored twice"
+            self.keys[name] = tuple(tokens_of(self.requests[request_id], (number + 1) * self.block_size))
+
+    def removed(self, names):
+        for name in names:
+            del self.keys[name]
+
+
+def is_private(key):
+    """Returns whether only its own request can find a block."""
+    return key[-1][0] == "tail" or isinstance(key[-1][0], tuple)
+
+
 contents = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 3, 4, 8, 11, 16])), max_size=4)
 asks = st.tuples(contents, st.integers(1, 9), st.none() | st.integers(0, 2))
 actions = st.lists(
@@ -115,10 +138,15 @@ actions = st.lists(
 )
 
 
-@given(st.integers(6, 40), st.lists(asks, min_size=1, max_size=8), actions)
-def test_prefix_caching_behaves_as_a_pool_that_goes_block_by_block(num_blocks, asks, actions):
-    """Admissions, chunks, decodes, ends and preemptions of plans that were not run, in any order."""
+@given(st.integers(6, 40), st.lists(asks, min_size=1, max_size=8), actions, st.booleans())
+def test_prefix_caching_behaves_as_a_pool_that_goes_block_by_block(num_blocks, asks, actions, reports):
+    """Admissions, chunks, decodes, ends and preemptions of plans that were not run, in any order.
+
+    What the pool reports to a listener is what it holds at any time.
+    """
     pool = PrefixCaching(block_size=BLOCK_SIZE).pool(KvMemory(num_blocks))
+    heard = Heard({})
+    assert not reports or pool.report_to(heard)
     naive = BlockByBlock(num_blocks)
     decodes = DecodeSet(8, BLOCK_SIZE, {})
     seqs = []
@@ -128,6 +156,7 @@ def test_prefix_caching_behaves_as_a_pool_that_goes_block_by_block(num_blocks, a
         )
         request = Request(request_id, 0.0, prompt, answer_id=answer_id)
         seqs.append(Sequence(request, decodes, 10**6, FinishReason.stop, 10**6))
+        heard.requests[request_id] = request
     held = {}  # request id -> tokens held
     for number, which, amount in actions:
         seq = seqs[which % len(seqs)]
@@ -144,6 +173,10 @@ def test_prefix_caching_behaves_as_a_pool_that_goes_block_by_block(num_blocks, a
             assert len(ids) == len(set(ids)) == -(-held[request_id] // BLOCK_SIZE)
         assert pool.num_free == len(naive.free)
         assert pool.num_evicted == naive.num_evicted
+        if reports:
+            pool.report_delayed([])
+            assert set(heard.keys.values()) == {key for key in naive.stored if not is_private(key)}
+            assert len(set(heard.keys.values())) == len(heard.keys)
         pool.check_integrity((seqs[request_id], tokens) for request_id, tokens in held.items())
         for seq in seqs:
             if seq.request_id not in held:
