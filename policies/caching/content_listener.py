@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class ContentListener(Protocol):
-    """Is told which blocks a pool offers to lookups. names: the names of blocks, unique while they are offered.
+    """Is told which blocks a pool offers to lookups. names: names of blocks, unique while they are offered.
 
     Blocks that only their own request can find (`content.PRIVATE_PLACES`) are not reported.
     """
