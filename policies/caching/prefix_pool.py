@@ -57,12 +57,12 @@ class PrefixPool(BlockPool):
 
     def report_delayed(self, running: Iterable[Sequence]) -> None:
         """Offers the blocks that were generated since the last call, and performs pending evictions."""
-        answers = self._answers
-        for seq in running if answers is not None else ():
-            if seq.request.answer_id is not None:
-                self.offer_generated(seq)
-                num_final = answers.num_generated(seq) - self.num_reprefillable_tokens
-                self._offer_now(seq, num_final // self.block_size)
+        if self._answers is not None:
+            for seq in running:
+                if seq.request.answer_id is not None:
+                    self.offer_generated(seq)
+                    num_final = self._answers.num_generated(seq) - self.num_reprefillable_tokens
+                    self._offer_now(seq, num_final // self.block_size)
         self._runs.evict_pending()
 
     def offer_generated(self, seq: Sequence) -> None:
