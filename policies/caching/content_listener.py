@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class ContentListener(Protocol):
-    """Is told which blocks a pool offers to lookups. names: names of blocks, unique while they are offered.
+    """Receives the blocks that a pool offers to lookups. names: unique while the blocks are offered.
 
     Blocks that only their own request can find (`content.PRIVATE_PLACES`) are not reported.
     """

@@ -1,4 +1,4 @@
-"""What caches report to a listener is what they hold, and reporting changes no decision."""
+"""Compares what caches report to a listener with what they hold; reporting changes no decision."""
 
 import pytest
 from hypothesis import given
