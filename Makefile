@@ -7,12 +7,14 @@ PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadgroup
 
 VLLM ?= 0.32.0
 PARITY := .venv-parity/$(VLLM)
+CLIENTS := .venv-clients
 
 PY := .venv/bin/python
-PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
+PIP_QUIETLY := python -m pip install --quiet --disable-pip-version-check --no-input
+PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage parity parity-short nightly lint types layers bench compiled pure clean
+.PHONY: help run test test-all clients coverage parity parity-short nightly lint types layers bench compiled pure clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -23,8 +25,10 @@ run: .venv/installed ## simulate the default workload (ARGS="...": its settings)
 test: .venv/installed-test ## the tests that take seconds
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: .venv/installed-test ## the slow tests, too, and new random examples
+test-all: .venv/installed-test $(CLIENTS)/installed ## the slow tests, too, other projects' clients, and new random examples
 	HYPOTHESIS_PROFILE=new $(PY) -m pytest $(PYTEST_ARGS)
+
+clients: $(CLIENTS)/installed ## other projects' clients and routers, for the tests of `windtunnel serve`
 
 coverage: .venv/installed-test ## the lines of our code that the fast tests do not reach
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS) --cov
@@ -66,7 +70,7 @@ pure: ## back to plain Python
 	rm -rf build *__mypyc.*.so
 
 clean: pure ## remove the environment and what tools left; keeps outputs/
-	rm -rf .venv .venv-parity dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-parity .venv-clients dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The scheduler of vLLM and the radix cache of SGLang run without a device. torchaudio and torchcodec, which vLLM asks
@@ -94,3 +98,14 @@ $(PARITY)/installed:
 .venv/installed-test: pyproject.toml .venv/installed
 	$(PIP_INSTALL) --editable '.[test]'
 	@touch $@
+
+# Clients and routers have environments of their own, as their requirements contradict each other. vLLM's client is that
+# of the environment of `make parity`.
+$(CLIENTS)/installed: $(PARITY)/installed
+	mkdir -p $(CLIENTS)
+	ln -sfn $(abspath $(PARITY)) $(CLIENTS)/vllm
+	$(foreach name,guidellm aiperf others,$(PYTHON) -m venv $(CLIENTS)/$(name) &&) true
+	$(CLIENTS)/guidellm/bin/$(PIP_QUIETLY) guidellm==0.8.1 torch==2.13.0
+	$(CLIENTS)/aiperf/bin/$(PIP_QUIETLY) aiperf==0.13.0
+	$(CLIENTS)/others/bin/$(PIP_QUIETLY) openai==3.54.0 locust==2.47.0 sglang-router==0.3.2 vllm-router==0.1.17
+	touch $@
