@@ -16,6 +16,7 @@ from experiments.serve.errors import ApiError, ConnectionReset
 from experiments.serve.http import information
 from experiments.serve.http.chat import chat
 from experiments.serve.http.completions import complete
+from experiments.serve.page.handler import page
 
 MAX_BODY_BYTES = 64 << 20
 OPEN_PATHS = ("/", "/health", "/health/ready", "/ping", "/version", "/metrics")
@@ -25,6 +26,7 @@ _LOG = logging.getLogger("windtunnel.serve")
 Handler = Callable[[web.Request, Backend], Awaitable[web.StreamResponse]]
 
 ROUTES: Mapping[tuple[str, str], Handler] = {
+    ("GET", "/"): page,
     ("POST", "/v1/completions"): complete,
     ("POST", "/v1/chat/completions"): chat,
     ("GET", "/v1/models"): information.models,

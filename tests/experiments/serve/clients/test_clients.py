@@ -1,8 +1,7 @@
 """Other projects' clients against the simulated back end: they work, and their figures are ours.
 
 A client reports what it has seen, the server's run folder what it has simulated, in the client's own
-definitions (`metrics.dialect`). The tolerances are those of a busy machine; docs/serving.md has the figures of
-a quiet one.
+definitions (`metrics.dialect`). The tolerances are those of a busy machine.
 """
 
 import csv
