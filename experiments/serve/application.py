@@ -8,8 +8,10 @@ from aiohttp import web
 
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.app import make_app
+from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.settings import ServeSettings
 from experiments.serve.simulated.fleet import SimulatedFleet
+from experiments.serve.simulated.fleet_metrics import FleetMetrics
 from experiments.serve.stop import Stop, refusal_while_draining
 
 
@@ -23,6 +25,7 @@ def make_application(
 ) -> web.Application:
     """Returns the application. config: the resolved settings, as /server_info shows them."""
     app = make_app(FaultyBackend(fleet) if settings.faults else fleet, api_key)
+    add_metrics_route(app, FleetMetrics(fleet).serving)
     if stop is not None:
         app.middlewares.append(refusal_while_draining(stop, settings.drain_s))
     if settings.faults:

@@ -38,7 +38,9 @@ class Generation:
     request_id: the client's or the server's id of the request. model: name of the base model. lora: name of
     the LoRA adapter; None: the base model alone. cache_salt: prompts with different salts share no KV.
     streamed: whether the client gets every delta at once. window_s: wall seconds from now in which it needs
-    the whole output (the completion window of a batch); None: it set no deadline.
+    the whole output (the completion window of a batch); None: it set no deadline. output_index, num_outputs:
+    its place among the outputs of the prompt, and their number (n of the API). replica: index of the replica
+    that has to serve it; None: any.
     """
 
     request_id: str
@@ -51,6 +53,9 @@ class Generation:
     cache_salt: str = ""
     streamed: bool = False
     window_s: float | None = None
+    output_index: int = 0
+    num_outputs: int = 1
+    replica: int | None = None
 
 
 class TokenLogprob(NamedTuple):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 OWN_KEYS = ("backend", "host", "port", "time_scale", "serve")
 """Root keys that are not of the scenario."""
+PACKAGES = ("aiohttp", "prometheus_client", "pydantic")
+"""Packages of the extra `serve`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +101,9 @@ class ServeJob:
 
 def prepare(cfg: DictConfig, composition: Composition) -> ServeJob:
     """Builds everything that the server needs. Raises ConfigError."""
-    if importlib.util.find_spec("aiohttp") is None or importlib.util.find_spec("pydantic") is None:
-        raise ConfigError("serve needs aiohttp and pydantic: pip install 'windtunnel[serve]'")
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serve needs {' and '.join(missing)}: pip install 'windtunnel[serve]'")
     settings = build_as(ServeSettings, cfg.serve, "serve")
     address = build_as(Address, {key: cfg[key] for key in ("host", "port", "time_scale")}, "")
     output = build_as(OutputSettings, cfg.output, "output")

@@ -73,6 +73,8 @@ def copies(generation: Generation, n: int) -> list[Generation]:
         replace(
             generation,
             request_id=f"{generation.request_id}-{index}",
+            output_index=index,
+            num_outputs=n,
             sampling=replace(generation.sampling, seed=None if seed is None else seed + index),
         )
         for index in range(n)

@@ -41,10 +41,7 @@ class Output:
 
 
 class SimulatedFleet:
-    """The replicas of a scenario, in real or scaled time.
-
-    attach: called with every new replica, for attachments such as metrics.
-    """
+    """The replicas of a scenario, in real or scaled time."""
 
     def __init__(
         self,
@@ -54,7 +51,6 @@ class SimulatedFleet:
         answers: Answers,
         lengths: OutputLengths,
         time_scale: float = 1.0,
-        attach: Callable[[Replica], None] | None = None,
     ) -> None:
         self.scenario = scenario
         self.tokenizer = tokenizer
@@ -64,13 +60,31 @@ class SimulatedFleet:
         self._models = _models(scenario)
         self._has_priorities = any(name_of(pool.scheduling) != "fcfs" for pool in pools)
         self._names_model = len({pool.model.name for pool in pools}) > 1
+        self._attached: list[Callable[[Replica], None]] = []
         self.simulation = LiveSimulation(
-            pools=scenario.replica_pools(), cluster=scenario.for_a_run(), listener=self, attach=attach
+            pools=scenario.replica_pools(),
+            cluster=scenario.for_a_run(),
+            listener=self,
+            attach=self._attach_to,
         )
         self.driver = Driver(self.simulation, time_scale)
         self._ids = count()
         self._outputs: dict[int, Output] = {}
+        self.on_begin: list[Callable[[int, Generation], None]] = []
+        """Called with the request id of each output before the request enters the simulation."""
+        self.on_close: list[Callable[[int, Generation], None]] = []
+        """Called with the request id of each output that has ended, or whose client has gone."""
         self._indexes: dict[tuple[str, str | None, str], ContentIndex] = {}
+
+    def attach(self, attach_to: Callable[[Replica], None]) -> None:
+        """Calls attach_to with every replica, now with those present and later with each new one."""
+        self._attached.append(attach_to)
+        for replica in self.simulation.replicas:
+            attach_to(replica)
+
+    def _attach_to(self, replica: Replica) -> None:
+        for attach_to in self._attached:
+            attach_to(replica)
 
     def models(self) -> Sequence[ServedModel]:
         return self._models
@@ -121,6 +135,8 @@ class SimulatedFleet:
             model=generation.model if self._names_model else None,
         )
         output = self._outputs[request_id] = Output(answer, is_streamed=generation.streamed)
+        for notify in self.on_begin:
+            notify(request_id, generation)
         self.simulation.add(Arrival(request, len(answer.token_ids)))
         self.driver.wake()
         try:
@@ -132,6 +148,8 @@ class SimulatedFleet:
             if output.end is None:
                 self.simulation.abort(request_id)
                 self.driver.wake()
+            for notify in self.on_close:
+                notify(request_id, generation)
 
     # What the simulation reports.
 
@@ -154,6 +172,13 @@ class SimulatedFleet:
         if output is not None:
             output.end = end
             output.news.set()
+
+    def finish_reason(self, request_id: int, end: Ended) -> str:
+        """Returns why an output ends, as its client is told: stop, length or abort."""
+        output = self._outputs.get(request_id)
+        if end.status is not Status.finished:
+            return "abort"
+        return end.reason or "stop" if output is None else _finish_reason(output.answer, end)
 
     def _index(self, generation: Generation) -> ContentIndex:
         key = (generation.model, generation.lora, generation.cache_salt)
