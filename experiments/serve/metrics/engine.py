@@ -1,4 +1,4 @@
-"""What one engine has done since its start, as vLLM counts it.
+"""Counters and histograms of one engine since its start, as vLLM counts.
 
 The back end calls a method for each event, none of them per token: an iteration is one call, whatever the
 number of its sequences. Times are seconds of the back end's clock.

@@ -1,6 +1,6 @@
 """Writes the metrics of a server in the text format of Prometheus.
 
-Everything is read when somebody asks; each server has a registry of its own. OpenMetrics is not offered: it
+All values are read at a scrape; each server has a registry of its own. OpenMetrics is not offered: it
 does not allow a histogram whose name ends in _total, as one of vLLM's does.
 """
 

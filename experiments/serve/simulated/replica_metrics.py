@@ -183,7 +183,7 @@ def _together(shapes: list[IterationShape]) -> IterationShape:
         adapters = AdapterBatch(*_columns([shape.adapters for shape in shapes]))
     if shapes[0].drafts is not None:
         drafts = DraftWork(*_columns([shape.drafts for shape in shapes]))
-    return IterationShape(*columns, adapters=adapters, drafts=drafts)
+    return IterationShape(*columns)._replace(adapters=adapters, drafts=drafts)
 
 
 def _columns(rows: list[Any]) -> list[Any]:

@@ -67,7 +67,9 @@ def run(overrides, num_requests=80, scrape_every=inf):
         simulation.add(arrival)
     while simulation.next_event_s < inf:
         simulation.advance(simulation.next_event_s, MANY)
-    return Scrape(metrics.serving.text().decode()), job.scenario.result(simulation.close(), WorkloadNotes()).records
+    return Scrape(metrics.serving.text().decode()), job.scenario.result(
+        simulation.close(), WorkloadNotes()
+    ).records
 
 
 @cache
@@ -141,7 +143,7 @@ def test_drafts_are_those_of_the_tables():
 
 
 @pytest.mark.parametrize("name", ["one", "speculation", "adapters"])
-def test_work_does_not_depend_on_when_somebody_asks(name):
+def test_work_does_not_depend_on_the_scrapes(name):
     often, _ = run(WORLDS[name], scrape_every=1)
     once, _ = world(name)
     for counter in ("estimated_flops_per_gpu_total", "estimated_read_bytes_per_gpu_total"):
