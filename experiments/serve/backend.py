@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import NamedTuple, Protocol
 
 
@@ -40,7 +41,7 @@ class Generation:
     streamed: whether the client gets every delta at once. window_s: wall seconds from now in which it needs
     the whole output (the completion window of a batch); None: it set no deadline. output_index, num_outputs:
     its place among the outputs of the prompt, and their number (n of the API). replica: index of the replica
-    that has to serve it; None: any.
+    that has to serve it; None: any. received_s: time.monotonic() when the request was received.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class Generation:
     output_index: int = 0
     num_outputs: int = 1
     replica: int | None = None
+    received_s: float = field(default_factory=monotonic)
 
 
 class TokenLogprob(NamedTuple):

@@ -56,6 +56,7 @@ def generations_of(
             tenant=fields.user or "",
             cache_salt=fields.cache_salt or "",
             streamed=fields.stream,
+            received_s=fields.received_s,
         )
         found += copies(generation, fields.n)
     return found

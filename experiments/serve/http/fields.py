@@ -7,9 +7,10 @@ fields of their own.
 from __future__ import annotations
 
 import logging
+from time import monotonic
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from experiments.serve.backend import Sampling
 from experiments.serve.errors import ApiError
@@ -62,6 +63,13 @@ class CommonFields(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     request_id: str | None = None
     return_token_ids: bool = False
+
+    _received_s: float = PrivateAttr(default_factory=monotonic)
+
+    @property
+    def received_s(self) -> float:
+        """Value of time.monotonic() when the request was read."""
+        return self._received_s
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -52,7 +52,11 @@ class Driver:
 
     def now(self) -> float:
         """Returns the present as simulated time, s."""
-        return (monotonic() - self._began_s) * self.time_scale
+        return self.at(monotonic())
+
+    def at(self, monotonic_s: float) -> float:
+        """Returns a value of time.monotonic() as simulated time, s."""
+        return (monotonic_s - self._began_s) * self.time_scale
 
     def wake(self) -> None:
         """Takes notice of an event that has been added to the simulation."""

@@ -119,7 +119,7 @@ class SimulatedFleet:
             stop=sampling.stop,
             min_tokens=sampling.min_tokens,
         )
-        now, window_s = self.driver.now(), generation.window_s
+        now, window_s = self.driver.at(generation.received_s), generation.window_s
         index = self._index(generation)
         segments = index.segments(prompt)
         request = Request(
