@@ -53,7 +53,6 @@ class Backend(NamedTuple):
     gather_blocks: Callable[..., None]
     scatter_blocks: Callable[..., None]
     match_drafts: Callable[..., rejection.Matched]
-    reject_drafts: Callable[..., rejection.Matched]
     move_tokens: Callable[..., None]
 
 
@@ -78,7 +77,6 @@ TRITON = Backend(
     gather_blocks=block_copy.gather_blocks,
     scatter_blocks=block_copy.scatter_blocks,
     match_drafts=rejection.match_drafts,
-    reject_drafts=rejection.reject_drafts,
     move_tokens=token_moves.move_tokens,
 )
 
@@ -103,7 +101,6 @@ TORCH = Backend(
     gather_blocks=block_copy.gather_blocks_reference,
     scatter_blocks=block_copy.scatter_blocks_reference,
     match_drafts=rejection.match_drafts_reference,
-    reject_drafts=rejection.reject_drafts_reference,
     move_tokens=token_moves.move_tokens_reference,
 )
 

@@ -11,7 +11,6 @@ from hwmodels.speculation.model import SpeculativeModel
 from policies.speculation.proposers.draft_model import DraftModel
 from policies.speculation.proposers.eagle import Eagle
 from policies.speculation.proposers.eagle3 import Eagle3
-from policies.speculation.proposers.lookahead import Lookahead
 from policies.speculation.proposers.medusa import Medusa
 from policies.speculation.proposers.mtp import Mtp
 from policies.speculation.proposers.self_speculative import SelfSpeculative
@@ -19,7 +18,7 @@ from policies.speculation.proposers.specinfer_tree import SpecinferTree
 from realengine.speculation.settings import DraftSource, SpeculationSettings
 from sim.setup.scenario import Scenario
 
-NO_WEIGHTS = (Eagle, Eagle3, Lookahead, Medusa, Mtp)
+NO_WEIGHTS = (Eagle, Eagle3, Medusa, Mtp)
 """Proposers whose heads and layers the simulator describes by sizes that no engine builds."""
 
 
@@ -35,7 +34,7 @@ def drafting_of(scenario: Scenario, config: Mapping[str, Any]) -> SpeculationSet
     if isinstance(proposer, NO_WEIGHTS):
         raise ValueError(
             f"speculation={proposer.method}: the engine needs the weights of a checkpoint for it; validate "
-            "with speculation=ngram, suffix, draft_model, self_speculative or specinfer_tree"
+            "with speculation=ngram, suffix, draft_model, self_speculative, specinfer_tree or lookahead"
         )
     model = scenario.iteration_model()
     assert isinstance(model, SpeculativeModel)

@@ -18,7 +18,7 @@ from experiments.validate.engine.from_recording import measured  # noqa: E402
 from experiments.validate.engine.recording import load  # noqa: E402
 from experiments.validate.engine.replay import replay  # noqa: E402
 from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator  # noqa: E402
-from hwmodels.speculation.draft import HostDraft, ModelDraft, SkipDraft  # noqa: E402
+from hwmodels.speculation.draft import HostDraft, ModelDraft, PassDraft, SkipDraft  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
 from policies.caching.paged import Paged  # noqa: E402
 from policies.caching.radix import Radix  # noqa: E402
@@ -28,6 +28,7 @@ from policies.speculation.backoff import Backoff  # noqa: E402
 from policies.speculation.by_batch_size import ByBatchSize  # noqa: E402
 from policies.speculation.fixed import Fixed  # noqa: E402
 from policies.speculation.proposers.draft_model import DraftModel  # noqa: E402
+from policies.speculation.proposers.lookahead import Lookahead  # noqa: E402
 from policies.speculation.proposers.ngram import Ngram  # noqa: E402
 from policies.speculation.proposers.self_speculative import SelfSpeculative  # noqa: E402
 from policies.speculation.proposers.suffix import Suffix  # noqa: E402
@@ -39,6 +40,7 @@ from tests.realengine.test_engine import LLAMA  # noqa: E402
 NGRAM = Ngram(draft=HostDraft(), num_speculative_tokens=4, prompt_lookup_max=2, prompt_lookup_min=1)
 SUFFIX = Suffix(draft=HostDraft(), num_speculative_tokens=5)
 SKIPPING = SelfSpeculative(draft=SkipDraft(num_layers=1, start_s=0.0, step_s=0.0), num_speculative_tokens=3)
+LOOKAHEAD = Lookahead(draft=PassDraft.of_window(window=3, ngram=3), window=3, ngram=3, guesses=3)
 LENGTHS = {
     "fixed": Fixed(),
     "by_batch_size": ByBatchSize(num_speculative_tokens_per_batch_size=((1, 3, 4), (4, 8, 1))),
@@ -64,7 +66,9 @@ def speculating(proposer=NGRAM, draft_length=None, **changes):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("proposer", [NGRAM, SUFFIX, SKIPPING], ids=lambda proposer: proposer.method)
+@pytest.mark.parametrize(
+    "proposer", [NGRAM, SUFFIX, SKIPPING, LOOKAHEAD], ids=lambda proposer: proposer.method
+)
 def test_every_proposer_and_policy_is_decided_again(proposer, length):
     scenario = speculating(proposer, LENGTHS[length])
     recording = run_engine(scenario, traffic())
