@@ -8,10 +8,12 @@ from aiohttp import web
 
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.app import make_app
+from experiments.serve.http.control import add_control_routes
 from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.settings import ServeSettings
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.fleet_metrics import FleetMetrics
+from experiments.serve.simulated.sleep import SleepyFleet
 from experiments.serve.stop import Stop, refusal_while_draining
 
 
@@ -24,8 +26,15 @@ def make_application(
     stop: Stop | None = None,
 ) -> web.Application:
     """Returns the application. config: the resolved settings, as /server_info shows them."""
-    app = make_app(FaultyBackend(fleet) if settings.faults else fleet, api_key)
+    backend = SleepyFleet(fleet)
+    app = make_app(FaultyBackend(backend) if settings.faults else backend, api_key)
     add_metrics_route(app, FleetMetrics(fleet).serving)
+    add_control_routes(
+        app,
+        sleep_control=backend,
+        clear_prefix_caches=fleet.simulation.clear_prefix_caches,
+        config=config,
+    )
     if stop is not None:
         app.middlewares.append(refusal_while_draining(stop, settings.drain_s))
     if settings.faults:

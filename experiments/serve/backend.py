@@ -144,3 +144,27 @@ class Backend(Protocol):
     def num_in_progress(self) -> int:
         """Number of outputs that have not ended."""
         ...
+
+
+class BackendLayer:
+    """A back end in front of another one, which does what a subclass does not do itself."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._backend.tokenizer
+
+    @property
+    def num_in_progress(self) -> int:
+        return self._backend.num_in_progress
+
+    def models(self) -> Sequence[ServedModel]:
+        return self._backend.models()
+
+    def unhealthy_because(self) -> str | None:
+        return self._backend.unhealthy_because()
+
+    def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        return self._backend.generate(generation)

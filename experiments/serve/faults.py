@@ -14,7 +14,7 @@ Tokens count for each output; a stream sends all tokens that are ready in one ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from experiments.serve.backend import Backend, Delta, Generation, ServedModel, Tokenizer
+from experiments.serve.backend import BackendLayer, Delta, Generation
 from experiments.serve.errors import ApiError, ConnectionReset
 
 HEADER = "X-Fault"
@@ -93,36 +93,23 @@ async def fault_middleware(request: web.Request, handler: Next) -> web.StreamRes
         _fault.reset(before)
 
 
-class FaultyBackend:
+class FaultyBackend(BackendLayer):
     """A back end, in the outputs of which the faults of their requests occur."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._backend.tokenizer
-
-    @property
-    def num_in_progress(self) -> int:
-        return self._backend.num_in_progress
-
-    def models(self) -> Sequence[ServedModel]:
-        return self._backend.models()
-
-    def unhealthy_because(self) -> str | None:
-        return self._backend.unhealthy_because()
-
-    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
-        fault = _fault.get() or Fault()
+    def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         deltas = self._backend.generate(generation)
-        num_tokens = 0
-        async with aclosing(deltas if fault.slow == 1 else _slower(deltas, fault.slow)) as source:
+        fault = _fault.get()
+        return deltas if fault is None else _faulty(deltas, fault)
+
+
+async def _faulty(deltas: AsyncGenerator[Delta, None], fault: Fault) -> AsyncGenerator[Delta, None]:
+    num_tokens = 0
+    async with aclosing(deltas if fault.slow == 1 else _slower(deltas, fault.slow)) as source:
+        await _fail_if_due(fault, num_tokens)
+        async for delta in source:
+            num_tokens += len(delta.token_ids)
+            yield delta
             await _fail_if_due(fault, num_tokens)
-            async for delta in source:
-                num_tokens += len(delta.token_ids)
-                yield delta
-                await _fail_if_due(fault, num_tokens)
 
 
 async def _fail_if_due(fault: Fault, num_tokens: int) -> None:

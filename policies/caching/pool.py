@@ -139,6 +139,9 @@ class BlockPool:
     def offer_generated(self, seq: Sequence) -> None:
         """Offers the known tokens of a running sequence and of those with an equal answer; see `watch`."""
 
+    def clear_cache(self) -> None:
+        """Evicts the contents of all free blocks; those of running sequences and pinned prefixes stay."""
+
     def expire(self) -> None:
         """Releases the pinned prefixes that expire at `now` or before."""
 

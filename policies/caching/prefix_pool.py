@@ -151,6 +151,12 @@ class PrefixPool(BlockPool):
         if self._num_ids_made:  # an engine sees the physical ids
             self._runs.evict_pending()
 
+    def clear_cache(self) -> None:
+        num_kept, self._num_kept = self._num_kept, 0
+        self.num_evicted += num_kept
+        self._runs.num_pending_evictions += num_kept
+        self._runs.evict_pending()
+
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         held: Holding = seq.kv
         block_size = self.block_size

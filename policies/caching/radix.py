@@ -160,6 +160,10 @@ class RadixPool(BlockPool):
         self._num_unused -= num_blocks
         self.num_free -= num_blocks
 
+    def clear_cache(self) -> None:
+        self._num_unused += self._tree.evict(self._tree.num_evictable) // self.block_size
+        self._count()
+
     def computed(self, seq: Sequence, num_tokens: int) -> None:
         """Inserts the full blocks of a sequence's first num_tokens tokens into the tree."""
         held: Holding = seq.kv

@@ -113,6 +113,12 @@ class TieredPool(PrefixPool):
         super().take(num_blocks)
         self._runs.evict_pending()
 
+    def clear_cache(self) -> None:
+        """Evicts the contents of all free blocks without a copy; other tiers keep what they have."""
+        tiers, self._tiers = self._tiers, []
+        super().clear_cache()
+        self._tiers = tiers
+
     @property
     def replans_chunks(self) -> bool:
         return True

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
-from sim.cluster.fleet import Member
+from sim.cluster.fleet import Member, State
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.attachment import Attachment
@@ -155,6 +155,18 @@ class LiveSimulation(Simulation):
             self.fleet.start_again(member, self.now)
             ready_s = self.now + member.replica.pool.cold_start_s
             self._clock.at(ready_s, Phase.control, partial(self._ready, member))
+
+    def clear_prefix_caches(self) -> None:
+        """Evicts the KV of all replicas that no running request uses; other memory tiers keep theirs."""
+        for replica in self.fleet.replicas:
+            replica.core.block_pool.clear_cache()
+
+    def empty_engines(self) -> None:
+        """Replaces all engines by empty ones, of which all KV is free; no request may be in progress."""
+        assert not self.num_in_progress
+        for member in self.fleet.members:
+            if member.state is State.serving:
+                member.replica.crash()
 
     def close(self) -> RunRecords:
         """Ends the run now, with unfinished requests as they are; returns the records."""

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 
-from hwmodels.devices.cold_start import ColdStart
+from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
 from hwmodels.devices.storage import Storage
 from hwmodels.iterations.memory import GIB
 from policies.adapters import residents_of
@@ -186,14 +186,26 @@ class PoolSettings(Deployment):
     @property
     def cold_start_s(self) -> float:
         """Seconds from the start of a replica until it accepts requests."""
+        return self._start_parts(self.cold_start).total_s
+
+    @property
+    def load_s(self) -> float:
+        """Seconds to load the weights from the storage of a cold start."""
+        return self._start_parts(self.cold_start).load_s
+
+    @property
+    def load_from_host_s(self) -> float:
+        """Seconds to copy the weights from host memory to the devices."""
+        return self._start_parts(ColdStart(source=WeightSource.host_memory, loader_bytes_per_s=None)).load_s
+
+    def _start_parts(self, start: ColdStart) -> ColdStartParts:
         plan = self.plan_memory()
-        parts = self.cold_start.parts(
+        return start.parts(
             weights_bytes=plan.weights_bytes + plan.draft_bytes,
             pcie=self.hardware.pcie,
             storage=self.storage,
             cuda_graphs=self.engine.cuda_graphs,
         )
-        return parts.total_s
 
     @property
     def price_usd_per_hour(self) -> float:

@@ -151,6 +151,12 @@ class SimulatedFleet:
             for notify in self.on_close:
                 notify(request_id, generation)
 
+    def abort_all(self) -> None:
+        """Ends all outputs as they are; their finish_reason is "abort"."""
+        for request_id in list(self._outputs):
+            self.simulation.abort(request_id)
+        self.driver.wake()
+
     # What the simulation reports.
 
     def progressed(self, request_id: int, num_output_tokens: int) -> None:
@@ -198,16 +204,17 @@ async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[De
         end, ended = output.num_tokens, output.end
         if output.is_lost:
             raise ConnectionReset("its replica crashed")
-        if ended is not None and ended.status is not Status.finished:
+        if ended is not None and ended.status is Status.rejected:
             raise _failure(ended, has_begun=start > 0 and output.is_streamed)
         if end == start and ended is None:
             continue
+        reason = None if ended is None else _finish_reason(answer, ended)
         yield Delta(
             "".join(answer.texts[start:end]),
             tuple(answer.token_ids[start:end]),
             () if num_logprobs is None else answer.logprobs(start, end, num_logprobs),
-            None if ended is None else _finish_reason(answer, ended),
-            None if ended is None else answer.stop_reason,
+            reason,
+            answer.stop_reason if reason == "stop" else None,
             output.num_cached,
         )
         start = end
@@ -216,6 +223,8 @@ async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[De
 
 
 def _finish_reason(answer: Answer, ended: Ended) -> str:
+    if ended.status is Status.aborted:
+        return "abort"
     if ended.reason == "length" or ended.num_output_tokens < len(answer.token_ids):
         return "length"
     return answer.finish_reason

@@ -1,0 +1,90 @@
+"""Routes that act on the engines: prefix caches, sleep mode; and the settings of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any, Literal, Protocol, get_args
+
+from aiohttp import web
+
+from experiments.serve.errors import ApiError
+
+Mode = Literal["abort", "wait"]
+Part = Literal["weights", "kv_cache"]
+LEVELS = ("1", "2")
+MODES: tuple[Mode, ...] = get_args(Mode)
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+class SleepControl(Protocol):
+    """The sleep mode of a back end: its GPUs are free for others while it sleeps."""
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True until all parts are awake."""
+        ...
+
+    async def sleep(self, level: int, mode: Mode) -> None:
+        """Puts the engines to sleep, once no request is in progress.
+
+        level: 1 keeps the weights in host memory, 2 drops them. mode: requests in progress are aborted, or
+        are served to their end.
+        """
+        ...
+
+    async def wake_up(self, parts: Collection[Part]) -> None:
+        """Loads parts that sleep; returns when they are loaded."""
+        ...
+
+
+def add_control_routes(
+    app: web.Application,
+    *,
+    sleep_control: SleepControl,
+    clear_prefix_caches: Callable[[], None],
+    config: Mapping[str, Any],
+) -> None:
+    """Adds the routes. config: the resolved settings, without secrets."""
+
+    async def reset_prefix_cache(request: web.Request) -> web.Response:
+        for name in ("reset_running_requests", "reset_external"):
+            if request.query.get(name, "false").lower() not in ("", "0", "false"):
+                raise ApiError(f"{name}: is not supported; leave it out", HTTPStatus.NOT_IMPLEMENTED, name)
+        clear_prefix_caches()
+        return web.Response()
+
+    async def sleep(request: web.Request) -> web.Response:
+        level = _choice(request, "level", LEVELS, "1")
+        mode: Mode = "wait" if _choice(request, "mode", MODES, "abort") == "wait" else "abort"
+        await sleep_control.sleep(int(level), mode)
+        return web.Response()
+
+    async def wake_up(request: web.Request) -> web.Response:
+        tags = request.query.getall("tags", [])
+        for tag in tags:
+            if tag not in PARTS:
+                raise ApiError(f"tags={tag[:40]}: must be one of {', '.join(PARTS)}", param="tags")
+        await sleep_control.wake_up([part for part in PARTS if part in tags or not tags])
+        return web.Response()
+
+    async def is_sleeping(request: web.Request) -> web.Response:
+        return web.json_response({"is_sleeping": sleep_control.is_sleeping})
+
+    async def server_info(request: web.Request) -> web.Response:
+        return web.json_response({"version": version("windtunnel"), "config": config})
+
+    app.router.add_post("/reset_prefix_cache", reset_prefix_cache)
+    app.router.add_post("/sleep", sleep)
+    app.router.add_post("/wake_up", wake_up)
+    app.router.add_get("/is_sleeping", is_sleeping)
+    app.router.add_get("/server_info", server_info)
+
+
+def _choice(request: web.Request, name: str, allowed: Collection[str], default: str) -> str:
+    """Returns a parameter of the query. Raises ApiError."""
+    value = request.query.get(name, default)
+    if value not in allowed:
+        raise ApiError(f"{name}={value[:40]}: must be one of {', '.join(allowed)}", param=name)
+    return value
