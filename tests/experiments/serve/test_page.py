@@ -67,7 +67,7 @@ def test_chat_and_figures_in_a_browser(address):
         page.wait_for_function("() => document.querySelector('#log').innerText.includes('all after')")
         log = page.inner_text("#log")
         assert "you: <b>hello</b> there" in log
-        assert re.search(r"model:( \w+)+", log)
+        assert re.search(r"model: ( \w+)+", log)
         page.wait_for_function("() => document.querySelector('#tiles').innerText.includes(' ms')")
         assert (errors, foreign) == ([], [])
         browser.close()
