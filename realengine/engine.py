@@ -99,21 +99,19 @@ class Engine:
         lora: str | None = None,
         arrival_s: float | None = None,
         deadline_s: float | None = None,
+        cache_salt: str = "",
     ) -> Answer:
         """Adds a request; a request that cannot be served is returned as ended, with the reason as its error.
 
         lora: name of its adapter. arrival_s: time on the engine's clock; None: now. deadline_s: deadline of
-        the output on the same clock; for policies that use it.
+        the output on the same clock, for policies that use it. cache_salt: other salts share no KV.
         """
-        outputs = [Output(index) for index in range(params.n)]
-        answer = Answer(self._next_id, list(prompt_tokens), params, outputs, lora)
-        if params.logprobs is not None:
-            for output in outputs:
-                output.logprobs = []
+        logprobs = params.logprobs is not None
+        outputs = [Output(index, logprobs=[] if logprobs else None) for index in range(params.n)]
+        answer = Answer(self._next_id, list(prompt_tokens), params, outputs, lora, cache_salt=cache_salt)
         answer.alive = list(outputs)
-        answer.stop_tokens = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            answer.stop_tokens |= self._eos_token_ids
+        own_stops = frozenset(params.stop_token_ids)
+        answer.stop_tokens = own_stops if params.ignore_eos else own_stops | self._eos_token_ids
         self._next_id += 1
         try:
             if self._broken is not None:
@@ -122,7 +120,7 @@ class Engine:
             check_vocabulary(answer.prompt_tokens, params, self._vocab_size)
             if params.n > 1 and not self.core.block_pool.shares_branches:
                 raise ValueError(f"n={params.n}: caching.shares_branches=false works in simulations only")
-            answer.segments = self._names.name(answer.prompt_tokens, lora)
+            answer.segments = self._names.name(answer.prompt_tokens, lora, cache_salt)
             answer.answer_id = self._names.new_id()
             request = Request(
                 request_id=answer.request_id,
@@ -252,9 +250,17 @@ class Engine:
     def _enter(self, seq: Sequence) -> None:
         """Fills the slots of a sequence that has just got them, for the first time or again."""
         answer = self._answer_of[seq]
-        for branch, output in enumerate(answer.alive):
-            tokens = answer.prompt_tokens + output.tokens
-            self.runner.fill_slot(seq, branch, output.index, tokens, answer.params, answer.lora)
+        if not seq.num_preemptions:
+            answer.num_cached_tokens = seq.num_found
+        for branch in range(len(answer.alive)):
+            self._fill_slot(seq, branch, answer)
+
+    def _fill_slot(self, seq: Sequence, branch: int, answer: Answer) -> None:
+        """Has the runner fill the slot of a branch."""
+        output = answer.alive[branch]
+        tokens = answer.prompt_tokens + output.tokens
+        params, stops = answer.params, answer.stop_tokens
+        self.runner.fill_slot(seq, branch, output.index, tokens, params, answer.lora, stops)
 
     def _read(self, launch: Launch) -> list[Answer]:
         """Waits for a launch's tokens, appends them, and returns the answers that changed."""
@@ -270,10 +276,7 @@ class Engine:
                 changed.append((answer, len(tokens)))
             output = answer.alive[branch]
             for token in tokens:
-                output.tokens.append(token)
-                is_stopped = output.watched is not None and output.watched.add(token)
-                if is_stopped or token in answer.stop_tokens:
-                    output.end("stop")
+                if answer.add(output, token):
                     stopped[seq] = answer
                     break
             if logprobs is not None and output.logprobs is not None:
@@ -337,9 +340,7 @@ class Engine:
         answer.alive = [answer.alive[branch] for branch in remaining]
         for branch, before in enumerate(remaining):
             if branch != before:
-                output = answer.alive[branch]
-                tokens = answer.prompt_tokens + output.tokens
-                self.runner.fill_slot(seq, branch, output.index, tokens, answer.params, answer.lora)
+                self._fill_slot(seq, branch, answer)
 
     def _fail(self, plan: StepPlan, error: RuntimeError) -> list[Answer]:
         """Ends the sequences of a failed launch with the error; the others continue."""
@@ -375,7 +376,7 @@ class Engine:
         if len(answer.outputs) == 1:
             # The newest token's KV was never computed, so no request can find it.
             known = answer.prompt_tokens + answer.outputs[0].tokens[:-1]
-            self._names.learn(known, answer.segments, answer.answer_id, answer.lora)
+            self._names.learn(known, answer.segments, answer.answer_id, answer.lora, answer.cache_salt)
         answer.end(reason)
 
     def _take_out(self, request_id: int, reason: FinishReason) -> Sequence | None:

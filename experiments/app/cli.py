@@ -129,6 +129,7 @@ COMMANDS = {
         "Serve an OpenAI-compatible endpoint over a simulated fleet, or over the real engine.",
         "serve",
         secrets={"--api-key": "WINDTUNNEL_API_KEY"},
+        by_runner=False,
     ),
     "chat": Command("experiments.simulate.chat", "Chat with a model that the real engine serves."),
     "new": Command(

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.app.application import Application, launch
+from experiments.app.job import Job
 from experiments.app.run_folder import print_folder, resolved_config
 from experiments.app.terminal import print_summary, terminal_console
-from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings
+from experiments.serve.engine.arguments import with_checkpoint
+from experiments.serve.engine.settings import RealEngine
+from experiments.serve.settings import KEY_VARIABLE, Address, BackEnd, OutputSettings, ServeSettings
 from sim.records.run import RunRecords
 from sim.report.files import write_result
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
+from sim.settings.override import Override
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 from sim.workload.base import WorkloadNotes
@@ -30,10 +36,23 @@ if TYPE_CHECKING:
     from experiments.serve.simulated.fleet import SimulatedFleet
     from experiments.serve.stop import Stop
 
-OWN_KEYS = ("backend", "host", "port", "time_scale", "serve")
+OWN_KEYS = ("backend", "device", "host", "port", "time_scale", "serve")
 """Root keys that are not of the scenario."""
 PACKAGES = ("aiohttp", "prometheus_client", "pydantic")
 """Packages of the extra `serve`."""
+
+
+APPLICATION = Application(
+    name="serve",
+    summary="Serve an OpenAI-compatible endpoint over a simulated fleet, or over the real engine.",
+    module="experiments.serve.command",
+    config_name="serve",
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command; with backend=engine, `model=` may name a checkpoint. Raises what `launch` raises."""
+    launch(APPLICATION, with_checkpoint(arguments))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +118,36 @@ class ServeJob:
         return fleet.simulation.close()
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> ServeJob:
+def prepare(cfg: DictConfig, composition: Composition) -> Job:
     """Builds everything that the server needs. Raises ConfigError."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"serve needs {' and '.join(missing)}: pip install 'windtunnel[serve]'")
-    settings = build_as(ServeSettings, cfg.serve, "serve")
-    address = build_as(Address, {key: cfg[key] for key in ("host", "port", "time_scale")}, "")
-    output = build_as(OutputSettings, cfg.output, "output")
+    node = dict(cfg.serve)
+    chosen: RealEngine = build_as(RealEngine, node.pop("engine"), "serve.engine")
+    settings: ServeSettings = build_as(ServeSettings, node, "serve")
+    address: Address = build_as(Address, {key: cfg[key] for key in ("host", "port", "time_scale")}, "")
+    back_end: BackEnd = build_as(BackEnd, {key: cfg[key] for key in ("backend", "device")}, "")
+    output: OutputSettings = build_as(OutputSettings, cfg.output, "output")
+    if back_end.backend == "engine":
+        chooses_hardware = any(Override.parse(word).root == "hardware" for word in composition.overrides)
+        return _engine_job(
+            resolved_config(cfg),
+            chosen=chosen,
+            device=back_end.device,
+            address=address,
+            settings=settings,
+            output=output,
+            own_keys=OWN_KEYS,
+            is_known_machine=chooses_hardware,
+        )
     scenario, _ = build_run({key: cfg[key] for key in cfg if key not in OWN_KEYS})
     return ServeJob(cfg=cfg, scenario=scenario, address=address, settings=settings, output=output)
+
+
+def _engine_job(config: Mapping[str, Any], **settings: Any) -> Job:
+    try:
+        from experiments.serve.engine.job import prepare_engine  # noqa: PLC0415  (torch: seconds)
+    except ImportError as error:
+        raise ConfigError(f"backend=engine: needs {error.name}: pip install 'windtunnel[engine]'") from error
+    return prepare_engine(config, **settings)

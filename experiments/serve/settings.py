@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Literal
 
 from experiments.serve.simulated.answers import Text
 from experiments.serve.simulated.lengths import OutputLength
@@ -45,6 +46,14 @@ class ServeSettings:
             raise ValueError(f"drain_s={self.drain_s}: must be a finite number >= 0 s")
         if self.dataset is not None and self.text != "dataset":
             raise ValueError(f"dataset={self.dataset}: is only read with text=dataset")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackEnd:
+    """The kind of back end, and the device of the real engine."""
+
+    backend: Literal["simulated", "engine"] = "simulated"
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from realengine.model.lora import AdapterBank
 from realengine.runner.batch import Batch
 from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs, Logprobs
 from realengine.runner.host_kv import HostKv
+from realengine.runner.stop_masks import StopMask, StopMasks
 from realengine.runner.upload import Upload
 from realengine.runner.work import (
     ON_DEVICE,
@@ -75,6 +76,7 @@ class Executor:
         self._newest_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.device)
         self._no_chunks = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._counts_SV: torch.Tensor | None = None  # token counts for penalties; allocated on first use
+        self._stop_masks: StopMasks | None = None  # None: no request had one
         self._upload = Upload(self.device)
         self.graphs: Graphs | None = None
         self.decode_graphs: DecodeGraphs | None = None
@@ -149,6 +151,8 @@ class Executor:
             self._tables_SM.view(-1).index_copy_(0, updates[:, 0].long(), updates[:, 1])
         for init in work.penalty_inits:
             self._init_penalties(init)
+        for mask in work.stop_masks:
+            self._set_mask(mask)
 
     def _decode(self, words: torch.Tensor, shape: Shape) -> Drawn:
         """Runs one decode iteration, and writes the input of the next one into its words."""
@@ -224,10 +228,11 @@ class Executor:
             tokens_S = self._backend.greedy(logits_SV)
         else:
             settings = RowSettings.of(sampling_words)
-            sampling, penalties = settings.sampling(positions_S), None
+            sampling, penalties, allowed_SV = settings.sampling(positions_S), None, logits_SV
             if shape.draw is Draw.penalised:
                 penalties = settings.penalties(self._counts(), slots_S)
-            tokens_S = self._backend.sample(logits_SV, sampling, penalties)
+                allowed_SV = self._allowed(logits_SV, slots_S, positions_S)
+            tokens_S = self._backend.sample(allowed_SV, sampling, penalties)
             if penalties is not None:
                 count_tokens(penalties.counts, slots_S, tokens_S)
         self._newest_S.index_copy_(0, slots_S, tokens_S)
@@ -243,6 +248,19 @@ class Executor:
         mark_prompt(counts_SV, init.slot, tokens[: init.num_prompt])
         drawn = tokens[init.num_prompt :]
         count_tokens(counts_SV, torch.full_like(drawn, init.slot), drawn)
+
+    def _set_mask(self, mask: StopMask) -> None:
+        if self._stop_masks is None:
+            self._stop_masks = StopMasks(self._num_slots + 1, self.device)
+        self._stop_masks.set(mask)
+
+    def _allowed(
+        self, logits_SV: torch.Tensor, slots_S: torch.Tensor, positions_S: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the logits without the tokens that may not be drawn at these positions."""
+        if self._stop_masks is None:
+            return logits_SV
+        return self._stop_masks.masked(logits_SV, slots_S, positions_S)
 
     def _counts(self) -> torch.Tensor:
         if self._counts_SV is None:

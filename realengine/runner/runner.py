@@ -10,7 +10,7 @@ Letters of array names: S slots (one more than max_num_seqs, for padding), L tok
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import repeat
 
 import numpy as np
@@ -23,6 +23,7 @@ from realengine.model.lora import NO_ADAPTER, AdapterBank, make_segments, num_de
 from realengine.runner.graphs import DecodeGraphs, Drawn
 from realengine.runner.host_kv import HostPlaces
 from realengine.runner.launch import Launch, Row
+from realengine.runner.stop_masks import ChangedMasks
 from realengine.runner.work import (
     ON_DEVICE,
     SAMPLING,
@@ -75,6 +76,7 @@ class Runner:
         self._lora_S = np.full(num_rows, NO_ADAPTER, np.int64)  # adapter slot of each sequence
         self._adapter_loads: list[tuple[str, int]] = []  # for the next launch, as the following lists
         self._penalty_inits: list[PenaltyInit] = []
+        self._masks = ChangedMasks()
         self._updates: list[tuple[int, int]] = []  # (index in the flattened tables, block id)
 
     def fill_slot(
@@ -85,11 +87,12 @@ class Runner:
         tokens: list[int],
         params: SamplingParams,
         lora: str | None = None,
+        stop_tokens: Collection[int] = (),
     ) -> None:
         """Writes the tokens and settings of a sequence, or of one of its branches, into its slot.
 
         index: number of the output within its request. tokens: its prompt and output so far. lora: name of
-        its adapter, which must be resident.
+        its adapter, which must be resident. stop_tokens: they are not drawn before `params.min_tokens`.
         """
         slot = seq.slots[branch]
         self._tokens_SL[slot, : len(tokens)] = tokens
@@ -119,6 +122,9 @@ class Runner:
         if params.has_penalties:
             self._draw_S[slot] = Draw.penalised
             self._penalty_inits.append(PenaltyInit(slot, seq.num_prompt_tokens, np.array(tokens, np.int32)))
+        masked = stop_tokens if params.min_tokens else ()
+        if self._masks.set(slot, seq.num_prompt_tokens + params.min_tokens, masked):
+            self._draw_S[slot] = Draw.penalised
 
     def load_adapter(self, name: str, slot: int) -> None:
         """Loads an adapter into an adapter slot with the next launch."""
@@ -161,6 +167,7 @@ class Runner:
             copies=copies if copies is not None and len(copies) else None,
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
             penalty_inits=tuple(self._penalty_inits),
+            stop_masks=tuple(self._masks.changed),
         )
         self._updates.clear()
         return self._launched(rows, work, num_iterations)
@@ -175,6 +182,7 @@ class Runner:
             raise
         self._adapter_loads.clear()
         self._penalty_inits.clear()
+        self._masks.changed.clear()
         return launch
 
     def _decode_rows(self, plan: StepPlan) -> tuple[list[Row], NDArray[np.int64], NDArray[np.int64]]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from kernels.sampling import Penalties, Sampling
 from policies.core.sequence import Sequence
+from realengine.runner.stop_masks import StopMask
 
 SAMPLING_WORDS = 12
 ON_DEVICE = -1
@@ -34,7 +35,7 @@ class Draw(IntEnum):
 
     greedy = 0  # every row
     sample = 1
-    penalised = 2  # a row has penalties
+    penalised = 2  # a row has penalties, or tokens that it may not draw yet
 
 
 class Shape(NamedTuple):
@@ -113,6 +114,8 @@ class Work:
     copies: NDArray[np.int32] | None = None
     table_updates: NDArray[np.int32] | None = None
     penalty_inits: tuple[PenaltyInit, ...] = ()
+    stop_masks: tuple[StopMask, ...] = ()
+    """Slots whose masks begin or end with this step."""
 
 
 class DecodeWords(NamedTuple):

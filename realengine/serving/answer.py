@@ -57,6 +57,8 @@ class Output:
     index: int
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    """Stop string or token of `stop_token_ids` that has ended the output."""
     logprobs: list[TokenLogprobs] | None = None
     watched: WatchedText | None = None
     """Text of the output, if the request has stop strings."""
@@ -90,6 +92,22 @@ class Answer:
     """Outputs that have not ended, by branch."""
     drafts: DraftCounts | None = None
     """Counts of draft tokens; None: no pass had any."""
+    cache_salt: str = ""
+    num_cached_tokens: int = 0
+    """Tokens of the prompt whose KV was found in the cache when the request was first admitted."""
+
+    def add(self, output: Output, token: int) -> bool:
+        """Appends a token to an output; returns whether it ends the output."""
+        output.tokens.append(token)
+        may_end, watched = len(output.tokens) > self.params.min_tokens, output.watched
+        if watched is not None and watched.add(token, may_end=may_end):
+            output.stop_reason = watched.found
+        elif token not in self.stop_tokens or not may_end:
+            return False
+        elif token in self.params.stop_token_ids:
+            output.stop_reason = token
+        output.end("stop")
+        return True
 
     def end(self, reason: str) -> None:
         """Ends all outputs that have not ended yet."""

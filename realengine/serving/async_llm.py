@@ -41,7 +41,7 @@ class AsyncLLM:
 
     def __init__(
         self,
-        model: str | Path | Architecture,
+        model: str | Path | Architecture | Model,
         *,
         max_waiting: int = 1024,
         on_full: OnFull = "wait",
@@ -76,6 +76,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str = "",
         lora: str | None = None,
+        cache_salt: str = "",
         output_kind: OutputKind = "cumulative",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Serves one prompt; yields outputs as they come, until each has a finish_reason.
@@ -83,9 +84,10 @@ class AsyncLLM:
         output_kind: "cumulative" yields everything so far each time; "delta" yields what is new since the
         last output (an ended output repeats its finish_reason); "final_only" yields the end only. A consumer
         that is slower than the engine gets several tokens at a time. A prompt given as text is encoded in the
-        caller's thread. request_id: for `abort`, and in the outputs; None: a number. Cancelling the consumer
-        or closing the iterator aborts the request; if a loop is left by break, contextlib.aclosing closes it
-        at once, otherwise the event loop does when the iterator is collected.
+        caller's thread. request_id: for `abort`, and in the outputs; None: a number. cache_salt: requests
+        with different salts share no KV. Cancelling the consumer or closing the iterator aborts the request;
+        if a loop is left by break, contextlib.aclosing closes it at once, otherwise the event loop does when
+        the iterator is collected.
 
         Raises ValueError for a request that cannot be served, QueueFullError, and EngineDeadError. A request
         that fails later (for example because the device is out of memory) ends with an output that has an
@@ -94,7 +96,13 @@ class AsyncLLM:
         _check_choice("output_kind", output_kind, get_args(OutputKind))
         tokens = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
         stream = Stream(
-            tokens, params or SamplingParams(), priority, tenant, lora, output_kind == "final_only"
+            tokens,
+            params or SamplingParams(),
+            priority,
+            tenant,
+            lora,
+            cache_salt,
+            output_kind == "final_only",
         )
         reader = _Reader(
             stream,
@@ -168,13 +176,15 @@ class _Reader:
         for index, (last, end) in enumerate(zip(self._last.ends, state.ends, strict=True)):
             outputs.append(self._completion(index, last, end))
         self._last = state
+        answer = self._stream.answer
         return RequestOutput(
             self._stream.request_id,
             self._prompt,
             self._prompt_token_ids,
             tuple(outputs),
             state.error,
-            None if self._stream.answer is None else deepcopy(self._stream.answer.drafts),
+            None if answer is None else deepcopy(answer.drafts),
+            0 if answer is None else answer.num_cached_tokens,
         )
 
     def _completion(self, index: int, last: End, now: End) -> CompletionOutput:
@@ -182,9 +192,10 @@ class _Reader:
         start, end, reason = last.num_tokens, now.num_tokens, now.finish_reason
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] | None = None if self._stream.params.logprobs is None else []
+        stop_reason = None
         if self._stream.answer is not None:
             output = self._stream.answer.outputs[index]
-            tokens, logprobs = output.tokens, output.logprobs
+            tokens, logprobs, stop_reason = output.tokens, output.logprobs, output.stop_reason
         if now.text is not None:
             whole, piece = now.text, now.text[len(last.text or "") :]
         else:
@@ -197,6 +208,7 @@ class _Reader:
             tuple(tokens[shown]),
             reason,
             None if logprobs is None else tuple(logprobs[shown]),
+            None if reason is None else stop_reason,
         )
 
 

@@ -32,12 +32,12 @@ class ContentNames:
         """Returns a content id that no other content has."""
         return next(self._ids)
 
-    def name(self, tokens: Sequence[int], lora: str | None = None) -> tuple[Segment, ...]:
+    def name(self, tokens: Sequence[int], lora: str | None = None, salt: str = "") -> tuple[Segment, ...]:
         """Returns the segments of a prompt: known ones as far as they match, then one new id per block.
 
-        lora: the adapter with which their KV is computed.
+        lora: the adapter with which their KV is computed. salt: texts with different salts share no id.
         """
-        chain = self._chain(tokens, lora)
+        chain = self._chain(tokens, lora, salt)
         pieces: list[Segment] = []
         num_named = 0
         for link in chain:
@@ -59,15 +59,18 @@ class ContentNames:
         prompt: tuple[Segment, ...],
         answer_id: int,
         lora: str | None = None,
+        salt: str = "",
     ) -> None:
         """Adds `tokens`, the prompt and output of an ended request, to the known texts."""
         num_answer = len(tokens) - sum(segment.num_tokens for segment in prompt)
         if num_answer > 0:
-            self._learn(self._chain(tokens, lora), (*prompt, Segment(answer_id, num_answer)))
+            self._learn(self._chain(tokens, lora, salt), (*prompt, Segment(answer_id, num_answer)))
 
-    def _chain(self, tokens: Sequence[int], lora: str | None) -> list[bytes]:
+    def _chain(self, tokens: Sequence[int], lora: str | None, salt: str) -> list[bytes]:
         """Returns the hashes of the text up to the end of each full block."""
         chain, link = [], b"" if lora is None else b"lora:" + lora.encode()
+        if salt:
+            link = blake2b(link + b"\0salt:" + salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         array = np.asarray(tokens, np.int64)
         for end in range(self._block_size, len(array) + 1, self._block_size):
             link = blake2b(link + array[end - self._block_size : end].tobytes(), digest_size=16).digest()

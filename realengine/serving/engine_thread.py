@@ -58,6 +58,7 @@ class Stream:
         priority: int,
         tenant: str,
         lora: str | None,
+        cache_salt: str,
         is_final_only: bool,
     ) -> None:
         self.tokens = tokens
@@ -65,6 +66,7 @@ class Stream:
         self.priority = priority
         self.tenant = tenant
         self.lora = lora
+        self.cache_salt = cache_salt
         self.arrival_s = 0.0  # on the engine's clock, set by `submit`
         self.is_final_only = is_final_only
         self.request_id: int | str = ""  # set by `submit`
@@ -227,6 +229,7 @@ class EngineThread:
                     stream.tenant,
                     stream.lora,
                     stream.arrival_s,
+                    cache_salt=stream.cache_salt,
                 )
             except Exception as error:  # the error concerns this request only
                 stream.failure = error

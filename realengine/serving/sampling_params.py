@@ -34,6 +34,11 @@ class SamplingParams:
 
     Several outputs together are also limited by the size of the KV cache.
     """
+    min_tokens: int = 0
+    """Output tokens before which no end-of-sequence token, stop token or stop string ends the output.
+
+    Tokens that would end it are not drawn before.
+    """
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = field(default=())
     """Tokens that end the output in addition to the model's own; they are part of it."""
@@ -64,6 +69,11 @@ class SamplingParams:
                 "max_tokens",
                 self.max_tokens is None or (is_whole(self.max_tokens) and self.max_tokens >= 1),
                 "a whole number >= 1, or None",
+            ),
+            (
+                "min_tokens",
+                is_whole(self.min_tokens) and 0 <= self.min_tokens <= (self.max_tokens or self.min_tokens),
+                "a whole number >= 0 and <= max_tokens",
             ),
             ("stop_token_ids", are_whole(self.stop_token_ids), "a sequence of token ids"),
             ("stop", _are_stops(self.stop), "a sequence of strings, none of them empty"),

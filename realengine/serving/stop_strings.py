@@ -25,13 +25,16 @@ class StopStrings:
         self.found: str | None = None
         """The stop string that has ended the text."""
 
-    def add(self, piece: str) -> str:
-        """Adds a piece; returns the text that is certainly before any stop string, none after the end."""
+    def add(self, piece: str, *, may_end: bool = True) -> str:
+        """Adds a piece; returns the text that is certainly before any stop string, none after the end.
+
+        may_end: whether a stop string that this piece completes ends the text; otherwise it is only text.
+        """
         if self.found is not None:
             return ""
-        text = self._held + piece
-        starts = ((text.find(one), one) for one in self._stop)
-        matches = [(start + len(one), start, one) for start, one in starts if start >= 0]
+        num_held, text = len(self._held), self._held + piece
+        starts = ((text.find(one, max(0, num_held - len(one) + 1)), one) for one in self._stop)
+        matches = [(start + len(one), start, one) for start, one in starts if start >= 0 and may_end]
         if matches:
             _, start, self.found = min(matches)
             self._held = ""
@@ -58,11 +61,19 @@ class WatchedText:
         self._strings = StopStrings(stop)
         self._hidden = hidden
 
-    def add(self, token: int) -> bool:
-        """Adds a token; returns whether a stop string ends the output with it."""
+    def add(self, token: int, *, may_end: bool = True) -> bool:
+        """Adds a token; returns whether a stop string ends the output with it.
+
+        may_end: whether a stop string that this token completes ends the output.
+        """
         if token not in self._hidden:
-            self.text += self._strings.add(self._detokenizer.add(token))
+            self.text += self._strings.add(self._detokenizer.add(token), may_end=may_end)
         return self._strings.found is not None
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._strings.found
 
     def finish(self) -> None:
         """Adds the held-back text of an ended output, unless a stop string has ended it."""

@@ -245,10 +245,12 @@ class SpeculativeExecutor(Executor):
         if shape.draw is Draw.greedy:
             return self._backend.greedy(logits_RV)
         settings = RowSettings.of(views.sampling_SW).of_rows(views.sequences_R.long())
-        sampling = settings.sampling(batch.positions_T[views.rows_R.long()] + 1)
-        penalties = None
+        positions_R = batch.positions_T[views.rows_R.long()] + 1
+        sampling, penalties = settings.sampling(positions_R), None
         if shape.draw is Draw.penalised:
             counts_RV = self._row_counts(batch, views, shape)
+            slots_R = views.slots_T.long()[views.rows_R.long()]
+            logits_RV = self._allowed(logits_RV, slots_R, positions_R)
             penalties = settings.penalties(counts_RV, torch.arange(len(logits_RV), device=self.device))
         drafts = self._drawn_drafts(drafts_T, views, shape)
         return self._backend.sample(logits_RV, sampling, penalties, drafts=drafts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
@@ -98,9 +99,10 @@ class DraftRunner(Runner):
         tokens: list[int],
         params: SamplingParams,
         lora: str | None = None,
+        stop_tokens: Collection[int] = (),
     ) -> None:
         """Writes the tokens and settings of a sequence into its slot, as `Runner.fill_slot` does."""
-        super().fill_slot(seq, branch, index, tokens, params, lora)
+        super().fill_slot(seq, branch, index, tokens, params, lora, stop_tokens)
         self._started.append((seq.slots[branch], tokens[-1], len(tokens) - 1))
 
     def set_drafts(self, seq: Sequence, tokens: SequenceOf[int]) -> None:
@@ -129,6 +131,7 @@ class DraftRunner(Runner):
             adapters=tuple(self._adapter_loads),
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
             penalty_inits=tuple(self._penalty_inits),
+            stop_masks=tuple(self._masks.changed),
         )
         self._updates.clear()
         self._started.clear()

@@ -10,17 +10,14 @@ from typing import Any
 import torch
 
 from experiments.calibrate.engine.pace import Reference
-from experiments.calibrate.engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
+from experiments.calibrate.engine.scenario_settings import alone_settings_of
 from experiments.calibrate.engine.steps import padding_work
-from experiments.validate.engine.drafting import drafting_of
 from experiments.validate.engine.drive import Drive, PromptTokens
 from experiments.validate.engine.executor_cache import ExecutorCache, padding_of
 from experiments.validate.engine.paced import PacedClock
 from experiments.validate.engine.recording import Recorder, Recording
 from experiments.validate.fidelity.environment import environment
 from experiments.validate.fidelity.recorded_settings import deciding
-from hwmodels.model.model_spec import ModelSpec
-from policies.admission.none import AdmitAll
 from realengine.build import assemble
 from realengine.clock import ThreadTimeClock, WallClock
 from realengine.engine import Engine
@@ -33,7 +30,6 @@ from realengine.serving.model import Model
 from realengine.settings import EngineSettings
 from sim.report.files import config_digest
 from sim.setup.scenario import Scenario
-from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source
 
 WARM_UP_REQUESTS = 8
@@ -62,25 +58,6 @@ class Stopwatch:
         return spent_s
 
 
-def _check_alone(scenario: Scenario) -> None:
-    """Raises ValueError for settings beyond one engine, which are only simulated."""
-    if scenario.pools:
-        raise ValueError(f"pools={', '.join(scenario.pools)}: only one engine is run; set pools=none")
-    if scenario.replicas > 1:
-        raise ValueError(f"replicas={scenario.replicas}: only one engine is run; set it to 1")
-    if scenario.scaling is not None:
-        raise ValueError(
-            f"scaling={type(scenario.scaling).__name__}: only one engine is run; set scaling=none"
-        )
-    if scenario.failures.events:
-        raise ValueError("failures: an engine run has no failures; set failures=none")
-    if not isinstance(scenario.admission, AdmitAll):
-        name = type(scenario.admission).__name__
-        raise ValueError(f"admission={name}: an engine run admits all requests; set admission=none")
-    if scenario.retries.max_attempts > 1 or scenario.retries.timeout_s is not None:
-        raise ValueError("retries: clients of an engine run wait without limit; set retries=none")
-
-
 def settings_of(
     scenario: Scenario, device: torch.device, config: Mapping[str, Any] | None = None
 ) -> EngineSettings:
@@ -88,50 +65,11 @@ def settings_of(
 
     config: its resolved configuration; only a draft model needs it.
     """
-    _check_alone(scenario)
-    if scenario.prediction is not None and scenario.prediction.needs_truth:
-        name = type(scenario.prediction).__name__
-        raise ValueError(f"prediction={name}: uses the true output lengths, which only the simulator knows")
-    if scenario.lora is not None:
-        raise ValueError("lora: not supported by an engine run; set it to null")
-    if scenario.adapters is not None:
-        raise ValueError(
-            "adapters: not supported by an engine run, as they have no weights here; set adapters=none"
-        )
-    answers = getattr(scenario.workload, "branching", None)
-    if isinstance(answers, Answers) and answers.every is not None:
-        raise ValueError(
-            f"workload.branching.every={answers.every}: the engine has no beam search; set it to null"
-        )
-    model, profile = scenario.model, scenario.engine
-    settings = EngineSettings(
-        device=device.type,
-        dtype=TORCH_DTYPES[model.dtype],
-        quantization=quantization_of(model),
-        kv_cache_dtype=_kv_cache_dtype(model),
-        max_model_len=scenario.max_model_len,
-        max_num_seqs=profile.max_num_seqs,
-        num_kv_blocks=profile.num_kv_blocks,
-        gpu_memory_utilization=profile.gpu_memory_utilization,
-        swap_space_gib=profile.swap_space_gib,
-        use_graphs=profile.cuda_graphs.enabled and device.type == "cuda",
-        overlap=scenario.host.overlapped,
-        batching=scenario.batching,
-        scheduling=scenario.scheduling,
-        caching=scenario.caching,
-        predictor=scenario.prediction,
-        speculative_config=drafting_of(scenario, config or {}),
-        seed=scenario.seed,
-    ).with_layout(scenario.layout)
+    settings = alone_settings_of(scenario, device, config)
     if settings.tensor_parallel_size > 1:
         size = settings.tensor_parallel_size
         raise ValueError(f"tensor_parallel_size={size}: only one device is measured and used; set it to 1")
     return settings
-
-
-def _kv_cache_dtype(model: ModelSpec) -> str:
-    kv_dtype_of(model)  # raises ValueError for an unsupported data type
-    return "auto" if model.kv_dtype == model.dtype else model.kv_dtype
 
 
 def with_memory_of(

@@ -177,7 +177,7 @@ ALL = 1000
 def recorded(llm):
     """Returns a list that grows by the engine's answer to each request that enters from now on."""
     answers, add = [], llm.engine.add
-    llm.engine.add = lambda *args: (answers.append(add(*args)), answers[-1])[1]
+    llm.engine.add = lambda *args, **more: (answers.append(add(*args, **more)), answers[-1])[1]
     return answers
 
 
@@ -389,10 +389,10 @@ def test_a_request_on_its_way_into_the_engine_counts_as_waiting():
     async def scenario(llm):
         gate, entered, add = threading.Event(), threading.Event(), llm.engine.add
 
-        def gated_add(*args):
+        def gated_add(*args, **more):
             entered.set()
             assert gate.wait(TIMEOUT_S)
-            return add(*args)
+            return add(*args, **more)
 
         llm.engine.add = gated_add
         task = asyncio.create_task(last(llm, prompts()[0]))

@@ -1,0 +1,1 @@
+"""The real engine as the back end of `windtunnel serve`."""

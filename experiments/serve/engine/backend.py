@@ -1,0 +1,157 @@
+"""The real engine as a back end: the outputs of `AsyncLLM`, with the names of the API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from http import HTTPStatus
+
+from experiments.serve.backend import Delta, Generation, Sampling, ServedModel, TokenLogprob
+from experiments.serve.engine.model_to_serve import ModelToServe
+from experiments.serve.errors import ApiError
+from experiments.serve.model_tokenizer import ModelTokenizer
+from realengine.serving.answer import TokenLogprobs
+from realengine.serving.async_llm import AsyncLLM
+from realengine.serving.engine_thread import EngineDeadError, QueueFullError
+from realengine.serving.llm import CompletionOutput
+from realengine.serving.sampling_params import SamplingParams
+
+WARM_UP_PROMPT_TOKENS = 16
+WARM_UP_TOKENS = 3
+WARM_UP_SALT = "warm-up"
+"""Keeps requests from finding the KV of the warm-up."""
+STARTING = "the engine is starting: it loads the model and warms up"
+
+
+class EngineBackend:
+    """An engine that is loaded while the server already listens; until it is warm, requests get status 503.
+
+    load: builds the engine, in another thread. adapters: names of the LoRA adapters. has_priorities: whether
+    its scheduling reads the priority of requests.
+    """
+
+    def __init__(
+        self,
+        served: ModelToServe,
+        load: Callable[[], AsyncLLM],
+        *,
+        max_model_len: int,
+        adapters: Sequence[str] = (),
+        has_priorities: bool = False,
+    ) -> None:
+        assert served.model.tokenizer is not None
+        self.tokenizer = ModelTokenizer(served.model.tokenizer)
+        self.tokenizer.vocab_size = served.model.architecture.vocab_size
+        self._load = load
+        self._has_priorities = has_priorities
+        self._vocab_size = served.model.architecture.vocab_size
+        base = ServedModel(served.name, max_model_len)
+        self._models = [base, *(ServedModel(name, max_model_len, served.name) for name in adapters)]
+        self._llm: AsyncLLM | None = None
+        self._is_warm = False
+
+    async def start(self) -> AsyncLLM:
+        """Loads the engine and serves one short request; returns the engine, idle. Raises its errors."""
+        self._llm = await asyncio.to_thread(self._load)
+        num_prompt = max(1, min(WARM_UP_PROMPT_TOKENS, self._models[0].max_model_len - WARM_UP_TOKENS))
+        prompt = [token % self._vocab_size for token in range(num_prompt)]
+        params = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        stream = self._llm.generate(prompt, params, cache_salt=WARM_UP_SALT, output_kind="final_only")
+        async for _ in stream:
+            pass
+        return self._llm
+
+    def open(self) -> None:
+        """Lets requests in."""
+        self._is_warm = True
+
+    async def stop(self) -> None:
+        """Aborts what is unfinished, and ends the engine."""
+        if self._llm is not None:
+            await asyncio.to_thread(self._llm.shutdown)
+
+    def models(self) -> Sequence[ServedModel]:
+        return self._models
+
+    @property
+    def num_in_progress(self) -> int:
+        return 0 if self._llm is None else self._llm.num_unfinished
+
+    def unhealthy_because(self) -> str | None:
+        if self._llm is None or not self._is_warm:
+            return STARTING
+        try:
+            self._llm.check_health()
+        except EngineDeadError as error:
+            return str(error)
+        return None
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        if self._llm is None or not self._is_warm:
+            raise ApiError(STARTING, HTTPStatus.SERVICE_UNAVAILABLE)
+        if generation.priority and not self._has_priorities:
+            raise ApiError(
+                f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; start "
+                "the server with scheduling=priority",
+                param="priority",
+            )
+        try:
+            params = sampling_params(generation.sampling)
+            stream = self._llm.generate(
+                generation.prompt_token_ids,
+                params,
+                priority=generation.priority,
+                tenant=generation.tenant,
+                lora=generation.lora,
+                cache_salt=generation.cache_salt,
+                output_kind="delta",
+            )
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    if output.error is not None:
+                        raise ApiError(output.error, HTTPStatus.INTERNAL_SERVER_ERROR)
+                    yield _delta(output.outputs[0], output.num_cached_tokens)
+        except ValueError as error:
+            raise ApiError(str(error)) from None
+        except (QueueFullError, EngineDeadError) as error:
+            raise ApiError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from None
+
+
+def sampling_params(sampling: Sampling) -> SamplingParams:
+    """Returns the engine's parameters for one output. Raises ValueError for one that it does not take."""
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logprobs=sampling.logprobs,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=sampling.stop_token_ids,
+        stop=sampling.stop,
+        seed=sampling.seed,
+    )
+
+
+def _delta(output: CompletionOutput, num_cached_tokens: int) -> Delta:
+    reason = "abort" if output.finish_reason == "aborted" else output.finish_reason
+    logprobs = () if output.logprobs is None else output.logprobs
+    return Delta(
+        output.text,
+        output.token_ids,
+        tuple(
+            _logprob(token, each) for token, each in zip(output.token_ids, logprobs, strict=bool(logprobs))
+        ),
+        reason,
+        output.stop_reason,
+        num_cached_tokens,
+    )
+
+
+def _logprob(token: int, logprobs: TokenLogprobs) -> TokenLogprob:
+    return TokenLogprob(token, logprobs.logprob, tuple(logprobs.top.items()))

@@ -1,0 +1,183 @@
+"""One run of a server with the real engine: loads, serves, drains, and writes what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from experiments.app.run_folder import print_folder
+from experiments.app.terminal import print_summary, terminal_console
+from experiments.serve.engine.backend import EngineBackend
+from experiments.serve.engine.engine_settings import engine_settings
+from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
+from experiments.serve.engine.recorder import ServingRecorder
+from experiments.serve.engine.result import result_of
+from experiments.serve.engine.settings import Device, RealEngine
+from experiments.serve.faults import FaultyBackend, fault_middleware
+from experiments.serve.http.app import make_app
+from experiments.serve.server import serve_app
+from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings
+from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
+from policies.scheduling.fcfs import Fcfs
+from realengine.runner.rank import max_model_len_of
+from realengine.serving.async_llm import AsyncLLM
+from realengine.settings import EngineSettings
+from sim.report.files import write_result
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_scenario
+from sim.setup.scenario import Scenario
+
+SIMULATED_ONLY = {"text": "random", "dataset": None, "output_length": "workload", "cold_start": False}
+"""Settings of `serve` that only a simulated fleet has, with their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineJob:
+    """A model, the settings of its engine, and its server; nothing is loaded before `run`.
+
+    config: as it is written to the run folder. is_known_machine: whether `hardware` was chosen.
+    """
+
+    config: dict[str, Any]
+    scenario: Scenario
+    served: ModelToServe
+    engine: EngineSettings
+    chosen: RealEngine
+    address: Address
+    settings: ServeSettings
+    output: OutputSettings
+    is_known_machine: bool
+
+    def run(self, folder: Path) -> None:
+        """Serves until it is stopped; then writes and prints what happened."""
+        console = terminal_console()
+        recorder = asyncio.run(self._serve(console))
+        if recorder is None or not recorder.num_requests:
+            console.print("no request came; nothing is written", highlight=False)
+            return
+        result = result_of(self.scenario, recorder, is_known_machine=self.is_known_machine)
+        print_summary(result.summary, console)
+        write_result(folder, result, self.config, tables=self.output.tables, report=self.output.report)
+        print_folder(folder, console)
+
+    def backend(self) -> EngineBackend:
+        """Returns the back end; it loads the engine when it starts."""
+        settings = {field.name: getattr(self.engine, field.name) for field in fields(self.engine)}
+        limits: dict[str, Any] = {"max_waiting": self.chosen.max_waiting, "on_full": self.chosen.on_full}
+        load = partial(AsyncLLM, self.served.model, **limits, **settings)
+        return EngineBackend(
+            self.served,
+            load,
+            max_model_len=max_model_len_of(self.served.model.architecture, self.engine),
+            adapters=list(self.chosen.lora_modules),
+            has_priorities=not isinstance(self.engine.scheduling, Fcfs),
+        )
+
+    def app(
+        self, backend: EngineBackend, api_key: str | None = None, stop: Stop | None = None
+    ) -> web.Application:
+        """Returns the application. stop: of the server; once it is set, requests are refused."""
+        faulty = self.settings.faults
+        app = make_app(FaultyBackend(backend) if faulty else backend, api_key)
+        if stop is not None:
+            app.middlewares.append(refusal_while_draining(stop, self.settings.drain_s))
+        if faulty:
+            app.middlewares.append(fault_middleware)
+        return app
+
+    async def _serve(self, console: Console) -> ServingRecorder | None:
+        """Serves; returns the records, or None if the engine was not warm before the stop."""
+        backend = self.backend()
+        with stop_on_signals() as stop:
+            starting = asyncio.create_task(self._start(backend, stop, console))
+            try:
+                await serve_app(
+                    self.app(backend, os.environ.get(KEY_VARIABLE), stop),
+                    self.address,
+                    stop,
+                    duration_s=self.settings.duration_s,
+                    drain_s=self.settings.drain_s,
+                    num_in_progress=lambda: backend.num_in_progress,
+                    on_ready=lambda url: console.print(f"{url}  (Ctrl-C stops)", highlight=False),
+                )
+            finally:
+                recorder = await starting  # a thread cannot be interrupted while it loads
+                await backend.stop()
+        return recorder
+
+    async def _start(self, backend: EngineBackend, stop: Stop, console: Console) -> ServingRecorder | None:
+        """Loads the engine and lets requests in; a failure stops the server."""
+        try:
+            llm = await backend.start()
+        except (ValueError, RuntimeError, OSError, ImportError) as error:
+            stop.set()
+            raise ConfigError(str(error)) from error
+        recorder = ServingRecorder(llm.engine, self.chosen.max_record_mib * (1 << 20))
+        llm.engine.observer = recorder
+        backend.open()
+        console.print(f"{self.served.name} is loaded and warm", highlight=False)
+        return recorder
+
+
+def prepare_engine(
+    config: Mapping[str, Any],
+    *,
+    chosen: RealEngine,
+    device: Device,
+    address: Address,
+    settings: ServeSettings,
+    output: OutputSettings,
+    own_keys: tuple[str, ...],
+    is_known_machine: bool,
+) -> EngineJob:
+    """Builds the job from a resolved config. own_keys: its root keys that are not of the scenario.
+
+    Raises ConfigError for every mistake that shows before the weights are loaded.
+    """
+    _check_unsimulated(address, settings)
+    try:
+        served = model_to_serve(chosen.model, config["model"], device, settings.tokenizer)
+        resolved = {**config, "model": served.node}
+        scenario = build_scenario(
+            OmegaConf.create({key: resolved[key] for key in resolved if key not in own_keys})
+        )
+        engine = engine_settings(scenario, chosen, device, resolved)
+        max_model_len_of(served.model.architecture, engine)
+        if is_known_machine:
+            scenario.iteration_model()
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    return EngineJob(
+        config=resolved,
+        scenario=scenario,
+        served=served,
+        engine=engine,
+        chosen=chosen,
+        address=address,
+        settings=settings,
+        output=output,
+        is_known_machine=is_known_machine,
+    )
+
+
+def _check_unsimulated(address: Address, settings: ServeSettings) -> None:
+    """Raises ConfigError for settings of simulated time and simulated outputs."""
+    if address.time_scale != 1:
+        raise ConfigError(
+            f"time_scale={address.time_scale}: the real engine has the time of the wall clock; set it to 1"
+        )
+    for name, default in SIMULATED_ONLY.items():
+        if getattr(settings, name) != default:
+            raise ConfigError(
+                f"serve.{name}={getattr(settings, name)}: the real engine generates its own outputs; leave "
+                "it out"
+            )

@@ -1,0 +1,107 @@
+"""The result of a live session of the real engine, in the form of a simulated run."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Any
+
+from experiments.serve.engine.recorder import ServingRecorder
+from hwmodels.exact import Num
+from hwmodels.iterations.energy import PowerModel
+from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
+from sim.metrics.measured import measure
+from sim.metrics.result import RunResult
+from sim.metrics.summary import summarise
+from sim.metrics.utilisation import PoolHardware
+from sim.setup.scenario import Scenario
+
+
+class UnknownMachine:
+    """An `IterationModel` of a machine without a description: its figures are NaN."""
+
+    peak_flops_per_s = nan
+    peak_bytes_per_s = nan
+
+    def seconds(self, shape: IterationShape) -> Num:
+        return nan
+
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        return [nan] * num_iterations
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        return {"measured": 1.0}
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        return []
+
+    def flops(self, shape: IterationShape) -> Num:
+        return shape.decode_seqs * nan
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        return shape.decode_seqs * nan
+
+
+def result_of(scenario: Scenario, recorder: ServingRecorder, *, is_known_machine: bool) -> RunResult:
+    """Computes the figures of a session.
+
+    is_known_machine: whether `hardware` describes the machine that served; otherwise there are no figures of
+    its peaks, price and energy.
+    """
+    records = recorder.records()
+    part = measure(records, scenario.metrics, scenario.slo)
+    machine = _machine(scenario) if is_known_machine else PoolHardware(model=UnknownMachine())
+    summary = summarise(
+        records,
+        pools=[machine],
+        slo=scenario.slo,
+        energy=scenario.energy,
+        tariff=scenario.tariff,
+        metrics=scenario.metrics,
+        part=part,
+    )
+    if not is_known_machine:
+        summary["cost"] = _unknown(summary["cost"])
+    summary["notes"] = _notes(recorder, is_known_machine=is_known_machine)
+    return RunResult(
+        records=records,
+        requests=part.table,
+        summary=summary,
+        models=(machine.model,),
+        slo=scenario.slo,
+    )
+
+
+def _machine(scenario: Scenario) -> PoolHardware:
+    model: IterationModel = scenario.iteration_model()
+    return PoolHardware(
+        model=model,
+        price_usd_per_hour=scenario.price_usd_per_hour,
+        power=PowerModel.of(scenario.hardware),
+        num_devices=scenario.layout.num_devices,
+    )
+
+
+def _notes(recorder: ServingRecorder, *, is_known_machine: bool) -> list[str]:
+    notes = ["Measured: the real engine served these requests, and nothing is simulated."]
+    if not is_known_machine:
+        notes.append("No figures of peaks, cost and energy: choose hardware= for the machine that serves.")
+    drafts = recorder.drafts
+    if drafts.num_draft_tokens:
+        notes.append(
+            f"Speculation: {drafts.num_accepted_tokens:,} of {drafts.num_draft_tokens:,} draft tokens were "
+            f"accepted, {drafts.mean_accepted_length:.2f} tokens per pass with drafts; tokens that came "
+            "together have gaps of 0 s."
+        )
+    if recorder.full_s is not None:
+        notes.append(
+            f"The memory for records was full after {recorder.full_s:,.0f} s; what came later is missing. "
+            "Raise serve.engine.max_record_mib."
+        )
+    return notes
+
+
+def _unknown(figures: dict[str, Any]) -> dict[str, Any]:
+    """Returns figures of the same names without values."""
+    return {key: _unknown(value) if isinstance(value, dict) else None for key, value in figures.items()}
