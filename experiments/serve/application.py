@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from experiments.serve.faults import FaultyBackend, fault_middleware
+from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
 from experiments.serve.http.control import add_control_routes
 from experiments.serve.metrics.route import add_metrics_route
@@ -29,6 +30,7 @@ def make_application(
     backend = SleepyFleet(fleet)
     app = make_app(FaultyBackend(backend) if settings.faults else backend, api_key)
     add_metrics_route(app, FleetMetrics(fleet).serving)
+    add_adapter_routes(app, fleet)
     add_control_routes(
         app,
         sleep_control=backend,

@@ -45,14 +45,18 @@ class Registry:
         self.memory = memory or AdapterMemory()
         self._adapters: dict[str, Adapter] = {}
         for adapter in adapters:
-            if adapter.name in self._adapters:
-                raise ValueError(f"adapters: the name {adapter.name} occurs twice; give each its own name")
-            if adapter.base_model not in (None, base_model):
-                raise ValueError(
-                    f"adapters: {adapter.name} has base_model={adapter.base_model}: must be {base_model}, "
-                    "the served model; remove the adapter, or serve its model"
-                )
-            self._adapters[adapter.name] = adapter
+            self.add(adapter)
+
+    def add(self, adapter: Adapter) -> None:
+        """Adds an adapter. Raises ValueError as the class does."""
+        if adapter.name in self._adapters:
+            raise ValueError(f"adapters: the name {adapter.name} occurs twice; give each its own name")
+        if adapter.base_model not in (None, self.base_model):
+            raise ValueError(
+                f"adapters: {adapter.name} has base_model={adapter.base_model}: must be {self.base_model}, "
+                "the served model; remove the adapter, or serve its model"
+            )
+        self._adapters[adapter.name] = adapter
 
     def __len__(self) -> int:
         return len(self._adapters)

@@ -14,7 +14,7 @@ from collections.abc import Sequence as SequenceOf
 from itertools import islice
 from typing import ClassVar
 
-from policies.adapters.registry import Registry
+from policies.adapters.registry import Adapter, Registry
 from policies.core.plan import AdapterLoad, AdapterUse, Chunk
 from policies.core.sequence import Sequence
 from policies.core.sequence_view import SequenceView
@@ -66,7 +66,7 @@ class Residents:
         self.has_changed = False
         """Whether adapters were loaded or evicted since the last plan; the next one holds for one step."""
         self._by_uses = eviction == "lfu"
-        self._max_host = len(registry) if max_host is None else max_host
+        self._max_host = max_host  # None: all adapters
         self._num_prefetched = num_prefetched
         self._users: Counter[str] = Counter()  # number of running sequences, by adapter
         self._idle: dict[str, None] = {}  # resident and not in use, the least recently used first
@@ -95,6 +95,10 @@ class Residents:
     def slot_of(self, name: str) -> int | None:
         """Returns the slot of an adapter if the policy has slots, else None."""
         return None
+
+    def serve(self, adapter: Adapter) -> None:
+        """Serves one more adapter from now on. Raises ValueError if its name is not new."""
+        self.registry.add(adapter)
 
     def check(self, name: str | None) -> int:
         """Returns the number of KV blocks of an adapter.
@@ -331,7 +335,7 @@ class Residents:
             self._host[name] = self._host.pop(name)
             return "host"
         self._host[name] = None
-        if len(self._host) > self._max_host:
+        if self._max_host is not None and len(self._host) > self._max_host:
             del self._host[next(iter(self._host))]
         self.counts.num_loads_from_disk += 1
         return "disk"

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any, ClassVar
 
 from policies.adapters import AdapterServing
-from policies.adapters.registry import Registry
+from policies.adapters.registry import Adapter, Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.core.sequence_view import SequenceView
@@ -51,15 +51,18 @@ class PagedResidents(Residents):
     def __init__(self, registry: Registry, *, pool: BlockPool, **common: Any) -> None:
         super().__init__(registry, **common)
         self._pool = pool
-        block_bytes = registry.memory.block_bytes
-        self._num_blocks_of = {
-            adapter.name: max(1, ceil(registry.num_bytes(adapter.name) / block_bytes))
-            for adapter in registry.adapters
-        }
+        self._num_blocks_of = {adapter.name: self._blocks_to_hold(adapter) for adapter in registry.adapters}
+
+    def serve(self, adapter: Adapter) -> None:
+        super().serve(adapter)
+        self._num_blocks_of[adapter.name] = self._blocks_to_hold(adapter)
 
     def may_start(self, seq: SequenceView) -> bool:
         """Returns True: the adapter's blocks are requested together with those of the KV."""
         return True
+
+    def _blocks_to_hold(self, adapter: Adapter) -> int:
+        return max(1, ceil(self.registry.num_bytes(adapter.name) / self.registry.memory.block_bytes))
 
     def _blocks_of(self, name: str) -> int:
         return self._num_blocks_of[name]

@@ -12,6 +12,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
 
+from policies.adapters.registry import Adapter
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
@@ -155,6 +156,15 @@ class LiveSimulation(Simulation):
             self.fleet.start_again(member, self.now)
             ready_s = self.now + member.replica.pool.cold_start_s
             self._clock.at(ready_s, Phase.control, partial(self._ready, member))
+
+    def serve_adapter(self, adapter: Adapter) -> None:
+        """Lets all replicas serve one more LoRA adapter.
+
+        Engines that are created later get it from the list from which their pool was made.
+        """
+        for replica in self.fleet.replicas:
+            if replica.core.residents is not None:
+                replica.core.residents.serve(adapter)
 
     def clear_prefix_caches(self) -> None:
         """Evicts the KV of all replicas that no running request uses; other memory tiers keep theirs."""

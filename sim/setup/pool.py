@@ -216,6 +216,12 @@ class PoolSettings(Deployment):
         """Returns the registry of the served adapters. Raises ValueError if one does not fit the model."""
         return Registry(served, self.model.name, self.adapter_memory())
 
+    def check_served(self, served: Iterable[Adapter]) -> None:
+        """Raises ValueError if the adapter policy cannot serve these adapters."""
+        if self.adapters is not None:
+            kv_pool = pool_of(self.caching, self.kv_memory(1, FutureUses(())))
+            residents_of(self.adapters, self.registry(served), kv_pool)
+
     @property
     def _make_replica(self) -> Callable[..., Replica] | None:
         """Makes a replica that speculates; None: replicas do not."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
 from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
-from policies.adapters import residents_of
 from policies.adapters.registry import Adapter
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
@@ -159,9 +158,8 @@ class Scenario(PoolSettings, ClusterSettings):
                         "LoRA adapters; choose a policy, such as adapters=fixed_slots"
                     )
                 continue
-            kv_pool = pool_of(pool.caching, pool.kv_memory(1, FutureUses(())))
             try:
-                residents_of(pool.adapters, pool.registry(self.served_adapters), kv_pool)
+                pool.check_served(self.served_adapters)
             except ValueError as error:
                 message = str(error)
                 is_of_workload = "base_model=" in message
@@ -268,11 +266,15 @@ class Scenario(PoolSettings, ClusterSettings):
             )
         return FutureUses(prompts)
 
-    def replica_pools(self) -> list[ReplicaPool]:
-        """Returns the pools of one run, from which its replicas are created."""
+    def replica_pools(self, served: Sequence[Adapter] | None = None) -> list[ReplicaPool]:
+        """Returns the pools of one run, from which its replicas are created.
+
+        served: the adapters that an engine serves when it is created; None: those of the workload.
+        """
         future = self.future()
         pools = self.pools_by_name.items()
-        return [pool.pool(name, future, self.served_adapters, self.tpot_s) for name, pool in pools]
+        adapters = self.served_adapters if served is None else served
+        return [pool.pool(name, future, adapters, self.tpot_s) for name, pool in pools]
 
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`."""

@@ -9,6 +9,7 @@ from itertools import count
 
 from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
 from experiments.serve.errors import ApiError, ConnectionReset
+from experiments.serve.simulated.adapters import ServedAdapters
 from experiments.serve.simulated.answers import Answer, Answers
 from experiments.serve.simulated.contents import ContentIndex
 from experiments.serve.simulated.driver import Driver
@@ -57,12 +58,13 @@ class SimulatedFleet:
         self._answers = answers
         self._lengths = lengths
         pools = scenario.pools_by_name.values()
-        self._models = _models(scenario)
+        self._bases = _base_models(scenario)
+        self._adapters = ServedAdapters(scenario)
         self._has_priorities = any(name_of(pool.scheduling) != "fcfs" for pool in pools)
         self._names_model = len({pool.model.name for pool in pools}) > 1
         self._attached: list[Callable[[Replica], None]] = []
         self.simulation = LiveSimulation(
-            pools=scenario.replica_pools(),
+            pools=scenario.replica_pools(self._adapters.in_engines),
             cluster=scenario.for_a_run(),
             listener=self,
             attach=self._attach_to,
@@ -87,7 +89,16 @@ class SimulatedFleet:
             attach_to(replica)
 
     def models(self) -> Sequence[ServedModel]:
-        return self._models
+        name, length, _ = self._bases[0]
+        return [*self._bases, *(ServedModel(adapter, length, name) for adapter in self._adapters.names)]
+
+    def load_adapter(self, name: str, rank: int | None, *, replaces: bool) -> None:
+        """Loads a LoRA adapter. Raises ApiError."""
+        self.simulation.serve_adapter(self._adapters.load(name, rank, replaces=replaces))
+
+    def unload_adapter(self, name: str) -> None:
+        """Unloads a LoRA adapter; requests in progress keep it. Raises ApiError."""
+        self._adapters.unload(name)
 
     @property
     def num_in_progress(self) -> int:
@@ -106,6 +117,7 @@ class SimulatedFleet:
                 "start the server with scheduling=priority",
                 param="priority",
             )
+        adapter = self._adapters.own_name(generation.lora)
         request_id = next(self._ids)
         num_tokens, ends = self._lengths.draw(
             sampling.max_tokens, sampling.min_tokens, ignore_eos=sampling.ignore_eos
@@ -120,7 +132,7 @@ class SimulatedFleet:
             min_tokens=sampling.min_tokens,
         )
         now, window_s = self.driver.at(generation.received_s), generation.window_s
-        index = self._index(generation)
+        index = self._index(generation, adapter)
         segments = index.segments(prompt)
         request = Request(
             request_id=request_id,
@@ -131,7 +143,7 @@ class SimulatedFleet:
             tenant=generation.tenant,
             deadline_s=None if window_s is None else now + window_s * self.driver.time_scale,
             answer_id=request_id,
-            adapter=generation.lora,
+            adapter=adapter,
             model=generation.model if self._names_model else None,
         )
         output = self._outputs[request_id] = Output(answer, is_streamed=generation.streamed)
@@ -186,8 +198,8 @@ class SimulatedFleet:
             return "abort"
         return end.reason or "stop" if output is None else _finish_reason(output.answer, end)
 
-    def _index(self, generation: Generation) -> ContentIndex:
-        key = (generation.model, generation.lora, generation.cache_salt)
+    def _index(self, generation: Generation, adapter: str | None) -> ContentIndex:
+        key = (generation.model, adapter, generation.cache_salt)
         index = self._indexes.pop(key, None) or ContentIndex(" ".join(map(str, key[1:])))
         self._indexes[key] = index
         if len(self._indexes) > MAX_INDEXES:
@@ -237,13 +249,10 @@ def _failure(ended: Ended, *, has_begun: bool) -> Exception:
     return ApiError(ended.reason or "the request was aborted", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _models(scenario: Scenario) -> list[ServedModel]:
-    """Returns the models of a scenario's pools, and their adapters."""
+def _base_models(scenario: Scenario) -> list[ServedModel]:
+    """Returns the models of a scenario's pools."""
     lengths: dict[str, int] = {}
     for pool in scenario.pools_by_name.values():
         known = lengths.get(pool.model.name, pool.max_model_len)
         lengths[pool.model.name] = min(known, pool.max_model_len)
-    models = [ServedModel(name, length) for name, length in lengths.items()]
-    base, length, _ = models[0]
-    adapters = [ServedModel(each.name, length, base) for each in scenario.served_adapters]
-    return [*models, *adapters]
+    return [ServedModel(name, length) for name, length in lengths.items()]

@@ -1,0 +1,88 @@
+"""The LoRA adapters of a simulated fleet, which are loaded and unloaded while it serves.
+
+An adapter is a name and a rank: no file is read. Its weights come to a GPU with the first request that names
+it, as the adapter policy of the scenario says. An adapter that is loaded again has a name of its own in the
+engines, so that requests in progress keep theirs, and KV is not shared with the old one.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from experiments.serve.errors import ApiError
+from policies.adapters.registry import Adapter
+from sim.setup.scenario import Scenario
+
+DEFAULT_RANK = 16
+"""Rank of an adapter that names none; that of the slots, if the policy has slots."""
+MAX_LOADS = 10_000
+"""Adapters of one run; engines know those that were unloaded, too."""
+
+
+class ServedAdapters:
+    """The adapters of a fleet, at first those of the workload.
+
+    in_engines: all adapters that engines know, by their own names; an engine that is created reads it.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.in_engines = list(scenario.served_adapters)
+        self._pools = list(scenario.pools_by_name.values())
+        self._own_names = {adapter.name: adapter.name for adapter in self.in_engines}
+
+    @property
+    def names(self) -> list[str]:
+        """Names that requests may give now."""
+        return list(self._own_names)
+
+    def own_name(self, name: str | None) -> str | None:
+        """Returns the name of an adapter in the engines; None for the base model. Raises ApiError."""
+        if name is None:
+            return None
+        self._check_known(name)
+        return self._own_names[name]
+
+    def load(self, name: str, rank: int | None, *, replaces: bool) -> Adapter:
+        """Loads an adapter, and returns it as the engines must know it from now on.
+
+        rank: None for the default. replaces: whether it may take the place of one with its name. Raises
+        ApiError.
+        """
+        if name in {pool.model.name for pool in self._pools}:
+            raise ApiError(f"'{name}' is the name of the base model; choose another one", param="lora_name")
+        if name in self._own_names and not replaces:
+            raise ApiError(f"The lora adapter '{name}' has already been loaded.", param="lora_name")
+        if any(pool.adapters is None for pool in self._pools):
+            raise ApiError(
+                "adapters=none: this server serves no LoRA adapters; start it with a policy, such as "
+                "adapters=fixed_slots"
+            )
+        if len(self.in_engines) >= MAX_LOADS:
+            raise ApiError(f"at most {MAX_LOADS} adapters are loaded in one run; start the server again")
+        taken = {each.name for each in self.in_engines}
+        own_name, number = name, 2
+        while own_name in taken:
+            own_name, number = f"{name}#{number}", number + 1
+        adapter = Adapter(name=own_name, rank=rank or self._default_rank())
+        for pool in self._pools:
+            try:
+                pool.check_served([*self.in_engines, adapter])
+            except ValueError as error:
+                raise ApiError(str(error), param="rank") from None
+        self.in_engines.append(adapter)
+        self._own_names[name] = own_name
+        return adapter
+
+    def unload(self, name: str) -> None:
+        """Unloads an adapter; requests in progress keep it. Raises ApiError."""
+        self._check_known(name)
+        del self._own_names[name]
+
+    def _check_known(self, name: str) -> None:
+        if name not in self._own_names:
+            message = f"The lora adapter '{name[:200]}' cannot be found."
+            raise ApiError(message, HTTPStatus.NOT_FOUND, "lora_name")
+
+    def _default_rank(self) -> int:
+        slots = [pool.adapters.slots for pool in self._pools if pool.adapters is not None]
+        return min((rank for num_slots, rank in slots if num_slots), default=DEFAULT_RANK)
