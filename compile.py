@@ -25,7 +25,9 @@ MODULES = (
     *(f"sim/engine/{name}.py" for name in ("replica", "recorder", "intake", "running_step", "load_counts")),
     *(f"sim/engine/{name}.py" for name in ("lane_loop", "lane_replica")),
     *(f"sim/engine/{name}.py" for name in ("clock", "iteration_times", "shape", "last_tokens")),
-    *(f"sim/speculation/{name}.py" for name in ("replica", "recorder", "log", "lane_loop", "answer_log")),
+    *(f"sim/speculation/{name}.py" for name in ("replica", "recorder", "log", "lane_loop")),
+    *(f"sim/speculation/{name}.py" for name in ("answer_log", "lane_log")),
+    *("hwmodels/iterations/equal_passes.py", "hwmodels/speculation/leaps.py"),
     "sim/cluster/gateway.py",
     *(f"sim/records/{name}.py" for name in ("events", "event_rows", "iterations", "requests")),
 )

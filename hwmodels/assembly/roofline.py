@@ -31,6 +31,7 @@ from hwmodels.by_count import Counts, RowsByCount
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.iterations.decodes import Decodes
+from hwmodels.iterations.equal_passes import EqualPasses
 from hwmodels.iterations.iteration import DraftWork, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Per
@@ -166,6 +167,12 @@ class Roofline(TimedOperators):
         if isinstance(context_tokens, ndarray):
             return self._whole.pass_seconds_many(num_seqs, context_tokens, tokens, pairs, rows)
         return self._whole.pass_seconds(num_seqs, context_tokens, tokens, pairs, rows)
+
+    def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float) -> EqualPasses | None:
+        """Returns what `WholeBatches.equal_passes` does; None if devices share the batch."""
+        if self._whole is None:
+            return None
+        return self._whole.equal_passes(num_seqs, tokens, rows, most_pairs)
 
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int

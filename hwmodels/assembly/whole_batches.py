@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hwmodels.assembly.counted import CountedTimes
 from hwmodels.devices.host import HostShare
 from hwmodels.iterations.decodes import Decodes, PassParts, Straight, seconds_of_pass, seconds_of_passes
+from hwmodels.iterations.equal_passes import EqualPasses, by_keys
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.ops import Operator, rows_each
 
@@ -105,6 +106,17 @@ class WholeBatches:
         return (
             np.maximum(gpu_s + seconds_of_passes(lines, num_seqs, contexts, tokens, pairs), floor_s) + added_s
         )
+
+    def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float) -> EqualPasses | None:
+        """Returns the prices of passes by context, each key of which is seen by most_pairs rows at most.
+
+        None: they depend on more than the number of keys.
+        """
+        counted_s, floor_s, added_s, lines = self._pass_batch(num_seqs, tokens)
+        operators = by_keys(lines, most_pairs)
+        if operators is None:
+            return None
+        return EqualPasses(counted_s + self._rows_s.of(rows), floor_s, added_s, tokens, operators)
 
     def decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
         """Returns the wall time of one decode-only iteration in seconds."""

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import HostOverhead
 from hwmodels.exact import Num, larger
@@ -20,8 +23,9 @@ from hwmodels.levels.rooflines import Replica
 from hwmodels.levels.table import MeasuredTable
 from hwmodels.speculation.draft import Draft, HeadDraft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
+from hwmodels.speculation.leaps import EqualPrices, Leaps, OneByOne, pass_of_equal
 from hwmodels.speculation.relative import RelativeDrafting
-from hwmodels.speculation.steps import drafts_of, merged, waiting
+from hwmodels.speculation.steps import Steps, drafts_of, merged, waiting
 
 PREFIX = "draft "
 """Start of the names of a draft's operators."""
@@ -75,6 +79,7 @@ class SpeculativeModel:
             self._ahead = HostAhead(replica.host, draft)
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
+        self._leaps = Leaps(self.seconds, self._prices_of_equal)
         base.seconds(decodes_with_drafts(1, 1, 1))  # an error here is clearer than in the middle of a run
 
     def seconds(self, shape: IterationShape) -> Any:
@@ -89,6 +94,16 @@ class SpeculativeModel:
     ) -> list[float]:
         """Returns the end times of consecutive iterations without drafts; see `IterationModel`."""
         return self._base.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
+
+    def pass_ends(
+        self, start_s: float, num_seqs: int, contexts: NDArray[np.int64], rows: int, steps: int
+    ) -> list[float]:
+        """Returns the end times of consecutive passes of the same sequences, each with as many draft tokens.
+
+        contexts: tokens attended to in each, summed over sequences; they do not decrease. rows, steps: draft
+        tokens of each sequence, and levels of them.
+        """
+        return self._leaps.pass_ends(start_s, num_seqs, contexts, rows, steps)
 
     def pass_seconds(self, num_seqs: int, context_tokens: int, k: int) -> float:
         """Returns the seconds of a pass with k draft tokens per sequence, and of drafting as many after it.
@@ -137,6 +152,21 @@ class SpeculativeModel:
         if shape.drafts is None:
             return self._base.bytes_moved(shape)
         return self._base.bytes_moved(self._in_pass(shape)) + self._drafting.bytes_moved(shape)
+
+    def _prices_of_equal(self, num_seqs: int, rows: int, steps: int) -> EqualPrices | None:
+        """Returns the prices of passes of the same sequences; None: only `seconds` knows them."""
+        base, drafting = self._base, self._drafting
+        if self.pass_tokens or not isinstance(base, Roofline):
+            return None
+        tokens = num_seqs * rows
+        passes = base.equal_passes(num_seqs, tokens, num_seqs + tokens, 1 + rows)
+        if passes is None:
+            return None
+        after = drafting.equal_passes(num_seqs, rows, steps) if isinstance(drafting, Steps) else None
+        least_s = 0.0
+        if self._ahead is not None:
+            least_s = self._ahead.seconds(pass_of_equal(num_seqs, num_seqs, rows, steps))
+        return EqualPrices(passes, after or OneByOne(drafting.seconds, num_seqs, rows, steps), least_s)
 
     def _busy_seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of the pass and of drafting, if the host keeps up."""

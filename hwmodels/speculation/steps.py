@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+import numpy as np
 from numpy import ndarray
+from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.exact import Num, larger, smaller
+from hwmodels.iterations.equal_passes import EqualPasses
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 
 
@@ -16,6 +19,43 @@ def drafts_of(shape: IterationShape) -> DraftWork:
     """Returns the draft tokens of an iteration that has some."""
     assert shape.drafts is not None
     return shape.drafts
+
+
+class EqualSteps:
+    """The seconds of steps after passes that differ in their contexts only.
+
+    num_later: steps after the first. ahead: context tokens that each of these has more than the pass.
+    """
+
+    __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s")
+
+    def __init__(
+        self, start_s: float, first: EqualPasses, later: EqualPasses, num_later: int, ahead: float
+    ) -> None:
+        self._start_s, self._first, self._later = start_s, first, later
+        self._num_later, self._ahead = num_later, ahead
+
+    def each(self, contexts: list[float]) -> list[float]:
+        """Returns the seconds at each number of context tokens."""
+        start_s, num_later, ahead = self._start_s, self._num_later, self._ahead
+        firsts_s = self._first.each(contexts)
+        if not num_later:
+            return [start_s + first_s for first_s in firsts_s]
+        laters_s = self._later.each([context + ahead for context in contexts])
+        return [
+            start_s + first_s + num_later * later_s
+            for first_s, later_s in zip(firsts_s, laters_s, strict=True)
+        ]
+
+    def many(self, contexts: NDArray[Any]) -> NDArray[np.float64]:
+        """Computes `each` for contexts that do not decrease, as an array."""
+        times_s = self._first.many(contexts)
+        times_s += self._start_s
+        if self._num_later:
+            later_s = self._later.many(contexts + self._ahead)
+            later_s *= self._num_later
+            times_s += later_s
+        return times_s
 
 
 class Steps:
@@ -63,6 +103,17 @@ class Steps:
             return first_s
         later_s = self._later.pass_seconds(seqs, context + 0.5 * steps * seqs, 0, 0, seqs)
         return first_s + (steps - 1) * later_s
+
+    def equal_passes(self, num_seqs: int, rows: int, steps: int) -> EqualSteps | None:
+        """Returns the prices after passes of the same sequences; None: only `seconds` knows them."""
+        if not (self._has_kv and self._rows == 1 and rows and steps):
+            return None
+        tokens = num_seqs * (rows + self._extra)
+        first = self._first.equal_passes(num_seqs, tokens, num_seqs, 1 + rows + self._extra)
+        later = self._later.equal_passes(num_seqs, 0, num_seqs, 1)
+        if first is None or later is None:
+            return None
+        return EqualSteps(self._start_s, first, later, steps - 1, 0.5 * steps * num_seqs)
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; the start is the host's."""

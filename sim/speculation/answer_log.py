@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.speculation.engine.drafts import Ints
-from policies.speculation.engine.lane import Passes
+from policies.speculation.engine.lane_passes import Passes
 from sim.records.mapped_buffers import MappedBuffers
 
 _ROW: Final = np.dtype(
@@ -28,28 +28,45 @@ class AnswerLog:
     """The passes of the answers of one replica while it keeps to a lane."""
 
     def __init__(self) -> None:
-        self.depth = 0
-        """Draft tokens that each pass can accept."""
-        self._accepted = bytearray()  # per answer, one byte per pass
+        self._tokens = bytearray()  # tokens of a pass: per answer, one byte per pass
         self._rows = bytearray()
-        self._buffers = MappedBuffers(self._accepted, self._rows)
+        self._buffers = MappedBuffers(self._tokens, self._rows)
+        self._contents: tuple[NDArray[np.uint8], NDArray[np.void]] | None = None
 
     def add(self, passes: Passes, num_passes: int) -> None:
         """Logs the first num_passes passes of an answer."""
-        seq, is_whole = passes.seq, num_passes == len(passes.accepted)
+        seq, is_whole = passes.seq, num_passes == len(passes.tokens)
         surplus = passes.surplus if is_whole else 0
         self._rows += _PACK(seq.request_id, seq.admission, passes.first, num_passes, surplus)
-        self._accepted += passes.accepted[:num_passes].astype(np.uint8).tobytes()
-        if len(self._accepted) >= self._buffers.limit:
+        self._tokens += passes.tokens if is_whole else passes.tokens[:num_passes]
+        if len(self._tokens) >= self._buffers.limit:
             self._buffers.move()
+
+    def _read(self) -> tuple[NDArray[np.uint8], NDArray[np.void]]:
+        """Returns the accepted draft tokens of all passes, and the rows of answers; nothing can be added."""
+        if self._contents is None:
+            rows = self._buffers.take(self._rows, _ROW)
+            self._contents = self._buffers.take(self._tokens, np.uint8) - np.uint8(1), rows
+        return self._contents
+
+    def sums(self, num_iterations: int) -> tuple[Ints, Ints]:
+        """Returns the accepted draft tokens of the first num_iterations iterations, and those that stay."""
+        accepted, rows = self._read()
+        num = rows["num_passes"]
+        end = np.cumsum(num)
+        iteration = np.arange(len(accepted)) + np.repeat(rows["first"] - (end - num), num)
+        sums = np.bincount(iteration, accepted, num_iterations).astype(np.int64)
+        has_surplus = rows["surplus"] > 0
+        last = (rows["first"] + num - 1)[has_surplus]
+        surplus = np.bincount(last, rows["surplus"][has_surplus], num_iterations).astype(np.int64)
+        return sums, sums - surplus
 
     def take(self) -> tuple[NDArray[np.uint8], tuple[Ints, Ints, NDArray[np.uint8]]]:
         """Returns the accepted draft tokens of all passes, and those that stay; the log is dropped.
 
         The latter as request id, iteration and number of each pass that kept some, in the order of time.
         """
-        accepted = self._buffers.take(self._accepted, np.uint8)
-        rows = self._buffers.take(self._rows, _ROW)
+        accepted, rows = self._read()
         rows_by_admission = np.argsort(rows["admission"], kind="stable")
         num = rows["num_passes"]
         end = np.cumsum(num)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import Ints
 from sim.records.mapped_buffers import MappedBuffers
-from sim.speculation.answer_log import AnswerLog
+from sim.speculation.lane_log import LaneLog
 
 MAX_PLACES: Final = 255
 """Places of a draft at most, as acceptances are bytes."""
@@ -62,11 +62,11 @@ class BurstLog:
         if len(self._accepted) >= self._buffers.limit:
             self._buffers.move()
 
-    def take(self, replica: int, answers: AnswerLog) -> tuple[Ints, Ints, pd.DataFrame]:
+    def take(self, replica: int, lane: LaneLog) -> tuple[Ints, Ints, pd.DataFrame]:
         """Returns the passes with a draft token at each place, those that accepted it, and the bursts.
 
-        Bursts are one row per pass that kept draft tokens, in the order of time. answers: the log of the
-        passes before, in a lane. Both logs are dropped.
+        Bursts are one row per pass that kept draft tokens, in the order of time. lane: the log of the
+        iterations before. Both logs are dropped.
         """
         kept = self._buffers.take(self._accepted, np.uint8)
         plans = self._buffers.take(self._plans, _PLAN)
@@ -79,8 +79,8 @@ class BurstLog:
         if len(surplus):
             kept = kept.copy()
             kept[surplus[:, 0]] -= surplus[:, 1].astype(np.uint8)
-        of_answers, bursts_before = answers.take()
-        num_by_depth[answers.depth] += len(of_answers)
+        of_answers, bursts_before = lane.answers.take()
+        num_by_depth[lane.num_levels] += len(of_answers)
         num_by_accepted += np.bincount(of_answers, minlength=MAX_PLACES + 1)
         bursts = _table(replica, bursts_before, _bursts(plans, ids, kept, self.first_iteration))
         return _at_least(num_by_depth), _at_least(num_by_accepted), bursts

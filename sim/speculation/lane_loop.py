@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from hwmodels.iterations.iteration import DraftWork, IterationShape
+from hwmodels.speculation.leaps import Leaps
+from hwmodels.speculation.model import SpeculativeModel
 from policies.core.engine import EngineCore
 from policies.core.lane import Lane
 from policies.core.lane_step import LaneView
@@ -27,9 +26,6 @@ from sim.engine.replica_pool import ReplicaPool
 from sim.speculation.acceptance import Acceptance
 from sim.speculation.log import DraftLog
 
-FEW_ITERATIONS = 5
-"""Largest number of iterations priced one by one: an array takes as long as 6 numbers."""
-
 
 class DraftLaneLoop(LaneLoop):
     """The loop of one replica that speculates, from its beginning until it leaves the lane.
@@ -37,7 +33,7 @@ class DraftLaneLoop(LaneLoop):
     acceptance, proposer, seed: say what is accepted. Others as for `LaneLoop`.
     """
 
-    __slots__ = ("_acceptance", "_draft_log", "_price", "_proposer", "_seed", "draft_lane")
+    __slots__ = ("_acceptance", "_draft_log", "_pass_ends", "_price", "_proposer", "_seed", "draft_lane")
 
     def __init__(
         self,
@@ -70,12 +66,16 @@ class DraftLaneLoop(LaneLoop):
         self.lane = self.draft_lane = lane = DraftLane(core)
         self._view, self._step = LaneView(lane), DraftLaneStep(lane)
         self._acceptance, self._proposer, self._seed = acceptance, proposer, seed
-        self._price = pool.model.seconds
+        model = pool.model
+        self._price = model.seconds
+        leaps = model if isinstance(model, SpeculativeModel) else Leaps(model.seconds)
+        self._pass_ends = leaps.pass_ends
         self._seconds = self._seconds_beside
         log = recorder.iterations
         assert isinstance(log, DraftLog)
         self._draft_log = log
-        log.answers.depth = lane.num_levels
+        log.lane.num_rows, log.lane.num_levels = lane.num_rows, lane.num_levels
+        lane.sums.on_run = log.lane.add_sums
 
     def may_serve(self, request: Request, stop_after: StopAfter) -> bool:
         """Returns whether the lane supports a request, and notes which drafts of it are accepted.
@@ -95,40 +95,21 @@ class DraftLaneLoop(LaneLoop):
     def _leap(self, now: float, horizon: int) -> None:
         """Begins up to `horizon` iterations in which all sequences decode."""
         lane, pending = self.draft_lane, self.pending
-        size = self.num_decodes = lane.decodes.size
+        sums, size = lane.sums, lane.decodes.size
+        self.num_decodes = size
         num_iterations = horizon if horizon < self._max_leap else self._max_leap
         if pending and pending[0][0] <= now:
             num_iterations = 1
-        contexts = lane.contexts(num_iterations)
-        if num_iterations <= FEW_ITERATIONS:
-            ends_s = []
-            for context in contexts.tolist():
-                now += float(self._price(self._shape_of(size, context)))
-                ends_s.append(now)
-        else:
-            shape = self._shape_of(size, contexts)
-            durations_s = np.broadcast_to(self._price(shape), num_iterations).tolist()
-            durations_s[0] += now
-            ends_s = list(accumulate(durations_s))
-        self.start_s = self._clock.now
+        begin = sums.clock - sums.first
+        contexts = sums.computed[begin : begin + num_iterations] + size
+        ends_s = self._pass_ends(now, size, contexts, lane.num_rows, lane.num_levels)
         if pending and num_iterations > 1:
             num_iterations = bisect_left(ends_s, pending[0][0]) + self._num_behind
             del ends_s[num_iterations:]
         self.is_running, self.is_idle = True, False
-        self.ends_s = ends_s
+        self.start_s, self.ends_s = now, ends_s
         self.end_s = end_s = ends_s[-1]
         self.timer = self._clock.at(end_s, self._index, self.on_event)
-
-    def _shape_of(self, size: int, contexts: Any) -> IterationShape:
-        """Returns the shape of iterations in which all sequences decode, and draft for the next pass.
-
-        contexts: computed tokens before each, summed over sequences; a number or an array.
-        """
-        lane = self.draft_lane
-        rows, num_tokens = lane.num_rows, size * lane.num_rows
-        pairs = rows * contexts + size * (rows * (rows + 3) // 2)
-        work = DraftWork(num_tokens, pairs, size if rows else 0, lane.num_levels, num_tokens)
-        return IterationShape(size, contexts + size, 0, 0, 0, 0, size + num_tokens, None, work)
 
     def _seconds_beside(self, shape: IterationShape) -> Any:
         """Returns the seconds of an iteration with prompt chunks, given its shape without drafts."""
@@ -144,15 +125,15 @@ class DraftLaneLoop(LaneLoop):
     def _commit(self, lane: Lane, now: float) -> None:
         """Records what has run, and lets sequences advance, join and end."""
         if not self.num_decodes:
-            self.draft_lane.rest()
+            self.draft_lane.sums.advance(1)
         LaneLoop._commit(self, lane, now)
 
     def _note_ended(self, ended: list[Sequence], now: float) -> None:
         """Records complete answers with their passes, and reports them."""
-        add, passes_of = self._draft_log.answers.add, self.draft_lane.passes_of
+        add, passes_of = self._draft_log.lane.answers.add, self.draft_lane.passes_of
         for seq in ended:
             passes = passes_of(seq)
-            add(passes, len(passes.accepted))
+            add(passes, len(passes.tokens))
         LaneLoop._note_ended(self, ended, now)
 
     def _write_down(self, lane: Lane, size: int, chunks: list[Chunk]) -> None:
@@ -166,27 +147,27 @@ class DraftLaneLoop(LaneLoop):
                 for seq, since_s in tokens.apart.items():
                     self._log.add_gap(seq.request_id, since_s, ends_s[0])
                 tokens.apart.clear()
-        rows, num_next, num_others = draft_lane.num_rows, size, size * draft_lane.num_rows
+        num_next, num_context = size, lane.decodes.num_context_tokens + size if size else 0
+        num_held = num_context + size * draft_lane.num_rows
         for seq in lane.prefilling:
-            num_others += seq.stored_computed
+            num_held += seq.stored_computed
         if lane.ending:
-            num_others += lane.num_tokens_held_by_ending
+            num_held += lane.num_tokens_held_by_ending
         for chunk in chunks:
             num_next += chunk.completes
-        self._draft_log.add_lane(
+        num_surplus, log = lane.num_surplus, self._draft_log
+        log.lane.add(len(ends_s), num_next, size - num_surplus, draft_lane.num_blocks_of_others)
+        log.add_lane(
             self.start_s,
             ends_s,
             emitted_s,
-            num_apart + lane.num_surplus,
+            num_apart + num_surplus,
             num_decodes=size,
-            num_judged=size - lane.num_surplus,
-            num_next=num_next,
-            num_rows=rows,
-            num_levels=draft_lane.num_levels if num_next else 0,
             num_running=lane.num_running,
-            num_others=num_others,
-            sums=draft_lane.sums(len(ends_s)),
-            shape=self.shape if chunks else None,
             num_waiting=len(lane.waiting),
+            num_blocks=lane.num_blocks - lane.num_free,
+            num_context=num_context,
+            num_held=num_held,
+            shape=self.shape if chunks else None,
             waits_for=self.waits_for,
         )

@@ -24,8 +24,8 @@ from sim.records.iterations import (
     pack_times,
 )
 from sim.records.mapped_buffers import MappedBuffers
-from sim.speculation.answer_log import AnswerLog
 from sim.speculation.bursts import BurstLog
+from sim.speculation.lane_log import LaneLog
 
 DRAFT_WORK_COLUMNS = ("draft_tokens", "draft_pairs", "draft_seqs", "draft_steps", "drafted_tokens")
 """Columns with the fields of `DraftWork`."""
@@ -63,8 +63,8 @@ class DraftLog(IterationLog):
         super().__init__(replica, block_size, serves_adapters)
         self.passes = BurstLog()
         """Accepted draft tokens of each pass."""
-        self.answers = AnswerLog()
-        """Those of the passes in a lane, which precede all others."""
+        self.lane = LaneLog()
+        """The iterations in a lane, which precede all others."""
         self._no_blocks_due = bytes(4 * block_size)
         self._drafts = bytearray()  # per row: iterations, `_PLAN_COLUMNS`
         self._passes = bytearray()  # per row, for each of `_PASS_COLUMNS` one number per iteration
@@ -150,68 +150,67 @@ class DraftLog(IterationLog):
         num_apart: int,
         *,
         num_decodes: int,
-        num_judged: int,
-        num_next: int,
-        num_rows: int,
-        num_levels: int,
         num_running: int,
-        num_others: int,
-        sums: tuple[Ints, Ints, Ints, Ints],
-        shape: IterationShape | None,
         num_waiting: int,
+        num_blocks: int,
+        num_context: int,
+        num_held: int,
+        shape: IterationShape | None,
         waits_for: Cause | None,
     ) -> None:
-        """Logs iterations of a lane in which every sequence has the same number of draft tokens.
+        """Logs the columns that iterations of a lane share with any others; see `LaneLog` for the rest.
 
-        num_judged: decoding sequences that had not ended before. num_next: sequences that get draft tokens.
-        num_rows, num_levels: draft tokens of each. num_others: tokens with KV of sequences that do not
-        decode, and draft tokens. sums: see `DraftLane.sums`. shape: that of an iteration with chunks.
+        num_blocks, num_context, num_held: KV blocks in use in the first iteration, context tokens of its
+        decodes, tokens with KV. shape: that of an iteration with chunks.
         """
-        computed, num_accepted, num_kept, num_blocks = sums
-        num_iterations, blocks = len(ends_s), int(num_blocks[0])
-        num_tokens = num_decodes * num_rows
-        contexts = computed + num_decodes
-        pairs = computed * num_rows
-        pairs += num_decodes * (num_rows * (num_rows + 3) // 2)
-        context, more = int(contexts[0]), 0
+        num_iterations, more = len(ends_s), 0
         if num_waiting:
             more = QUEUED
             self._queues += pack_queue(num_waiting, 0, waits_for is Cause.memory)
         if shape is not None:
             more += CHUNKS
-            self._chunks += pack_chunks(context + num_others + shape[3], blocks, *shape[2:7])
+            self._chunks += pack_chunks(num_held + shape[3], num_blocks, *shape[2:7])
         self._ends_s += pack_times(ends_s)
         if num_iterations > 1:
             self._blocks_due += self._no_blocks_due
-        counted = (num_iterations, num_apart, 0, num_decodes, num_running, blocks, more)
-        self._rows += pack_row(start_s, emitted_s, context, context + num_others, 0, *counted)
-        made = (num_next, num_levels, num_next * num_rows) if num_rows else (0, num_levels, 0)
-        judged = (num_judged, num_judged * num_rows) if num_rows else (0, 0)
-        self._drafts += _PACK(num_iterations, num_tokens, *made, made[-1], *judged)
-        for column in (contexts, num_blocks, pairs, num_accepted, num_kept):
-            self._passes += column.tobytes()
+        counted = (num_iterations, num_apart, 0, num_decodes, num_running, num_blocks, more)
+        self._rows += pack_row(start_s, emitted_s, num_context, num_held, 0, *counted)
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
 
     def expand(self, columns: dict[str, NDArray[Any]], gaps: Gaps) -> int:
         """Fills the columns as `IterationLog.expand` does, and those of drafts."""
+        num_gaps = super().expand(columns, gaps)
+        in_lane = self.lane.columns(columns["decode_seqs"])
+        num_in_lane = len(in_lane["draft_tokens"])
+        _fill({name: column[:num_in_lane] for name, column in columns.items()}, in_lane)
+        _fill({name: column[num_in_lane:] for name, column in columns.items()}, self._columns_of_plans())
+        return num_gaps
+
+    def _columns_of_plans(self) -> dict[str, Ints]:
+        """Returns the columns of the iterations that were logged by `add_passes`."""
         plans = self._buffers.take(self._drafts, np.int64).reshape(-1, 1 + len(_PLAN_COLUMNS))
         passes = self._buffers.take(self._passes, np.int64)
         num = plans[:, 0]
-        num_gaps = super().expand(columns, gaps)
-        for name, column in zip(_PLAN_COLUMNS, plans.T[1:], strict=True):
-            columns[name][:] = np.repeat(column, num)
-        columns["sampled_seqs"] += columns["draft_tokens"].astype(np.int32)
+        found = {
+            name: np.repeat(column, num) for name, column in zip(_PLAN_COLUMNS, plans.T[1:], strict=True)
+        }
         # The numbers of a row are in the order of _PASS_COLUMNS, of each one per iteration.
         num_columns = len(_PASS_COLUMNS)
         first = np.repeat((np.cumsum(num) - num) * num_columns, num)
         index = np.arange(len(first)) - np.repeat(np.cumsum(num) - num, num) + first
-        own = [passes[index + np.repeat(num, num) * place] for place in range(num_columns)]
-        grown = own[0] - columns["decode_context_tokens"]
-        has_chunks = columns["prefill_seqs"] > 0
-        columns["kv_tokens_used"] += np.where(has_chunks, 0, grown)
-        columns["decode_context_tokens"] += grown
-        columns["kv_blocks_used"][:] = np.where(has_chunks, columns["kv_blocks_used"], own[1])
-        for name, column in zip(_PASS_COLUMNS[2:], own[2:], strict=True):
-            columns[name][:] = column
-        return num_gaps
+        for place, name in enumerate(_PASS_COLUMNS):
+            found[name] = passes[index + np.repeat(num, num) * place]
+        return found
+
+
+def _fill(columns: dict[str, NDArray[Any]], found: dict[str, Ints]) -> None:
+    """Fills the columns of drafts, and corrects those that count them, in some of the iterations."""
+    for name in DRAFT_COLUMNS:
+        columns[name][:] = found[name]
+    columns["sampled_seqs"] += columns["draft_tokens"].astype(np.int32)
+    grown = found["decode_context_tokens"] - columns["decode_context_tokens"]
+    has_chunks = columns["prefill_seqs"] > 0
+    columns["kv_tokens_used"] += np.where(has_chunks, 0, grown)
+    columns["decode_context_tokens"] += grown
+    columns["kv_blocks_used"][:] = np.where(has_chunks, columns["kv_blocks_used"], found["kv_blocks_used"])

@@ -84,9 +84,10 @@ class SpeculativeReplica(LaneReplica):
         LaneReplica.leave_lane(self)
         assert isinstance(log, DraftLog)
         log.passes.first_iteration = log.num_iterations
+        loop.draft_lane.sums.flush()
         for passes in loop.draft_lane.passes.values():
             if passes.seq.finish_reason is None:
-                log.answers.add(passes, passes.num_run)
+                log.lane.answers.add(passes, passes.num_run)
         if self.step is not None:
             self._draw(self.step.plan, self.step.num_iterations)
 

@@ -29,11 +29,10 @@ from policies.core.plan import Cause, Chunk
 from policies.core.request import Request
 from policies.core.sequence import DECODING, ENDED, ENDING, PREFILLING, Sequence
 from policies.speculation.engine.core import AsyncSpeculativeCore, Speculating, SpeculativeCore
-from policies.speculation.engine.drafts import Ints, Shapes
+from policies.speculation.engine.drafts import Shapes
+from policies.speculation.engine.lane_passes import Passes, tokens_of_passes
+from policies.speculation.engine.lane_sums import LaneSums
 from policies.speculation.fixed import Fixed
-
-NUM_ITERATIONS = 4096
-"""Iterations for which a new lane has sums; they are as many as the longest answer needs."""
 
 
 def suits(core: EngineCore) -> bool:
@@ -45,69 +44,25 @@ def suits(core: EngineCore) -> bool:
     return type(speculation.draft_length) is Fixed and not speculation.proposer.rules.prefill_lookahead
 
 
-class Passes:
-    """The passes of a sequence from the end of its prefill to that of its answer.
-
-    num_computed: computed tokens before each pass, then those at the end. accepted [passes]: accepted draft
-    tokens. surplus: those of the last pass that lie behind the end of the answer. first: clock of the first
-    pass. num_blocks: KV blocks of a complete sequence.
-    """
-
-    __slots__ = ("_lane", "accepted", "first", "num_blocks", "num_computed", "seq", "surplus")
-
-    def __init__(
-        self, lane: DraftLane, seq: Sequence, num_computed: list[int], accepted: Ints, surplus: int
-    ) -> None:
-        self._lane = lane
-        self.seq = seq
-        self.num_computed = num_computed
-        self.accepted = accepted
-        self.surplus = surplus
-        self.first = lane.clock
-        self.num_blocks = 0
-
-    @property
-    def num_run(self) -> int:
-        """Number of passes that have run."""
-        return min(self._lane.clock - self.first, len(self.num_computed) - 1)
-
-    @property
-    def clock(self) -> int:
-        """Number of computed tokens of the sequence, read as its clock."""
-        return self.num_computed[self.num_run]
-
-    @property
-    def num_last(self) -> int:
-        """Number of tokens that the last pass has given; 0 if there was none."""
-        num_run = self.num_run
-        return self.num_computed[num_run] - self.num_computed[num_run - 1] if num_run else 0
-
-
 class DraftLane(Lane):
     """The sequences of an engine that speculates, and sums over them by iteration.
 
-    clock: iterations so far, those without decodes included. num_levels, num_rows: levels and number of the
-    draft tokens of every sequence.
+    num_levels, num_rows: levels and number of the draft tokens of every sequence.
     """
 
     __slots__ = (
-        "_accepted",
-        "_first",
         "_is_planned",
         "_lookahead",
         "_max_tokens",
         "_most_known",
-        "_num_accepted",
-        "_num_blocks",
-        "_num_computed",
         "_num_held",
-        "_num_kept",
-        "clock",
+        "_tokens_at",
         "max_inputs",
         "num_input_slots",
         "num_levels",
         "num_rows",
         "passes",
+        "sums",
     )
 
     def __init__(self, core: EngineCore) -> None:
@@ -128,17 +83,12 @@ class DraftLane(Lane):
         )
         # No pass of a sequence with so many tokens reaches the limits of the model or the cache.
         self._most_known = core.drafting.max_slots - 2 * (1 + self.num_rows) - self._lookahead - 2
-        self.clock = 0
+        self.sums = LaneSums()
         self.passes: dict[int, Passes] = {}
         """Passes of the sequences that decode or are complete, by request id."""
-        self._accepted: dict[int, bytes] = {}  # by request id, for requests without a first token
+        self._tokens_at: dict[int, bytes] = {}  # by request id, for requests without a first token
         self._is_planned = False  # whether the blocks of the next iteration have been taken
         self._num_held = 0  # KV blocks of the decoding sequences
-        self._first = 0  # iteration to which the first of the sums belongs
-        self._num_computed = np.zeros(NUM_ITERATIONS, np.int64)
-        self._num_blocks = np.zeros(NUM_ITERATIONS, np.int64)
-        self._num_accepted = np.zeros(NUM_ITERATIONS, np.int64)
-        self._num_kept = np.zeros(NUM_ITERATIONS, np.int64)
 
     # What a lane can serve.
 
@@ -155,38 +105,9 @@ class DraftLane(Lane):
 
     def expect(self, request_id: int, accepted: NDArray[np.uint8]) -> None:
         """Sets the accepted draft tokens of a request, by the output position at which a draft begins."""
-        self._accepted[request_id] = np.minimum(accepted, self.num_levels).tobytes()
-
-    # Sums by iteration.
-
-    def contexts(self, num_iterations: int) -> Ints:
-        """Returns the computed tokens before each of the next iterations, summed over sequences."""
-        begin = self.clock - self._first
-        return self._num_computed[begin : begin + num_iterations]
-
-    def sums(self, num_iterations: int) -> tuple[Ints, Ints, Ints, Ints]:
-        """Returns four sums over sequences of each of the next iterations.
-
-        These are computed tokens before it, accepted draft tokens, those that stay, and the KV blocks in use
-        (those of others included). The blocks of the first iteration must have been taken.
-        """
-        part = slice(self.clock - self._first, self.clock - self._first + num_iterations)
-        num_others = self.num_blocks - self.num_free - self._num_held
-        num_used = self._num_blocks[part] + num_others
-        return self._num_computed[part], self._num_accepted[part], self._num_kept[part], num_used
-
-    def _make_sums(self, end: int) -> None:
-        """Lets the sums reach to iteration end - 1, and forgets those of iterations that have run."""
-        num_run = self.clock - self._first
-        self._first = self.clock
-        size = len(self._num_blocks)
-        while size < end - self.clock:
-            size *= 2
-        for name in ("_num_computed", "_num_blocks", "_num_accepted", "_num_kept"):
-            sums = np.zeros(size, np.int64)
-            rest = getattr(self, name)[num_run:]
-            sums[: len(rest)] = rest
-            setattr(self, name, sums)
+        num_tokens = np.minimum(accepted, self.num_levels)
+        num_tokens += 1
+        self._tokens_at[request_id] = num_tokens.tobytes()
 
     # Changes of sequences.
 
@@ -194,45 +115,37 @@ class DraftLane(Lane):
         """Moves a sequence with a complete prefill to the decodes, as `Lane.complete` does."""
         self.prefilling.remove(seq)
         seq.stored_known += 1
-        accepted_at, num_computed = self._accepted.pop(seq.request_id), seq.stored_computed
+        num_computed, sums = seq.stored_computed, self.sums
         num_tokens = seq._end_known - num_computed
-        places, place = [1], 1
-        while place < num_tokens:
-            place += 1 + accepted_at[place]
-            places.append(place)
-        at = np.array(places, np.int64)
-        surplus = place - num_tokens
-        computed = [num_computed - 1 + place for place in places]
-        computed[-1] -= surplus
-        accepted = at[1:] - at[:-1] - 1
-        own = self.passes[seq.request_id] = Passes(self, seq, computed, accepted, surplus)
-        if num_tokens == 1:
+        tokens, surplus = tokens_of_passes(num_tokens, self._tokens_at.pop(seq.request_id))
+        num_passes = len(tokens)
+        at = np.empty(num_passes + 1, np.int64)
+        at[0] = num_computed
+        at[1:] = np.frombuffer(tokens, np.uint8)
+        np.add.accumulate(at, out=at)
+        own = self.passes[seq.request_id] = Passes(sums, seq, at, tokens, surplus)
+        if not num_passes:
             own.num_blocks = self._blocks_of_prompt(num_computed)
             return True
-        decodes, clock = self.decodes, self.clock
+        at[num_passes] -= surplus
+        decodes, clock = self.decodes, sums.clock
         seq.origin, seq.clock_source, seq.state = 0, own, DECODING
         decodes.size += 1
         decodes.num_context_tokens += num_computed
         self._num_held += self._blocks_of_prompt(num_computed)
-        end = clock + len(accepted)
-        if end >= self._first + len(self._num_blocks):
-            self._make_sums(end + 1)
-        part = slice(clock - self._first, end - self._first)
-        at += num_computed - 1
+        sums.reach(clock + num_passes + 1)
+        begin, end = clock - sums.first, clock - sums.first + num_passes
         before = at[:-1]
-        self._num_computed[part] += before
-        self._num_accepted[part] += accepted
-        self._num_kept[part] += accepted
-        self._num_kept[end - 1 - self._first] -= surplus
-        base = before
-        if self.ends_late:
-            base = np.empty_like(before)
-            base[0] = num_computed
-            np.add(before[:-1], 1 + self.num_rows, out=base[1:])
-        num_slots = base + (self.num_rows + self._lookahead + self.block_size)
-        num_slots //= self.block_size
-        self._num_blocks[part] += num_slots
-        heappush(decodes.ends, (end, seq.request_id, 0, seq))
+        sums.computed[begin:end] += before
+        num_more = self._lookahead + self.num_rows + self.block_size
+        if self.ends_late:  # a pass counts the draft tokens of the one before it as computed
+            sums.blocks[begin] += (num_computed + num_more) // self.block_size
+            begin += 1
+            before, num_more = at[:-2], num_more + 1 + self.num_rows
+        num_blocks = before + num_more
+        num_blocks //= self.block_size
+        sums.blocks[begin:end] += num_blocks
+        heappush(decodes.ends, (clock + num_passes, seq.request_id, 0, seq))
         return False
 
     def _blocks_of_prompt(self, num_computed: int) -> int:
@@ -241,41 +154,42 @@ class DraftLane(Lane):
 
     def _blocks_of_pass(self, own: Passes, index: int) -> int:
         """Returns the KV blocks of a sequence in one of its passes, or in the one after its end."""
-        base = own.num_computed[index]
+        base = int(own.num_computed[index])
         if self.ends_late and index:
-            base = own.num_computed[index - 1] + 1 + self.num_rows
+            base = int(own.num_computed[index - 1]) + 1 + self.num_rows
         return -(-(base + 1 + self.num_rows + self._lookahead) // self.block_size)
 
     def advance(self, num_iterations: int) -> list[Sequence]:
         """Advances all decoding sequences by num_iterations passes. Returns those that end."""
-        decodes = self.decodes
+        decodes, sums = self.decodes, self.sums
         if num_iterations > 1:  # the blocks of the first iteration are already taken
-            num_held = int(self._num_blocks[self.clock - self._first + num_iterations - 1])
-            self.take(num_held - self._num_held)
-            self._num_held = num_held
+            self._hold(int(sums.blocks[sums.clock - sums.first + num_iterations - 1]))
         self._is_planned = False
-        self.clock = clock = self.clock + num_iterations
-        ends = decodes.ends
+        sums.advance(num_iterations)
+        clock, ends = sums.clock, decodes.ends
         ended: list[Sequence] = []
         while ends and ends[0][0] <= clock:
             seq = heappop(ends)[3]
             ended.append(seq)
             own = self.passes[seq.request_id]
-            seq.stored_computed = num_computed = own.num_computed[-1]
+            num_passes = len(own.tokens)
+            seq.stored_computed = num_computed = int(own.num_computed[num_passes])
             seq.stored_known = num_computed + 1
-            own.num_blocks = self._blocks_of_pass(own, len(own.accepted) - 1)
+            own.num_blocks = self._blocks_of_pass(own, num_passes - 1)
             self._num_held -= own.num_blocks
             decodes.size -= 1
-        if clock - self._first >= len(self._num_computed):
-            self._make_sums(clock + 1)
-        decodes.num_context_tokens = int(self._num_computed[clock - self._first])
+        decodes.num_context_tokens = int(sums.computed[clock - sums.first])
         return ended
 
-    def rest(self) -> None:
-        """Counts an iteration in which no sequence decodes."""
-        self.clock += 1
-        if self.clock - self._first >= len(self._num_computed):
-            self._make_sums(self.clock + 1)
+    @property
+    def num_blocks_of_others(self) -> int:
+        """KV blocks in use by sequences that do not decode."""
+        return self.num_blocks - self.num_free - self._num_held
+
+    def _hold(self, num_blocks: int) -> None:
+        """Takes KV blocks so that the decoding sequences have num_blocks."""
+        self.take(num_blocks - self._num_held)
+        self._num_held = num_blocks
 
     def end(self, ended: list[Sequence]) -> None:
         """Removes sequences that have ended, and sorts the list `ended` by admission."""
@@ -305,7 +219,8 @@ class DraftLane(Lane):
 
     def _keep_ending(self, ended: list[Sequence]) -> None:
         """Keeps complete sequences until the next commit, as `Lane._keep_ending` does."""
-        decodes, at = self.decodes, self.clock - self._first
+        decodes, sums = self.decodes, self.sums
+        at = sums.clock - sums.first
         self.ending = ended
         for seq in ended:
             own = self.passes[seq.request_id]
@@ -319,12 +234,9 @@ class DraftLane(Lane):
             decodes.size += 1
             decodes.num_context_tokens += seq.stored_computed
             self._num_held += own.num_blocks
-            own.num_blocks = self._blocks_of_pass(own, len(own.accepted))
-            if at >= len(self._num_blocks):
-                self._make_sums(self.clock + 1)
-                at = 0
-            self._num_computed[at] += seq.stored_computed
-            self._num_blocks[at] += own.num_blocks
+            own.num_blocks = self._blocks_of_pass(own, len(own.tokens))
+            sums.computed[at] += seq.stored_computed
+            sums.blocks[at] += own.num_blocks
             self.num_surplus += 1
 
     def free_ending(self) -> None:
@@ -356,9 +268,7 @@ class DraftLane(Lane):
 
     def take_due(self) -> None:
         """Takes the blocks of an iteration in which all sequences decode."""
-        num_held = int(self._num_blocks[self.clock - self._first])
-        self.take(num_held - self._num_held)
-        self._num_held = num_held
+        self._hold(int(self.sums.blocks[self.sums.clock - self.sums.first]))
         self._is_planned = True
 
     def begin_decodes(self) -> int:
@@ -370,9 +280,10 @@ class DraftLane(Lane):
 
     def horizon(self) -> int:
         """Returns the number of iterations in which all sequences decode, with the one just prepared."""
-        horizon = self.decodes.ends[0][0] - self.clock
-        begin = self.clock - self._first
-        num_held = self._num_blocks[begin : begin + horizon]  # never decreases
+        sums = self.sums
+        horizon = self.decodes.ends[0][0] - sums.clock
+        begin = sums.clock - sums.first
+        num_held = sums.blocks[begin : begin + horizon]  # never decreases
         most = self._num_held + self.num_free
         if num_held[-1] <= most:
             return horizon
@@ -385,7 +296,7 @@ class DraftLane(Lane):
             return False
         num_needed = 0
         if size:
-            num_needed = int(self._num_blocks[self.clock - self._first]) - self._num_held
+            num_needed = int(self.sums.blocks[self.sums.clock - self.sums.first]) - self._num_held
         for seq in self.prefilling:
             num_needed += self._blocks_of_prompt(seq.stored_known)
             num_needed -= self._blocks_of_prompt(seq.stored_computed)
@@ -415,14 +326,14 @@ class DraftLane(Lane):
         """Lets a decoding sequence join the draft set of an engine, with the counts of its passes."""
         decodes, own, slot = core.drafting, self.passes[seq.request_id], seq.slot
         num_run, num_prompt = own.num_run, seq.num_prompt_tokens
-        seq.stored_computed = own.num_computed[num_run]
+        seq.stored_computed = own.clock
         decodes.join(seq)
         seq.stored_computed, seq.stored_known = num_prompt, num_prompt + 1
         if num_run:
             decodes.last_S[slot] = own.num_last
         decodes._told_S[slot] = num_prompt
         if self.ends_late and num_run:
-            decodes.base_S[slot] = own.num_computed[num_run - 1] + 1 + self.num_rows
+            decodes.base_S[slot] = int(own.num_computed[num_run - 1]) + 1 + self.num_rows
         if self._is_planned:
             num_blocks = self._blocks_of_pass(own, num_run)
         elif num_run:

@@ -39,7 +39,8 @@ def split_mix(state: int, count: int) -> NDArray[np.uint64]:
 
 def uniforms(seed: int, stream: str, request_id: int, count: int) -> NDArray[np.float64]:
     """Returns the numbers of output positions 0 to count - 1, each >= 0 and < 1, equal on every machine."""
-    bits = split_mix(start_state(seed, stream, request_id), count) >> _UNUSED_BITS
+    bits = split_mix(start_state(seed, stream, request_id), count)
+    bits >>= _UNUSED_BITS
     return bits.astype(np.float64) * 2.0**-53
 
 

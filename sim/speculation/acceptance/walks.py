@@ -22,12 +22,12 @@ from policies.speculation.tree import TokenTree
 
 def accepted_of_chain(u: NDArray[np.float64], rates_K: NDArray[np.float64]) -> NDArray[np.uint8]:
     """Counts the accepted tokens of drafts of K tokens, for each position of u but the last K - 1."""
-    num_places = len(rates_K)
-    num_positions = len(u) - num_places + 1
-    u_KP: NDArray[np.float64] = np.ndarray((num_places, num_positions), np.float64, u, 0, 2 * u.strides)
-    passes_KP = u_KP < rates_K[:, None]
-    np.logical_and.accumulate(passes_KP, axis=0, out=passes_KP)
-    accepted: NDArray[np.uint8] = passes_KP.view(np.uint8).sum(axis=0, dtype=np.uint8)
+    *rates, last_rate = rates_K.tolist()
+    num_positions = len(u) - len(rates)
+    accepted: NDArray[np.uint8] = (u[len(rates) :] < last_rate).view(np.uint8)
+    for place in range(len(rates) - 1, -1, -1):  # those from this place on
+        accepted += 1
+        accepted *= u[place : place + num_positions] < rates[place]
     return accepted
 
 

@@ -21,6 +21,7 @@ from hwmodels.levels.recorded import Recorded
 from hwmodels.levels.rooflines import Replica
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft
+from hwmodels.speculation.leaps import pass_of_equal
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 from hwmodels.speculation.several import SeveralDrafts
 
@@ -136,6 +137,21 @@ def test_a_leap_equals_its_steps_to_the_last_bit(model, num_seqs, context, k):
     pairs = np.array([step.drafts.pairs for step in steps])
     leap = steps[0]._replace(decode_context_tokens=at, drafts=steps[0].drafts._replace(pairs=pairs))
     assert model.seconds(leap).tolist() == [model.seconds(step) for step in steps]
+
+
+@few
+@given(
+    num_seqs=st.integers(1, 200),
+    contexts=st.lists(st.integers(1, 8000), min_size=1, max_size=30).map(sorted),
+    k=st.integers(0, 6),
+)
+def test_the_ends_of_passes_are_sums_of_their_seconds_to_the_last_bit(model, num_seqs, contexts, k):
+    """Few passes are priced one by one, and many as an array."""
+    at = np.array(contexts) * num_seqs
+    ends_s = [0.5]
+    for context in at.tolist():
+        ends_s.append(ends_s[-1] + float(model.seconds(pass_of_equal(num_seqs, context, k, k))))
+    assert model.pass_ends(0.5, num_seqs, at, k, k) == ends_s[1:]
 
 
 @few
