@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from experiments.serve.backend import Backend
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
@@ -14,8 +15,13 @@ from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.settings import ServeSettings
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.fleet_metrics import FleetMetrics
+from experiments.serve.simulated.single_replica import PinnedRequests, SingleReplica
 from experiments.serve.simulated.sleep import SleepyFleet
+from experiments.serve.simulated.waiting_limit import WaitingLimit
 from experiments.serve.stop import Stop, refusal_while_draining
+
+BACKEND = web.AppKey("backend", SleepyFleet)
+METRICS = web.AppKey("metrics", FleetMetrics)
 
 
 def make_application(
@@ -28,8 +34,9 @@ def make_application(
 ) -> web.Application:
     """Returns the application. config: the resolved settings, as /server_info shows them."""
     backend = SleepyFleet(fleet)
-    app = make_app(FaultyBackend(backend) if settings.faults else backend, api_key)
-    add_metrics_route(app, FleetMetrics(fleet).serving)
+    app = _assembled(backend, settings, api_key, stop)
+    app[BACKEND], app[METRICS] = backend, FleetMetrics(fleet)
+    add_metrics_route(app, app[METRICS].serving)
     add_adapter_routes(app, fleet)
     add_control_routes(
         app,
@@ -37,6 +44,34 @@ def make_application(
         clear_prefix_caches=fleet.simulation.clear_prefix_caches,
         config=config,
     )
+    if settings.expose == "replicas":
+        PinnedRequests(fleet)
+    if settings.max_waiting is not None:
+        WaitingLimit(fleet, settings.max_waiting)
+    return app
+
+
+def make_replica_application(
+    index: int,
+    fleet_app: web.Application,
+    fleet: SimulatedFleet,
+    settings: ServeSettings,
+    *,
+    api_key: str | None = None,
+    stop: Stop | None = None,
+) -> web.Application:
+    """Returns the application of one replica. fleet_app: that of the fleet; the others as for it."""
+    backend = SingleReplica(fleet_app[BACKEND], fleet, index)
+    app = _assembled(backend, settings, api_key, stop)
+    add_metrics_route(app, fleet_app[METRICS].of_replica(index))
+    return app
+
+
+def _assembled(
+    backend: Backend, settings: ServeSettings, api_key: str | None, stop: Stop | None
+) -> web.Application:
+    """Returns the routes of a back end, with what every application of a server has."""
+    app = make_app(FaultyBackend(backend) if settings.faults else backend, api_key)
     if stop is not None:
         app.middlewares.append(refusal_while_draining(stop, settings.drain_s))
     if settings.faults:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from sim.workload.base import WorkloadNotes
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from experiments.serve.replica_ports import ReplicaPorts
     from experiments.serve.simulated.fleet import SimulatedFleet
     from experiments.serve.stop import Stop
 
@@ -98,15 +100,43 @@ class ServeJob:
         config = resolved_config(self.cfg)
         return make_application(fleet, self.settings, config=config, api_key=api_key, stop=stop)
 
+    def replica_ports(
+        self,
+        fleet: SimulatedFleet,
+        app: web.Application,
+        on_ready: Callable[[int, str], None],
+        api_key: str | None = None,
+        stop: Stop | None = None,
+    ) -> ReplicaPorts:
+        """Returns the ports of the replicas. app: that of the fleet. on_ready: see `ReplicaPorts`."""
+        from experiments.serve.application import make_replica_application  # noqa: PLC0415 (aiohttp)
+        from experiments.serve.replica_ports import ReplicaPorts  # noqa: PLC0415
+
+        def make(index: int) -> web.Application:
+            return make_replica_application(index, app, fleet, self.settings, api_key=api_key, stop=stop)
+
+        return ReplicaPorts(fleet, make, self.address, on_ready)
+
     async def _serve(self, console: Console) -> RunRecords:
         from experiments.serve.server import serve_app  # noqa: PLC0415 (it needs aiohttp)
         from experiments.serve.stop import stop_on_signals  # noqa: PLC0415
 
-        settings, fleet = self.settings, self.fleet()
+        settings, fleet, key = self.settings, self.fleet(), os.environ.get(KEY_VARIABLE)
         fleet.driver.start()
-        with stop_on_signals() as stop:
+        async with AsyncExitStack() as until_end:
+            stop = until_end.enter_context(stop_on_signals())
+            app = self.app(fleet, key, stop)
+            if settings.expose == "replicas":
+                ports = self.replica_ports(
+                    fleet,
+                    app,
+                    lambda index, url: console.print(f"{url}  (replica {index})", highlight=False),
+                    key,
+                    stop,
+                )
+                await until_end.enter_async_context(ports)
             await serve_app(
-                self.app(fleet, os.environ.get(KEY_VARIABLE), stop),
+                app,
                 self.address,
                 stop,
                 duration_s=settings.duration_s,

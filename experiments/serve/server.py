@@ -15,6 +15,26 @@ BACKLOG = 4096
 POLL_S = 0.05
 
 
+async def listen(app: web.Application, host: str, port: int, name: str = "port") -> tuple[web.AppRunner, str]:
+    """Listens with an application; returns its runner, which the caller cleans up, and its URL.
+
+    port: 0 for any free one. name: of the port, for messages. Raises ConfigError if the address cannot be
+    used.
+    """
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+    except (OSError, OverflowError) as error:
+        await runner.cleanup()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"host={host}, {name}={port}: cannot listen there: {reason}; choose another port, or port=0 for "
+            "any free one"
+        ) from None
+    return runner, f"http://{host}:{runner.addresses[0][1]}"
+
+
 async def serve_app(
     app: web.Application,
     address: Address,
@@ -31,19 +51,9 @@ async def serve_app(
     seconds to wait for requests in progress. on_ready: called with the URL. Raises ConfigError if the address
     cannot be used.
     """
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, address.host, address.port, backlog=BACKLOG)
+    runner, url = await listen(app, address.host, address.port)
     try:
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(
-                f"host={address.host}, port={address.port}: cannot listen there: {error.strerror}; choose "
-                "another port, or port=0 for any free one"
-            ) from None
-        port = runner.addresses[0][1]
-        on_ready(f"http://{address.host}:{port}")
+        on_ready(url)
         try:
             await asyncio.wait_for(stop.first.wait(), duration_s)
         except TimeoutError:

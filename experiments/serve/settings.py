@@ -10,6 +10,7 @@ from typing import Literal
 from experiments.serve.simulated.answers import Text
 from experiments.serve.simulated.lengths import OutputLength
 
+Expose = Literal["fleet", "replicas"]
 KEY_VARIABLE = "WINDTUNNEL_API_KEY"
 """Environment variable with the key that requests must have; --api-key sets it."""
 
@@ -38,12 +39,18 @@ class ServeSettings:
     """The replicas start with the server, each with the cold start of its pool."""
     faults: bool = False
     """Requests may ask for faults in the header X-Fault."""
+    expose: Expose = "fleet"
+    """replicas: each replica listens on a port of its own, too."""
+    max_waiting: int | None = None
+    """Requests that may wait in a replica; further ones get status 503. None: any number."""
 
     def __post_init__(self) -> None:
         if self.duration_s is not None and not 0 < self.duration_s < inf:
             raise ValueError(f"duration_s={self.duration_s}: must be finite and > 0 s; null for no limit")
         if not 0 <= self.drain_s < inf:
             raise ValueError(f"drain_s={self.drain_s}: must be a finite number >= 0 s")
+        if self.max_waiting is not None and self.max_waiting < 1:
+            raise ValueError(f"max_waiting={self.max_waiting}: must be >= 1 request; null for no limit")
         if self.dataset is not None and self.text != "dataset":
             raise ValueError(f"dataset={self.dataset}: is only read with text=dataset")
 

@@ -36,7 +36,10 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 
-SIMULATED_ONLY = {"text": "random", "dataset": None, "output_length": "workload", "cold_start": False}
+SIMULATED_ONLY = {
+    **{"text": "random", "dataset": None, "output_length": "workload", "cold_start": False},
+    **{"expose": "fleet", "max_waiting": None},
+}
 """Settings of `serve` that only a simulated fleet has, with their defaults."""
 
 
@@ -178,6 +181,6 @@ def _check_unsimulated(address: Address, settings: ServeSettings) -> None:
     for name, default in SIMULATED_ONLY.items():
         if getattr(settings, name) != default:
             raise ConfigError(
-                f"serve.{name}={getattr(settings, name)}: the real engine generates its own outputs; leave "
-                "it out"
+                f"serve.{name}={getattr(settings, name)}: is of simulated fleets, and the real engine has "
+                "one engine, its own outputs, and serve.engine.max_waiting; leave it out"
             )

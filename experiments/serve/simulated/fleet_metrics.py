@@ -6,6 +6,7 @@ times that per simulated second.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -16,6 +17,7 @@ from experiments.serve.simulated.driver import Driver
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.replica_metrics import ReplicaMetrics
 from policies.speculation import num_places
+from sim.cluster.gateway import UNSERVABLE
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.live import Ended
 from sim.cluster.request_attempt import RequestAttempt
@@ -30,6 +32,7 @@ class FleetMetrics(GatewayAttachment):
     def __init__(self, fleet: SimulatedFleet) -> None:
         self.engines: dict[int, EngineMetrics] = {}
         """By index of the replica."""
+        self._refused: defaultdict[int, Counter[str]] = defaultdict(Counter)  # pinned requests, by replica
         self._fleet = fleet
         self._requests: RequestLog = fleet.simulation.requests
         self._clock = _clock_of(fleet.driver)
@@ -44,11 +47,11 @@ class FleetMetrics(GatewayAttachment):
         )
         """The metrics of the whole fleet."""
 
-    def of_replica(self, index: int, rejections: Callable[[], Mapping[str, int]]) -> ServingMetrics:
-        """Returns the metrics of one replica alone. rejections: requests that it has refused, by reason."""
+    def of_replica(self, index: int) -> ServingMetrics:
+        """Returns the metrics of one replica, with the refusals of requests that were pinned to it."""
         return ServingMetrics(
             lambda: [self.engines[index]],
-            rejections=rejections,
+            rejections=lambda: self._refused[index],
             gauges=_gauges_of(self._fleet.driver),
             clock=self._clock,
         )
@@ -111,12 +114,17 @@ class FleetMetrics(GatewayAttachment):
         )
 
     def _closed(self, request_id: int, generation: Generation) -> None:
-        """Counts the parameter n of a prompt at the end of its first output."""
+        """Counts the parameter n of a prompt at the end of its first output, and a pinned request refused."""
         requests = self._requests
-        if generation.output_index == 0 and request_id < len(requests.replica):
-            engine = self.engines.get(requests.replica[request_id])
-            if engine is not None:
-                engine.parameters(generation.num_outputs)
+        if request_id >= len(requests.replica):  # its client has gone before it arrived
+            return
+        engine = self.engines.get(requests.replica[request_id])
+        if engine is not None and generation.output_index == 0:
+            engine.parameters(generation.num_outputs)
+        if generation.replica is not None and requests.status[request_id] == Status.rejected:
+            reason = requests.reason[request_id]
+            known = reason if reason in requests.failed_attempts else UNSERVABLE
+            self._refused[generation.replica][known] += 1
 
 
 def _cache_config(replica: Replica, settings: PoolSettings) -> dict[str, str]:
