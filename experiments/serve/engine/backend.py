@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
@@ -10,6 +11,7 @@ from http import HTTPStatus
 from experiments.serve.backend import Delta, Generation, Sampling, ServedModel, TokenLogprob
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.errors import ApiError
+from experiments.serve.metrics.engine import EngineMetrics
 from experiments.serve.model_tokenizer import ModelTokenizer
 from realengine.serving.answer import TokenLogprobs
 from realengine.serving.async_llm import AsyncLLM
@@ -48,6 +50,10 @@ class EngineBackend:
         self._vocab_size = served.model.architecture.vocab_size
         base = ServedModel(served.name, max_model_len)
         self._models = [base, *(ServedModel(name, max_model_len, served.name) for name in adapters)]
+        self.num_refused: Counter[str] = Counter()
+        """Requests that were not let into the engine, by reason."""
+        self.metrics: list[EngineMetrics] = []
+        """Metrics of the engine, once it is observed."""
         self._llm: AsyncLLM | None = None
         self._is_warm = False
 
@@ -115,7 +121,12 @@ class EngineBackend:
         except ValueError as error:
             raise ApiError(str(error)) from None
         except (QueueFullError, EngineDeadError) as error:
+            self.num_refused["queue_full" if isinstance(error, QueueFullError) else "engine_dead"] += 1
             raise ApiError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from None
+        finally:
+            if generation.output_index == 0:
+                for metrics in self.metrics:
+                    metrics.parameters(generation.num_outputs)
 
 
 def sampling_params(sampling: Sampling) -> SamplingParams:

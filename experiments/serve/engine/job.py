@@ -17,13 +17,17 @@ from rich.console import Console
 from experiments.app.run_folder import print_folder
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.serve.engine.backend import EngineBackend
+from experiments.serve.engine.engine_metrics import EngineMetricsFeed
 from experiments.serve.engine.engine_settings import engine_settings
 from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
+from experiments.serve.engine.observers import Observers
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.app import make_app
+from experiments.serve.metrics.exposition import ServingMetrics
+from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.server import serve_app
 from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings
 from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
@@ -91,11 +95,22 @@ class EngineJob:
         """Returns the application. stop: of the server; once it is set, requests are refused."""
         faulty = self.settings.faults
         app = make_app(FaultyBackend(backend) if faulty else backend, api_key)
+        add_metrics_route(
+            app, ServingMetrics(lambda: backend.metrics, rejections=lambda: backend.num_refused)
+        )
         if stop is not None:
             app.middlewares.append(refusal_while_draining(stop, self.settings.drain_s))
         if faulty:
             app.middlewares.append(fault_middleware)
         return app
+
+    def observed(self, backend: EngineBackend, llm: AsyncLLM) -> ServingRecorder:
+        """Attaches the recorder and the metrics to an idle engine; returns the recorder."""
+        recorder = ServingRecorder(llm.engine, self.chosen.max_record_mib * (1 << 20))
+        feed = EngineMetricsFeed(llm.engine, self.engine, self.served.name)
+        llm.engine.observer = Observers([recorder, feed])
+        backend.metrics.append(feed.metrics)
+        return recorder
 
     async def _serve(self, console: Console) -> ServingRecorder | None:
         """Serves; returns the records, or None if the engine was not warm before the stop."""
@@ -124,8 +139,7 @@ class EngineJob:
         except (ValueError, RuntimeError, OSError, ImportError) as error:
             stop.set()
             raise ConfigError(str(error)) from error
-        recorder = ServingRecorder(llm.engine, self.chosen.max_record_mib * (1 << 20))
-        llm.engine.observer = recorder
+        recorder = self.observed(backend, llm)
         backend.open()
         console.print(f"{self.served.name} is loaded and warm", highlight=False)
         return recorder
