@@ -26,6 +26,7 @@ from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.app import make_app
+from experiments.serve.http.control import add_server_info
 from experiments.serve.metrics.exposition import ServingMetrics
 from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.server import serve_app
@@ -41,8 +42,11 @@ from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 
 SIMULATED_ONLY = {
-    **{"text": "random", "dataset": None, "output_length": "workload", "cold_start": False},
-    **{"expose": "fleet", "max_waiting": None},
+    "text": "random",
+    "dataset": None,
+    "output_length": "workload",
+    "cold_start": False,
+    "expose": "fleet",
 }
 """Settings of `serve` that only a simulated fleet has, with their defaults."""
 
@@ -79,7 +83,9 @@ class EngineJob:
     def backend(self) -> EngineBackend:
         """Returns the back end; it loads the engine when it starts."""
         settings = {field.name: getattr(self.engine, field.name) for field in fields(self.engine)}
-        limits: dict[str, Any] = {"max_waiting": self.chosen.max_waiting, "on_full": self.chosen.on_full}
+        limits: dict[str, Any] = {}
+        if self.settings.max_waiting is not None:
+            limits = {"max_waiting": self.settings.max_waiting, "on_full": "reject"}
         load = partial(AsyncLLM, self.served.model, **limits, **settings)
         return EngineBackend(
             self.served,
@@ -98,6 +104,7 @@ class EngineJob:
         add_metrics_route(
             app, ServingMetrics(lambda: backend.metrics, rejections=lambda: backend.num_refused)
         )
+        add_server_info(app, self.config)
         if stop is not None:
             app.middlewares.append(refusal_while_draining(stop, self.settings.drain_s))
         if faulty:
@@ -192,9 +199,13 @@ def _check_unsimulated(address: Address, settings: ServeSettings) -> None:
         raise ConfigError(
             f"time_scale={address.time_scale}: the real engine has the time of the wall clock; set it to 1"
         )
+    if settings.max_waiting == 0:
+        raise ConfigError(
+            "serve.max_waiting=0: the engine takes requests from its queue; set it to 1 or more"
+        )
     for name, default in SIMULATED_ONLY.items():
         if getattr(settings, name) != default:
             raise ConfigError(
                 f"serve.{name}={getattr(settings, name)}: is of simulated fleets, and the real engine has "
-                "one engine, its own outputs, and serve.engine.max_waiting; leave it out"
+                "one engine, which generates its own outputs; leave it out"
             )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 Device = Literal["cpu", "cuda"]
-OnFull = Literal["wait", "reject"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,18 +20,13 @@ class RealEngine:
     """LoRA adapters by the names that requests use: folders in PEFT's format."""
     speculative_config: Mapping[str, Any] | None = None
     """Speculative decoding with weights, with the keys of vLLM's option; None: as the scenario says."""
-    max_waiting: int = 1024
-    """Requests in the engine's queue."""
-    on_full: OnFull = "wait"
-    """wait: more requests wait for the queue; reject: they get status 503."""
     max_iterations: int = 1
     """Decode iterations in one launch, if the plan holds for so many; tokens then come in groups."""
     max_record_mib: float = 512.0
     """Memory of the records of requests and iterations; when it is full, nothing more is recorded."""
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if self.max_iterations < 1:
+            raise ValueError(f"max_iterations={self.max_iterations}: must be >= 1")
         if not 0 <= self.max_record_mib < 1 << 20:
             raise ValueError(f"max_record_mib={self.max_record_mib}: must be >= 0 and < 2^20; 0: no records")

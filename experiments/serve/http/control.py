@@ -72,13 +72,19 @@ def add_control_routes(
     async def is_sleeping(request: web.Request) -> web.Response:
         return web.json_response({"is_sleeping": sleep_control.is_sleeping})
 
-    async def server_info(request: web.Request) -> web.Response:
-        return web.json_response({"version": version("windtunnel"), "config": config})
-
     app.router.add_post("/reset_prefix_cache", reset_prefix_cache)
     app.router.add_post("/sleep", sleep)
     app.router.add_post("/wake_up", wake_up)
     app.router.add_get("/is_sleeping", is_sleeping)
+    add_server_info(app, config)
+
+
+def add_server_info(app: web.Application, config: Mapping[str, Any]) -> None:
+    """Adds the route that shows the settings. config: resolved, without secrets."""
+
+    async def server_info(request: web.Request) -> web.Response:
+        return web.json_response({"version": version("windtunnel"), "config": config})
+
     app.router.add_get("/server_info", server_info)
 
 

@@ -42,7 +42,6 @@ CONFIG = {
     "eos_token_id": 299,
 }
 SETTINGS = {"device": "cpu", "seed": 1, "num_kv_blocks": 100, "max_num_seqs": 4}
-LIMITS = ("max_waiting", "on_full")
 
 
 def tiny_model(**changes):

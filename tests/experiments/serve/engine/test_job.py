@@ -87,7 +87,9 @@ def test_a_folder_is_a_checkpoint(tmp_path):
         (["adapters=fixed_slots"], "lora_modules"),
         (["speculation=draft_model", "model=llama3_1_8b"], "speculative_config"),
         (["model=no.gguf"], "no.gguf: no such file"),
-        (["serve.engine.max_waiting=0"], "serve.engine.max_waiting=0"),
+        (["serve.engine.max_iterations=0"], "serve.engine.max_iterations=0"),
+        (["serve.max_waiting=0"], "serve.max_waiting=0"),
+        (["serve.expose=replicas"], "serve.expose=replicas"),
         (["serve.engine.speculative_config={method: magic}"], "magic"),
         (["device=tpu"], "device=tpu"),
     ],
@@ -120,10 +122,12 @@ def test_a_session_has_metrics_and_leaves_the_files_of_a_run():
     async def test(client):
         body = {"prompt": "A text that is long enough for blocks", "max_tokens": 7, "ignore_eos": True}
         answers = [await client.post("/v1/completions", body | {"n": n}) for n in (1, 2)]
+        _, info = await client.get("/server_info")
         async with client.client.get("/metrics") as response:
-            return answers, await response.text()
+            return answers, info, await response.text()
 
-    (answers, text), recorder = run(job, test)
+    (answers, info, text), recorder = run(job, test)
+    assert info["config"]["model"]["name"] == "random-8m"
     assert [status for status, _ in answers] == [200, 200]
     values = {}
     for line in text.splitlines():
