@@ -199,10 +199,6 @@ def _check_unsimulated(address: Address, settings: ServeSettings) -> None:
         raise ConfigError(
             f"time_scale={address.time_scale}: the real engine has the time of the wall clock; set it to 1"
         )
-    if settings.max_waiting == 0:
-        raise ConfigError(
-            "serve.max_waiting=0: the engine takes requests from its queue; set it to 1 or more"
-        )
     for name, default in SIMULATED_ONLY.items():
         if getattr(settings, name) != default:
             raise ConfigError(
