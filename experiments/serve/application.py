@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from experiments.serve.backend import Backend
+from experiments.serve.batches.routes import add_batch_routes
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
@@ -38,6 +39,7 @@ def make_application(
     app[BACKEND], app[METRICS] = backend, FleetMetrics(fleet)
     add_metrics_route(app, app[METRICS].serving)
     add_adapter_routes(app, fleet)
+    add_batch_routes(app, backend)
     add_control_routes(
         app,
         sleep_control=backend,

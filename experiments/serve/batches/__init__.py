@@ -1,0 +1,1 @@
+"""The batch API of the server: files of requests, and the batches that run them."""
