@@ -1,4 +1,4 @@
-"""Runs batches: their requests have the completion window as their deadline, so that engines may let them wait.
+"""Runs batches. The completion window is the deadline of their requests, so that engines may let them wait.
 
 With scheduling=online_batch, requests with a deadline are the batch class: online requests are served first.
 """

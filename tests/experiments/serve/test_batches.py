@@ -1,0 +1,194 @@
+"""/v1/files and /v1/batches: requests of files run as the batch class, and their outcomes are files again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from experiments.serve.batches.lines import read_lines
+from experiments.serve.batches.store import FileStore
+from experiments.serve.errors import ApiError
+from tests.worlds.serving import complete, get, post, served
+
+COMPLETIONS = "/v1/completions"
+
+
+def line(custom_id, url=COMPLETIONS, method="POST", **body):
+    body = {"prompt": "hello", "max_tokens": 5, "ignore_eos": True} | body
+    return json.dumps({"custom_id": custom_id, "method": method, "url": url, "body": body})
+
+
+async def upload(client, text, purpose="batch"):
+    form = aiohttp.FormData()
+    form.add_field("purpose", purpose)
+    form.add_field("file", text.encode(), filename="../../etc/passwd", content_type="application/jsonl")
+    async with client.post("/v1/files", data=form) as response:
+        return response.status, await response.json()
+
+
+async def content(client, file_id):
+    async with client.get(f"/v1/files/{file_id}/content") as response:
+        return [json.loads(text) for text in (await response.text()).splitlines()]
+
+
+async def create(client, text, **fields):
+    status, file = await upload(client, text)
+    assert status == 200
+    body = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"} | fields
+    return await post(client, "/v1/batches", body)
+
+
+async def ended(client, batch):
+    while batch["status"] in ("validating", "in_progress", "finalizing", "cancelling"):
+        await asyncio.sleep(0.02)
+        batch = (await get(client, f"/v1/batches/{batch['id']}"))[1]
+    return batch
+
+
+def test_outcomes_are_in_the_order_of_the_input_and_errors_in_a_file_of_their_own():
+    async def test(client):
+        text = "\n".join(
+            [line("a", seed=1), line("b", temperature=-1), line("c", seed=2, n=2), line("d", model="x")]
+        )
+        status, batch = await create(client, text, metadata={"job": "nightly"})
+        assert (status, batch["metadata"]) == (200, {"job": "nightly"})
+        batch = await ended(client, batch)
+        assert batch["status"] == "completed"
+        assert batch["request_counts"] == {"total": 4, "completed": 2, "failed": 2}
+        good = await content(client, batch["output_file_id"])
+        bad = await content(client, batch["error_file_id"])
+        assert [row["custom_id"] for row in good] == ["a", "c"]
+        assert [(row["custom_id"], row["response"]["status_code"]) for row in bad] == [("b", 400), ("d", 404)]
+        alone = (await complete(client, "hello", max_tokens=5, ignore_eos=True, seed=1))[1]
+        assert good[0]["response"]["body"]["choices"] == alone["choices"]
+        assert len(good[1]["response"]["body"]["choices"]) == 2
+
+    served(test)
+
+
+def test_chats_run_in_batches():
+    async def test(client):
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+        row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        batch = (await create(client, json.dumps(row), endpoint="/v1/chat/completions"))[1]
+        batch = await ended(client, batch)
+        (found,) = await content(client, batch["output_file_id"])
+        assert found["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+
+    served(test)
+
+
+def test_batch_requests_have_the_window_as_their_deadline_and_wait_for_online_ones():
+    """One slot: with scheduling=online_batch, an online request that comes last overtakes the whole batch."""
+
+    async def test(client):
+        text = "\n".join(line(str(i), max_tokens=100) for i in range(8))
+        batch = (await create(client, text, completion_window="2h"))[1]
+        while (await get(client, f"/v1/batches/{batch['id']}"))[1]["request_counts"]["completed"] < 1:
+            await asyncio.sleep(0.01)
+        assert (await complete(client, "now", max_tokens=5, ignore_eos=True))[0] == 200
+        counts = (await get(client, f"/v1/batches/{batch['id']}"))[1]["request_counts"]
+        assert counts["completed"] < 8
+        assert (await ended(client, batch))["request_counts"]["completed"] == 8
+
+    served(test, "scheduling=online_batch", "engine.max_num_seqs=1")
+
+
+def test_cancelled_batch_keeps_what_it_has():
+    async def test(client):
+        text = "\n".join(line(str(i), max_tokens=2000) for i in range(3))
+        batch = (await create(client, text))[1]
+        await asyncio.sleep(0.05)
+        status, cancelled = await post(client, f"/v1/batches/{batch['id']}/cancel", None)
+        assert (status, cancelled["status"]) == (200, "cancelling")
+        batch = await ended(client, batch)
+        assert batch["status"] == "cancelled"
+        rows = await content(client, batch["error_file_id"])
+        assert [row["error"]["code"] for row in rows] == ["batch_cancelled"] * 3
+        assert (await post(client, f"/v1/batches/{batch['id']}/cancel", None))[0] == 409
+
+    served(test)
+
+
+def test_batch_expires_after_its_window():
+    async def test(client):
+        batch = (await create(client, line("a", max_tokens=100_000), completion_window="1s"))[1]
+        batch = await ended(client, batch)
+        assert batch["status"] == "expired"
+        (row,) = await content(client, batch["error_file_id"])
+        assert row["error"]["code"] == "batch_expired"
+
+    served(test)
+
+
+def test_files_are_listed_and_deleted_and_their_names_are_only_names():
+    async def test(client):
+        status, file = await upload(client, line("a"))
+        assert (status, file["bytes"]) == (200, len(line("a")))
+        assert [each["id"] for each in (await get(client, "/v1/files"))[1]["data"]] == [file["id"]]
+        async with client.delete(f"/v1/files/{file['id']}") as response:
+            assert (await response.json())["deleted"]
+        assert (await get(client, f"/v1/files/{file['id']}"))[0] == 404
+        assert (await get(client, "/v1/files/..%2f..%2fetc%2fpasswd/content"))[0] == 404
+
+    served(test)
+
+
+BAD = {
+    "endpoint": ({"endpoint": "/v1/embeddings"}, 400),
+    "window": ({"completion_window": "yesterday"}, 400),
+    "file": ({"input_file_id": "file-none"}, 404),
+    "metadata": ({"metadata": {"a": 5}}, 400),
+}
+
+
+@pytest.mark.parametrize(("fields", "status"), BAD.values(), ids=BAD)
+def test_bad_batch_is_refused(fields, status):
+    async def test(client):
+        found, body = await create(client, line("a"), **fields)
+        assert (found, body["error"]["code"]) == (status, status)
+        assert (await upload(client, "x", purpose="fine-tune"))[0] == 400
+        assert (await post(client, "/v1/files", {"file": "x"}))[0] == 400
+        assert (await get(client, "/v1/batches?limit=0"))[0] == 400
+
+    served(test)
+
+
+LINES = {
+    "json": ("{", "invalid_json_line"),
+    "list": ("[]", "invalid_json_line"),
+    "no id": (line(None), "invalid_custom_id"),
+    "method": (line("a", method="GET"), "invalid_method"),
+    "url": (line("a", url="/v1/chat/completions"), "mismatched_url"),
+    "twice": (line("a") + "\n" + line("a"), "duplicate_custom_id"),
+    "nothing": ("\n\n", "empty_file"),
+    "deep": ("[" * 100_000, "invalid_json_line"),
+}
+
+
+@pytest.mark.parametrize(("text", "code"), LINES.values(), ids=LINES)
+def test_wrong_line_is_named(text, code):
+    _, errors = read_lines(text.encode(), COMPLETIONS)
+    assert [each.code for each in errors] == [code]
+    assert errors[0].line in (1, 2, None)
+
+
+def test_batch_of_wrong_lines_fails_as_a_whole():
+    async def test(client):
+        batch = await ended(client, (await create(client, line("a") + "\n{"))[1])
+        assert batch["status"] == "failed"
+        assert [error["line"] for error in batch["errors"]["data"]] == [2]
+
+    served(test)
+
+
+def test_store_has_a_limit():
+    store = FileStore(max_bytes=10)
+    kept = store.add(b"12345", "a", "batch")
+    with pytest.raises(ApiError, match="room for 10 bytes"):
+        store.add(b"123456", "b", "batch")
+    store.delete(kept.file_id)
+    store.add(b"1234567890", "c", "batch")
