@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from kernels.rejection import reject_drafts, reject_drafts_reference
-from kernels.sampling import Sampling, keep_reference, sample_reference
+from kernels.sampling import IN_PROMPT, Penalties, Sampling, keep_reference, sample_reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Philox wraps
 DRAWS = 100_000
@@ -89,6 +89,73 @@ def test_reject_drafts_matches_reference(
     arguments = [guarded(x) for x in (logits, probs, tokens, starts)]
     ours, expected = (verify(*arguments, sampling) for verify in (reject_drafts, reject_drafts_reference))
     assert [part.tolist() for part in ours] == [part.tolist() for part in expected]
+
+
+def make_penalties(counts, repetition=1.0, presence=0.0, frequency=0.0):
+    one = torch.ones(len(counts))
+    return Penalties(
+        repetition=repetition * one,
+        presence=presence * one,
+        frequency=frequency * one,
+        counts=counts,
+        row=torch.arange(len(counts)),
+    )
+
+
+@settings(max_examples=25)
+@given(
+    vocab=st.sampled_from([1, 3, 100, 4097]),
+    lengths=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    repetition=st.sampled_from([1.0, 0.7, 1.5]),
+    presence=st.sampled_from([0.0, 0.6, -0.4]),
+    frequency=st.sampled_from([0.0, 0.3, -0.2]),
+    seed=st.integers(0, 999),
+)
+def test_reject_drafts_with_penalties_matches_reference(
+    vocab, lengths, temperature, top_p, repetition, presence, frequency, seed, generator, guarded
+):
+    """Each row has its own counts, as the draft tokens before it count, too."""
+    random = generator(seed)
+    starts = torch.tensor([0, *(1 + length for length in lengths)]).cumsum(0).int()
+    num_rows = int(starts[-1])
+    logits = 3 * torch.randn(num_rows, vocab, generator=random)
+    counts = torch.randint(0, 3, (num_rows, vocab), generator=random, dtype=torch.int32)
+    counts += IN_PROMPT * torch.randint(0, 2, counts.shape, generator=random, dtype=torch.int32)
+    rows = torch.arange(3)[None] + starts[:-1, None]
+    probs = torch.softmax(logits[rows.clamp(max=num_rows - 1)], -1)  # without penalties: often rejected
+    drawn = probs.flatten(0, 1).multinomial(1, generator=random).view(-1, 3)
+    tokens = torch.full((num_rows,), -1)
+    for seq, length in enumerate(lengths):
+        tokens[starts[seq] + 1 : starts[seq] + 1 + length] = drawn[seq, :length]
+    sampling = make_sampling(num_rows, temperature=temperature, top_p=top_p, seed=seed, position=seed)
+    penalties = make_penalties(guarded(counts), repetition, presence, frequency)
+    arguments = [guarded(x) for x in (logits, probs, tokens, starts)]
+    ours = reject_drafts(*arguments, sampling, penalties)
+    expected = reject_drafts_reference(*arguments, sampling, penalties)
+    assert [part.tolist() for part in ours] == [part.tolist() for part in expected]
+
+
+def test_tokens_with_penalties_follow_the_penalised_target(generator):
+    """The draft knows no penalties: the first tokens follow softmax of the penalised logits all the same."""
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0])
+    counts = torch.tensor([2, 0, IN_PROMPT, IN_PROMPT + 1, 0, 1], dtype=torch.int32)
+    penalised = torch.tensor([2 / 1.3 - 0.8 - 0.5, 1.0, 0.5 / 1.3, 0.0 - 0.4 - 0.5, -0.5, -1.3 - 0.4 - 0.5])
+    draft = torch.softmax(logits, -1)
+    tokens = torch.zeros(2 * DRAWS, dtype=torch.int64)
+    tokens[1::2] = draft.multinomial(DRAWS, replacement=True, generator=generator(1))
+    starts = torch.arange(0, 2 * DRAWS + 1, 2)
+    sampling = make_sampling(2 * DRAWS, position=torch.arange(2).repeat(DRAWS))
+    penalties = make_penalties(counts.repeat(2 * DRAWS, 1), 1.3, presence=0.5, frequency=0.4)
+    found = reject_drafts_reference(
+        logits.expand(2 * DRAWS, -1), draft.repeat(DRAWS, 1, 1), tokens, starts, sampling, penalties
+    )
+    probs = torch.softmax(penalised, -1)
+    assert_follows(found.tokens_BD[:, 0], probs)
+    share = torch.minimum(probs, draft).sum()  # Leviathan et al., corollary 3.6
+    accepted = (found.accepted_B == 1).float().mean()
+    assert abs(accepted - share) < 4 * (share * (1 - share) / DRAWS).sqrt()
 
 
 @pytest.mark.parametrize("is_good", [True, False])

@@ -1,5 +1,7 @@
 """Drafts that are drawn from a distribution leave the target's own distribution of tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,51 @@ def test_tokens_follow_the_target_s_distribution(temperature, top_k):
         assert not counts[~possible].any()
         found = chisquare(counts[possible], wanted[possible] / wanted.sum() * NUM_REQUESTS)
         assert found.pvalue > 1e-3, (place, found)
+
+
+@pytest.mark.slow
+def test_tokens_with_penalties_follow_the_penalised_target_s_distribution():
+    """The second token's distribution counts the first one, which may have been a draft token of its pass."""
+    penalties = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.6}
+    params = SamplingParams(temperature=0.6, max_tokens=3, ignore_eos=True, **penalties)
+    outputs = drawing().generate([PROMPT] * NUM_REQUESTS, params)
+    tokens = np.array(tokens_of(outputs))
+    assert sum(output.drafts.num_accepted_tokens for output in outputs) > 0
+    for place, wanted in enumerate(penalised_marginals(params)):
+        counts = np.bincount(tokens[:, place], minlength=len(wanted))
+        found = chisquare(counts, wanted * NUM_REQUESTS)
+        assert found.pvalue > 1e-3, (place, found)
+
+
+def penalised_marginals(params):
+    """Computes the distributions of the first and the second token, by a formula of its own in numpy."""
+    spec = Architecture.from_hf(CONFIGS["llama"])
+    weights = load_weights(None, spec, torch.float32, "cpu", seed=1)
+
+    def after(tokens):
+        x = eager_logits(spec, weights, torch.tensor([*PROMPT, *tokens]))[-1].double().numpy()
+        seen = np.isin(np.arange(len(x)), [*PROMPT, *tokens])
+        x = np.where(seen, np.where(x > 0, x / params.repetition_penalty, x * params.repetition_penalty), x)
+        counts = np.bincount(np.array(tokens, int), minlength=len(x))
+        x = x - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+        weights_of = np.exp((x - x.max()) / params.temperature)
+        return weights_of / weights_of.sum()
+
+    first = after([])
+    yield first
+    yield sum(p * after([token]) for token, p in enumerate(first))
+
+
+@pytest.mark.parametrize("way", ["sampled", "penalised"])
+def test_triton_kernels_draw_the_same_tokens(way):
+    """In Triton's interpreter: drawn drafts, filters, and penalties that count the drafts before a row."""
+    params = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=5, ignore_eos=True, seed=4)
+    if way == "penalised":
+        params = replace(params, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.6)
+    asked = prompts()[:4]
+    ours = drawing(backend="triton").generate(asked, params)
+    assert tokens_of(ours) == tokens_of(drawing().generate(asked, params))
+    assert sum(output.drafts.num_accepted_tokens for output in ours if output.drafts) > 0
 
 
 def test_greedy_requests_get_their_tokens_also_beside_drawn_ones():
