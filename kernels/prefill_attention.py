@@ -250,15 +250,33 @@ def _tile_for(
     # These chips have no tensor cores for fp32: products of more than 16 rows spill kilobytes per thread.
     by_threads = q_THD.dtype == torch.float32 and target().startswith("sm_")
     _, num_heads, head_dim = q_THD.shape
-    tile = tile_of(head_dim, num_heads // kv.keys.shape[2], 1 if by_threads else chunks.max_len)
+    group, max_len = num_heads // kv.keys.shape[2], 1 if by_threads else chunks.max_len
+    if tree is not None:
+        return _tree_tile(
+            head_dim, group, max_len, extra=kv.key_scales is not None or _needs_positions(options)
+        )
+    tile = tile_of(head_dim, group, max_len)
     # Tiles of 16 rows with scales have enough registers; with 32 keys ptxas would aim at more programs per
     # multiprocessor, and spill.
-    if tree is not None:
-        return tile._replace(block_n=32, num_warps=8)
     if kv.key_scales is not None and tile.block_m > 16:
         few_registers = options.window is not None and nearest(target(), TILES) == "sm_80"
         return tile._replace(block_n=16 if few_registers else 32)
     return tile
+
+
+def _tree_tile(head_dim: int, group: int, max_query_len: int, *, extra: bool) -> Tile:
+    """Returns the tile for tree masks: any larger ones spill. extra: whether there are scales or positions.
+
+    With other keys and warps for 16 rows, ptxas aims at more programs per multiprocessor, and spills.
+    """
+    width = padded(head_dim)
+    most_rows = 16 if width > 128 else 64
+    tile = tile_of(head_dim, group, min(max_query_len, max(most_rows // group, 1)))
+    if tile.block_m > 16:
+        return tile._replace(block_n=32, num_warps=8)
+    if width != 128:
+        return tile
+    return tile._replace(block_n=64 if extra else 32, num_warps=8)
 
 
 def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
@@ -341,6 +359,9 @@ def cases() -> Iterator[Case]:
         yield _case(name, num_seqs, query_len, context_len, dtype, tree=False)
     yield _case("llama_8b", 8, 16, 2048, bf16, tree=True)
     yield _case("mistral_7b", 8, 16, 8192, bf16, tree=True)
+    yield _case("mistral_7b", 1, 4, 32768, bf16, tree=True)
+    yield _case("llama_8b", 1, 4, 32768, torch.int8, tree=True)
+    yield _case("gemma2_9b", 8, 16, 8192, bf16, tree=True)
 
 
 def _case(

@@ -4,18 +4,17 @@
 
 The engine's own executor runs on the CPU with the Triton backend, at the real dimensions of its models:
 decode steps at every graph size and with every way to draw, steps with prompt chunks, copies and swaps of
-blocks; in each quantization, KV dtype and dtype, with adapters, and as one of two ranks. Launches are
-compiled but not run, matrix products of libraries are skipped, and only two layers with zero weights are
-used, because the others make the same launches. Rows, limits and exit status: see `kernels.ahead`; registers
-are compared with `realengine/ahead/limits.json`.
+blocks; in each quantization, KV dtype and dtype, with adapters, and as one of two ranks; and passes with
+drafts of every drafter. Launches are compiled but not run, matrix products of libraries are skipped, and only
+two layers with zero weights are used, because the others make the same launches. Rows, limits and exit
+status: see `kernels.ahead`; registers are compared with `realengine/ahead/limits.json`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,34 +30,19 @@ from kernels.ahead import (
     print_row,
     read_limits,
 )
+from realengine.ahead.drafting import drafting_steps
 from realengine.ahead.setups import MODELS, SETUPS, Setup
-from realengine.model.architecture import Architecture
+from realengine.ahead.zeros import CPU, MAX_LORAS, MAX_NUM_SEQS, Step, cut, zero_model
 from realengine.model.backend import TRITON, check_supported
-from realengine.model.decoder import Decoder
-from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank, make_segments, num_decode_segments
-from realengine.model.quantization import QuantisedWeight, Weights, quantised
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
-from realengine.runner.parallel import Group
 from realengine.runner.work import SAMPLING, Draw, Padding, Shape, Work, pack, pack_sampling
 from realengine.settings import DTYPES, KV_DTYPES
-from realengine.weights.table import expected, shard
 
 LIMITS = Path(__file__).with_name("limits.json")
-CPU = torch.device("cpu")
-BLOCK_SIZE = 16
-MAX_NUM_SEQS = 256
-MAX_LORAS = 8
-LAYERS = 2
-
-
-class Step(NamedTuple):
-    """A named operation of the engine, whose launches are compiled."""
-
-    name: str
-    run: Callable[[], object]
+INTEGERS = (torch.int32, torch.int64)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,11 +100,14 @@ def compiled(setup: Setup, compiler: Compiler, part_of_name: str = "") -> Iterat
 
 def steps(setup: Setup) -> Iterator[Step]:
     """Yields the engine's operations in a setup, with sizes at and around those at which launches differ."""
+    if setup.drafter is not None:
+        yield from drafting_steps(setup, setup.drafter)
+        return
     architecture = MODELS[setup.model]
     bank = None
     if setup.max_rank:
         bank = AdapterBank(
-            _cut(architecture),
+            cut(architecture),
             TRITON,
             DTYPES[setup.dtype],
             CPU,
@@ -232,57 +219,16 @@ def _segments(bank: AdapterBank | None, num_tokens_B: Sequence[int], *, only_dec
 
 def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
     """Builds the engine's executor with two layers, but the KV cache of all layers for block copies."""
-    architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
-    group = _FirstOf(0, setup.world_size)
-    longest = architecture.max_position_embeddings
-    weights = zero_weights(_cut(architecture), dtype, setup.quantization, setup.world_size)
-    decoder = Decoder(_cut(architecture), weights, TRITON, longest, group, bank)
-    kv_dtype = KV_DTYPES.get(setup.kv_cache_dtype, dtype)
-    cache = KvCache(architecture, 4, BLOCK_SIZE, kv_dtype, CPU, setup.world_size)
+    decoder, cache = zero_model(setup, bank)
     return Executor(
         decoder,
         cache,
         TRITON,
         num_slots=MAX_NUM_SEQS,
-        max_model_len=longest,
+        max_model_len=MODELS[setup.model].max_position_embeddings,
         host_kv=HostKv(cache, TRITON),
         adapters=bank,
     )
-
-
-def zero_weights(
-    architecture: Architecture, dtype: torch.dtype, quantization: str | None, world_size: int
-) -> Weights:
-    """Returns zero weights with the shapes and dtypes of `load_weights` for rank 0."""
-    weights: Weights = {}
-    for weight in shard(expected(architecture), 0, world_size):
-        shape = torch.empty(weight.shape, dtype=dtype, device="meta")
-        weights[weight.name] = _zeros(quantised(weight.name, shape, quantization))
-    if architecture.tie_word_embeddings:
-        embedding = weights["embedding.weight"]
-        assert isinstance(embedding, torch.Tensor)
-        weights["head.weight"] = embedding[: architecture.vocab_size // world_size]
-    return weights
-
-
-def _zeros(weight: torch.Tensor | QuantisedWeight) -> torch.Tensor | QuantisedWeight:
-    if isinstance(weight, torch.Tensor):
-        return torch.zeros(weight.shape, dtype=weight.dtype)
-    return type(weight)(*(_zeros(part) if isinstance(part, torch.Tensor) else part for part in weight))
-
-
-def _cut(architecture: Architecture) -> Architecture:
-    return replace(architecture, num_layers=LAYERS)
-
-
-class _FirstOf(Group):
-    """The first of several ranks, without the other processes."""
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def all_gather(self, x_SN: torch.Tensor) -> torch.Tensor:
-        return x_SN.new_empty(len(x_SN), self.world_size * x_SN.shape[1])
 
 
 class WithoutProducts(TorchFunctionMode):
@@ -298,6 +244,10 @@ class WithoutProducts(TorchFunctionMode):
         if func is F.linear:
             x, weight = args[:2]
             return x.new_empty(*x.shape[:-1], len(weight))
-        if func is torch.empty and kwargs.get("dtype") in (torch.int32, torch.int64):
+        if func is torch.mm:
+            return args[0].new_empty(len(args[0]), args[1].shape[1])
+        if func is torch.empty and kwargs.get("dtype") in INTEGERS:
             func = torch.zeros
+        if func is torch.Tensor.new_empty and args[0].dtype in INTEGERS:
+            func = torch.Tensor.new_zeros
         return func(*args, **kwargs)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from realengine.model.architecture import Architecture
 from realengine.settings import KV_DTYPES
+
+TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"
 
 _llama = Architecture(
     model_type="llama",
@@ -35,6 +39,14 @@ MODELS = {
     "llama-3.1-8b": _llama,
     "llama-2-7b": replace(
         _llama, vocab_size=32000, num_kv_heads=32, intermediate_size=11008, max_position_embeddings=4096
+    ),
+    "llama-3.2-1b": replace(
+        _llama,
+        hidden_size=2048,
+        num_layers=16,
+        head_dim=64,
+        intermediate_size=8192,
+        tie_word_embeddings=True,
     ),
     "mistral-7b": replace(
         _llama, model_type="mistral", vocab_size=32000, max_position_embeddings=32768, sliding_window=4096
@@ -87,6 +99,27 @@ MODELS = {
 }
 """Sizes of the published config.json files, without fields that reach no launch (rope scaling, token ids)."""
 
+DRAFTERS: Mapping[str, Mapping[str, Any]] = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 8},
+    "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
+    "drawn_drafts": {
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
+    },
+    "specinfer_tree": {"method": "specinfer_tree", "widths": [2, 2, 1]},
+    "self_speculative": {"method": "self_speculative", "num_speculative_tokens": 4, "skipped_layers": [1]},
+    "lookahead": {"method": "lookahead", "window": 15, "ngram": 5, "guesses": 15},
+    "medusa": {"method": "medusa", "speculative_token_tree": TREE},
+    "eagle": {"method": "eagle", "num_speculative_tokens": 4},
+    "eagle_tree": {"method": "eagle", "speculative_token_tree": TREE},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
+}
+"""Settings of speculative_config by name, without the model that drafts."""
+DRAFTS = {"llama-3.1-8b": "llama-3.2-1b", "qwen3-8b": "qwen3-0.6b", "smollm2-135m": "smollm2-135m"}
+"""Draft models by target; drafters that are layers of a target have its sizes."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
@@ -99,6 +132,8 @@ class Setup:
     world_size: int = 1
     max_rank: int = 0
     """Maximum rank of the adapters; 0: none are served."""
+    drafter: str | None = None
+    """What drafts, one of DRAFTERS; None: the engine does not speculate."""
 
     @property
     def name(self) -> str:
@@ -110,6 +145,7 @@ class Setup:
             self.dtype: self.dtype != "bfloat16",
             f"tp{self.world_size}": self.world_size > 1,
             f"lora{self.max_rank}": self.max_rank > 0,
+            self.drafter: self.drafter is not None,
         }
         return " ".join(str(part) for part, is_unusual in parts.items() if is_unusual)
 
@@ -129,4 +165,19 @@ SETUPS = (
     Setup(model="qwen3-30b-a3b", world_size=2),
     Setup(model="smollm2-135m", quantization="w4a16"),
     Setup(model="smollm2-135m", kv_cache_dtype="int8"),
+    *(
+        Setup(model="llama-3.1-8b", drafter=name)
+        for name in ("ngram", "draft_model", "drawn_drafts", "eagle", "eagle_tree", "eagle3", "mtp")
+    ),
+    *(Setup(model="llama-3.1-8b", drafter="eagle_tree", kv_cache_dtype=name) for name in KV_DTYPES),
+    *(Setup(model="llama-3.1-8b", drafter="draft_model", quantization=name) for name in ("w4a16", "fp8")),
+    Setup(model="llama-3.1-8b", drafter="draft_model", world_size=2),
+    Setup(model="mistral-7b", drafter="eagle_tree"),
+    Setup(model="qwen2.5-7b", drafter="ngram"),
+    *(Setup(model="qwen3-8b", drafter=name) for name in ("draft_model", "eagle3")),
+    Setup(model="qwen3-30b-a3b", drafter="mtp"),
+    *(
+        Setup(model="smollm2-135m", drafter=name)
+        for name in ("draft_model", "specinfer_tree", "self_speculative", "lookahead", "medusa")
+    ),
 )

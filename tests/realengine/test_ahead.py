@@ -13,9 +13,11 @@ import torch
 
 from kernels.launch import compiling_for
 from realengine.ahead import launches as ahead
-from realengine.ahead.setups import Setup
+from realengine.ahead import zeros
+from realengine.ahead.setups import DRAFTERS, SETUPS, Setup
 from realengine.model.architecture import Architecture
 from realengine.model.quantization import QUANTIZATIONS
+from realengine.speculation.settings import PROPOSERS
 from realengine.weights.load import load_weights
 
 
@@ -135,7 +137,7 @@ def test_weights_are_alike_to_loaded_ones(quantization, world_size):
     )
     dtype = torch.bfloat16
     loaded = load_weights(None, architecture, dtype, "cpu", quantization=quantization, world_size=world_size)
-    zeros = ahead.zero_weights(architecture, dtype, quantization, world_size)
+    weights = zeros.zero_weights(architecture, dtype, quantization, world_size)
 
     def described(weight):
         if isinstance(weight, torch.Tensor):
@@ -144,7 +146,7 @@ def test_weights_are_alike_to_loaded_ones(quantization, world_size):
             return type(weight), *(described(part) for part in weight)
         return weight
 
-    assert {name: described(weight) for name, weight in zeros.items()} == {
+    assert {name: described(weight) for name, weight in weights.items()} == {
         name: described(weight) for name, weight in loaded.items()
     }
 
@@ -157,3 +159,35 @@ def test_unknown_models_and_the_interpreter_are_refused():
     done, _ = run_ahead("--target", "sm_90", "--model", "smollm2-135m", "--case", "no such step")
     assert done.returncode == 2
     assert "no step was compiled" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("drafter", "expected"),
+    [
+        (
+            "draft_model",
+            {"match_kernel", "prefill_attention_kernel", "decode_attention_kernel", "draw_kernel"},
+        ),
+        ("medusa", {"match_kernel", "move_tokens_kernel"}),
+        ("lookahead", {"match_kernel", "move_tokens_kernel", "prefill_attention_kernel"}),
+    ],
+)
+def test_passes_with_drafts_launch_their_kernels(drafter, expected):
+    setup = Setup(model="smollm2-135m", drafter=drafter)
+    names = [step.name for step in ahead.steps(setup) if step.name.startswith("pass of 8 ")]
+    assert expected <= launched(setup, names[-1])
+
+
+def test_every_drafter_has_a_setup():
+    drafters = {setup.drafter for setup in SETUPS if setup.drafter}
+    assert drafters == set(DRAFTERS)
+    assert {config["method"] for config in DRAFTERS.values()} >= set(PROPOSERS) - {"suffix"}
+
+
+@pytest.mark.slow
+def test_passes_with_drafts_compile_for_sm_90_without_spills():
+    done, rows = run_ahead("--target", "sm_90", "--model", "smollm2-135m", "--case", "135m medusa pass of 8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    by_kernel = {row["kernel"]: row for row in rows}
+    assert {"match_kernel", "move_tokens_kernel", "prefill_attention_kernel"} <= set(by_kernel)
+    assert all(row["registers"] > 0 and row["spills"] == 0 for row in rows)
