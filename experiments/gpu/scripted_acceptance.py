@@ -40,6 +40,7 @@ class Coin:
         return self._rate
 
     @rate.setter
+    @torch.inference_mode()
     def rate(self, rate: float) -> None:
         self._rate = rate
         if self._on_device is not None:

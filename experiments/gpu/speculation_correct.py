@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from experiments.gpu.engine_correct import agreement
 from experiments.gpu.engine_models import SMALL, TINY, Request, params_of, random_requests, served
 from experiments.gpu.record import Record
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.by_batch_size import ByBatchSize
 from realengine.model.architecture import Architecture
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]
@@ -84,8 +86,18 @@ def variants(
         yield f"draft_model_of_itself/k{num_drafts}", _draft("draft_model", architecture, num_drafts), {}
     itself = _draft("draft_model", architecture, 4)
     yield "draft_model_of_itself/not_overlapped", itself, {"overlap": False}
+    yield "draft_model_of_itself/without_graphs", itself, {"use_graphs": False}
+    yield "draft_model_of_itself/adaptive", itself | {"draft_length": Adaptive()}, {}
+    by_size = ByBatchSize(num_speculative_tokens_per_batch_size=((1, 8, 4), (9, 16, 2), (17, 32, 0)))
+    yield "draft_model_of_itself/by_batch_size", itself | {"draft_length": by_size}, {}
     yield "draft_model_of_itself/four_iterations", itself, {"max_iterations": 4}
     yield "draft_model_of_itself/few_blocks", itself, {"num_kv_blocks": 40}  # requests are preempted
+    self_drafting = {"method": "self_speculative", "num_speculative_tokens": 4, "skipped_layers": [1]}
+    yield "self_speculative/k4", self_drafting, {}
+    yield "specinfer_tree", {"method": "specinfer_tree", "model": architecture, "widths": [2, 2, 1]}, {}
+    yield "lookahead", {"method": "lookahead", "window": 4, "ngram": 3, "guesses": 4}, {}
+    yield "eagle3/k3", _draft("eagle3", small, 3), {}
+    yield "mtp/k2", _draft("mtp", architecture, 2), {}
     yield "medusa/k3", _draft("medusa", architecture, 3), {}
     yield "eagle/tree", {"method": "eagle", "model": small, **tree}, {}
 

@@ -1,7 +1,8 @@
 """Measures the attention of passes with draft tokens, and the kernels that accept them.
 
 A sequence of a pass has 1 + K rows, which read its KV once. So the least bytes of a pass are hardly more than
-those of plain decodes, and each row states its time relative to the decode kernel's at the same sizes.
+those of plain decodes, and each row states its time relative to the decode kernel's at the same sizes, and
+what the simulator expects of the hardware's data sheet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 
 from experiments.calibrate.engine.timing import Call, input_sets, timed
 from experiments.gpu.limits import Limits
-from experiments.gpu.record import Record, Row
+from experiments.gpu.predictions import hardware_of, simulation
+from experiments.gpu.record import Record, Row, UnavailableError
 from experiments.gpu.speed_cases import decode_case, interpreted, normal, shares
 from kernels.attention_models import MODELS, made_cache
 from kernels.case import Case
@@ -34,13 +36,15 @@ def run(record: Record) -> None:
     decodes: dict[tuple[int, int], Row | None] = {}
     for size in sizes:
         case = decode_case(*size)
-        decodes[size] = record.measure(case.name, partial(_timed, case, limits, record.device, None))
+        timed_one = partial(_timed, case, limits, record.device, None, (*size, 0))
+        decodes[size] = record.measure(case.name, timed_one)
     for case in acceptance_cases(quick=record.quick):
         record.measure(case.name, partial(_timed, case, limits, record.device, None))
     for num_drafts in (2,) if record.quick else NUM_DRAFTS:
         for size in sizes:
             case = verify_case(*size, num_drafts)
-            record.measure(case.name, partial(_timed, case, limits, record.device, decodes[size]))
+            timed_one = partial(_timed, case, limits, record.device, decodes[size], (*size, num_drafts))
+            record.measure(case.name, timed_one)
 
 
 def acceptance_cases(*, quick: bool) -> Iterator[Case]:
@@ -72,8 +76,13 @@ def verify_case(num_seqs: int, context_len: int, num_drafts: int) -> Case:
 
 
 def _timed(
-    case: Case, limits: dict[str, float | None], device: torch.device, decode: Row | None
+    case: Case,
+    limits: dict[str, float | None],
+    device: torch.device,
+    decode: Row | None,
+    size: tuple[int, int, int] | None = None,
 ) -> dict[str, Any]:
+    """Times a case. size: sequences, context and draft tokens of an attention, which is simulated, too."""
     found = timed(input_sets(case.make, device, case.bytes_moved), device)
     row = found.row() | shares(case, found.median_s, limits)
     said = f"{found.median_s * 1e6:.1f} us"
@@ -82,4 +91,17 @@ def _timed(
     if decode is not None:
         row["times_decode"] = found.median_s / decode["median_s"]
         said += f", {row['times_decode']:.2f} times a decode"
+    simulated_s = None if size is None else _simulated_s(device, *size)
+    if simulated_s is not None:
+        off = simulated_s / found.median_s - 1
+        row |= {"simulated_s": simulated_s, "relative_error": off}
+        said += f", simulated {off:+.0%}"
     return row | {"said": said}
+
+
+def _simulated_s(device: torch.device, num_seqs: int, context_len: int, num_drafts: int) -> float | None:
+    """Returns the simulator's seconds; None: it is not installed here, or does not know the hardware."""
+    try:
+        return float(simulation().attention_s(hardware_of(device), num_seqs, context_len, num_drafts))
+    except UnavailableError:
+        return None

@@ -1,9 +1,11 @@
-"""Simulates the batches of `speculation_speed`, without drafts and with them."""
+"""Simulates the batches of `speculation_speed`, without drafts and with them, and prices attention."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
+from hwmodels.iterations.iteration import DraftWork, IterationModel, IterationShape
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
@@ -19,18 +21,19 @@ def tpots(
     *,
     hardware: str,
     method: str,
-    rate: float,
+    acceptance: Sequence[str],
     batch: int,
     num_drafts: int,
     num_prompt_tokens: int,
     num_output_tokens: int,
+    model: str = "llama3_1_8b",
 ) -> tuple[float, float]:
-    """Returns the mean seconds per output token of one batch of Llama-3.1-8B, without drafts and with them.
+    """Returns the mean seconds per output token of one batch, without drafts and with them.
 
-    rate: probability that a draft token is accepted after those before it.
+    acceptance: settings of the group acceptance.
     """
     common = (
-        "model=llama3_1_8b",
+        f"model={model}",
         f"hardware={hardware}",
         "workload=offline_batch",
         "workload/lengths=fixed",
@@ -44,10 +47,32 @@ def tpots(
         *common,
         *PROPOSERS[method],
         f"speculation.num_speculative_tokens={num_drafts}",
-        "acceptance=iid",
-        f"acceptance.rate={rate}",
+        *acceptance,
     )
     return _tpot_s(common), _tpot_s(drafting)
+
+
+def attention_s(hardware: str, num_seqs: int, context_len: int, num_drafts: int) -> float:
+    """Returns the seconds of one layer's attention in a pass of Llama-3.1-8B.
+
+    Sequences have 1 + num_drafts rows, which are the last tokens of a context of context_len.
+    """
+    drafts = None
+    if num_drafts:
+        pairs = num_drafts * (context_len - num_drafts) + num_drafts * (num_drafts + 1) // 2
+        drafts = DraftWork(num_seqs * num_drafts, num_seqs * pairs, 0, 0, 0)
+    contexts = num_seqs * (context_len - num_drafts)
+    shape = IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs * (1 + num_drafts), drafts=drafts)
+    lines = _model(hardware).explain(shape)
+    return sum(line.seconds / line.calls for line in lines if line.operator == "attention_decode")
+
+
+@cache
+def _model(hardware: str) -> IterationModel:
+    settings = ["model=llama3_1_8b", f"hardware={hardware}", "speculation=ngram", "slo=none"]
+    scenario = build_scenario(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(settings), {})
+    (pool,) = scenario.pools_by_name.values()
+    return pool.iteration_model()
 
 
 def _tpot_s(settings: Sequence[str]) -> float:

