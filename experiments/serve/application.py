@@ -39,7 +39,7 @@ def make_application(
     app[BACKEND], app[METRICS] = backend, FleetMetrics(fleet)
     add_metrics_route(app, app[METRICS].serving)
     add_adapter_routes(app, fleet)
-    add_batch_routes(app, backend)
+    add_batch_routes(app, backend, is_draining=lambda: stop is not None and stop.first.is_set())
     add_control_routes(
         app,
         sleep_control=backend,

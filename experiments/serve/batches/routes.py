@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -36,10 +36,10 @@ class BatchFields(BaseModel):
     metadata: Metadata | None = None
 
 
-def add_batch_routes(app: web.Application, backend: Backend) -> None:
-    """Adds the routes of files and batches; batches end with the application."""
+def add_batch_routes(app: web.Application, backend: Backend, is_draining: Callable[[], bool]) -> None:
+    """Adds the routes of files and batches; batches end with the application. is_draining: see `Batches`."""
     files = FileStore()
-    batches = Batches(backend, files)
+    batches = Batches(backend, files, is_draining)
     add_file_routes(app, files)
 
     async def create(request: web.Request) -> web.Response:

@@ -49,11 +49,15 @@ ENDPOINTS: dict[str, Callable[[Backend, bytes], Awaitable[Completion]]] = {
 
 
 class Batches:
-    """The batches of a server, and the tasks that run them."""
+    """The batches of a server, and the tasks that run them.
 
-    def __init__(self, backend: Backend, files: FileStore) -> None:
+    is_draining: whether the server drains, so that requests that have not begun wait for its end.
+    """
+
+    def __init__(self, backend: Backend, files: FileStore, is_draining: Callable[[], bool]) -> None:
         self._backend = backend
         self._files = files
+        self._is_draining = is_draining
         self._batches: dict[str, Batch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_closing = False
@@ -138,6 +142,8 @@ class Batches:
 
         async def work(rest: Iterator[tuple[int, Line]]) -> None:
             for place, line in rest:
+                if self._is_draining():
+                    await asyncio.Event().wait()
                 outcomes[place] = outcome = await self._outcome(batch, line, deadline_s)
                 batch.count(outcome)
 

@@ -7,11 +7,17 @@ import json
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 
-from experiments.serve.batches.lines import read_lines
+from experiments.serve.batches.lines import MAX_LINES, read_lines
+from experiments.serve.batches.routes import window_of
+from experiments.serve.batches.runner import CONCURRENCY
 from experiments.serve.batches.store import FileStore
 from experiments.serve.errors import ApiError
-from tests.worlds.serving import complete, get, post, served
+from experiments.serve.stop import Stop
+from tests.worlds.serving import complete, get, make_job, post, served
 
 COMPLETIONS = "/v1/completions"
 
@@ -192,3 +198,101 @@ def test_store_has_a_limit():
         store.add(b"123456", "b", "batch")
     store.delete(kept.file_id)
     store.add(b"1234567890", "c", "batch")
+
+
+def test_a_batch_waits_while_no_replica_serves():
+    async def test(client):
+        while (await complete(client))[0] == 200:
+            pass
+        batch = await ended(client, (await create(client, line("a")))[1])
+        assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+
+    served(test, "failures=crash", "failures.events.0.at_s=1", "failures.events.0.duration_s=10")
+
+
+def test_online_requests_go_before_a_batch():
+    """One sequence at a time: an online request behind 20 of a batch is the next one, or the one after it."""
+
+    async def test(client):
+        text = "\n".join(line(f"r{i}", max_tokens=400) for i in range(20))
+        batch = (await create(client, text))[1]
+        while batch["request_counts"]["completed"] < 1:
+            batch = (await get(client, f"/v1/batches/{batch['id']}"))[1]
+        assert (await complete(client))[0] == 200
+        batch = (await get(client, f"/v1/batches/{batch['id']}"))[1]
+        assert batch["request_counts"]["completed"] <= 5
+
+    served(test, "scheduling=online_batch", "engine.max_num_seqs=1")
+
+
+FORMS = {
+    "empty": (b"", "multipart/form-data; boundary=x"),
+    "no boundary": (b"nonsense", "multipart/form-data"),
+    "half a part": (
+        b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\nhalf",
+        "multipart/form-data; boundary=x",
+    ),
+    "no header": (b"--x\r\n\r\n\xff", "multipart/form-data; boundary=x"),
+    "no form": (b"file=a&purpose=batch", "application/x-www-form-urlencoded"),
+}
+
+
+@pytest.mark.parametrize(("data", "kind"), FORMS.values(), ids=FORMS)
+def test_a_malformed_upload_is_an_error_of_the_client(data, kind):
+    async def test(client):
+        async with client.post("/v1/files", data=data, headers={"Content-Type": kind}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (400, 400)
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("24h", 86400), ("90s", 90), ("30m", 1800), ("30d", 2_592_000)]
+)
+def test_windows_are_read_in_their_units(text, seconds):
+    assert window_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "24", "0h", "-1h", "1.5h", "31d", "1e3s", "24h ", "999999999d", "\u0664h"]
+)
+def test_rejects_a_window_without_a_whole_number_and_unit(text):
+    with pytest.raises(ApiError, match="completion_window"):
+        window_of(text)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
+def test_any_file_is_read_or_has_mistakes(content):
+    lines, errors = read_lines(content, COMPLETIONS)
+    assert lines or errors
+
+
+@given(st.lists(st.text(min_size=1, max_size=20), min_size=1, unique=True, max_size=20))
+def test_right_files_are_read_in_order(ids):
+    lines, errors = read_lines("\n".join(map(line, ids)).encode(), COMPLETIONS)
+    assert not errors
+    assert [each.custom_id for each in lines] == ids
+
+
+def test_a_batch_has_a_limit_of_requests():
+    text = "\n".join(line(str(i)) for i in range(MAX_LINES + 1))
+    assert [each.code for each in read_lines(text.encode(), COMPLETIONS)[1]] == ["too_many_requests"]
+
+
+def test_a_draining_server_begins_no_more_requests_of_a_batch():
+    async def run():
+        job, stop = make_job("engine.max_num_seqs=4"), Stop()
+        fleet = job.fleet()
+        fleet.driver.start()
+        async with TestClient(TestServer(job.app(fleet, stop=stop))) as client:
+            text = "\n".join(line(f"r{i}", max_tokens=100) for i in range(1000))
+            await create(client, text)
+            while fleet.num_in_progress < CONCURRENCY:
+                await asyncio.sleep(0.001)
+            stop.set()
+            while fleet.num_in_progress:
+                await asyncio.sleep(0.001)
+        fleet.driver.stop()
+        assert len(fleet.simulation.close().requests) < 500
+
+    asyncio.run(run())
