@@ -82,6 +82,7 @@ class ScriptedServer:
         self._keeps_record = keeps_record
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # one per connection
 
     async def __aenter__(self) -> ScriptedServer:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port, backlog=4096)
@@ -89,6 +90,9 @@ class ScriptedServer:
 
     async def __aexit__(self, *unused: object) -> None:
         self.die()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def url(self) -> str:
@@ -103,7 +107,13 @@ class ScriptedServer:
         for writer in self._open:
             writer.transport.abort()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: if asyncio makes it, Python 3.11 logs an error where it is cancelled.
+        task = asyncio.create_task(self._requests(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while await self._one_request(reader, writer):
