@@ -13,21 +13,21 @@ whose token is discarded.
 
 from __future__ import annotations
 
+import warnings
+
 from policies.core.engine import EngineCore
-from policies.core.limits import RejectedError
 from policies.core.plan import AdapterLoad, StepOutcome, StepPlan, Transfer
-from policies.core.request import Branching, Prompt, Request
 from policies.core.sequence import FinishReason, Sequence, SequenceState
 from realengine.clock import Clock, WallClock
 from realengine.observer import Observer
-from realengine.policy_errors import policies_named, policies_of
+from realengine.policy_errors import fatal, policies_named, policies_of, reason_of
 from realengine.runner.executor import DeviceLostError
 from realengine.runner.launch import Launch
 from realengine.runner.runner import Runner
-from realengine.serving.answer import Answer, Output
+from realengine.serving.answer import Answer
 from realengine.serving.content_names import ContentNames
-from realengine.serving.sampling_params import SamplingParams, check_vocabulary
-from realengine.serving.stop_strings import WatchedText
+from realengine.serving.intake import Intake
+from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Tokenizer
 
 
@@ -55,9 +55,6 @@ class Engine:
             raise ValueError(f"max_iterations={max_iterations}: must be >= 1")
         self.core = core
         self.runner = runner
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._tokenizer = tokenizer
         self._overlap = overlap
         self._max_iterations = max_iterations
         self.clock = clock or WallClock()
@@ -65,14 +62,17 @@ class Engine:
         """Called for each event of the engine, if set."""
         self._answer_of: dict[Sequence, Answer] = {}
         self._names = ContentNames(core.block_pool.block_size)
+        self._intake = Intake(core, self._names, vocab_size, eos_token_ids, tokenizer)
         self._next_id = 0
         self.pause_s = 0.0
         """Seconds after a step in which there is nothing to do unless a request arrives."""
         self._pending: Launch | None = None  # launched; its tokens are not read yet
-        self._broken: RuntimeError | None = None
+        self._broken: Exception | None = None
         self._ended: list[Sequence] = []  # ended by tokens that were read; not yet committed to the core
         self._early: list[Sequence] = []  # those of them for which an overlapped engine's next commit is due
         self._parents: dict[int, tuple[int, ...]] = {}  # by request id, as in StepOutcome
+        self._faulty: list[Sequence] = []  # at which a policy has failed
+        core.contain_errors(self._note_fault)
 
     @property
     def policies(self) -> dict[str, object]:
@@ -104,67 +104,57 @@ class Engine:
         """Adds a request; a request that cannot be served is returned as ended, with the reason as its error.
 
         lora: name of its adapter. arrival_s: time on the engine's clock; None: now. deadline_s: deadline of
-        the output on the same clock, for policies that use it. cache_salt: other salts share no KV.
+        the output on the same clock, for policies that use it. cache_salt: other salts share no KV. Errors of
+        policies about this request are its errors, too. Raises ValueError for params of another type.
         """
-        logprobs = params.logprobs is not None
-        outputs = [Output(index, logprobs=[] if logprobs else None) for index in range(params.n)]
-        answer = Answer(self._next_id, list(prompt_tokens), params, outputs, lora, cache_salt=cache_salt)
-        answer.alive = list(outputs)
-        own_stops = frozenset(params.stop_token_ids)
-        answer.stop_tokens = own_stops if params.ignore_eos else own_stops | self._eos_token_ids
+        answer = self._intake.answer(self._next_id, prompt_tokens, params, lora, cache_salt)
         self._next_id += 1
         try:
             if self._broken is not None:
                 raise ValueError(f"the engine has failed: {self._broken}; create a new engine")
-            self._watch(answer)
-            check_vocabulary(answer.prompt_tokens, params, self._vocab_size)
-            if params.n > 1 and not self.core.block_pool.shares_branches:
-                raise ValueError(f"n={params.n}: caching.shares_branches=false works in simulations only")
-            answer.segments = self._names.name(answer.prompt_tokens, lora, cache_salt)
-            answer.answer_id = self._names.new_id()
-            request = Request(
-                request_id=answer.request_id,
-                arrival_s=self.clock.now() if arrival_s is None else arrival_s,
-                prompt=Prompt(len(answer.prompt_tokens), answer.segments),
-                max_tokens=params.max_tokens,
-                priority=priority,
-                tenant=tenant,
-                deadline_s=deadline_s,
-                answer_id=answer.answer_id if params.n == 1 else None,
-                branching=Branching(params.n) if params.n > 1 else None,
-                adapter=lora,
-            )
-            self.core.bounds_of(request)
-        except (RejectedError, ValueError) as error:
-            answer.error = str(error)
+            now = self.clock.now() if arrival_s is None else arrival_s
+            seq = self.core.add(self._intake.request(answer, priority, tenant, now, deadline_s))
+        except Exception as error:
+            if self.core.find(answer.request_id) is not None:  # a part of it is in the queue
+                self.fail(error)
+                raise
+            answer.error = reason_of(error, self.policies)
             answer.end("error")
             return answer
-        seq = self.core.add(request)
         self._answer_of[seq] = answer
         if self.observer is not None:
             self.observer.entered(seq, self.clock.now())
         return answer
 
+    @fatal
     @policies_named
     def abort(self, request_id: int) -> None:
         """Aborts a request; nothing happens if it has ended."""
+        if self._broken is not None:
+            return
         seq = self._take_out(request_id, FinishReason.aborted)
         if seq is not None:
             self._end_all(seq, "aborted")
 
+    @fatal
     @policies_named
     def step(self) -> list[Answer]:
-        """Runs one launch; returns the answers with new tokens or ends, none if there is nothing to do."""
+        """Runs one launch; returns the answers with new tokens or ends, none if there is nothing to do.
+
+        Raises PolicyError for a policy that fails at a whole step; the engine then refuses all work.
+        """
         self.pause_s = 0.0
         if self._broken is not None:
             return []
-        now = self.clock.now()
-        plan = self.core.plan(now)
+        return (self._end_faulty() if self._faulty else []) + self._step()
+
+    def _step(self) -> list[Answer]:
+        plan = self.core.plan(now := self.clock.now())
         try:
             self._move(self.core.take_transfers())
             self._load(self.core.take_adapter_loads())
         except RuntimeError as error:  # the content of host memory is unknown now
-            return self._break(error)
+            return self.fail(error)
         if plan is None:
             if self.observer is not None:
                 self.observer.waited(now)
@@ -177,14 +167,14 @@ class Engine:
         try:
             launch = self.runner.launch(plan, num_iterations)
         except DeviceLostError as error:
-            return self._break(error)
+            return self.fail(error)
         except RuntimeError as error:  # such as out of memory
             return self._fail(plan, error)
         changed: list[Answer] = []
         try:
             self._read_due(launch, plan, changed)
         except RuntimeError as error:  # from a kernel, after which the device computes nothing
-            return changed + self._break(error)
+            return changed + self.fail(error)
         self._commit(plan, num_iterations)
         return changed
 
@@ -216,7 +206,7 @@ class Engine:
             try:
                 changed = self._read(pending)
             except RuntimeError as error:
-                return self._break(error)
+                return self.fail(error)
             self._commit_late_ends()
         elif not self.core.arrived:
             self.pause_s = max(0.0, self.core.wake_s - self.clock.now())
@@ -342,6 +332,25 @@ class Engine:
             if branch != before:
                 self._fill_slot(seq, branch, answer)
 
+    def _note_fault(self, seq: Sequence, error: Exception) -> None:
+        """Notes that a policy has failed at a sequence, which ends before the next plan."""
+        reason = reason_of(error, self.policies)
+        answer = self._answer_of.get(seq)
+        if answer is None:
+            warnings.warn(f"request {seq.request_id} has ended already, but {reason}", stacklevel=2)
+        elif answer.error is None:
+            answer.error = reason
+            self._faulty.append(seq)
+
+    def _end_faulty(self) -> list[Answer]:
+        """Ends the requests at which policies have failed."""
+        faulty, self._faulty = self._faulty, []
+        answers = [self._answer_of[seq] for seq in faulty if seq in self._answer_of]
+        for seq in faulty:
+            self._take_out(seq.request_id, FinishReason.aborted)
+            self._end_all(seq, "error")
+        return answers
+
     def _fail(self, plan: StepPlan, error: RuntimeError) -> list[Answer]:
         """Ends the sequences of a failed launch with the error; the others continue."""
         changed = []
@@ -350,7 +359,7 @@ class Engine:
             try:
                 changed = self._read(pending)
             except RuntimeError as broken:
-                return self._break(broken)
+                return self.fail(broken)
         for seq in self.core.cancel(plan):
             if seq in self._answer_of:
                 changed.append(self._answer_of[seq])
@@ -359,7 +368,7 @@ class Engine:
         self._commit_late_ends()
         return changed
 
-    def _break(self, error: RuntimeError) -> list[Answer]:
+    def fail(self, error: Exception) -> list[Answer]:
         """Ends all unfinished requests, and rejects later ones, with the error: the engine cannot recover."""
         self._broken = error
         lost = list(self._answer_of.values())
@@ -377,22 +386,13 @@ class Engine:
             # The newest token's KV was never computed, so no request can find it.
             known = answer.prompt_tokens + answer.outputs[0].tokens[:-1]
             self._names.learn(known, answer.segments, answer.answer_id, answer.lora, answer.cache_salt)
-        answer.end(reason)
+        answer.end("error" if answer.error is not None else reason)
 
     def _take_out(self, request_id: int, reason: FinishReason) -> Sequence | None:
         seq = self.core.abort(request_id, reason)
         if seq is not None and self.observer is not None:
             self.observer.left(seq, reason, self.clock.now())
         return seq
-
-    def _watch(self, answer: Answer) -> None:
-        """Watches for the request's stop strings in its outputs, if it has any."""
-        if not answer.params.stop:
-            return
-        if self._tokenizer is None:
-            raise ValueError("stop: a model with random weights has no tokenizer; use stop_token_ids")
-        for output in answer.outputs:
-            output.watched = WatchedText(self._tokenizer, answer.params.stop, self._eos_token_ids)
 
 
 def _has_branches(plan: StepPlan) -> bool:

@@ -1,4 +1,4 @@
-"""Names the user's policy that has failed in the engine, and the line of its file."""
+"""Names the user's policy that has failed, and the line of its file; ends an engine that cannot go on."""
 
 from __future__ import annotations
 
@@ -39,6 +39,39 @@ def policies_named(method: Callable[Concatenate[S, P], R]) -> Callable[Concatena
             raise found from error
 
     return call
+
+
+class CanFail(HasPolicies, Protocol):
+    """An engine that can be ended by an error."""
+
+    def fail(self, error: Exception) -> object:
+        """Ends all requests with the error, and refuses later ones."""
+        ...
+
+
+E = TypeVar("E", bound=CanFail)
+
+
+def fatal(method: Callable[Concatenate[E, P], R]) -> Callable[Concatenate[E, P], R]:
+    """Makes an error of a method end the engine: it is raised, and refuses all further work."""
+
+    @wraps(method)
+    def call(self: E, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.fail(error)
+            raise
+
+    return call
+
+
+def reason_of(error: Exception, policies: Mapping[str, object]) -> str:
+    """Returns the sentence about an error that has ended one request."""
+    found = failure(error, _named(policies))
+    if found is not None:
+        return str(found)
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def policies_of(core: EngineCore) -> dict[str, object]:

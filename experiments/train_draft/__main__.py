@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts = settings.num_prompts, settings.num_held_out, settings.seed
         texts = built_in(*counts) if options.prompts is None else from_file(options.prompts, *counts)
         tokenizer = Model.of(settings.model).tokenizer
-        assert tokenizer is not None, "a checkpoint has a tokenizer"
+        if tokenizer is None:
+            raise ValueError(f"--model {settings.model}: has no tokenizer.json, which the prompts need")
         prompts, held_out = ([_asked(tokenizer, text) for text in each] for each in texts)
         run(settings, prompts, held_out, lambda line: print(line, flush=True))
     except (ValueError, ImportError, RuntimeError) as error:

