@@ -27,6 +27,7 @@ from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.settings.override import Override
+from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 from sim.workload.base import WorkloadNotes
@@ -145,6 +146,9 @@ class ServeJob:
                 on_ready=lambda url: console.print(f"{url}  (Ctrl-C stops)", highlight=False),
             )
         fleet.driver.stop()
+        if fleet.driver.failure is not None:
+            with policy_errors(self.scenario):
+                raise fleet.driver.failure
         return fleet.simulation.close()
 
 

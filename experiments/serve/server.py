@@ -21,7 +21,13 @@ async def listen(app: web.Application, host: str, port: int, name: str = "port")
     port: 0 for any free one. name: of the port, for messages. Raises ConfigError if the address cannot be
     used.
     """
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.1,
+        auto_decompress=False,  # as in vLLM; a small body could become a large one
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, backlog=BACKLOG).start()

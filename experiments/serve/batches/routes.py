@@ -14,7 +14,7 @@ from experiments.serve.batches.batch import Batch
 from experiments.serve.batches.runner import ENDPOINTS, Batches
 from experiments.serve.batches.store import FileStore
 from experiments.serve.errors import ApiError
-from experiments.serve.http.fields import parse
+from experiments.serve.http.body import fields_of
 
 PURPOSE = "batch"
 MAX_LISTED = 10_000
@@ -43,7 +43,7 @@ def add_batch_routes(app: web.Application, backend: Backend, is_draining: Callab
     add_file_routes(app, files)
 
     async def create(request: web.Request) -> web.Response:
-        fields = parse(BatchFields, await request.read())
+        fields = await fields_of(request, BatchFields)
         if fields.endpoint not in ENDPOINTS:
             raise ApiError(
                 f"endpoint={fields.endpoint[:80]}: must be one of {', '.join(ENDPOINTS)}", param="endpoint"

@@ -7,7 +7,7 @@ from typing import Annotated, Protocol
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from experiments.serve.http.fields import parse
+from experiments.serve.http.body import fields_of
 
 MAX_RANK = 1 << 16
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -48,12 +48,12 @@ def add_adapter_routes(app: web.Application, control: AdapterControl) -> None:
     """Adds the routes."""
 
     async def load(request: web.Request) -> web.Response:
-        fields = parse(LoadFields, await request.read())
+        fields = await fields_of(request, LoadFields)
         control.load_adapter(fields.lora_name, fields.rank, replaces=fields.load_inplace)
         return web.Response(text=f"Success: LoRA adapter '{fields.lora_name}' added successfully.")
 
     async def unload(request: web.Request) -> web.Response:
-        fields = parse(UnloadFields, await request.read())
+        fields = await fields_of(request, UnloadFields)
         control.unload_adapter(fields.lora_name)
         return web.Response(text=f"Success: LoRA adapter '{fields.lora_name}' removed successfully.")
 

@@ -19,6 +19,7 @@ from experiments.serve.http.completions import complete
 from experiments.serve.page.handler import page
 
 MAX_BODY_BYTES = 64 << 20
+MAX_REASON_CHARS = 300
 OPEN_PATHS = ("/", "/health", "/health/ready", "/ping", "/version", "/metrics")
 """Paths that need no key."""
 
@@ -69,7 +70,10 @@ async def _errors(request: web.Request, handler: Next) -> web.StreamResponse:
     except ConnectionError:
         raise  # the client has gone
     except web.HTTPException as error:
-        found = ApiError(error.reason, HTTPStatus(error.status))
+        allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+        found = ApiError(error.reason, HTTPStatus(error.status), headers=allowed)
+    except web.RequestPayloadError as error:
+        found = ApiError(f"The body cannot be read: {' '.join(str(error).split())}"[:MAX_REASON_CHARS])
     except Exception:
         _LOG.exception("A request has failed because of a bug.")
         found = ApiError("The server failed; its log has the reason.", HTTPStatus.INTERNAL_SERVER_ERROR)

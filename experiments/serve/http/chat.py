@@ -7,15 +7,16 @@ from typing import Any
 from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
+from experiments.serve.http.body import fields_of
 from experiments.serve.http.common import Completion, Identity, generations_of
-from experiments.serve.http.fields import ChatFields, parse
+from experiments.serve.http.fields import ChatFields
 from experiments.serve.http.outputs import WholeOutput
 from experiments.serve.http.prompts import chat_prompt_of, served_model
 
 
 async def chat(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Answers one request. Raises ApiError."""
-    fields = parse(ChatFields, await request.read())
+    fields = await fields_of(request, ChatFields)
     completion = await chat_of(fields, backend, request.headers.get("X-Request-Id"))
     return await completion.respond(request, backend)
 

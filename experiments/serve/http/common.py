@@ -18,6 +18,8 @@ from experiments.serve.http.fields import CommonFields, StreamOptions
 from experiments.serve.http.outputs import Usage, WholeOutput, copies, deltas_of, whole_outputs
 
 MAX_ID_CHARS = 200
+MAX_OUTPUTS = 4096
+"""Outputs of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Identity:
     @classmethod
     def of(cls, header: str | None, fields: CommonFields, prefix: str) -> Identity:
         """Returns the id that the client gives, in the header x-request-id or in the body, or a new one."""
-        given = header or fields.request_id or uuid4().hex
-        given = "".join(char for char in given if char.isprintable())[:MAX_ID_CHARS]
+        given = (header or fields.request_id or "")[:MAX_ID_CHARS]
+        given = "".join(char for char in given if char.isprintable()) or uuid4().hex
         return cls(given, f"{prefix}-{given}", int(time()))
 
 
@@ -44,6 +46,12 @@ def generations_of(
     default_tokens: int | None,
 ) -> list[Generation]:
     """Returns the generations of a request, those of the first prompt first. Raises ApiError."""
+    if len(prompts) * fields.n > MAX_OUTPUTS:
+        raise ApiError(
+            f"n={fields.n}: {len(prompts)} prompts would have {len(prompts) * fields.n} outputs, and a "
+            f"request has at most {MAX_OUTPUTS}",
+            param="n",
+        )
     found: list[Generation] = []
     for place, prompt in enumerate(prompts):
         generation = Generation(

@@ -8,15 +8,16 @@ from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
 from experiments.serve.errors import ApiError
+from experiments.serve.http.body import fields_of
 from experiments.serve.http.common import Completion, Identity, generations_of
-from experiments.serve.http.fields import DEFAULT_COMPLETION_TOKENS, CompletionFields, parse
+from experiments.serve.http.fields import DEFAULT_COMPLETION_TOKENS, CompletionFields
 from experiments.serve.http.outputs import WholeOutput
 from experiments.serve.http.prompts import prompts_of, served_model
 
 
 async def complete(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Answers one request. Raises ApiError."""
-    fields = parse(CompletionFields, await request.read())
+    fields = await fields_of(request, CompletionFields)
     completion = await completion_of(fields, backend, request.headers.get("X-Request-Id"))
     return await completion.respond(request, backend)
 

@@ -17,6 +17,9 @@ from experiments.serve.errors import ApiError
 
 MAX_N = 128
 MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_NAME_CHARS = 1000
+"""Characters of a stop string, and of the names that a server keeps: users and cache salts."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Limit of the output tokens of a completion that sets none; a chat fills the context."""
 
@@ -24,9 +27,10 @@ _LOG = logging.getLogger("windtunnel.serve")
 _known_to_be_ignored: set[str] = set()
 
 Fields = TypeVar("Fields", bound=BaseModel)
-Whole = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Whole = Annotated[Int64, Field(ge=0)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
 class StreamOptions(BaseModel):
@@ -44,23 +48,23 @@ class CommonFields(BaseModel):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Int64, Field(ge=1)] | None = None
     min_tokens: Whole = 0
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[Int64, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    seed: Seed | None = None
-    stop: str | list[str] | None = None
+    seed: Int64 | None = None
+    stop: Name | Annotated[list[Name], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
-    priority: int = 0
-    user: str | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    priority: Int64 = 0
+    user: Name | None = None
+    cache_salt: Annotated[Name, Field(min_length=1)] | None = None
     request_id: str | None = None
     return_token_ids: bool = False
 
@@ -176,7 +180,7 @@ class ChatFields(CommonFields):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Int64, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from experiments.serve.backend import Backend
 from experiments.serve.errors import ApiError
-from experiments.serve.http.fields import DetokenizeFields, TokenizeFields, parse
+from experiments.serve.http.body import fields_of
+from experiments.serve.http.fields import DetokenizeFields, TokenizeFields
 from experiments.serve.http.prompts import chat_prompt_of, encoded, served_model
 
 STARTED = int(time())
@@ -53,7 +54,7 @@ async def load(request: web.Request, backend: Backend) -> web.StreamResponse:
 
 async def tokenize(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Returns the token ids of a prompt or of a conversation."""
-    fields = parse(TokenizeFields, await request.read())
+    fields = await fields_of(request, TokenizeFields)
     model, tokenizer = served_model(backend, fields.model), backend.tokenizer
     if fields.messages is not None:
         tokens = await chat_prompt_of(fields.messages, tokenizer, model.max_model_len)
@@ -69,6 +70,6 @@ async def tokenize(request: web.Request, backend: Backend) -> web.StreamResponse
 
 async def detokenize(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Returns the text of token ids."""
-    fields = parse(DetokenizeFields, await request.read())
+    fields = await fields_of(request, DetokenizeFields)
     served_model(backend, fields.model)
     return web.json_response({"prompt": backend.tokenizer.decode(fields.tokens, skip_special_tokens=False)})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from math import log
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from experiments.serve.backend import Tokenizer, TokenLogprob
 from experiments.serve.simulated.dataset import read_texts
@@ -23,23 +23,73 @@ WORDS = (  # a string, as a list would have a line per word
     "could my than first been call its now find long down day did get come made may part"
 )
 MIN_WORDS, MAX_WORDS = 50, 2000
+DRAWN_TOGETHER = 32
+LONG_TOKENS = 2000
+
+Piece = tuple[int, str]
+"""A token and the text that it adds."""
 
 
-@dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole output: its tokens, the text of each, and what ends it. logprob: of every token."""
+    """A whole output: its tokens, the text of each, and what ends it.
 
-    token_ids: Sequence[int]
-    texts: Sequence[str]
-    finish_reason: str
-    stop_reason: str | None = None
-    logprob: float = 0.0
-    others: Sequence[int] = ()
-    """Tokens that are as likely as each of the output's own."""
+    Tokens are drawn when they are first read, as clients ask for outputs that they never read to the end.
+    pieces: (token, text) of each token, num_tokens or more. logprob: of every token. others: tokens that are
+    as likely as each of the output's own.
+    """
+
+    def __init__(
+        self,
+        pieces: Iterable[Piece],
+        num_tokens: int,
+        finish_reason: str,
+        stop_reason: str | None = None,
+        *,
+        logprob: float = 0.0,
+        others: Sequence[int] = (),
+    ) -> None:
+        self._pieces = iter(pieces)
+        self._drawn: list[Piece] = []
+        self.num_tokens = num_tokens
+        self.finish_reason = finish_reason
+        self.stop_reason = stop_reason
+        self.logprob = logprob
+        self.others = others
+
+    def token_ids(self, start: int, end: int) -> tuple[int, ...]:
+        """Returns the tokens from start to end, all of which the output has."""
+        return tuple([token for token, _ in self._read(start, end)])
+
+    def text(self, start: int, end: int) -> str:
+        """Returns the text of the tokens from start to end."""
+        return "".join([text for _, text in self._read(start, end)])
 
     def logprobs(self, start: int, end: int, num_top: int) -> tuple[TokenLogprob, ...]:
         """Returns the log-probabilities of the tokens from start to end."""
-        return tuple(self._logprobs_of(token, num_top) for token in self.token_ids[start:end])
+        return tuple(self._logprobs_of(token, num_top) for token, _ in self._read(start, end))
+
+    async def stopped(self, stop: Sequence[str], min_tokens: int) -> Answer:
+        """Returns the output up to the first stop string after min_tokens; the string is not in its text.
+
+        A long output is searched in a thread, so that other requests go on.
+        """
+        if not stop:
+            return self
+        if self.num_tokens > LONG_TOKENS:
+            return await asyncio.to_thread(self._stopped, stop, min_tokens)
+        return self._stopped(stop, min_tokens)
+
+    def _stopped(self, stop: Sequence[str], min_tokens: int) -> Answer:
+        found = _first_stop(self._pieces, self.num_tokens, stop, min_tokens)
+        reasons = (self.finish_reason, None) if found.stop is None else ("stop", found.stop)
+        kept = len(found.pieces)
+        return Answer(found.pieces, kept, *reasons, logprob=self.logprob, others=self.others)
+
+    def _read(self, start: int, end: int) -> list[Piece]:
+        num_missing = end - len(self._drawn)
+        if num_missing > 0:
+            self._drawn += islice(self._pieces, num_missing)
+        return self._drawn[start:end]
 
     def _logprobs_of(self, token: int, num_top: int) -> TokenLogprob:
         likely = [token, *(other for other in self.others if other != token)]
@@ -67,27 +117,31 @@ class Answers:
         *,
         ends: bool,
         seed: int | None,
-        stop: Sequence[str] = (),
-        min_tokens: int = 0,
     ) -> Answer:
-        """Returns an output of num_tokens tokens, or shorter if a stop string occurs after min_tokens.
+        """Returns an output of num_tokens tokens.
 
         ends: whether it ends by itself there; otherwise a limit ends it. seed: of the request.
         """
         reason = "stop" if ends else "length"
-        answer = self._random(request_id, num_tokens, seed, reason)
-        if self._kind != "random":
-            source = prompt if self._texts is None else self._tokenizer.encode(next(self._texts))
-            tokens = list(islice(cycle(source or answer.token_ids), num_tokens))
-            answer = Answer(tokens, _pieces(self._tokenizer, tokens), reason)
-        return _stopped(answer, stop, min_tokens) if stop else answer
+        if self._kind == "random":
+            return self._random(request_id, num_tokens, seed, reason)
+        source = prompt if self._texts is None else self._tokenizer.encode(next(self._texts))
+        if not source:
+            return self._random(request_id, num_tokens, seed, reason)
+        return Answer(_pieces(self._tokenizer, source, num_tokens), num_tokens, reason)
 
     def _random(self, request_id: int, num_tokens: int, seed: int | None, reason: str) -> Answer:
         draws = Random(f"{self._seed} {request_id}" if seed is None else f"seed {seed}")
-        words = self._words
-        drawn = draws.choices(list(words), k=num_tokens)
-        likely = list(islice(words, 32))
-        return Answer(drawn, [words[token] for token in drawn], reason, None, -log(len(words)), likely)
+        words = list(self._words.items())
+        likely = list(islice(self._words, 32))
+        pieces = _drawn(draws, words)
+        return Answer(pieces, num_tokens, reason, logprob=-log(len(words)), others=likely)
+
+
+def _drawn(draws: Random, words: Sequence[Piece]) -> Iterator[Piece]:
+    """Yields words at random, without end."""
+    while True:
+        yield from draws.choices(words, k=DRAWN_TOGETHER)
 
 
 def _words_of(tokenizer: Tokenizer) -> dict[int, str]:
@@ -104,46 +158,48 @@ def _words_of(tokenizer: Tokenizer) -> dict[int, str]:
     return found or {0: tokenizer.decode([0])}
 
 
-def _pieces(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
-    """Returns the text that each token adds; the last token of a character adds it."""
-    pieces, pending = [], list[int]()
-    for token in token_ids:
+def _pieces(tokenizer: Tokenizer, source: Sequence[int], num_tokens: int) -> Iterator[Piece]:
+    """Yields num_tokens tokens, which repeat the source, and the text that each adds.
+
+    The last token of a character adds it.
+    """
+    pending: list[int] = []
+    for place, token in enumerate(islice(cycle(source), num_tokens), 1):
         pending.append(token)
         text = tokenizer.decode(pending)
-        if text.endswith("\ufffd") and len(pending) < 4:
-            pieces.append("")
+        if text.endswith("\ufffd") and len(pending) < 4 and place < num_tokens:
+            yield token, ""
             continue
-        pieces.append(text)
+        yield token, text
         pending.clear()
-    if pending:
-        pieces[-1] = tokenizer.decode(pending)
-    return pieces
 
 
-def _stopped(answer: Answer, stop: Sequence[str], min_tokens: int) -> Answer:
-    """Returns the output up to the first stop string, which is not part of the text."""
-    text, longest = "", max(map(len, stop))
-    for place, piece in enumerate(answer.texts):
-        start = max(0, len(text) - longest + 1)
-        text += piece
-        found = [(text.find(each, start), each) for each in stop if each in text[start:]]
-        if found and place + 1 > min_tokens:
+class _Found(NamedTuple):
+    """Tokens up to the end of a stop string, whose texts end before it; stop: None if there is none."""
+
+    pieces: list[Piece]
+    stop: str | None
+
+
+def _first_stop(pieces: Iterator[Piece], num_tokens: int, stop: Sequence[str], min_tokens: int) -> _Found:
+    """Returns the tokens up to the first stop string that ends after min_tokens, or all num_tokens."""
+    read: list[Piece] = []
+    recent, num_chars, longest = "", 0, max(map(len, stop))  # the text in which a new stop string may lie
+    for piece in islice(pieces, num_tokens):
+        read.append(piece)
+        recent = recent[-longest + 1 :] + piece[1] if longest > 1 else piece[1]
+        num_chars += len(piece[1])
+        found = [(recent.find(each), each) for each in stop if each in recent]
+        if found and len(read) > min_tokens:
             at, stopped_by = min(found)
-            return Answer(
-                answer.token_ids[: place + 1],
-                _cut(answer.texts[: place + 1], at),
-                "stop",
-                stopped_by,
-                answer.logprob,
-                answer.others,
-            )
-    return answer
+            return _Found(_cut(read, num_chars - len(recent) + at), stopped_by)
+    return _Found(read, None)
 
 
-def _cut(texts: Sequence[str], num_chars: int) -> list[str]:
-    """Returns the texts, cut after num_chars characters in all."""
+def _cut(pieces: Sequence[Piece], num_chars: int) -> list[Piece]:
+    """Returns the tokens with their texts, which are cut after num_chars characters in all."""
     kept = []
-    for text in texts:
-        kept.append(text[:num_chars])
-        num_chars -= len(kept[-1])
+    for token, text in pieces:
+        kept.append((token, text[:num_chars]))
+        num_chars -= len(kept[-1][1])
     return kept

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from math import inf
 from time import monotonic
 
+from policies.user_code.failure import note_time
 from sim.cluster.live import LiveSimulation
 
 AHEAD_S = 0.0005
@@ -34,6 +36,9 @@ class Driver:
         self._timer: asyncio.Handle | None = None
         self._timer_s = inf  # simulated time for which the timer is set
         self._warned_s = -inf
+        self.failure: Exception | None = None
+        """The error that has ended the simulation, such as one of a policy; its clock stands still."""
+        self.on_failure: list[Callable[[], None]] = []
         self.late_s = 0.0
         """Wall seconds by which the last processed event was late."""
         self.max_late_s = 0.0
@@ -60,7 +65,7 @@ class Driver:
 
     def wake(self) -> None:
         """Takes notice of an event that has been added to the simulation."""
-        if self._simulation.next_event_s < self._timer_s:
+        if self.failure is None and self._simulation.next_event_s < self._timer_s:
             self._arm()
 
     def _arm(self) -> None:
@@ -80,9 +85,20 @@ class Driver:
         self.max_late_s = max(self.max_late_s, self.late_s)
         if self.late_s > LATE_S:
             self._warn()
-        simulation.advance(now + AHEAD_S * self.time_scale, MAX_EVENTS)
         self._timer = None
-        self._arm()
+        try:
+            simulation.advance(now + AHEAD_S * self.time_scale, MAX_EVENTS)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._arm()
+
+    def _fail(self, error: Exception) -> None:
+        _LOG.error("The simulation has failed, and the server serves no more requests.", exc_info=error)
+        note_time(error, self._simulation.now)
+        self.failure = error
+        for notify in self.on_failure:
+            notify()
 
     def _warn(self) -> None:
         if monotonic() - self._warned_s > WARN_EVERY_S:

@@ -26,14 +26,18 @@ MAX_INDEXES = 1000
 """Pairs of adapter and cache salt whose contents are known, the last ones."""
 
 
+_FAILED = "the simulation has failed; the log of the server has the reason"
+
+
 class Output:
     """An output in progress: what the simulation has reported of it so far."""
 
-    __slots__ = ("answer", "end", "is_lost", "is_streamed", "news", "num_cached", "num_tokens")
+    __slots__ = ("answer", "end", "is_failed", "is_lost", "is_streamed", "news", "num_cached", "num_tokens")
 
     def __init__(self, answer: Answer, *, is_streamed: bool) -> None:
         self.answer = answer
         self.is_streamed = is_streamed
+        self.is_failed = False  # with the simulation
         self.is_lost = False  # its client has tokens of an output that begins again
         self.num_tokens = 0
         self.num_cached = 0
@@ -70,6 +74,7 @@ class SimulatedFleet:
             attach=self._attach_to,
         )
         self.driver = Driver(self.simulation, time_scale)
+        self.driver.on_failure.append(self._fail_all)
         self._ids = count()
         self._outputs: dict[int, Output] = {}
         self.on_begin: list[Callable[[int, Generation], None]] = []
@@ -105,11 +110,15 @@ class SimulatedFleet:
         return len(self._outputs)
 
     def unhealthy_because(self) -> str | None:
+        if self.driver.failure is not None:
+            return _FAILED
         if self.simulation.fleet.serving:
             return None
         return "no replica serves; all are starting or down"
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        if self.driver.failure is not None:
+            raise ApiError(_FAILED, HTTPStatus.SERVICE_UNAVAILABLE)
         sampling, prompt = generation.sampling, generation.prompt_token_ids
         if generation.priority and not self._has_priorities:
             raise ApiError(
@@ -128,9 +137,8 @@ class SimulatedFleet:
             num_tokens,
             ends=ends,
             seed=sampling.seed,
-            stop=sampling.stop,
-            min_tokens=sampling.min_tokens,
         )
+        answer = await answer.stopped(sampling.stop, sampling.min_tokens)
         now, window_s = self.driver.at(generation.received_s), generation.window_s
         index = self._index(generation, adapter)
         segments = index.segments(prompt)
@@ -149,15 +157,15 @@ class SimulatedFleet:
         output = self._outputs[request_id] = Output(answer, is_streamed=generation.streamed)
         for notify in self.on_begin:
             notify(request_id, generation)
-        self.simulation.add(Arrival(request, len(answer.token_ids)))
+        self.simulation.add(Arrival(request, answer.num_tokens))
         self.driver.wake()
         try:
             async for delta in _deltas(output, sampling.logprobs):
                 yield delta
-            index.finish(prompt, segments, request_id, answer.token_ids[: output.num_tokens])
+            index.finish(prompt, segments, request_id, answer.token_ids(0, output.num_tokens))
         finally:
             del self._outputs[request_id]
-            if output.end is None:
+            if output.end is None and self.driver.failure is None:
                 self.simulation.abort(request_id)
                 self.driver.wake()
             for notify in self.on_close:
@@ -168,6 +176,11 @@ class SimulatedFleet:
         for request_id in list(self._outputs):
             self.simulation.abort(request_id)
         self.driver.wake()
+
+    def _fail_all(self) -> None:
+        for output in self._outputs.values():
+            output.is_failed = True
+            output.news.set()
 
     # What the simulation reports.
 
@@ -214,6 +227,8 @@ async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[De
         await output.news.wait()
         output.news.clear()
         end, ended = output.num_tokens, output.end
+        if output.is_failed:
+            raise ApiError(_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
         if output.is_lost:
             raise ConnectionReset("its replica crashed")
         if ended is not None and ended.status is Status.rejected:
@@ -222,8 +237,8 @@ async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[De
             continue
         reason = None if ended is None else _finish_reason(answer, ended)
         yield Delta(
-            "".join(answer.texts[start:end]),
-            tuple(answer.token_ids[start:end]),
+            answer.text(start, end),
+            answer.token_ids(start, end),
             () if num_logprobs is None else answer.logprobs(start, end, num_logprobs),
             reason,
             answer.stop_reason if reason == "stop" else None,
@@ -237,7 +252,7 @@ async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[De
 def _finish_reason(answer: Answer, ended: Ended) -> str:
     if ended.status is Status.aborted:
         return "abort"
-    if ended.reason == "length" or ended.num_output_tokens < len(answer.token_ids):
+    if ended.reason == "length" or ended.num_output_tokens < answer.num_tokens:
         return "length"
     return answer.finish_reason
 

@@ -39,6 +39,7 @@ class Client:
     async def post(self, path, body, **headers):
         """Returns the status and the JSON of a response. body: sent as JSON, or as it is if it is bytes."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} | headers
         async with self.client.post(path, data=data, headers=headers) as response:
             return response.status, await response.json()
 

@@ -152,9 +152,9 @@ def test_second_turn_of_a_chat_finds_its_history_in_the_cache(served):
 
 def test_request_id_of_the_client_is_kept(served):
     async def test(client):
-        data = b'{"prompt": "x", "max_tokens": 1}'
+        body = {"prompt": "x", "max_tokens": 1}
         async with client.client.post(
-            "/v1/completions", data=data, headers={"X-Request-Id": "mine"}
+            "/v1/completions", json=body, headers={"X-Request-Id": "mine"}
         ) as response:
             return response.headers["X-Request-Id"], (await response.json())["id"]
 
@@ -209,6 +209,20 @@ BAD = {
     "min_tokens": ({"prompt": "x", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens"),
     "model": ({"prompt": "x", "model": "nope"}, 404, "model"),
     "priority": ({"prompt": "x", "priority": 3}, 400, "priority"),
+    "priority of 2^63": ({"prompt": "x", "priority": 1 << 63}, 400, "priority"),
+    "seed of 2^64": ({"prompt": "x", "seed": 1 << 64}, 400, "seed"),
+    "max_tokens of 4,000 digits": (
+        b'{"prompt": "x", "max_tokens": 1' + b"0" * 4000 + b"}",
+        400,
+        "max_tokens",
+    ),
+    "an integer of 5,000 digits": (b'{"prompt": "x", "top_k": 1' + b"0" * 5000 + b"}", 400, "top_k"),
+    "many outputs": ({"prompt": ["x"] * 1000, "n": 128, "max_tokens": 100_000}, 400, "n"),
+    "many stop strings": ({"prompt": "x", "stop": ["a"] * 65}, 400, "stop"),
+    "a long user": ({"prompt": "x", "user": "a" * 10_000}, 400, "user"),
+    "a long salt": ({"prompt": "x", "cache_salt": "a" * 10_000}, 400, "cache_salt"),
+    "deep": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, None),
+    "a lone surrogate": (b'{"prompt": "\\ud800"}', 400, None),
 }
 
 

@@ -1,5 +1,6 @@
 """The parts of the simulated back end: the approximate tokenizer, contents, outputs and their lengths."""
 
+import asyncio
 import json
 from itertools import pairwise
 
@@ -73,30 +74,44 @@ def test_next_turn_repeats_the_name_of_the_output():
     assert ContentIndex("salt").segments(prompt) != segments
 
 
-def write(kind, num_tokens, tmp_path=None, **options):
-    answers = Answers(kind, TOKENIZER, 0, tmp_path)
+def write(kind, num_tokens, **options):
+    answers = Answers(kind, TOKENIZER, 0)
     return answers.write(3, TOKENIZER.encode("Good day."), num_tokens, ends=True, seed=None, **options)
 
 
+def text_of(answer):
+    return answer.text(0, answer.num_tokens)
+
+
 @pytest.mark.parametrize("kind", ["random", "echo"])
-def test_texts_of_tokens_make_up_the_text(kind):
-    answer = write(kind, 50)
-    assert len(answer.token_ids) == len(answer.texts) == 50
-    assert "".join(answer.texts) == TOKENIZER.decode(answer.token_ids)
-    assert write(kind, 50) == answer
+@given(st.lists(st.integers(0, 100), max_size=5))
+def test_texts_of_tokens_make_up_the_text_however_they_are_read(kind, places):
+    answer, again = write(kind, 100), write(kind, 100)
+    borders = [0, *sorted(places), 100]
+    parts = [(answer.token_ids(*pair), answer.text(*pair)) for pair in pairwise(borders)]
+    tokens = [token for part, _ in parts for token in part]
+    assert len(tokens) == 100
+    assert "".join(text for _, text in parts) == TOKENIZER.decode(tokens) == text_of(again)
+    assert again.token_ids(0, 100) == tuple(tokens)
+
+
+def test_a_long_output_is_drawn_as_it_is_read():
+    answer = write("random", 10**15)
+    assert answer.num_tokens == 10**15
+    assert len(answer.token_ids(0, 3)) == 3
 
 
 def test_echo_repeats_the_prompt():
-    assert "".join(write("echo", 9).texts).startswith("Good day.Good day.")
+    assert text_of(write("echo", 9)).startswith("Good day.Good day.")
 
 
 def test_dataset_is_repeated_in_order(tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(json.dumps({"text": text}) for text in ("naïve", "日本語")))
     answers = Answers("dataset", TOKENIZER, 0, file)
-    written = [answers.write(i, [1], 6, ends=True, seed=None) for i in range(3)]
-    assert "".join(written[0].texts).startswith("naïve")
-    assert "".join(written[1].texts).startswith("日本語")
+    written = [text_of(answers.write(i, [1], 6, ends=True, seed=None)) for i in range(3)]
+    assert written[0].startswith("naïve")
+    assert written[1].startswith("日本語")
     assert written[2] == written[0]
 
 
@@ -115,20 +130,26 @@ def test_bad_dataset_is_refused_with_its_line(tmp_path, content, message):
 
 @given(st.integers(1, 30), st.integers(0, 30), st.data())
 def test_stop_string_ends_an_output_at_its_first_place(num_tokens, min_tokens, data):
-    whole = "".join(write("random", num_tokens).texts)
+    whole = text_of(write("random", num_tokens))
     start = data.draw(st.integers(0, len(whole) - 1))
     stop = whole[start : start + data.draw(st.integers(1, 8))]
-    answer = write("random", num_tokens, stop=[stop, "@@"], min_tokens=min_tokens)
-    text = "".join(answer.texts)
-    assert len(answer.texts) == len(answer.token_ids)
+    answer = asyncio.run(write("random", num_tokens).stopped([stop, "@@"], min_tokens))
+    text = text_of(answer)
+    assert len(answer.token_ids(0, num_tokens)) == answer.num_tokens
     assert whole.startswith(text)
-    if len(answer.token_ids) == num_tokens and answer.stop_reason is None:
+    if answer.num_tokens == num_tokens and answer.stop_reason is None:
         assert text == whole
         assert min_tokens >= 1
     else:
-        assert len(answer.token_ids) > min_tokens
+        assert answer.num_tokens > min_tokens
         assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
         assert whole[len(text) :].startswith(stop)
+
+
+def test_a_long_output_is_searched_for_stop_strings_too():
+    answer = write("random", 5000)
+    word = text_of(write("random", 5000)).split()[7]
+    assert asyncio.run(answer.stopped([word, "@@"], 0)).num_tokens <= 8
 
 
 class Workload:
@@ -156,5 +177,5 @@ def test_length_is_within_the_limits(max_tokens, min_tokens, ignore_eos):
 
 def test_pairs_of_words_differ_between_requests():
     answers = Answers("random", TOKENIZER, 0)
-    written = [tuple(answers.write(i, [1], 20, ends=True, seed=None).token_ids) for i in range(5)]
+    written = [answers.write(i, [1], 20, ends=True, seed=None).token_ids(0, 20) for i in range(5)]
     assert all(a != b for a, b in pairwise(written))

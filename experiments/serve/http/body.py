@@ -1,0 +1,21 @@
+"""Reads the body of a request as the fields of its route."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from experiments.serve.errors import ApiError
+from experiments.serve.http.fields import Fields, parse
+
+JSON = "application/json"
+
+
+async def fields_of(request: web.Request, kind: type[Fields]) -> Fields:
+    """Returns the fields of a JSON body. Raises ApiError.
+
+    As in vLLM, the body must be declared as JSON. Pages of other sites cannot do this, so a browser lets none
+    of them use a server on its machine.
+    """
+    if "Content-Type" not in request.headers or request.content_type != JSON:
+        raise ApiError(f"Unsupported Media Type: Only '{JSON}' is allowed")
+    return parse(kind, await request.read())
