@@ -71,6 +71,7 @@ def _executor(setup: Setup, settings: SpeculationSettings) -> tuple[SpeculativeE
     context = DrafterContext(
         target=decoder,
         architecture=cut(architecture),
+        source=None,
         backend=TRITON,
         dtype=dtype,
         kv_dtype=KV_DTYPES.get(setup.kv_cache_dtype, dtype),

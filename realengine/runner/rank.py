@@ -65,6 +65,7 @@ def build_executor(
         context = DrafterContext(
             target=decoder,
             architecture=architecture,
+            source=model.source,
             backend=backend,
             dtype=dtype,
             kv_dtype=kv_dtype,

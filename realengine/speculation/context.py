@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ class DrafterContext:
 
     target: Decoder
     architecture: Architecture
+    source: Path | None
+    """The target's checkpoint; None: it has random weights."""
     backend: Backend
     dtype: torch.dtype
     kv_dtype: torch.dtype

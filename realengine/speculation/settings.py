@@ -30,6 +30,7 @@ from policies.speculation.view import PassSeconds
 from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import are_whole, is_number, is_whole
 from realengine.speculation.host import HostDrafter
+from realengine.speculation.vllm_keys import OTHER_METHODS, defaults_of, without_defaults
 
 PROPOSERS: dict[str, Callable[..., Proposer]] = {
     each.method: each
@@ -52,7 +53,7 @@ VALUES: dict[Any, tuple[Callable[[Any], bool], str]] = {
 }
 """Of each type of a setting: what a value must be."""
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
-NEEDS_MODEL = (DraftModel, SpecinferTree, Eagle, Eagle3, Medusa, Mtp)
+NEEDS_MODEL = (DraftModel, SpecinferTree, Eagle, Eagle3, Medusa)
 MAY_DRAW = (DraftModel, SelfSpeculative)
 
 DraftSource = str | Path | Architecture
@@ -67,7 +68,7 @@ class SpeculationSettings:
     """Its `draft`, the cost of a draft, is read by simulations only."""
     draft_length: DraftLength = field(default_factory=Fixed)
     models: tuple[DraftSource, ...] = ()
-    """The models, heads or layers that draft: several only for specinfer_tree."""
+    """The models, heads or layers that draft: several only for specinfer_tree; none for mtp: the target's."""
     draft_sample_method: str = "greedy"
     """greedy: a draft model drafts its likeliest token; probabilistic: it draws from its distribution."""
     skipped_layers: tuple[int, ...] | None = None
@@ -101,7 +102,7 @@ class SpeculationSettings:
             raise ValueError(f"host: drafts chains, and method={method} drafts a tree; choose method=ngram")
         if isinstance(self.proposer, NEEDS_MODEL) and self.host is None and not self.models:
             raise ValueError(f"model: method={method} needs the folder of its weights; set model")
-        if not isinstance(self.proposer, NEEDS_MODEL) and self.models:
+        if not isinstance(self.proposer, (*NEEDS_MODEL, Mtp)) and self.models:
             raise ValueError(f"model={self.models[0]}: method={method} drafts without a model; remove it")
         if len(self.models) > 1 and not isinstance(self.proposer, SpecinferTree):
             raise ValueError(f"model: method={method} drafts with one model, not {len(self.models)}")
@@ -128,9 +129,11 @@ class SpeculationSettings:
         method = config.get("method", "draft_model" if "model" in config else None)
         name = "mtp" if isinstance(method, str) and method.endswith("_mtp") else method
         if not isinstance(name, str) or name not in PROPOSERS:
+            where = "is vLLM's, and this engine has it not" if name in OTHER_METHODS else "is not known"
             raise ValueError(
-                f"speculative_config: method={method} is not known; must be one of {', '.join(PROPOSERS)}"
+                f"speculative_config: method={method} {where}; must be one of {', '.join(PROPOSERS)}"
             )
+        config = without_defaults(config)
         proposer_class = PROPOSERS[name]
         types = {each.name: each for each in fields(proposer_class) if each.init}  # type: ignore[arg-type]
         own = [key for key in types if key not in ("draft", "model", "tree")]
@@ -143,6 +146,7 @@ class SpeculationSettings:
                 )
         hints = get_type_hints(proposer_class)
         given = {key: _checked(key, config[key], hints[key]) for key in own if key in config}
+        given = defaults_of(name, given) | given
         others = {key: _checked(key, config[key], hint) for key, hint in OTHER_TYPES.items() if key in config}
         tree = config.get("speculative_token_tree")
         if tree is not None:

@@ -94,8 +94,12 @@ def load_weights(
         checkpoint, names = _open(source)
         weights = expected(architecture, names)
         packed = architecture.packed
+        ignored = _mtp_names(checkpoint, architecture.num_layers)
         _check(
-            weights, checkpoint, packed, ignored=[names["head"]] if architecture.tie_word_embeddings else []
+            weights,
+            checkpoint,
+            packed,
+            ignored=[*ignored, names["head"]] if architecture.tie_word_embeddings else ignored,
         )
 
         def made(weight: Weight, share: Weight) -> torch.Tensor | QuantisedWeight:
@@ -170,6 +174,18 @@ def _check(
             f"{checkpoint.where(extra[0])}: unknown to this architecture, so outputs would be wrong: "
             f"{_some(extra)}"
         )
+
+
+def _mtp_names(checkpoint: Checkpoint, num_layers: int) -> list[str]:
+    """Returns the tensors of modules for multi-token prediction, which only a draft reads.
+
+    They are `mtp.*`, or layers behind the model's own, each with a projection `eh_proj`.
+    """
+    prefixes = ["mtp."]
+    while f"model.layers.{num_layers}.eh_proj.weight" in checkpoint.shapes:
+        prefixes.append(f"model.layers.{num_layers}.")
+        num_layers += 1
+    return [name for name in checkpoint.shapes if name.startswith(tuple(prefixes))]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,9 +1,10 @@
 """Medusa's heads, in two layouts.
 
     published   {i}.{b}.linear.weight, {i}.{b}.linear.bias   block b of head i     {i}.{n}.weight   projection
-    vLLM's      blocks.{i}.layers.{b}.weight (no bias)       block b of head i     lm_heads.{i}.weight
+    vLLM's      blocks.{i}.layers.{b}.weight, .bias if any   block b of head i     lm_heads.{i}.weight
 
-n: the number of blocks. A folder may also have config.json, whose fields are not needed: the tensors say all.
+n: the number of blocks. Either may stand behind `medusa_heads.`. A folder may also have config.json, whose
+fields are not needed: the tensors say all.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.table import Weight
 
 Block = tuple[torch.Tensor, torch.Tensor | None]
-_PUBLISHED = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
-_IN_VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
+_PUBLISHED = re.compile(r"(medusa_heads\.)?(\d+)\.(\d+)\.linear\.weight")
+_IN_VLLM = re.compile(r"(medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.weight")
 
 
 def load_heads(
@@ -57,12 +58,16 @@ class _Names:
 
     def table(self, checkpoint: SafetensorsCheckpoint | None, context: DrafterContext) -> Sequence[Weight]:
         """Returns the weights of all heads with the names of the checkpoint's layout."""
-        block, bias, projection = "{i}.{b}.linear.weight", "{i}.{b}.linear.bias", "{i}.{n}.weight"
+        layer, projection, pattern = "{i}.{b}.linear", "{i}.{n}.weight", _PUBLISHED
+        has_bias = True
         if checkpoint is not None:
             if any(_IN_VLLM.fullmatch(name) for name in checkpoint.shapes):
-                block, bias, projection = "blocks.{i}.layers.{b}.weight", "", "lm_heads.{i}.weight"
-            found = [(_IN_VLLM if not bias else _PUBLISHED).fullmatch(name) for name in checkpoint.shapes]
-            numbers = [(int(match[1]), int(match[2])) for match in found if match]
+                layer, projection, pattern = "blocks.{i}.layers.{b}", "lm_heads.{i}.weight", _IN_VLLM
+                has_bias = any(name.endswith(".bias") for name in checkpoint.shapes)
+            found = [match for name in checkpoint.shapes if (match := pattern.fullmatch(name))]
+            numbers = [(int(match[2]), int(match[3])) for match in found]
+            if found and found[0][1]:
+                layer, projection = found[0][1] + layer, found[0][1] + projection
             if not numbers:
                 raise ValueError(
                     f"{checkpoint.path}: has no heads: a Medusa checkpoint has tensors such as "
@@ -78,8 +83,9 @@ class _Names:
                 return of.format(i=head, b=number, n=self.num_blocks)
 
             for number in range(self.num_blocks):
-                weights.append(whole(f"{head}.{number}.weight", name(block, number), (hidden, hidden)))
-                if bias:
-                    weights.append(whole(f"{head}.{number}.bias", name(bias, number), (hidden,)))
+                block = name(layer, number)
+                weights.append(whole(f"{head}.{number}.weight", f"{block}.weight", (hidden, hidden)))
+                if has_bias:
+                    weights.append(whole(f"{head}.{number}.bias", f"{block}.bias", (hidden,)))
             weights.append(whole(f"{head}.projection", name(projection), (vocab, hidden)))
         return weights

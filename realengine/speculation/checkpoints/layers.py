@@ -1,8 +1,8 @@
 """Layers that draft from hidden states: EAGLE, EAGLE-3 and modules for multi-token prediction.
 
 eagle    fc, layers.0.* without an input norm, embed_tokens if it is not the target's
-eagle3   fc over three hidden states, midlayer.* with a norm for each half of its input, norm, lm_head and d2t
-(draft token i is token i + d2t[i] of the target), embed_tokens if it is not the target's
+eagle3   fc over several hidden states, midlayer.* or layers.0.* with a norm for each half of its input, norm,
+lm_head and d2t (draft token i is token i + d2t[i] of the target), embed_tokens if it is not the target's
 mtp      mtp.* (Qwen3-Next) or model.layers.{n}.* behind the target's n layers (DeepSeek), with attention of
 q_proj, k_proj, v_proj; embeddings, and the head if the checkpoint has none, are the target's
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from realengine.model.architecture import Architecture
+from realengine.speculation.checkpoints.configs import Eagle3Options, draft_config, eagle3_options
 from realengine.speculation.checkpoints.source import read_weights, whole
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.settings import DraftSource
@@ -34,6 +34,8 @@ class LayerWeights(NamedTuple):
     tensors: dict[str, torch.Tensor]
     token_offsets: torch.Tensor | None = None
     """EAGLE-3: what to add to a draft token to get the target's, int64; None: nothing."""
+    options: Eagle3Options | None = None
+    """EAGLE-3: the options of its config.json."""
 
 
 def load_eagle(source: DraftSource, context: DrafterContext) -> LayerWeights:
@@ -57,25 +59,29 @@ def load_eagle(source: DraftSource, context: DrafterContext) -> LayerWeights:
 def load_eagle3(source: DraftSource, context: DrafterContext) -> LayerWeights:
     """Loads an EAGLE-3 layer. Raises ValueError if it does not fit the target."""
     architecture = _architecture(source, context, 1)
+    options = eagle3_options(source, context.architecture.num_layers)
     vocab = context.architecture.vocab_size
     if isinstance(source, Architecture):
         vocab = source.vocab_size
     sizes = {"vocab": vocab}
 
     def table(checkpoint: SafetensorsCheckpoint | None) -> list[Weight]:
-        names = {key: name.replace("model.layers.{i}", "midlayer") for key, name in HUGGING_FACE.items()}
         stored, hidden = _stored(checkpoint), architecture.hidden_size
+        layer = "layers.0" if "layers.0.hidden_norm.weight" in stored else "midlayer"
+        names = {key: name.replace("model.layers.{i}", layer) for key, name in HUGGING_FACE.items()}
         if checkpoint is not None and "lm_head.weight" in stored:
             sizes["vocab"] = checkpoint.shapes["lm_head.weight"][0]
         weights = [_widened(each) for each in _layers(architecture, names, stored)]
-        weights.append(whole("layers.0.hidden_norm.weight", "midlayer.hidden_norm.weight", (hidden,)))
-        weights.append(whole("fc.weight", "fc.weight", (hidden, 3 * context.architecture.hidden_size)))
+        weights.append(whole("layers.0.hidden_norm.weight", f"{layer}.hidden_norm.weight", (hidden,)))
+        width = len(options.taps) * context.architecture.hidden_size
+        weights.append(whole("fc.weight", "fc.weight", (hidden, width)))
         weights.append(whole("norm.weight", "norm.weight", (hidden,)))
         weights.append(whole("head.weight", "lm_head.weight", (sizes["vocab"], hidden)))
         return weights + _embedding(architecture, stored, context)
 
     tensors, checkpoint = read_weights(source, context, table, is_ours=lambda name: name not in (D2T, T2D))
-    return LayerWeights(architecture, tensors, _token_offsets(source, checkpoint, sizes["vocab"], context))
+    offsets = _token_offsets(source, checkpoint, sizes["vocab"], context)
+    return LayerWeights(architecture, tensors, offsets, options)
 
 
 def load_mtp(source: DraftSource, context: DrafterContext, num_modules: int) -> LayerWeights:
@@ -126,8 +132,8 @@ def _architecture(source: DraftSource, context: DrafterContext, num_layers: int)
     if isinstance(source, Architecture):
         own = source
     else:
-        path = Path(source).expanduser()
-        own = Architecture.from_path(path) if (path / "config.json").is_file() else target
+        config = draft_config(source)
+        own = target if config is None else Architecture.from_hf(config)
     where = "the architecture" if isinstance(source, Architecture) else source
     if own.hidden_size != target.hidden_size:
         raise ValueError(

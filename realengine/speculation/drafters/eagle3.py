@@ -1,8 +1,9 @@
 """A layer on hidden states of three depths drafts, with a vocabulary of its own.
 
 Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", 2025.
-The target's hidden states are those that enter the layers 2, n / 2 and n - 3 of n, as in vLLM. The attention
-reads [norm(embedding); norm(feature)]; the layer's output before its last norm is the next feature.
+The target's hidden states are those that enter the layers 2, n / 2 and n - 3 of n, as in vLLM, unless the
+draft's config.json names others. The attention reads [norm(embedding); norm(feature)]; the layer's output
+before its last norm is the next feature.
 """
 
 from __future__ import annotations
@@ -33,17 +34,14 @@ def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     return LoadedDraft(block_bytes(weights, context), build)
 
 
-def taps_of(num_layers: int) -> tuple[int, int, int]:
-    """Returns the layers of whose inputs the hidden states are taken, of a target of at least 2 layers."""
-    return min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)
-
-
 class Eagle3Layer:
     """The layer of EAGLE-3, a `FeatureModel`."""
 
     def __init__(self, weights: LayerWeights, cache: KvCache, context: DrafterContext) -> None:
         self.cache = cache
-        self.taps: tuple[int, ...] = taps_of(context.architecture.num_layers)
+        assert weights.options is not None
+        self.taps: tuple[int, ...] = weights.options.taps
+        self._norm_before_residual = weights.options.norm_before_residual
         self._kernels = context.backend
         self._eps = weights.architecture.rms_norm_eps
         self._decoder = decoder_of(weights, context)
@@ -52,7 +50,7 @@ class Eagle3Layer:
         self._offsets = weights.token_offsets
 
     def features_of(self, states: States) -> torch.Tensor:
-        """Returns the combination of the three hidden states."""
+        """Returns the combination of the hidden states."""
         return F.linear(torch.cat(states.taps, dim=-1), self._weights["fc.weight"])
 
     def step(
@@ -64,9 +62,8 @@ class Eagle3Layer:
         normed = kernels.rms_norm(features_TH, weights["layers.0.hidden_norm.weight"], eps)
         both = torch.cat([embedded, normed], dim=-1)
         attended = self._decoder.attend(0, both, batch, self.cache.layers[0])
-        hidden, residual = kernels.add_rms_norm(
-            attended, features_TH, weights["layers.0.mlp_norm.weight"], eps
-        )
+        before_TH = normed if self._norm_before_residual else features_TH
+        hidden, residual = kernels.add_rms_norm(attended, before_TH, weights["layers.0.mlp_norm.weight"], eps)
         output: torch.Tensor = self._decoder.mlp(0, hidden, batch) + residual
         return output
 

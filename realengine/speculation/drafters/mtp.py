@@ -23,7 +23,7 @@ from realengine.speculation.settings import SpeculationSettings
 def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     """Loads the modules. Raises ValueError if they do not fit the target."""
     assert isinstance(settings.proposer, Proposer)
-    (source,) = settings.models
+    source = settings.models[0] if settings.models else context.source or context.architecture
     num_modules = settings.proposer.num_nextn_predict_layers
     weights = load_mtp(source, context, num_modules)
 

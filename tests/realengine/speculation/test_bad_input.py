@@ -9,6 +9,8 @@ from policies.batching.chunked import Chunked
 from policies.batching.splitfuse import SplitFuse
 from policies.speculation.fixed import Fixed
 from realengine.serving.sampling_params import SamplingParams
+from realengine.speculation.settings import SpeculationSettings
+from realengine.speculation.vllm_keys import KEYS
 from tests.realengine.speculation.test_lossless import GREEDY, NGRAM, prompts, tokens_of
 from tests.realengine.test_engine import make
 
@@ -37,6 +39,15 @@ torch.set_num_threads(1)
         ),
         (NGRAM | {"draft_sample_method": "best"}, "draft_sample_method=best: must be one of greedy, prob"),
         (NGRAM | {"skipped_layers": [1]}, r"skipped_layers=\[1\]: only method=self_speculative"),
+        (
+            {"method": "dflash"},
+            "method=dflash is vLLM's, and this engine has it not; must be one of draft_model",
+        ),
+        (
+            NGRAM | {"rejection_sample_method": "synthetic"},
+            "rejection_sample_method='synthetic': is vLLM's, and this engine has only 'standard': drafts are",
+        ),
+        (NGRAM | {"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2: is vLLM's, .* remove it"),
         (NGRAM | {"host_timeout_s": 0}, "host_timeout_s=0: must be > 0 seconds"),
         ("ngram", "speculative_config='ngram': must be a mapping with the keys of vLLM's speculative_config"),
         ({"method": ["ngram"]}, r"method=\['ngram'\] is not known"),
@@ -85,6 +96,31 @@ torch.set_num_threads(1)
 def test_settings_that_cannot_be_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         make(speculative_config=config)
+
+
+def test_keys_of_vllm_that_ask_for_what_the_engine_does_are_accepted():
+    neutral = {key: each.value for key, each in KEYS.items()}
+    assert SpeculationSettings.of(NGRAM | neutral) == SpeculationSettings.of(NGRAM)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"method": "suffix"}, ("num_speculative_tokens", 24)),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 9}, ("num_speculative_tokens", 9)),
+        ({"method": "mtp"}, ("num_speculative_tokens", 1)),
+        ({"method": "mtp", "num_nextn_predict_layers": 2}, ("num_speculative_tokens", 2)),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 2},
+            ("prompt_lookup_max", 2),
+        ),
+        ({"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}, ("min_ngram", 3)),
+        ({"method": "ngram", "num_speculative_tokens": 2}, ("min_ngram", 5)),
+    ],
+)
+def test_settings_that_are_not_given_have_vllm_s_defaults(config, expected):
+    name, value = expected
+    assert getattr(SpeculationSettings.of(config).proposer, name) == value
 
 
 @pytest.mark.parametrize(

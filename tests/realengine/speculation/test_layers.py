@@ -1,5 +1,6 @@
 """Heads and layers draft what a plain model drafts from the whole text, after any acceptance."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -18,11 +19,16 @@ from realengine.model.architecture import Architecture
 from realengine.model.backend import TORCH
 from realengine.model.kv_cache import KvCache
 from realengine.runner.parallel import Group
+from realengine.serving.llm import LLM
+from realengine.serving.model import Model
+from realengine.speculation.checkpoints.configs import Eagle3Options
 from realengine.speculation.checkpoints.heads import load_heads
 from realengine.speculation.checkpoints.layers import load_eagle, load_eagle3, load_mtp
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.drafters import eagle, eagle3, medusa, mtp
 from realengine.speculation.settings import SpeculationSettings
+from realengine.weights.load import load_weights
+from realengine.weights.table import expected
 from tests.realengine.model.test_decoder import CPU, cache_of, make
 from tests.realengine.speculation.passes import Row, Sequences
 from tests.realengine.speculation.test_draft_model import PROMPTS, decode_row, prompt_rows
@@ -41,6 +47,7 @@ def context_of(config="llama"):
     context = DrafterContext(
         target=decoder,
         architecture=spec,
+        source=None,
         backend=TORCH,
         dtype=torch.float32,
         kv_dtype=torch.float32,
@@ -61,6 +68,7 @@ PROPOSERS = {
     "eagle tree": (eagle, Eagle(draft=None, num_speculative_tokens=TREE.num_nodes, tree=TREE)),
     "eagle3": (eagle3, Eagle3(draft=None, num_speculative_tokens=4)),
     "eagle3 tree": (eagle3, Eagle3(draft=None, num_speculative_tokens=TREE.num_nodes, tree=TREE)),
+    "eagle3 normed": (eagle3, Eagle3(draft=None, num_speculative_tokens=4)),
     "mtp": (mtp, Mtp(draft=None, num_speculative_tokens=4)),
 }
 
@@ -123,8 +131,8 @@ class Plain:
 
     def __init__(self, kind, context, weights):
         self.kind, self.context, self.spec = kind, context, weights.architecture
-        self.w, self.offsets = weights.tensors, weights.token_offsets
-        self.taps = eagle3.taps_of(context.architecture.num_layers) if kind == "eagle3" else ()
+        self.w, self.offsets, self.options = weights.tensors, weights.token_offsets, weights.options
+        self.taps = weights.options.taps if kind == "eagle3" else ()
 
     def features(self, states):
         if self.kind == "eagle3":
@@ -144,7 +152,8 @@ class Plain:
                 ],
                 -1,
             )
-            return layer(self.spec, self.w, read, features)
+            half = read[:, features.shape[1] :]
+            return layer(self.spec, self.w, read, half if self.options.norm_before_residual else features)
         both = torch.cat(
             [
                 normed(embedded, self.w["0.enorm.weight"], self.spec),
@@ -215,6 +224,8 @@ def built(kind, monkeypatch):
                 scaled({"projection": projection} | {str(i): w for i, (w, _) in enumerate(blocks)})
         else:
             scaled(weights.tensors)
+        if kind == "eagle3 normed":
+            weights = weights._replace(options=Eagle3Options((0, 1, 2), norm_before_residual=True))
         kept.append(weights)
         return weights
 
@@ -336,6 +347,69 @@ def test_eagle3_layers_are_read_by_their_published_names(tmp_path):
         load_eagle3(tmp_path, context)
 
 
+def test_eagle3_layers_of_speculators_are_read_with_their_options(tmp_path):
+    context, _ = context_of()
+    spec, hidden = context.architecture, context.architecture.hidden_size
+    tensors = hf_layer("layers.0.", spec, width=2 * hidden) | {
+        "layers.0.hidden_norm.weight": drawn(hidden),
+        "fc.weight": drawn(hidden, 2 * hidden),
+        "norm.weight": drawn(hidden),
+        "lm_head.weight": drawn(spec.vocab_size, hidden),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    inside = {key: value for key, value in CONFIGS["llama"].items() if key != "architectures"}
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "eagle_aux_hidden_state_layer_ids": [1, 2],
+        "transformer_layer_config": inside | {"num_hidden_layers": 1},
+    }
+
+    def write(**changes):
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+
+    write()
+    found = load_eagle3(tmp_path, context)
+    assert found.options == Eagle3Options((1, 2), norm_before_residual=True)
+    assert torch.equal(found.tensors["fc.weight"], tensors["fc.weight"])
+    write(norm_before_residual=False)
+    assert not load_eagle3(tmp_path, context).options.norm_before_residual
+    write(eagle_aux_hidden_state_layer_ids=[1, 9])
+    with pytest.raises(ValueError, match=r"layer_ids=\[1, 9\]: must be a list of layers from 0 to 2"):
+        load_eagle3(tmp_path, context)
+    write(norm_before_fc=True)
+    with pytest.raises(ValueError, match=r"config.json: norm_before_fc=true is not supported"):
+        load_eagle3(tmp_path, context)
+
+
+@pytest.mark.parametrize("layout", ["mtp", "deepseek"])
+def test_modules_beside_the_target_s_weights_draft_by_default(tmp_path, layout):
+    spec = Architecture.from_hf(CONFIGS["llama"])
+    target = load_weights(None, spec, torch.float32, "cpu", seed=1)
+    stored = {}
+    for weight in expected(spec):
+        for part in weight.parts:
+            stored[part.name] = target[weight.name][part.into].contiguous()
+    prefix = "mtp.layers.0." if layout == "mtp" else f"model.layers.{spec.num_layers}."
+    norms = {
+        "mtp": ("mtp.pre_fc_norm_embedding.", "mtp.pre_fc_norm_hidden.", "mtp.fc.", "mtp.norm."),
+        "deepseek": tuple(prefix + name for name in ("enorm.", "hnorm.", "eh_proj.", "shared_head.norm.")),
+    }[layout]
+    hidden = spec.hidden_size
+    module = hf_layer(prefix, spec) | {
+        f"{name}weight": drawn(hidden, 2 * hidden) if number == 2 else drawn(hidden)
+        for number, name in enumerate(norms)
+    }
+    save_file(stored | module, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    model = Model(Architecture.from_path(tmp_path), tmp_path, None)
+    settings = {"device": "cpu", "num_kv_blocks": 200, "max_num_seqs": 8}
+    llm = LLM(model, **settings, speculative_config={"method": "mtp"})
+    outputs = llm.generate(prompts(), GREEDY)
+    assert tokens_of(outputs) == tokens_of(make_llm().generate(prompts(), GREEDY))
+    assert all(output.drafts.num_draft_tokens > 0 for output in outputs)
+
+
 @pytest.mark.parametrize("layout", ["mtp", "deepseek"])
 def test_modules_are_read_by_their_published_names(tmp_path, layout):
     context, _ = context_of()
@@ -365,6 +439,23 @@ def test_modules_are_read_by_their_published_names(tmp_path, layout):
     found = load_mtp(tmp_path, context, 1).tensors
     assert torch.equal(found["0.proj.weight"], tensors[f"{proj}weight"])
     assert torch.equal(found["layers.0.down.weight"], tensors[f"{prefix}mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("before", ["", "medusa_heads."])
+def test_heads_in_vllm_s_layout_may_have_biases_and_a_prefix(tmp_path, before, has_bias):
+    context, _ = context_of()
+    hidden, vocab = context.architecture.hidden_size, context.architecture.vocab_size
+    tensors = {}
+    for i in range(2):
+        tensors[f"{before}blocks.{i}.layers.0.weight"] = drawn(hidden, hidden)
+        tensors[f"{before}lm_heads.{i}.weight"] = drawn(vocab, hidden)
+        if has_bias:
+            tensors[f"{before}blocks.{i}.layers.0.bias"] = drawn(hidden)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (((weight, bias),), _), _ = load_heads(tmp_path, context, 2)
+    assert torch.equal(weight, tensors[f"{before}blocks.0.layers.0.weight"])
+    assert (bias is not None) == has_bias
 
 
 @pytest.mark.parametrize("layout", ["published", "vllm"])
