@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.gpu.parts import PARTS, in_order, limit_s, named
+from experiments.gpu.parts import CALLS, PARTS, in_order, limit_s, named
+from experiments.gpu.sensors import readings, sampled
 from experiments.gpu.table import table_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +49,6 @@ class Call:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the parts, prints the table and returns the exit status."""
-    only = ", ".join(name for name, part in PARTS.items() if part.if_asked)
     parser = argparse.ArgumentParser(
         prog="python -m experiments.gpu_run", description=__doc__.split("\n", 1)[0]
     )
@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "parts",
         nargs="*",
         metavar="part",
-        help=f"{', '.join(PARTS)}; or a prefix of several names, such as engine; default: all but {only}",
+        help=f"{', '.join(PARTS)}; a prefix of several names, such as engine; or {', '.join(CALLS)}, which "
+        "together run all parts; default: call1",
     )
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="root folder of the results; default: %(default)s"
@@ -77,12 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = time.monotonic() + asked.limit_s - RESERVE_S
     for word in asked.parts:
         if not named(word):
-            parser.error(f"there is no part {word!r}; the parts are {', '.join(PARTS)}")
+            parser.error(f"there is no part {word!r}; the parts are {', '.join((*CALLS, *PARTS))}")
     if asked.device == "cpu" and not asked.quick:
         parser.error("--device cpu interprets the kernels, which takes hours at full size; add --quick")
     if asked.list:
         for name, part in PARTS.items():
-            print(f"{name:18} {part.about}")
+            print(f"{name:19} {part.about}")
+        for name, parts in CALLS.items():
+            print(f"{name:19} {', '.join(parts)}")
         return 0
     environment = _environment(asked.device)
     if environment is None:
@@ -111,7 +114,8 @@ def run_part(call: Call, name: str, part_s: float) -> None:
     """Runs a part until it ends or its time limit; it leaves its JSON file, and its log beside it."""
     (call.folder / f"{name}.json").unlink(missing_ok=True)
     end = time.monotonic() + part_s
-    with (call.folder / f"{name}.log").open("w") as log:
+    sensors = call.folder / f"{name}.sensors.log"
+    with (call.folder / f"{name}.log").open("w") as log, sampled(sensors):
         for restart in range(MOST_RESTARTS + 1):
             status = _run_process(call, name, end - time.monotonic(), log.fileno(), resume=restart > 0)
             if status in (0, 1):
@@ -121,11 +125,8 @@ def run_part(call: Call, name: str, part_s: float) -> None:
                 break
     found = _read(call, name)
     if found["status"] == "running":
-        _write(
-            call,
-            name,
-            found | {"status": "out of time" if status is None else "died", "log": _tail(call, name)},
-        )
+        found |= {"status": "out of time" if status is None else "died", "log": _tail(call, name)}
+    _write(call, name, found | {"sensors": readings(sensors)})
 
 
 def _run_process(call: Call, name: str, left_s: float, log: int, *, resume: bool) -> int | None:

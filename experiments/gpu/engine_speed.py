@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from experiments.calibrate.engine.timing import synchronize
+from experiments.gpu.decoding import Decoding
 from experiments.gpu.engine_models import (
     LLAMA_8B,
     QWEN3_0_6B,
@@ -85,12 +86,7 @@ def _decode(
         record.seed, num_seqs, (prompt_len, prompt_len), 3 * steps + 2 * PROFILED, spec.vocab_size
     )
     decoding = Decoding(llm, requests)
-    decoding.until(steps)  # prompts computed, graphs warm
-    synchronize(record.device)
-    tokens, begin = decoding.num_tokens, time.perf_counter()
-    decoding.until(2 * steps)
-    synchronize(record.device)
-    rate = (decoding.num_tokens - tokens) / (time.perf_counter() - begin)
+    rate = decoding.tokens_per_s(steps, record.device)
     idle = idle_between_steps(llm.engine.step, 2 if record.quick else PROFILED, record.device)
     decoding.abort()
     context = prompt_len + 1.5 * steps
@@ -113,36 +109,6 @@ def _decode(
         row["gap_target_s"], row["gap_met"] = GAP_TARGET_S, idle.gap_s <= GAP_TARGET_S
         summary += f", gap between steps {idle.gap_s * 1e6:.0f} us (target {GAP_TARGET_S * 1e6:.0f})"
     return row | {"said": summary + _verdict(row)}
-
-
-class Decoding:
-    """Requests that one engine decodes together."""
-
-    def __init__(self, llm: LLM, requests: list[Request]) -> None:
-        self._engine = llm.engine
-        self._answers = [self._engine.add(request.prompt, params_of(request)) for request in requests]
-        for answer in self._answers:
-            if answer.error is not None:
-                raise RuntimeError(f"the engine rejected a request: {answer.error}")
-
-    @property
-    def num_tokens(self) -> int:
-        """Output tokens so far, over all requests."""
-        return sum(len(answer.outputs[0].tokens) for answer in self._answers)
-
-    def until(self, num_tokens: int) -> None:
-        """Runs engine steps until each request has num_tokens output tokens."""
-        while min(len(answer.outputs[0].tokens) for answer in self._answers) < num_tokens:
-            self._engine.step()
-            failed = next((answer.error for answer in self._answers if answer.error is not None), None)
-            if failed is not None:
-                raise RuntimeError(f"a request ended with an error: {failed}")
-
-    def abort(self) -> None:
-        """Aborts the requests and runs one step, after which the engine is empty."""
-        for answer in self._answers:
-            self._engine.abort(answer.request_id)
-        self._engine.step()
 
 
 def _prefill(

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 from experiments.calibrate.engine.timing import synchronize
-from experiments.gpu.engine_models import LLAMA_8B, TINY, random_requests, served
-from experiments.gpu.engine_speed import Decoding
+from experiments.gpu.decoding import Decoding
+from experiments.gpu.engine_models import LLAMA_8B, TINY, random_requests
+from experiments.gpu.measured_engine import ENGINE_S, measured_engine
 from experiments.gpu.predictions import hardware_of, simulation
 from experiments.gpu.record import Record, Row, UnavailableError
 from experiments.gpu.scripted_acceptance import Coin, CopiedStream, accepting
@@ -38,7 +39,6 @@ NUM_DRAFTS = 4
 RATES = (0.6, 0.8)
 BATCHES = (1, 8, 32)
 PROMPT, WARM_STEPS, STEPS = 1024, 16, 64
-ENGINE_S = 20.0  # an engine is not built with less time left than this
 
 
 def run(record: Record) -> None:
@@ -83,33 +83,14 @@ def _without_graphs(record: Record, spec: Architecture, config: dict[str, Any], 
             record.measure(name, partial(_rate, record, llm, spec, batch))
 
 
-@contextmanager
 def _engine(
     record: Record, name: str, spec: Architecture, settings: Mapping[str, Any]
-) -> Iterator[LLM | None]:
-    """Yields an engine; None, with its own row, if it cannot be built or no time is left."""
+) -> AbstractContextManager[LLM | None]:
     sizes: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "num_kv_blocks": 200}
     if not record.quick:
         sizes = {"max_model_len": 2048, "max_num_seqs": max(BATCHES), "dtype": "bfloat16"}
         sizes["num_kv_blocks"] = max(BATCHES) * 2048 // 16
-    if record.left_s < (0.0 if record.quick else ENGINE_S):
-        record.not_measured.append(f"{name}/build")
-        yield None
-        return
-    begin, llm, failure = time.perf_counter(), None, None
-    with ExitStack() as stack:
-        try:
-            llm = stack.enter_context(served(spec, record.device, **sizes, **settings))
-        except Exception as error:  # the other engines are measured
-            failure = error
-        record.measure(f"{name}/build", partial(_built, time.perf_counter() - begin, failure))
-        yield llm
-
-
-def _built(seconds: float, failure: Exception | None) -> dict[str, Any]:
-    if failure is not None:
-        raise failure
-    return {"seconds": seconds, "said": f"{seconds:.1f} s"}
+    return measured_engine(record, name, spec, **sizes, **settings)
 
 
 def _rate(record: Record, llm: LLM, spec: Architecture, batch: int) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.gpu.sensors import in_words
+
 MOST_LINES = 30  # per part
 WIDTH = 150
 
@@ -22,7 +24,9 @@ def table_of(gpu: str, folder: Path, found: Mapping[str, Mapping[str, Any]]) -> 
         count += (
             f", {len(part['not_measured'])} not begun for lack of time" if part.get("not_measured") else ""
         )
-        lines.append(f"{name:18} {part['status']:12} {part['seconds']:6.1f} s  {part.get('why', count)}")
+        lines.append(f"{name:19} {part['status']:12} {part['seconds']:6.1f} s  {part.get('why', count)}")
+        if sensors := in_words(part.get("sensors", {})):
+            lines.append(f"  {sensors}")
         details = [f"  FAILED {row['name']}: {_why(row)}" for row in failed]
         if part["status"] in ("died", "out of time") and not failed:
             details += [f"  log: {line}" for line in part.get("log", [])[-6:] if line.strip()]

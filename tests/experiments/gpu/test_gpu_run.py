@@ -37,7 +37,7 @@ from experiments.gpu.engine_models import (
 )
 from experiments.gpu.gaps import idle_of
 from experiments.gpu.limits import Limits
-from experiments.gpu.parts import PARTS, in_order, limit_s, named
+from experiments.gpu.parts import CALLS, PARTS, in_order, limit_s, named
 from experiments.gpu.record import Record, UnavailableError, read
 from experiments.gpu.speed_cases import Target, shares
 from experiments.gpu.table import MOST_LINES, table_of
@@ -191,18 +191,23 @@ def test_needed_parts_come_first_unless_they_are_done():
     assert in_order(["kernels_speed"]) == ["limits", "compile", "kernels_speed"]
     assert in_order(["kernels_speed"], done=["limits"]) == ["compile", "kernels_speed"]
     assert in_order(["validate_llama_1b"]) == ["calibrate_llama_1b", "validate_llama_1b"]
-    assert in_order([]) == [name for name, part in PARTS.items() if not part.if_asked]
-    assert set(in_order([])).isdisjoint(in_order(["calibrate", "validate"]))
+    assert in_order([]) == list(CALLS["call1"])
+    assert in_order(["call2"], done=CALLS["call1"]) == list(CALLS["call2"])
     assert named("engine") == [name for name in PARTS if name.startswith("engine_")]
     assert named("eng") == []
+
+
+def test_the_calls_run_every_part_once():
+    assert sorted(name for parts in CALLS.values() for name in parts) == sorted(PARTS)
+    assert [name for parts in CALLS.values() for name in parts] == list(PARTS)
 
 
 def test_time_is_shared_by_shares_and_what_is_left_goes_to_later_parts():
     shares = [PARTS[name].share for name in ("limits", "compile")]
     assert limit_s("limits", ["compile"], 100.0) == pytest.approx(100 * shares[0] / sum(shares))
     assert limit_s("compile", [], 90.0) == 90.0
-    for words, call_s in (([], 536.0), (["calibrate", "validate"], 476.0)):
-        names, left_s = in_order(words), call_s
+    for call in CALLS:  # of nine minutes, less the reserve for the table
+        names, left_s = in_order([call]), 536.0
         for place, name in enumerate(names):  # each part may use all of its limit, and all still fit
             part_s = limit_s(name, names[place + 1 :], left_s)
             assert part_s - gpu_run.GRACE_S >= PARTS[name].least_s
