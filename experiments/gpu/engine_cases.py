@@ -168,7 +168,7 @@ def _online(record: Record, llm: LLM, spec: Architecture, rate_per_s: float) -> 
 
 
 class Served(NamedTuple):
-    """What the clients of an online row have seen; all times in s."""
+    """The latencies that the clients of an online row have seen, in s."""
 
     ttft_s: list[float]
     itl_s: list[float]
