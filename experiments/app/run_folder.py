@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from sim.report.whole_file import write_whole
+
+SERVER_KEYS = ("backend", "device", "host", "port", "time_scale", "serve")
+"""Root keys of `windtunnel serve` beside those of the scenario."""
 
 
 def write_study(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> None:
@@ -28,6 +32,11 @@ def resolved_config(cfg: DictConfig) -> dict[str, Any]:
     """Returns the config as it is written to config.yaml: plain, with all interpolations resolved."""
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     return config
+
+
+def scenario_part(config: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns a config without the root keys of a server, which no scenario has."""
+    return {key: value for key, value in config.items() if key not in SERVER_KEYS}
 
 
 def print_folder(folder: Path, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.app.run_folder import scenario_part
 from experiments.report.run_files import TABLES_AGAIN, check_run_folder, read_summary, read_table
 from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
+from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.unknown import UnknownMachine
 from sim.report.page import report_sections, write_report
 from sim.report.saved import GAPS, RECORDS, read_records
 from sim.settings.bounded_yaml import read_yaml
@@ -19,6 +23,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 from sim.settings.recorded import check_recorded
 from sim.settings.scenario import build_scenario
+from sim.setup.scenario import Scenario
 
 PAGE = "report.html"
 NEEDED = (
@@ -53,7 +58,7 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
             f"run={folder}: its files are not those of this version of windtunnel: {error}; {TABLES_AGAIN}"
         ) from error
     try:
-        scenario = build_scenario(OmegaConf.create(config))
+        scenario = build_scenario(OmegaConf.create(scenario_part(config)))
     except (KeyError, TypeError, OmegaConfBaseException) as error:
         raise ConfigError(
             f"run={folder}: config.yaml is damaged: {str(error).partition(chr(10))[0]}; {TABLES_AGAIN}"
@@ -62,7 +67,7 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
         "records": records,
         "request_table": records.requests,
         "summary": summary,
-        "models": [pool.iteration_model() for pool in scenario.pools_by_name.values()],
+        "models": _models(scenario, summary),
         "slo": scenario.slo,
     }
     written = []
@@ -75,3 +80,10 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
         known = {title: chart.figure() for title, chart in charts.items() if chart is not None}
         written += export(known, folder / "figures", pictures)
     return written
+
+
+def _models(scenario: Scenario, summary: Mapping[str, Any]) -> list[IterationModel]:
+    """Returns the hardware models of the pools; a session on a machine without a description has none."""
+    if summary.get("mfu") is None:
+        return [UnknownMachine()]
+    return [pool.iteration_model() for pool in scenario.pools_by_name.values()]

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from experiments.app.application import Application, launch
 from experiments.app.job import Job
-from experiments.app.run_folder import print_folder, resolved_config
-from experiments.app.terminal import print_summary, terminal_console
+from experiments.app.run_folder import SERVER_KEYS, resolved_config
+from experiments.app.terminal import terminal_console
 from experiments.serve.engine.arguments import with_checkpoint
 from experiments.serve.engine.settings import RealEngine
+from experiments.serve.session_files import write_session
 from experiments.serve.settings import KEY_VARIABLE, Address, BackEnd, OutputSettings, ServeSettings
 from sim.records.run import RunRecords
-from sim.report.files import write_result
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
@@ -33,14 +33,13 @@ from sim.setup.scenario import Scenario
 from sim.workload.base import WorkloadNotes
 
 if TYPE_CHECKING:
+    import pandas as pd
     from aiohttp import web
 
     from experiments.serve.replica_ports import ReplicaPorts
     from experiments.serve.simulated.fleet import SimulatedFleet
     from experiments.serve.stop import Stop
 
-OWN_KEYS = ("backend", "device", "host", "port", "time_scale", "serve")
-"""Root keys that are not of the scenario."""
 PACKAGES = ("aiohttp", "prometheus_client", "pydantic")
 """Packages of the extra `serve`."""
 
@@ -71,20 +70,12 @@ class ServeJob:
     def run(self, folder: Path) -> None:
         """Serves until it is stopped; then writes and prints what happened, as `windtunnel simulate` does."""
         console = terminal_console()
-        records = asyncio.run(self._serve(console))
+        records, traffic = asyncio.run(self._serve(console))
         if not len(records.requests):
             console.print("no request came; nothing is written", highlight=False)
             return
         result = self.scenario.result(records, WorkloadNotes())
-        print_summary(result.summary, console)
-        write_result(
-            folder,
-            result,
-            resolved_config(self.cfg),
-            tables=self.output.tables,
-            report=self.output.report,
-        )
-        print_folder(folder, console)
+        write_session(folder, result, resolved_config(self.cfg), traffic, self.output, console)
 
     def fleet(self) -> SimulatedFleet:
         """Returns the fleet; its clock does not run yet. Raises ConfigError."""
@@ -118,7 +109,8 @@ class ServeJob:
 
         return ReplicaPorts(fleet, make, self.address, on_ready)
 
-    async def _serve(self, console: Console) -> RunRecords:
+    async def _serve(self, console: Console) -> tuple[RunRecords, pd.DataFrame]:
+        """Serves; returns the records of the run, and its traffic for a replay."""
         from experiments.serve.server import serve_app  # noqa: PLC0415 (it needs aiohttp)
         from experiments.serve.stop import stop_on_signals  # noqa: PLC0415
 
@@ -149,7 +141,7 @@ class ServeJob:
         if fleet.driver.failure is not None:
             with policy_errors(self.scenario):
                 raise fleet.driver.failure
-        return fleet.simulation.close()
+        return fleet.simulation.close(), fleet.traffic_table()
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> Job:
@@ -172,10 +164,10 @@ def prepare(cfg: DictConfig, composition: Composition) -> Job:
             address=address,
             settings=settings,
             output=output,
-            own_keys=OWN_KEYS,
+            own_keys=SERVER_KEYS,
             is_known_machine=chooses_hardware,
         )
-    scenario, _ = build_run({key: cfg[key] for key in cfg if key not in OWN_KEYS})
+    scenario, _ = build_run({key: cfg[key] for key in cfg if key not in SERVER_KEYS})
     return ServeJob(cfg=cfg, scenario=scenario, address=address, settings=settings, output=output)
 
 

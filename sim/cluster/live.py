@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import inf
+from math import inf, nextafter
 from typing import NamedTuple, Protocol
 
 from policies.adapters.registry import Adapter
@@ -28,6 +28,7 @@ from sim.engine.running_step import RunningStep
 from sim.records.requests import RequestLog, Status
 from sim.records.run import RunRecords
 from sim.workload.base import Arrival, WorkloadNotes
+from sim.workload.traffic_log import TrafficLog
 
 
 class Ended(NamedTuple):
@@ -90,6 +91,8 @@ class LiveSimulation(Simulation):
         self._due: list[TokenFeed] = []  # feeds of the replicas that end an iteration with the present event
         self._num_emitted: dict[int, int] = {}  # output tokens by request id, of the requests in progress
         self._is_open = True
+        self.traffic = TrafficLog()
+        """The requests so far as they came, from which the run can be repeated."""
         self._never = Interrupt()
         self._keeps_tokens = cluster.recovery.keeps_tokens
         super().__init__(source=LiveSource(), pools=pools, cluster=cluster, sim=SimSettings(leap=False))
@@ -116,27 +119,30 @@ class LiveSimulation(Simulation):
         return len(self._num_emitted)
 
     def add(self, arrival: Arrival) -> None:
-        """Adds a request, which arrives at `at_s` or at `now`, whichever is later.
+        """Adds a request, which arrives at `at_s`, or just after `now` if that has passed.
 
-        Request ids count from 0.
+        It does not arrive at `now` itself, as the plans of that time are made already: a run that knows this
+        arrival in advance would have it in them. Request ids count from 0.
         """
         request_id = arrival.request.request_id
         self._num_ahead += 1
         self._num_emitted[request_id] = 0
+        at_s = arrival.at_s if arrival.at_s > self.now else nextafter(self.now, inf)
+        self.traffic.add(arrival.request, arrival.num_output_tokens, at_s)
+        self._clock.at(at_s, ARRIVE, partial(self._on_follow_up, arrival))
 
-        def arrive(event: int) -> None:
-            if request_id in self._num_emitted:  # it was not aborted before
-                self.gateway.arrive(arrival)
+    def abort(self, request_id: int, at_s: float) -> None:
+        """Aborts a request whose client has gone, at at_s, or just after `now` if that has passed.
 
-        self._clock.at(max(arrival.at_s, self._clock.now), ARRIVE, arrive)
-
-    def abort(self, request_id: int) -> None:
-        """Aborts a request whose client has gone; `ended` follows, perhaps after an iteration."""
-        attempt = self.gateway.attempts.get(request_id)
-        if attempt is not None:
-            self.gateway.give_up(attempt)
-        elif self._num_emitted.pop(request_id, None) is not None:  # it has not arrived yet
-            self._num_ahead -= 1
+        `ended` follows, perhaps after an iteration, unless the request has ended before. A request that is
+        added and aborted at once arrives first.
+        """
+        if request_id not in self._num_emitted:
+            return
+        soonest_s = nextafter(nextafter(self.now, inf), inf)  # after requests that are added now
+        time_s = max(at_s, soonest_s, self.traffic.time_s(request_id))
+        self.traffic.abort(request_id, time_s)
+        self._give_up_at(time_s, request_id)
 
     def advance(self, until_s: float, max_events: int) -> bool:
         """Processes the events that are due by until_s; returns false if some are left after max_events."""
@@ -152,6 +158,7 @@ class LiveSimulation(Simulation):
 
     def start_cold(self) -> None:
         """Starts all replicas now: each serves after the cold start of its pool."""
+        self.traffic.remark("a cold start")
         for member in self.fleet.members:
             self.fleet.start_again(member, self.now)
             ready_s = self.now + member.replica.pool.cold_start_s
@@ -168,12 +175,14 @@ class LiveSimulation(Simulation):
 
     def clear_prefix_caches(self) -> None:
         """Evicts the KV of all replicas that no running request uses; other memory tiers keep theirs."""
+        self.traffic.remark("its prefix caches cleared")
         for replica in self.fleet.replicas:
             replica.core.block_pool.clear_cache()
 
     def empty_engines(self) -> None:
         """Replaces all engines by empty ones, of which all KV is free; no request may be in progress."""
         assert not self.num_in_progress
+        self.traffic.remark("engines that slept")
         for member in self.fleet.members:
             if member.state is State.serving:
                 member.replica.crash()

@@ -258,8 +258,24 @@ class Simulation:
 
     def _on_arrival(self, event: int) -> None:
         assert self._next is not None
-        self.gateway.arrive(self._next)
+        self._arrive(self._next)
         self._schedule_next_arrival()
+
+    def _arrive(self, arrival: Arrival) -> None:
+        """Lets a request reach the gateway, and schedules the moment at which its client gives up, if any."""
+        self.gateway.arrive(arrival)
+        if arrival.gives_up_s is not None:
+            self._give_up_at(arrival.gives_up_s, arrival.request.request_id)
+
+    def _give_up_at(self, time_s: float, request_id: int) -> None:
+        """Aborts a request at time_s, or now if that has passed, unless it has ended by then."""
+        give_up = partial(self._give_up, request_id)
+        self._clock.at(max(time_s, self._clock.now), ARRIVE, give_up)
+
+    def _give_up(self, request_id: int, event: int) -> None:
+        attempt = self.gateway.attempts.get(request_id)
+        if attempt is not None:
+            self.gateway.give_up(attempt)
 
     def _lost(self, request_id: int) -> None:
         """Resends or fails a request that a crash of its replica has lost."""
@@ -277,7 +293,7 @@ class Simulation:
             self._clock.at(arrival.at_s, ARRIVE, partial(self._on_follow_up, arrival))
 
     def _on_follow_up(self, arrival: Arrival, event: int) -> None:
-        self.gateway.arrive(arrival)
+        self._arrive(arrival)
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas

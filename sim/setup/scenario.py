@@ -316,12 +316,7 @@ class Scenario(PoolSettings, ClusterSettings):
             part=part,
         )
         summary["memory"] = asdict(pools[0].plan_memory())
-        if self.metrics.dialects:
-            trimmed = summary["trimmed"]
-            window = Window(trimmed["start_s"], trimmed["end_s"])
-            times = known_token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
-            dialects = in_dialects(self.metrics.dialects, records.requests, times, window, self.slo)
-            summary["dialects"] = plain_json(dialects)
+        self.add_dialects(summary, records)
         if self.pools:
             summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
         if summary["kv_transfer"] is not None:
@@ -344,6 +339,16 @@ class Scenario(PoolSettings, ClusterSettings):
             models=models,
             slo=self.slo,
         )
+
+    def add_dialects(self, summary: dict[str, Any], records: RunRecords) -> None:
+        """Adds the figures in the definitions of other tools to a summary, as `metrics.dialect` says."""
+        if not self.metrics.dialects:
+            return
+        trimmed = summary["trimmed"]
+        window = Window(trimmed["start_s"], trimmed["end_s"])
+        times = known_token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
+        dialects = in_dialects(self.metrics.dialects, records.requests, times, window, self.slo)
+        summary["dialects"] = plain_json(dialects)
 
 
 def _described(pool: PoolSettings) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Arrival(NamedTuple):
     """Output length of each sample, if there are several of different lengths."""
     time_s: float | None = None
     """Time at which the request reaches the service; None: request.arrival_s."""
+    gives_up_s: float | None = None
+    """Time at which its client aborts it, in addition to `Source.patience_s`; None: never."""
 
     @property
     def at_s(self) -> float:

@@ -11,7 +11,8 @@ from sim.workload.base import Arrival, Source
 class FasterSource:
     """A source with the open-loop arrivals of another one at `load` times the rate.
 
-    Deadlines keep their distance from the arrival, and think times between turns stay the same.
+    Deadlines, and the moments at which clients give up, keep their distance from the arrival, and think times
+    between turns stay the same.
     """
 
     def __init__(self, source: Source, load: float) -> None:
@@ -26,13 +27,14 @@ class FasterSource:
         for arrival in self._source.arrivals():
             request, at_s = arrival.request, arrival.time_s
             arrival_s = request.arrival_s / self._load
-            due_s = request.deadline_s
+            due_s, gives_up_s = request.deadline_s, arrival.gives_up_s
             yield arrival._replace(
                 request=request._replace(
                     arrival_s=arrival_s,
                     deadline_s=None if due_s is None else due_s - request.arrival_s + arrival_s,
                 ),
                 time_s=None if at_s is None else at_s / self._load,
+                gives_up_s=None if gives_up_s is None else gives_up_s - arrival.at_s * (1 - 1 / self._load),
             )
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:

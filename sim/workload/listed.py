@@ -56,7 +56,7 @@ def busiest_window(source: ListedSource, duration_s: float) -> tuple[ListedSourc
 
 
 def _shifted(arrival: Arrival, request_id: int, start_s: float) -> Arrival:
-    """Shifts the arrival and its deadline by -start_s and sets its request id."""
+    """Shifts all times of an arrival by -start_s and sets its request id."""
     request, due_s = arrival.request, arrival.request.deadline_s
     return arrival._replace(
         request=request._replace(
@@ -65,4 +65,5 @@ def _shifted(arrival: Arrival, request_id: int, start_s: float) -> Arrival:
             deadline_s=None if due_s is None else due_s - start_s,
         ),
         time_s=None if arrival.time_s is None else arrival.time_s - start_s,
+        gives_up_s=None if arrival.gives_up_s is None else arrival.gives_up_s - start_s,
     )

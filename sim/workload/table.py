@@ -82,7 +82,7 @@ class TableSource:
             repeat(None),
             repeat(None),
         )
-        return rows_of(Arrival, requests, output_tokens, self._samples(start), repeat(None))
+        return rows_of(Arrival, requests, output_tokens, self._samples(start), repeat(None), repeat(None))
 
     def _contents(self, start: int, prompt_tokens: list[int]) -> Iterable[tuple[Segment, ...]]:
         """Yields the segments of each prompt of a chunk."""

@@ -14,8 +14,7 @@ from aiohttp import web
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from experiments.app.run_folder import print_folder
-from experiments.app.terminal import print_summary, terminal_console
+from experiments.app.terminal import terminal_console
 from experiments.serve.engine.backend import EngineBackend
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
 from experiments.serve.engine.engine_settings import engine_settings
@@ -30,13 +29,13 @@ from experiments.serve.http.control import add_server_info
 from experiments.serve.metrics.exposition import ServingMetrics
 from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.server import serve_app
+from experiments.serve.session_files import write_session
 from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings
 from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
 from policies.scheduling.fcfs import Fcfs
 from realengine.runner.rank import max_model_len_of
 from realengine.serving.async_llm import AsyncLLM
 from realengine.settings import EngineSettings
-from sim.report.files import write_result
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
@@ -76,9 +75,7 @@ class EngineJob:
             console.print("no request came; nothing is written", highlight=False)
             return
         result = result_of(self.scenario, recorder, is_known_machine=self.is_known_machine)
-        print_summary(result.summary, console)
-        write_result(folder, result, self.config, tables=self.output.tables, report=self.output.report)
-        print_folder(folder, console)
+        write_session(folder, result, self.config, recorder.traffic_table(), self.output, console)
 
     def backend(self) -> EngineBackend:
         """Returns the back end; it loads the engine when it starts."""

@@ -1,6 +1,7 @@
 """Records what an engine does while it serves: its requests, its iterations and the times of its tokens.
 
-It keeps 8 bytes for each token, 180 for each iteration and 500 for each request, up to a limit.
+It keeps 8 bytes for each token, 180 for each iteration, 700 for each request and 12 for each 16 tokens of its
+prompt, up to a limit.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from sim.records.requests import RequestLog, Status
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.speculation.log import DRAFT_WORK_COLUMNS
 from sim.speculation.shapes import first_shape
+from sim.workload.traffic_log import TrafficLog
 
-REQUEST_BYTES = 500
+REQUEST_BYTES = 700
+SEGMENT_BYTES = 12
 COUNTS = ("num_iterations", "running", "waiting", "kv_blocks_used", "kv_tokens_used", "preempted")
 STEP = np.dtype(
     [
@@ -51,6 +54,7 @@ class ServingRecorder:
         self._bytes_left = max_bytes
         self._start_s = engine.clock.now()
         self._requests = RequestLog()
+        self._traffic = TrafficLog()
         self._times_s: dict[int, array[float]] = {}  # of the tokens of each request
         self._steps = bytearray()  # rows of STEP
         self._unread: deque[NDArray[np.void]] = deque()  # rows of launches that are not read yet
@@ -71,8 +75,11 @@ class ServingRecorder:
         return self._drafts
 
     def entered(self, seq: Sequence, now_s: float) -> None:
-        if self._has_room(REQUEST_BYTES):
-            self._requests.arrive(seq.request)
+        request = seq.request
+        if self._has_room(REQUEST_BYTES + SEGMENT_BYTES * len(request.prompt.segments)):
+            room = self._core.max_model_len - request.prompt.num_tokens
+            self._traffic.add(request, request.max_tokens or room, request.arrival_s)
+            self._requests.arrive(request)
             self._requests.send(seq.request_id, 0)
             self._requests.tries[seq.request_id] = 1
             self._times_s[seq.request_id] = array("d")
@@ -143,6 +150,25 @@ class ServingRecorder:
             if answer.drafts is not None:
                 self._add_drafts(answer.drafts)
 
+    def traffic_table(self) -> pd.DataFrame:
+        """Returns the requests for `workload=recording`; call it after `records`.
+
+        The output of a request that was aborted would have had as many tokens as it allows at most.
+        """
+        residents = self._core.residents
+        adapters = () if residents is None else residents.registry.adapters
+        return self._traffic.table({adapter.name: adapter.rank for adapter in adapters}, self._start_s)
+
+    def _note_ends(self, end_s: float) -> None:
+        """Notes the output lengths of complete requests, and when the others were aborted."""
+        log = self._requests
+        for request_id, times_s in self._times_s.items():
+            if log.status[request_id] == Status.finished:
+                self._traffic.set_output(request_id, max(1, len(times_s)))
+            else:
+                finished_s = log.finished_s[request_id]
+                self._traffic.abort(request_id, end_s if isnan(finished_s) else finished_s)
+
     def records(self) -> RunRecords:
         """Returns the records since the start, in seconds from it; call it once, after the engine's end."""
         log, start_s = self._requests, self._start_s
@@ -150,10 +176,11 @@ class ServingRecorder:
             if times_s:
                 log.first_token_s[request_id], log.last_token_s[request_id] = times_s[0], times_s[-1]
             log.output_tokens[request_id] = log.longest_tokens[request_id] = len(times_s)
+        end_s = self._engine.clock.now() - start_s if self.full_s is None else self.full_s
+        self._note_ends(start_s + end_s)
         requests = log.table()
         for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s"):
             requests[name] -= start_s
-        end_s = self._engine.clock.now() - start_s if self.full_s is None else self.full_s
         gaps, pool = self._gaps(), self._core.block_pool
         return RunRecords(
             requests=requests,

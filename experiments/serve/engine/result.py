@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from math import nan
 from typing import Any
 
 from experiments.serve.engine.recorder import ServingRecorder
-from hwmodels.exact import Num
 from hwmodels.iterations.energy import PowerModel
-from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
+from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.unknown import UnknownMachine
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.setup.scenario import Scenario
-
-
-class UnknownMachine:
-    """An `IterationModel` of a machine without a description: its figures are NaN."""
-
-    peak_flops_per_s = nan
-    peak_bytes_per_s = nan
-
-    def seconds(self, shape: IterationShape) -> Num:
-        return nan
-
-    def decode_ends(
-        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
-    ) -> list[float]:
-        return [nan] * num_iterations
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        return {"measured": 1.0}
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        return []
-
-    def flops(self, shape: IterationShape) -> Num:
-        return shape.decode_seqs * nan
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        return shape.decode_seqs * nan
 
 
 def result_of(scenario: Scenario, recorder: ServingRecorder, *, is_known_machine: bool) -> RunResult:
@@ -61,6 +33,7 @@ def result_of(scenario: Scenario, recorder: ServingRecorder, *, is_known_machine
         metrics=scenario.metrics,
         part=part,
     )
+    scenario.add_dialects(summary, records)
     if not is_known_machine:
         summary["cost"] = _unknown(summary["cost"])
     summary["notes"] = _notes(recorder, is_known_machine=is_known_machine)

@@ -35,6 +35,11 @@ class ServedAdapters:
         """Names that requests may give now."""
         return list(self._own_names)
 
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Rank of each adapter by its name in the engines."""
+        return {adapter.name: adapter.rank for adapter in self.in_engines}
+
     def own_name(self, name: str | None) -> str | None:
         """Returns the name of an adapter in the engines; None for the base model. Raises ApiError."""
         if name is None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from http import HTTPStatus
 from itertools import count
+from typing import TYPE_CHECKING
 
 from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
 from experiments.serve.errors import ApiError, ConnectionReset
@@ -21,6 +22,9 @@ from sim.engine.replica import Replica
 from sim.records.requests import Status
 from sim.setup.scenario import Scenario
 from sim.workload.base import Arrival
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_INDEXES = 1000
 """Pairs of adapter and cache salt whose contents are known, the last ones."""
@@ -166,7 +170,7 @@ class SimulatedFleet:
         finally:
             del self._outputs[request_id]
             if output.end is None and self.driver.failure is None:
-                self.simulation.abort(request_id)
+                self.simulation.abort(request_id, self.driver.now())
                 self.driver.wake()
             for notify in self.on_close:
                 notify(request_id, generation)
@@ -174,13 +178,17 @@ class SimulatedFleet:
     def abort_all(self) -> None:
         """Ends all outputs as they are; their finish_reason is "abort"."""
         for request_id in list(self._outputs):
-            self.simulation.abort(request_id)
+            self.simulation.abort(request_id, self.driver.now())
         self.driver.wake()
 
     def _fail_all(self) -> None:
         for output in self._outputs.values():
             output.is_failed = True
             output.news.set()
+
+    def traffic_table(self) -> pd.DataFrame:
+        """Returns the requests so far, for `workload=recording`."""
+        return self.simulation.traffic.table(self._adapters.ranks)
 
     # What the simulation reports.
 

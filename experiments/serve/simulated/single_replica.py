@@ -24,6 +24,7 @@ class PinnedRequests(GatewayAttachment):
 
     def __init__(self, fleet: SimulatedFleet) -> None:
         self._gateway = fleet.simulation.gateway
+        self._traffic = fleet.simulation.traffic
         self._replica_of: dict[int, int] = {}  # by request id
         fleet.on_begin.append(self._begun)
         fleet.on_close.append(self._closed)
@@ -42,6 +43,7 @@ class PinnedRequests(GatewayAttachment):
     def _begun(self, request_id: int, generation: Generation) -> None:
         if generation.replica is not None:
             self._replica_of[request_id] = generation.replica
+            self._traffic.remark("requests sent to the port of a replica")
 
     def _closed(self, request_id: int, generation: Generation) -> None:
         self._replica_of.pop(request_id, None)

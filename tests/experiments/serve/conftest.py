@@ -1,8 +1,13 @@
-"""A simulated fleet behind the HTTP application, in the test's own process."""
+"""A simulated fleet behind the HTTP application, in the test's own process; a server in its own."""
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from contextlib import asynccontextmanager, contextmanager
+from time import sleep
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -80,3 +85,56 @@ def served():
         return asyncio.run(whole())
 
     return run
+
+
+class ServerProcess:
+    """A running `windtunnel serve`, and its run folder once it has stopped."""
+
+    def __init__(self, url, process, folder):
+        self.url = url
+        self.process = process
+        self.folder = folder
+
+    def post(self, path, body):
+        """Returns the text of a response, however long it takes."""
+        data = json.dumps(body).encode()
+        with urlopen(f"{self.url}{path}", data, timeout=240) as response:
+            return response.read().decode()
+
+    def wait(self):
+        """Returns when the server serves requests."""
+        for _ in range(2400):
+            try:
+                with urlopen(f"{self.url}/health", timeout=60):
+                    return
+            except HTTPError:
+                sleep(0.1)
+        raise AssertionError("the server is not ready after four minutes")
+
+    def summary(self):
+        """Stops the server and returns the figures of its run."""
+        self.process.terminate()
+        self.process.communicate(timeout=240)
+        assert self.process.returncode == 0
+        return json.loads((self.folder / "summary.json").read_text())
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Starts servers: `with server(*overrides) as running`."""
+
+    @contextmanager
+    def start(*overrides):
+        folder = tmp_path / "run"
+        command = [sys.executable, "-m", "experiments.app.cli", "serve", "port=0", "output.report=false"]
+        settings = ["metrics.dialect=all", f"hydra.run.dir={folder}", *overrides]
+        process = subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        try:
+            running = ServerProcess(process.stdout.readline().split()[0], process, folder)
+            running.wait()
+            yield running
+        finally:
+            process.kill()
+            process.communicate()
+
+    return start

@@ -2,17 +2,21 @@
 
 from itertools import islice
 from math import inf
+from random import Random
 
 import pandas as pd
 import pytest
 
 from sim.cluster.live import LiveSimulation
 from sim.records.requests import Status
+from sim.report.files import write_table
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from sim.workload.base import WorkloadNotes
 from sim.workload.listed import ListedSource
+from sim.workload.recording import Recording
+from sim.workload.traffic_log import FILE
 
 MANY = 1 << 40
 
@@ -128,3 +132,34 @@ def test_a_fleet_that_starts_cold_serves_after_the_cold_start():
     assert len(simulation.fleet.serving) == 2
     assert heard.tokens[0][0][0] > cold_start_s
     assert [replica.ready_s for replica in simulation.close().replicas] == [cold_start_s] * 2
+
+
+@pytest.mark.parametrize("overrides", WORLDS.values(), ids=WORLDS)
+def test_a_run_of_its_recording_has_the_tables_of_a_session_with_late_news_and_clients_that_leave(
+    overrides, tmp_path
+):
+    scenario, random = compose(*overrides), Random(1)
+    simulation, heard = live(scenario)
+    for arrival in islice(scenario.source().arrivals(), 80):
+        simulation.advance(arrival.at_s + random.choice([-0.01, 0.0, 0.004, 0.02]), MANY)
+        simulation.add(arrival)
+        in_progress = sorted(set(range(arrival.request.request_id + 1)) - set(heard.ends))
+        if random.random() < 0.3:
+            leaving = random.choice(in_progress[-3:])
+            simulation.abort(leaving, arrival.at_s + random.choice([-1.0, 0.0, 0.3]))
+    while simulation.next_event_s < inf:
+        simulation.advance(simulation.next_event_s, MANY)
+    found = simulation.close()
+    write_table(simulation.traffic.table({}), tmp_path / FILE)
+    source = Recording(path=tmp_path).source(seed=0, max_model_len=1 << 20)
+    known = scenario.simulate(source)
+    assert {"finished", "aborted"} <= set(found.requests["status"])
+    pd.testing.assert_frame_equal(found.requests, known.requests, rtol=0, atol=0)
+    order = ["replica", "start_s"]
+    columns = list(known.iterations)
+    pd.testing.assert_frame_equal(
+        found.iterations[columns].sort_values(order, ignore_index=True),
+        known.iterations.sort_values(order, ignore_index=True),
+        rtol=0,
+        atol=1e-9,
+    )

@@ -1,13 +1,10 @@
-"""Environments of clients that cannot share ours, and a server process for each test.
+"""Environments of clients that cannot share ours.
 
 `make clients` makes the environments, .venv-clients/NAME; a test of a client that is not there is skipped.
 """
 
 import json
 import os
-import subprocess
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,38 +58,3 @@ def tokenizer_folder(tmp_path_factory):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return folder
-
-
-class ServerProcess:
-    """A running `windtunnel serve`, and its run folder once it has stopped."""
-
-    def __init__(self, url, process, folder):
-        self.url = url
-        self.process = process
-        self.folder = folder
-
-    def summary(self):
-        """Stops the server and returns the figures of its run."""
-        self.process.terminate()
-        self.process.communicate(timeout=60)
-        assert self.process.returncode == 0
-        return json.loads((self.folder / "summary.json").read_text())
-
-
-@pytest.fixture
-def server(tmp_path):
-    """Starts servers: `with server(*overrides) as running`."""
-
-    @contextmanager
-    def start(*overrides):
-        folder = tmp_path / "run"
-        command = [sys.executable, "-m", "experiments.app.cli", "serve", "port=0", "output.report=false"]
-        settings = ["metrics.dialect=all", f"hydra.run.dir={folder}", *overrides]
-        process = subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-        try:
-            yield ServerProcess(process.stdout.readline().split()[0], process, folder)
-        finally:
-            process.kill()
-            process.communicate()
-
-    return start
