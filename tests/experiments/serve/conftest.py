@@ -7,7 +7,7 @@ import sys
 from contextlib import asynccontextmanager, contextmanager
 from time import sleep
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -97,9 +97,13 @@ class ServerProcess:
 
     def post(self, path, body):
         """Returns the text of a response, however long it takes."""
-        data = json.dumps(body).encode()
-        with urlopen(f"{self.url}{path}", data, timeout=240) as response:
+        with self.open(path, body) as response:
             return response.read().decode()
+
+    def open(self, path, body):
+        """Returns the open response to a POST request."""
+        headers = {"Content-Type": "application/json"}
+        return urlopen(Request(f"{self.url}{path}", json.dumps(body).encode(), headers), timeout=240)
 
     def wait(self):
         """Returns when the server serves requests."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from urllib.request import urlopen
 
 import pandas as pd
 import pytest
@@ -112,7 +111,7 @@ def test_the_folder_of_a_session_is_explained_drawn_and_replayed(server, back_en
         running.post("/v1/completions", body | {"n": 2, "ignore_eos": True})
         running.post("/v1/completions", body | {"ignore_eos": True})
         stream = body | {"max_tokens": 150, "ignore_eos": True, "stream": True}
-        with urlopen(f"{running.url}/v1/completions", json.dumps(stream).encode(), timeout=240) as response:
+        with running.open("/v1/completions", stream) as response:
             response.readline()
             for _ in range(signals):
                 running.process.terminate()
