@@ -11,7 +11,8 @@ from policies.core.branch_set import num_prompt_block_tokens
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
-from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
+from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.engine.drafts import DraftPlan
 
 MAX_PLANS = 20_000

@@ -26,6 +26,9 @@ class EqualPasses:
     tokens of all sequences. operators: see `by_keys`.
     """
 
+    few_passes = 40
+    """Largest number of passes priced one by one: an array takes as long as 40 numbers."""
+
     __slots__ = ("_added_s", "_counted_s", "_floor_s", "_from", "_operators", "_straight", "_to", "_tokens")
 
     def __init__(

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import DraftWork, IterationShape
 
-FEW_PASSES = 12
-"""Largest number of passes priced one by one: an array takes as long as 13 numbers."""
 MOST_PRICES = 50_000
 """Numbers of sequences of which the prices are kept."""
 
@@ -30,7 +28,12 @@ def pass_of_equal(num_seqs: int, context_tokens: Any, rows: int, steps: int) -> 
 
 
 class Prices(Protocol):
-    """Seconds by context tokens, with equal bits in both forms."""
+    """Seconds by context tokens, with equal bits in both forms.
+
+    few_passes: the largest number of contexts for which `each` is faster.
+    """
+
+    few_passes: int
 
     def each(self, contexts: list[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
@@ -41,6 +44,8 @@ class Prices(Protocol):
 
 class OneByOne:
     """Prices of the passes of the same sequences by a function of shapes."""
+
+    few_passes = 6
 
     def __init__(
         self, seconds: Callable[[IterationShape], Any], num_seqs: int, rows: int, steps: int
@@ -62,6 +67,7 @@ class EqualPrices:
     """Prices of passes with drafting after them: those of `passes` and `drafting`, and at least least_s."""
 
     def __init__(self, passes: Prices, drafting: Prices, least_s: float) -> None:
+        self.few_passes = min(passes.few_passes, drafting.few_passes)
         self._passes, self._drafting, self._least_s = passes, drafting, least_s
 
     def each(self, contexts: list[float]) -> list[float]:
@@ -96,7 +102,7 @@ class Leaps:
         """Computes `SpeculativeModel.pass_ends`."""
         key = num_seqs, rows, steps
         prices = self._known.get(key) or self._prices(key)
-        if len(contexts) > FEW_PASSES:
+        if len(contexts) > prices.few_passes:
             times_s = np.array(np.broadcast_to(prices.many(contexts), len(contexts)))
             times_s[0] += start_s
             ends_s: list[float] = times_s.cumsum().tolist()

@@ -29,6 +29,8 @@ class EqualSteps:
 
     __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s")
 
+    few_passes = EqualPasses.few_passes
+
     def __init__(
         self, start_s: float, first: EqualPasses, later: EqualPasses, num_later: int, ahead: float
     ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 from operator import index
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from policies.caching.branches import Branches
 from policies.core.plan import FOREVER, Cause, Chunk
@@ -133,14 +133,7 @@ class StepBuilder:
         A sequence with branches gets one token per branch: seq.width tokens, all or none.
         If it needs a block and none is free, the sequences of largest rank are preempted until one is free.
         """
-        if not self.is_open:
-            self._refuse_late()
-        assert isinstance(seq, Sequence)
-        if seq in self._preempted:
-            return False
-        if seq.state is not DECODING or self._has_decoded(seq):
-            raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
-        if self.tokens_left < 1:
+        if not self._may_decode(seq):
             return False
         if seq.branches is not None:
             return self._decode_branches(seq, seq.branches)
@@ -153,6 +146,20 @@ class StepBuilder:
         self._decoded[seq.request_id] = seq
         self._spend(1)
         return True
+
+    def _may_decode(self, seq: SequenceView) -> TypeGuard[Sequence]:
+        """Returns whether the step has budget for a decoding sequence, and has not preempted it.
+
+        Raises ValueError if the sequence does not decode, or does already in this step.
+        """
+        if not self.is_open:
+            self._refuse_late()
+        assert isinstance(seq, Sequence)
+        if seq in self._preempted:
+            return False
+        if seq.state is not DECODING or self._has_decoded(seq):
+            raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
+        return self.tokens_left >= 1
 
     def prefill(self, seq: SequenceView, max_num_tokens: int) -> bool:
         """Computes up to max_num_tokens more tokens of a sequence in prefill.

@@ -26,7 +26,7 @@ class ByBatchSize:
     reads_sequences: ClassVar[bool] = False
 
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = (
-        (1, 16, 4),
+        (1, 16, 3),
         (17, 64, 2),
         (65, 256, 1),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
+from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from realengine.clock import Clock
 from realengine.parts import Parts

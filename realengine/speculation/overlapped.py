@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from policies.core.plan import StepOutcome, StepPlan
-from policies.speculation.engine.core import AsyncSpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
 from policies.speculation.engine.drafts import DraftPlan
 from realengine.runner.launch import Launch
 from realengine.serving.answer import Answer

@@ -118,7 +118,8 @@ def speculative_core(
     model: for policies that ask for the price of a pass.
     """
     # Runs without speculation do not import these.
-    from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore  # noqa: PLC0415
+    from policies.speculation.engine.async_core import AsyncSpeculativeCore  # noqa: PLC0415
+    from policies.speculation.engine.core import SpeculativeCore  # noqa: PLC0415
     from policies.speculation.engine.drafts import Speculation  # noqa: PLC0415
 
     assert isinstance(model, SpeculativeModel)

@@ -86,14 +86,15 @@ class DraftLog(IterationLog):
         num_apart: int,
         *,
         accepted: Ints,
-        computed: Ints,
+        contexts: Ints,
+        pairs: Ints,
         surplus: Ints,
         num_proposed: int | None,
         num_blocks: Ints,
     ) -> None:
         """Logs iterations that are about to be committed.
 
-        accepted, computed [iterations, sequences]: accepted draft tokens, and computed tokens before. surplus
+        accepted [iterations, sequences]: accepted draft tokens. contexts, pairs: see `DraftRecorder`. surplus
         [sequences]: accepted draft tokens of the last iteration that lie behind the end of the answer.
         num_proposed: draft tokens that were made for the next passes; None: as many as were asked for.
         num_blocks: KV blocks in use. Others as for `IterationLog.add`.
@@ -103,9 +104,6 @@ class DraftLog(IterationLog):
         num_seqs, rows, num_iterations = len(drafts.seqs), drafts.num_drafts, step.num_iterations
         if num_iterations != len(ends_s):
             ends_s = ends_s[:num_iterations]
-        contexts = np.add.reduce(computed, axis=1) + num_seqs
-        pairs = computed @ rows
-        pairs += int(np.dot(rows, rows + 3)) // 2 + sum(drafts.padded.values())
         counts, depth = rows > 0, drafts.depth
         if core.running_set.ending:
             ended = core.running_set.ending
@@ -117,7 +115,8 @@ class DraftLog(IterationLog):
         if num_surplus:
             num_kept = num_accepted.copy()
             num_kept[-1] -= num_surplus
-        others = core.num_tokens_held - int(np.add.reduce(drafts.num_computed)) + drafts.num_tokens
+        context, blocks = int(contexts[0]), int(num_blocks[0])
+        others = core.num_tokens_held - (context - num_seqs) + drafts.num_tokens
         more = CHUNKS if plan.chunks else 0
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
             more += QUEUED
@@ -127,14 +126,12 @@ class DraftLog(IterationLog):
         self._ends_s += pack_times(ends_s)
         if num_iterations > 1:
             self._blocks_due += self._no_blocks_due
-        context, blocks = int(contexts[0]), int(num_blocks[0])
         counted = (num_iterations, num_apart, 0, num_seqs, len(core.running), blocks, more)
         self._rows += pack_row(step.start_s, emitted_s, context, context + others, 0, *counted)
-        num_next = drafts.next_drafts
-        made = np.count_nonzero(num_next), drafts.next_levels, int(np.add.reduce(num_next))
+        num_next, num_drafted = drafts.next_counts
         judged = np.count_nonzero(counts), int(np.dot(rows, counts))
-        num_made = made[-1] if num_proposed is None else num_proposed
-        self._drafts += _PACK(num_iterations, drafts.num_tokens, *made, num_made, *judged)
+        made = drafts.next_levels, num_drafted, num_drafted if num_proposed is None else num_proposed
+        self._drafts += _PACK(num_iterations, drafts.num_tokens, num_next, *made, *judged)
         for column in (contexts, num_blocks[:num_iterations], pairs, num_accepted, num_kept):
             self._passes += column.tobytes()
         if more & CHUNKS:

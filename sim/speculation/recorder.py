@@ -16,14 +16,16 @@ from sim.engine.running_step import RunningStep
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
 from sim.speculation.log import DraftLog
+from sim.speculation.shapes import pairs_of
 from sim.speculation.verdict_table import VerdictTable
 
 
 class DraftRecorder(Recorder):
     """The logs of one replica that speculates; it also says what is accepted.
 
-    accepted, computed [iterations, sequences]: accepted draft tokens of the running step, and computed tokens
-    before each iteration. num_blocks: see `SpeculativeCore.num_iterations_of`.
+    Of the running step, accepted, computed [iterations, sequences]: accepted draft tokens, computed tokens
+    before each iteration. contexts, pairs [iterations]: context tokens of all decodes, and query-key pairs of
+    draft tokens. num_blocks [iterations]: see `SpeculativeCore.num_iterations_of`.
     """
 
     def __init__(
@@ -39,10 +41,22 @@ class DraftRecorder(Recorder):
         self._verdicts = verdicts
         self.accepted: Ints = np.zeros((0, 0), np.int64)
         self.computed: Ints = np.zeros((0, 0), np.int64)
-        self.num_blocks: Ints = np.zeros(0, np.int64)
+        self.contexts = self.pairs = self.num_blocks = np.zeros(0, np.int64)
 
     def _new_log(self, replica: int, block_size: int, serves_adapters: bool) -> IterationLog:
         return DraftLog(replica, block_size, serves_adapters)
+
+    def expect(self, drafts: DraftPlan, accepted: Ints, num_blocks: Ints) -> None:
+        """Sets what the iterations of a plan accept, and the KV blocks that they take."""
+        if len(accepted) == 1:
+            computed = drafts.num_computed[np.newaxis]
+        else:
+            computed = np.empty_like(accepted)
+            computed[0] = drafts.num_computed
+            computed[1:] = drafts.totals[: len(accepted) - 1]
+        self.accepted, self.computed, self.num_blocks = accepted, computed, num_blocks
+        self.contexts = np.add.reduce(computed, axis=1) + len(drafts.seqs)
+        self.pairs = pairs_of(drafts, computed)
 
     def decoded_after(self, plan: StepPlan, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
         """Returns the tokens that each decoding sequence has got after num_iterations of a running plan."""
@@ -60,14 +74,13 @@ class DraftRecorder(Recorder):
         assert isinstance(drafts, DraftPlan)
         assert isinstance(log, DraftLog)
         assert isinstance(core, Speculating)
-        accepted = self.accepted[: step.num_iterations]
-        num_apart = 0
+        num_iterations, num_apart = step.num_iterations, 0
+        accepted = self.accepted[:num_iterations]
         if tokens.apart or plan.idle or self._paused:
             num_apart = tokens.log_gaps(plan, step.ends_s[0], log)
         if core.running_set.ending:
             num_apart += core.running_set.num_surplus(plan)
-        computed = self.computed[: step.num_iterations]
-        surplus: Ints = np.maximum(computed[-1] + accepted[-1] + 1 - drafts.end, 0)
+        surplus: Ints = np.maximum(self.computed[num_iterations - 1] + accepted[-1] + 1 - drafts.end, 0)
         proposed = self._verdicts.proposed(drafts, accepted[-1])
         log.add_passes(
             step,
@@ -75,17 +88,18 @@ class DraftRecorder(Recorder):
             tokens.last_decode_s,
             num_apart,
             accepted=accepted,
-            computed=computed,
+            contexts=self.contexts[:num_iterations],
+            pairs=self.pairs[:num_iterations],
             surplus=surplus,
             num_proposed=None if proposed is None else int(proposed.sum()),
             num_blocks=self.num_blocks + core.block_pool.num_used,
         )
-        core.take_blocks_of(plan, step.num_iterations)
-        self._verdicts.ran(drafts, step.num_iterations)
+        core.take_blocks_of(plan, num_iterations)
+        self._verdicts.ran(drafts, num_iterations)
         if drafts.seqs:
             tokens.last_decode_s = step.end_s
         if plan.chunks:
             num_prefills = self.requests.prefill_iterations
             for chunk in plan.chunks:
-                num_prefills[chunk.seq.request_id] += step.num_iterations
-        return StepOutcome(step.num_iterations, accepted=accepted, proposed=proposed)
+                num_prefills[chunk.seq.request_id] += num_iterations
+        return StepOutcome(num_iterations, accepted=accepted, proposed=proposed)

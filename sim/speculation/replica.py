@@ -12,6 +12,8 @@ import numpy as np
 
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.jitter import JitterFactors
+from hwmodels.speculation.leaps import Leaps
+from hwmodels.speculation.model import SpeculativeModel
 from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan
 from policies.core.request import Request
@@ -24,11 +26,12 @@ from sim.engine.recorder import Recorder
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
+from sim.engine.shape import shape_of
 from sim.speculation.acceptance import Acceptance
 from sim.speculation.lane_loop import DraftLaneLoop
 from sim.speculation.log import DraftLog
 from sim.speculation.recorder import DraftRecorder
-from sim.speculation.shapes import first_shape, shapes
+from sim.speculation.shapes import with_drafts
 from sim.speculation.verdict_table import VerdictTable
 from sim.workload.streams import stream
 
@@ -40,6 +43,8 @@ class SpeculativeReplica(LaneReplica):
         self, index: int, pool: ReplicaPool, context: RunContext, acceptance: Acceptance, proposer: Proposer
     ) -> None:
         self._acceptance, self._proposer = acceptance, proposer
+        model = pool.model
+        self._pass_ends = (model if isinstance(model, SpeculativeModel) else Leaps(model.seconds)).pass_ends
         Replica.__init__(self, index, pool, context)
         self._factors = None
         if pool.jitter is not None:
@@ -98,12 +103,19 @@ class SpeculativeReplica(LaneReplica):
         drafts, factors = plan.drafts, self._slowdown
         assert isinstance(drafts, DraftPlan)
         num_iterations = self._draw(plan, num_iterations)
+        recorder, model = self._draft_recorder, self.pool.model
+        is_plain = plan.adapters is None and factors == 1 and self._factors is None
+        if drafts.are_alike and is_plain and not plan.chunks:
+            num_seqs = len(drafts.seqs)
+            rows = drafts.num_tokens // num_seqs
+            return self._pass_ends(start_s, num_seqs, recorder.contexts, rows, drafts.next_levels)
         if num_iterations == 1:
             if self._factors is not None:
                 factors *= float(self._factors.of(plan.index, 1)[0])
-            return [float(start_s + factors * self.pool.model.seconds(first_shape(plan, drafts)))]
-        shape_of_each = shapes(plan, drafts, self._draft_recorder.computed)
-        durations_s = np.asarray(self.pool.model.seconds(shape_of_each))
+            one = with_drafts(shape or shape_of(plan, 0), drafts, int(recorder.pairs[0]))
+            return [float(start_s + factors * model.seconds(one))]
+        shapes = shape_of(plan, 0)._replace(decode_context_tokens=recorder.contexts)
+        durations_s = np.asarray(model.seconds(with_drafts(shapes, drafts, recorder.pairs)))
         if self._factors is not None:
             durations_s = self._factors.of(plan.index, num_iterations) * durations_s
         durations_s = (factors * np.broadcast_to(durations_s, num_iterations)).tolist()
@@ -115,15 +127,8 @@ class SpeculativeReplica(LaneReplica):
         core, drafts = self.core, plan.drafts
         assert isinstance(core, Speculating)
         assert isinstance(drafts, DraftPlan)
-        verdicts, recorder = self._verdicts, self._draft_recorder
+        verdicts = self._verdicts
         accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)
         num_iterations, num_blocks = core.num_iterations_of(plan, accepted)
-        recorder.accepted, recorder.num_blocks = accepted[:num_iterations], num_blocks
-        if num_iterations == 1:
-            recorder.computed = drafts.num_computed[np.newaxis]
-            return 1
-        computed = np.empty_like(recorder.accepted)
-        computed[0] = drafts.num_computed
-        computed[1:] = drafts.totals[: num_iterations - 1]
-        recorder.computed = computed
+        self._draft_recorder.expect(drafts, accepted[:num_iterations], num_blocks)
         return num_iterations

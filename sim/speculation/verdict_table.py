@@ -89,7 +89,7 @@ class VerdictTable:
         first = self._next_S[slots]
         is_known = (first < self._num_passes_S[slots]) & (self._depth_S[slots] == depth)
         is_known &= self._place_SN[slots, np.minimum(first, self._place_SN.shape[1] - 1)] == position
-        if not is_known.all():
+        if np.count_nonzero(is_known) < len(is_known):
             self._walk(slots[~is_known], position[~is_known], depth[~is_known])
             first = self._next_S[slots]
         num_left = int(np.minimum.reduce(self._num_passes_S[slots] - first))

@@ -11,7 +11,8 @@ from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation import DraftLength, Proposer
 from policies.speculation.by_batch_size import ByBatchSize
-from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
+from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.engine.drafts import DraftPlan
 from policies.speculation.engine.drafts import Speculation as CoreSpeculation
 from policies.speculation.fixed import Fixed

@@ -22,6 +22,7 @@ from sim.settings.layout import with_layout
 def build_survey(cfg: DictConfig) -> Survey:
     """Builds the survey. Raises ConfigError for every mistake of the user."""
     own = {str(key): cfg[key] for key in cfg}
+    own["speculation"] = own["speculation"] or None  # the choice `none` is an empty node
     if isinstance(own["batch_sizes"], ListConfig):
         own["batch_sizes"] = list(own["batch_sizes"])
     settings: RooflineSettings = build_as(RooflineSettings, with_layout(own), "")

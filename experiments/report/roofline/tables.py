@@ -27,6 +27,8 @@ def print_survey(found: Survey, console: Console) -> None:
     console.print(_points(found))
     if not all(_fits(found, point) for point in found.points):
         console.print(Text("* exceeds the largest batch that fits into memory, see below"))
+    if found.drafted:
+        console.print(_drafts(found))
     for line in memory_lines(found):
         console.print(Text(line))
     console.print()
@@ -96,6 +98,25 @@ def _point(found: Survey, point: OperatingPoint) -> list[str]:
         percent(point.mbu),
         f"{point.bound} {100 * point.bound_share:.0f} %",
     ]
+
+
+def _drafts(found: Survey) -> Table:
+    """Builds the table of passes with draft tokens, and of what they must give to be worth it."""
+    proposer = found.settings.speculation
+    assert proposer is not None
+    method = f"{proposer.method}, {plural(proposer.num_speculative_tokens, 'draft token')}"
+    headings = [method, "batch", "decode ms", "verify ms", "drafting ms", "break-even", "at most"]
+    rows = [
+        [
+            "",
+            f"{batch.num_seqs:,}",
+            *(number(1e3 * seconds) for seconds in (batch.plain_s, batch.pass_s, batch.drafting_s)),
+            f"{batch.break_even:.2f} tokens",
+            f"{batch.most_tokens / batch.break_even:.2f}x",
+        ]
+        for batch in found.drafted
+    ]
+    return plain_table([headings, *rows], (0,))
 
 
 def _fits(found: Survey, point: OperatingPoint) -> bool:

@@ -218,13 +218,13 @@ class DraftSet(DecodeSet):
         before_last -= 1
         has_ended = after >= drafts.end
         ended: SequenceOf[Sequence] = ()
-        if has_ended.any():
+        if np.count_nonzero(has_ended):
             after = np.minimum(after, drafts.end)
             ended = [drafts.seqs[index] for index in np.flatnonzero(has_ended).tolist()]
         self.num_context_tokens += int(np.add.reduce(after) - np.add.reduce(drafts.num_computed))
         if self.reads_late:
             idle = self.last_S[slots] == 0  # all their tokens had been read when this step was planned
-            if idle.any():
+            if np.count_nonzero(idle):
                 self._told_S[slots[idle]] = drafts.num_computed[idle] + 1
             self.last_S[:] = 0
             self.base_S[self.slots] = self.computed_S[self.slots]
@@ -246,7 +246,7 @@ class DraftSet(DecodeSet):
             return
         drafts, num_kept = self.unread
         is_member = self.is_member_S[drafts.slots]
-        if not is_member.all():  # others were aborted since, or are at their limit
+        if np.count_nonzero(is_member) < len(is_member):  # others were aborted since, or are at their limit
             members = np.flatnonzero(is_member)
             drafts, num_kept = drafts.part(members), num_kept[members]
             self.unread = drafts, num_kept
@@ -257,7 +257,7 @@ class DraftSet(DecodeSet):
         if self.unread is None:
             return
         (drafts, num_kept), self.unread = self.unread, None
-        if not num_kept.any():
+        if not np.count_nonzero(num_kept):
             return
         self.add_kept(drafts, num_kept)
         if in_flight is not None:
@@ -266,7 +266,7 @@ class DraftSet(DecodeSet):
     def add_kept(self, drafts: DraftPlan, num_kept: Ints) -> None:
         """Adds accepted draft tokens of the last pass to the counts of its sequences, which may have left."""
         is_member = self.is_member_S[drafts.slots]  # no other sequence has joined with the slot of one
-        if is_member.all():
+        if np.count_nonzero(is_member) == len(is_member):
             self._add_last(drafts.slots, num_kept)
             return
         self._add_last(drafts.slots[is_member], num_kept[is_member])

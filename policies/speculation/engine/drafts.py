@@ -70,12 +70,13 @@ class DraftPlan:
     which each ends. num_drafts: draft tokens of each, in whole levels; depth: most of them that can be
     accepted. next_drafts: draft tokens to make for the next pass of each of `next_seqs`: these sequences,
     then those that complete their prefill. next_levels: levels of the longest of these drafts, which are made
-    one after the other.
+    one after the other. are_alike: whether every sequence that decodes has the same number of draft tokens,
+    and gets as many again.
     """
 
     __slots__ = (
-        "base", "depth", "end", "next_drafts", "next_levels", "next_seqs", "num_blocks", "num_computed",
-        "num_drafts", "num_new_blocks", "num_tokens", "padded", "seqs", "slots", "totals",
+        "are_alike", "base", "depth", "end", "next_drafts", "next_levels", "next_seqs", "num_blocks",
+        "num_computed", "num_drafts", "num_new_blocks", "num_tokens", "padded", "seqs", "slots", "totals",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,7 @@ class DraftPlan:
         self.next_seqs: SequenceOf[Sequence] = seqs
         self.next_drafts = num_drafts
         self.next_levels = 0
+        self.are_alike = False
         # What `SpeculativeCore.num_iterations_of` finds, if the plan is repeated, by iteration.
         self.num_new_blocks: Ints = NO_BLOCKS
         """KV blocks that repeated iterations take, summed; the first has its blocks."""
@@ -109,6 +111,11 @@ class DraftPlan:
         """KV blocks of each sequence [iterations, sequences]."""
         self.totals: Ints = NO_BLOCKS
         """Computed tokens of each sequence after an iteration [iterations, sequences]."""
+
+    @property
+    def next_counts(self) -> tuple[int, int]:
+        """Number of sequences that get draft tokens for their next pass, and of these draft tokens."""
+        return np.count_nonzero(self.next_drafts), int(np.add.reduce(self.next_drafts))
 
     def pad(self, request_id: int, num_rows: int) -> None:
         """Adds rows without a draft token to a request that has one token to compute."""
@@ -147,5 +154,6 @@ def check_accepted(drafts: DraftPlan, accepted: Ints | None, num_iterations: int
             "sequences of the plan's drafts"
         )
     assert accepted is not None
-    if (accepted.view(np.uint64) > drafts.depth.view(np.uint64)).any():  # a negative number is a large one
+    is_wrong = accepted.view(np.uint64) > drafts.depth.view(np.uint64)  # a negative number is a large one
+    if np.count_nonzero(is_wrong):
         raise ValueError("accepted: must be from 0 to the depth of each draft")

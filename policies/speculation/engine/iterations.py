@@ -21,10 +21,12 @@ def iterations_to_event(
     drafts.num_blocks = num_blocks = step.blocks_of(drafts, base)
     used = np.add.reduce(num_blocks, axis=1) - int(np.add.reduce(decodes.blocks_S[drafts.slots]))
     has_room = used <= pool.num_free_without_copy
-    has_room &= (base + 1 + drafts.num_drafts).max(axis=1) < decodes.max_model_len
-    num_iterations = len(accepted) if has_room.all() else max(int(np.argmin(has_room)), 1)
-    has_ended = (totals[:num_iterations] >= drafts.end).any(axis=1)
-    if has_ended.any():
+    has_room &= np.maximum.reduce(base + (1 + drafts.num_drafts), axis=1) < decodes.max_model_len
+    num_iterations = len(accepted)
+    if np.count_nonzero(has_room) < num_iterations:
+        num_iterations = max(int(np.argmin(has_room)), 1)
+    has_ended = np.logical_or.reduce(totals[:num_iterations] >= drafts.end, axis=1)
+    if np.count_nonzero(has_ended):
         num_iterations = int(np.argmax(has_ended)) + 1
     drafts.num_new_blocks = used[:num_iterations]
     return num_iterations, drafts.num_new_blocks

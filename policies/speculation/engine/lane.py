@@ -28,7 +28,8 @@ from policies.core.limits import StopAfter
 from policies.core.plan import Cause, Chunk
 from policies.core.request import Request
 from policies.core.sequence import DECODING, ENDED, ENDING, PREFILLING, Sequence
-from policies.speculation.engine.core import AsyncSpeculativeCore, Speculating, SpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
+from policies.speculation.engine.core import Speculating, SpeculativeCore
 from policies.speculation.engine.drafts import Shapes
 from policies.speculation.engine.lane_passes import Passes, tokens_of_passes
 from policies.speculation.engine.lane_sums import LaneSums

@@ -147,14 +147,7 @@ class DraftStep(StepMaker):
 
         Returns true without a token if the rows of its step in flight may already fill the model's context.
         """
-        if not self.is_open:
-            self._refuse_late()
-        assert isinstance(seq, Sequence)
-        if seq in self._preempted:
-            return False
-        if seq.state is not DECODING or self._has_decoded(seq):
-            raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
-        if self.tokens_left < 1:
+        if not self._may_decode(seq):
             return False
         decodes, slot = self._drafting, seq.slot
         assert slot is not None
@@ -288,7 +281,7 @@ class DraftStep(StepMaker):
     def _complete(self, plan: StepPlan) -> None:
         plan.drafts = drafts = self._drafts()
         plan.num_widening = 0
-        plan.num_decode_context_tokens = int(drafts.num_computed.sum()) + len(drafts.seqs)
+        plan.num_decode_context_tokens = int(np.add.reduce(drafts.num_computed)) + len(drafts.seqs)
         for request_id, num_rows in self._padded.items():
             drafts.pad(request_id, num_rows)
         self._state.complete(plan, self._decoded)

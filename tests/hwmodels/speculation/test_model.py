@@ -142,7 +142,7 @@ def test_a_leap_equals_its_steps_to_the_last_bit(model, num_seqs, context, k):
 @few
 @given(
     num_seqs=st.integers(1, 200),
-    contexts=st.lists(st.integers(1, 8000), min_size=1, max_size=30).map(sorted),
+    contexts=st.lists(st.integers(1, 8000), min_size=1, max_size=60).map(sorted),
     k=st.integers(0, 6),
 )
 def test_the_ends_of_passes_are_sums_of_their_seconds_to_the_last_bit(model, num_seqs, contexts, k):

@@ -23,7 +23,8 @@ from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason
 from policies.scheduling.fcfs import Fcfs
 from policies.speculation import SlotRules
-from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
+from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from policies.speculation.fixed import Fixed
 from policies.speculation.tree import TokenTree

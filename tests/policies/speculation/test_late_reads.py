@@ -24,7 +24,7 @@ from policies.speculation import SlotRules
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.backoff import Backoff
 from policies.speculation.by_batch_size import ByBatchSize
-from policies.speculation.engine.core import AsyncSpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from policies.speculation.fixed import Fixed
 from policies.speculation.slo_aware import SloAware

@@ -19,7 +19,8 @@ from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
 from policies.speculation import SlotRules
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
+from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from policies.speculation.fixed import Fixed
 from policies.speculation.tree import TokenTree

@@ -10,7 +10,8 @@ from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation.engine.core import AsyncSpeculativeCore, SpeculativeCore
+from policies.speculation.engine.async_core import AsyncSpeculativeCore
+from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.proposers.draft_model import DraftModel
 from realengine.model.architecture import Architecture
 from realengine.runner import rank
