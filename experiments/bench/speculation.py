@@ -1,9 +1,9 @@
 """CPU time per iteration with and without drafts: `python -m experiments.bench.speculation [--rounds N]`.
 
-Llama-3.1-8B on an H100 with and without EAGLE-3, the same Poisson requests of 512 tokens in and 256 out. Both are
-simulated on the general engine and on the lane of simple runs. The four runs of a load alternate, and the
-fastest of the rounds counts; the time covers traffic, simulation and tables. Printed is the CPU time per
-iteration and per request. A batch is the mean number of decoding sequences per iteration.
+Llama-3.1-8B on an H100 with and without EAGLE-3, the same Poisson requests of 512 tokens in and 256 out.
+Both are simulated on the general engine and on the lane of simple runs. The four runs of a load alternate,
+and the fastest of the rounds counts; the time covers traffic, simulation and tables. A batch is the mean
+number of decoding sequences per iteration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
+from itertools import product
+from typing import NamedTuple
 from unittest.mock import patch
 
 from sim.settings.compose import ConfigSource
@@ -21,7 +22,7 @@ from sim.settings.scenario import build_run
 
 WORLD = ("engine=vllm", "model=llama3_1_8b", "hardware=h100_sxm", "slo=none", "workload=poisson")
 CHOICES = {"without": (), "with": ("speculation=eagle3", "acceptance.rate=0.7")}
-LOADS = {2.7: 1500, 17.0: 6000, 33.0: 12000}
+LOADS = {3.2: 1500, 23.0: 5000, 38.0: 8000}
 """Requests per second -> number of requests."""
 ENGINES = ("general", "lane")
 
@@ -39,8 +40,16 @@ def engine(name: str) -> Iterator[None]:
         yield
 
 
-def cost(choice: str, name: str, rate_per_s: float, num_requests: int) -> tuple[float, float]:
-    """Simulates one run; returns CPU microseconds per iteration, and the mean batch."""
+class Cost(NamedTuple):
+    """The CPU time of one run."""
+
+    seconds: float
+    num_iterations: int
+    batch: float
+
+
+def cost(choice: str, name: str, rate_per_s: float, num_requests: int) -> Cost:
+    """Simulates one run."""
     traffic = (f"workload.arrivals.rate_per_s={rate_per_s}", f"workload.num_requests={num_requests}")
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(
         [*WORLD, *traffic, *CHOICES[choice]]
@@ -51,11 +60,11 @@ def cost(choice: str, name: str, rate_per_s: float, num_requests: int) -> tuple[
         records = scenario.simulate(source)
     taken_s = time.process_time() - start_s
     iterations = records.iterations
-    return 1e6 * taken_s / len(iterations), float(iterations["decode_seqs"].mean())
+    return Cost(taken_s, len(iterations), float(iterations["decode_seqs"].mean()))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints one line per load."""
+    """Prints two lines per load."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.bench.speculation",
         description=__doc__,
@@ -63,23 +72,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the fastest counts")
     options = parser.parse_args(arguments)
-    print("us per iteration at requests/s (batch without, with drafts)   without, with drafts, ratio")
+    columns = f"{'without':>10}{'with':>8}{'ratio':>7}"
+    print(f"{'':28}{'us per iteration':>25}{'us per request':>25}")
+    print(f"{'requests/s (batches), engine':28}{columns}{columns}")
     for rate_per_s, num_requests in LOADS.items():
-        cells = [(choice, name) for name in ENGINES for choice in CHOICES]
-        best: dict[tuple[str, str], float] = {}
-        batches: dict[str, float] = {}
+        best: dict[tuple[str, str], Cost] = {}
         for _ in range(options.rounds):
-            for choice, name in cells:
-                taken_us, batches[choice] = cost(choice, name, rate_per_s, num_requests)
-                best[choice, name] = min(taken_us, best.get((choice, name), inf))
-        batch = f"{batches['without']:.1f}, {batches['with']:.1f}"
+            for choice, name in product(CHOICES, ENGINES):
+                found = cost(choice, name, rate_per_s, num_requests)
+                best[choice, name] = min(found, best.get((choice, name), found))
         for name in ENGINES:
-            without, with_drafts = best["without", name], best["with", name]
-            print(
-                f"{rate_per_s:4g}/s ({batch:>12}) {name:8}{without:8.1f}{with_drafts:8.1f}"
-                f"{with_drafts / without:6.2f}",
-                flush=True,
-            )
+            runs = [best[choice, name] for choice in CHOICES]
+            label = f"{rate_per_s:g} ({runs[0].batch:.0f}, {runs[1].batch:.0f}), {name}"
+            each = [1e6 * run.seconds / run.num_iterations for run in runs]
+            whole = [1e6 * run.seconds / num_requests for run in runs]
+            figures = "".join(f"{a:10.1f}{b:8.1f}{b / a:7.2f}" for a, b in (each, whole))
+            print(f"{label:28}{figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
@@ -144,7 +144,7 @@ def _chosen_shape(settings: RooflineSettings) -> IterationShape:
 
 
 def _decode_shape(settings: RooflineSettings, size: int) -> IterationShape:
-    """Returns a decode of a batch; with speculation each sequence verifies a whole draft and gets the next."""
+    """Returns a decode of a batch; with speculation each sequence verifies a draft and gets the next."""
     proposer = settings.speculation
     if proposer is None:
         return decode_shape(size, settings.context)
@@ -164,9 +164,9 @@ def _drafted(
     settings: RooflineSettings, proposer: Proposer, model: IterationModel, size: int
 ) -> DraftedBatch:
     """Compares a decode batch with and without draft tokens."""
-    plain = settings.latency.iteration_model(settings.replica)
+    plain = replace(settings, speculation=None).iteration_model()  # its host may schedule otherwise
     whole = _decode_shape(settings, size)
-    pass_s = float(plain.seconds(whole))
+    pass_s = float(settings.latency.iteration_model(settings.replica).seconds(whole))
     return DraftedBatch(
         num_seqs=size,
         plain_s=float(plain.seconds(decode_shape(size, settings.context))),

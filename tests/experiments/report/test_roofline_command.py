@@ -74,16 +74,15 @@ def test_the_operators_are_those_of_the_chosen_iteration(found):
 )
 def test_decodes_with_speculation_are_passes_with_draft_tokens_and_drafting(settings):
     found = found_for(*settings, "batch_sizes=[1,64]")
-    proposer = found.settings.speculation
     for batch, point in zip(found.drafted, found.points, strict=False):
         assert batch.num_seqs == point.num_seqs
         assert batch.pass_s + batch.drafting_s == pytest.approx(point.seconds)
-        assert 1 < batch.break_even < 1 + proposer.num_speculative_tokens
+        assert batch.break_even > 1
         assert batch.pass_s >= batch.plain_s
         assert batch.drafting_s > 0
     # More draft tokens cost least where the weights are read for a single sequence.
     assert found.drafted[0].break_even < found.drafted[1].break_even
-    # A pass has as many rows as draft tokens beside each decode; prompts are computed with a draft after them.
+    # Prompts are followed by drafting, too.
     plain = found_for(*(each for each in settings if "specul" not in each), "batch_sizes=[1,64]")
     assert [batch.plain_s for batch in found.drafted] == [point.seconds for point in plain.points[:2]]
     assert found.points[-1].seconds > plain.points[-1].seconds
