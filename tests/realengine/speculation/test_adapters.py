@@ -1,5 +1,7 @@
 """Requests with LoRA adapters get the tokens that they get without drafts, with every way to draft."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from tests.realengine.adapters import random_adapter
 from tests.realengine.recorded import record_on_cpu
 from tests.realengine.speculation.methods import DRAFTERS, LIKE_TARGET
 from tests.realengine.speculation.test_graphs import WAYS
-from tests.realengine.speculation.test_lossless import prompts, tokens_of
+from tests.realengine.speculation.test_lossless import plain_outputs, prompts, tokens_of
 from tests.realengine.test_engine import make
 
 torch.set_num_threads(1)
@@ -22,24 +24,37 @@ def settings(max_loras=2):
     return {"lora_adapters": adapters, "max_loras": max_loras}
 
 
-@pytest.mark.parametrize("use_graphs", [False, True])
-@pytest.mark.parametrize("way", ["greedy", "sampled"])
+@pytest.fixture(scope="module")
+def plain_tokens():
+    """Returns a function that gives the tokens of an engine with the adapters and without drafts."""
+    return cache(lambda way: tokens_of(make(**settings()).generate(prompts(), WAYS[way], NAMES)))
+
+
+def test_adapters_change_the_tokens_of_their_requests(plain_tokens):
+    for way in ("greedy", "sampled"):
+        pairs = zip(plain_tokens(way), tokens_of(plain_outputs(WAYS[way])), strict=True)
+        assert [name is None for name in NAMES] == [one == other for one, other in pairs]
+
+
+@pytest.mark.parametrize(
+    ("way", "use_graphs"),
+    [
+        ("greedy", True),
+        ("sampled", False),
+        pytest.param("greedy", False, marks=pytest.mark.slow),
+        pytest.param("sampled", True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("method", DRAFTERS)
-def test_adapters_change_no_token(monkeypatch, method, way, use_graphs):
+def test_adapters_change_no_token(monkeypatch, method, way, use_graphs, plain_tokens):
     recorders = record_on_cpu(monkeypatch)
-    plain = make(**settings()).generate(prompts(), WAYS[way], NAMES)
     llm = make(**settings(), use_graphs=use_graphs, speculative_config=DRAFTERS[method])
-    assert tokens_of(llm.generate(prompts(), WAYS[way], NAMES)) == tokens_of(plain)
+    assert tokens_of(llm.generate(prompts(), WAYS[way], NAMES)) == plain_tokens(way)
     assert (sum(each.num_replayed for each in recorders) > 0) == use_graphs
-    without = tokens_of(make().generate(prompts(), WAYS[way]))
-    assert [name is None for name in NAMES] == [
-        one == other for one, other in zip(tokens_of(plain), without, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("method", DRAFTERS)
-def test_adapters_that_replace_each_other_change_no_token(method):
+def test_adapters_that_replace_each_other_change_no_token(method, plain_tokens):
     """One slot: requests of the other adapter wait until it is loaded."""
-    plain = make(**settings()).generate(prompts(), WAYS["greedy"], NAMES)
     llm = make(**settings(max_loras=1), speculative_config=DRAFTERS[method])
-    assert tokens_of(llm.generate(prompts(), WAYS["greedy"], NAMES)) == tokens_of(plain)
+    assert tokens_of(llm.generate(prompts(), WAYS["greedy"], NAMES)) == plain_tokens("greedy")

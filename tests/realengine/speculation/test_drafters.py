@@ -64,7 +64,9 @@ def check(llm, expected, params=GREEDY, *, is_perfect=False):
     llm.engine.core.block_pool.check_integrity([])
 
 
-@pytest.mark.parametrize("num_tokens", range(1, 9))
+@pytest.mark.parametrize(
+    "num_tokens", [1, 3, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 5, 6, 7))]
+)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_chains_change_no_token(draft, num_tokens, plain):
     llm = make(speculative_config=DRAFTS[draft] | {"num_speculative_tokens": num_tokens})
@@ -91,7 +93,16 @@ def test_trees_change_no_token(draft, plain):
     ],
     ids=["prefix", "radix", "chunks", "recompute", "swap", "int8_kv", "short", "overlap", "overlap_tight"],
 )
-@pytest.mark.parametrize("draft", [*DRAFTS, *TREES])
+@pytest.mark.parametrize(
+    "draft",
+    [
+        *("small", "skipping", "late_fork"),
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("equal", "window", "all_layers", "tree", "two_models")
+        ),
+    ],
+)
 def test_outputs_do_not_depend_on_batches_and_memory(draft, settings, plain):
     config = (DRAFTS | TREES)[draft]
     if draft in DRAFTS:

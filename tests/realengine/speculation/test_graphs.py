@@ -44,6 +44,7 @@ from tests.realengine.speculation.test_lossless import (
     PENALISED,
     SAMPLED,
     TREE,
+    plain_outputs,
     prompts,
     tokens_of,
 )
@@ -65,7 +66,7 @@ def recorders(monkeypatch):
 
 
 def expected(params, **settings):
-    return tokens_of(make(**settings).generate(prompts(), params))
+    return tokens_of(plain_outputs(params, **settings))
 
 
 def replayed(recorders, params=GREEDY, **settings):
@@ -344,7 +345,8 @@ class Captured:
     ("method", "draw"),
     [
         *((name, "greedy") for name in DRAFTERS if name not in ("ngram", "suffix", "specinfer", "lookahead")),
-        *((name, "probabilistic") for name in ("draft_model", "smaller", "self")),
+        ("smaller", "probabilistic"),
+        *(pytest.param(x, "probabilistic", marks=pytest.mark.slow) for x in ("draft_model", "self")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")

@@ -41,6 +41,17 @@ def prompts():
     return [[index, *part, *part, *part] for index, part in enumerate(made)]
 
 
+_PLAIN = {}
+
+
+def plain_outputs(params, **settings):
+    """Returns the outputs of an engine without drafts, computed once for equal settings."""
+    key = repr((params, sorted(settings.items())))
+    if key not in _PLAIN:
+        _PLAIN[key] = make(**settings).generate(prompts(), params)
+    return _PLAIN[key]
+
+
 def tokens_of(outputs):
     assert all(output.error is None for output in outputs), [output.error for output in outputs]
     return [output.outputs[0].token_ids for output in outputs]
@@ -53,7 +64,7 @@ def test_host_proposers_change_no_token(method, num_tokens, way):
     config = {"method": method, "num_speculative_tokens": num_tokens}
     if method == "ngram":
         config |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    plain = make().generate(prompts(), WAYS[way])
+    plain = plain_outputs(WAYS[way])
     drafted = make(speculative_config=config).generate(prompts(), WAYS[way])
     assert tokens_of(plain) == tokens_of(drafted)
     assert sum(output.drafts.num_draft_tokens for output in drafted if output.drafts) > 0
@@ -77,8 +88,19 @@ def scripted(monkeypatch):
     return script
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("rate", [0.0, 0.7, 1.0])
+RATES_AND_WAYS = [
+    *((rate, "greedy") for rate in (0.0, 0.7, 1.0)),
+    *((0.7, way) for way in ("sampled", "penalised")),
+    *(
+        pytest.param(rate, way, marks=pytest.mark.slow)
+        for rate in (0.0, 1.0)
+        for way in ("sampled", "penalised")
+    ),
+]
+"""Shares of right drafts, and ways to sample: greedy requests have every share, and 0.7 has every way."""
+
+
+@pytest.mark.parametrize(("rate", "way"), RATES_AND_WAYS)
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("setting", ["paged", "prefix", "radix", "chunks", "tight", "mistral"])
 def test_drafts_on_the_device_change_no_token(scripted, setting, shape, rate, way):
@@ -90,7 +112,7 @@ def test_drafts_on_the_device_change_no_token(scripted, setting, shape, rate, wa
         "tight": {"num_kv_blocks": 16},
         "mistral": {"config": "mistral"},
     }[setting]
-    plain = make(**settings).generate(prompts(), WAYS[way])
+    plain = plain_outputs(WAYS[way], **settings)
     texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts(), tokens_of(plain), strict=True)]
     scripted(texts, rate, TREE if shape == "tree" else None)
     if shape == "tree":

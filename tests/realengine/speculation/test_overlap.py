@@ -18,7 +18,15 @@ from realengine.runner import rank
 from realengine.speculation.context import LoadedDraft
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.speculation.scripted import ScriptedDrafter
-from tests.realengine.speculation.test_lossless import GREEDY, NGRAM, WAYS, prompts, tokens_of
+from tests.realengine.speculation.test_lossless import (
+    GREEDY,
+    NGRAM,
+    RATES_AND_WAYS,
+    WAYS,
+    plain_outputs,
+    prompts,
+    tokens_of,
+)
 from tests.realengine.test_engine import CONFIGS, make
 
 torch.set_num_threads(1)
@@ -54,11 +62,10 @@ def texts_of(asked, outputs):
     return [[*prompt, *tokens] for prompt, tokens in zip(asked, tokens_of(outputs), strict=True)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("rate", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize(("rate", "way"), RATES_AND_WAYS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_overlapping_changes_no_token(overlapped, setting, rate, way):
-    plain = make(**SETTINGS[setting]).generate(prompts(), WAYS[way])
+    plain = plain_outputs(WAYS[way], **SETTINGS[setting])
     llm = overlapped(texts_of(prompts(), plain), rate, **SETTINGS[setting])
     drafted = llm.generate(prompts(), WAYS[way])
     assert isinstance(llm.engine.core, AsyncSpeculativeCore)

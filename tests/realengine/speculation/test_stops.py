@@ -1,6 +1,7 @@
 """Stop strings that end inside a burst of accepted tokens end the text there, as without drafts."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -35,22 +36,50 @@ def shown(outputs):
     return [(output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs]
 
 
-def stopping_at(texts, place, params=LONG):
+@cache
+def whole_texts(params):
+    """Returns the texts without a stop string."""
+    return [text for text, _ in shown(make(num_kv_blocks=300).generate(prompts(), params))]
+
+
+@cache
+def stopped(place, params):
+    """Returns the parameters that stop each text, and the outputs of an engine without drafts."""
+    stopping = stopping_at(whole_texts(params), place, params)
+    return stopping, make(num_kv_blocks=300).generate(prompts(), stopping)
+
+
+def stopping_at(texts, place, params):
     """Returns parameters that stop each text at the end of a token and the letter of the next one."""
     return [replace(params, stop=(text[2 * place - 1 : 2 * place + 1],)) for text in texts]
 
 
-@pytest.mark.parametrize("place", range(5, 10))  # every place in a burst of five tokens
+SETTINGS = {
+    "alone": {},
+    "overlap": {"overlap": True},
+    "max_iterations": {"max_iterations": 4},
+    "use_graphs": {"use_graphs": True},
+}
+PLACES = range(5, 10)  # every place in a burst of five tokens
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"overlap": True}, {"max_iterations": 4}, {"use_graphs": True}],
-    ids=["alone", "overlap", "max_iterations", "use_graphs"],
+    ("settings", "place"),
+    [
+        *(pytest.param(SETTINGS["alone"], place, id=f"alone-{place}") for place in PLACES),
+        *(
+            pytest.param(
+                *(settings, place), id=f"{name}-{place}", marks=[pytest.mark.slow] if place != 7 else []
+            )
+            for name, settings in SETTINGS.items()
+            if name != "alone"
+            for place in PLACES
+        ),
+    ],
 )
 def test_a_stop_string_inside_a_burst_ends_the_text_before_it(monkeypatch, settings, place):
     record_on_cpu(monkeypatch)
-    texts = [text for text, _ in shown(make(num_kv_blocks=300).generate(prompts(), LONG))]
-    params = stopping_at(texts, place)
-    wanted = make(num_kv_blocks=300).generate(prompts(), params)
+    texts, (params, wanted) = whole_texts(LONG), stopped(place, LONG)
     llm = make(num_kv_blocks=300, speculative_config=BURSTS, **settings)
     found = llm.generate(prompts(), params)
     assert shown(found) == shown(wanted)
@@ -69,9 +98,7 @@ def test_a_stop_string_inside_a_burst_ends_the_text_before_it(monkeypatch, setti
 @pytest.mark.parametrize("way", ["greedy", "sampled"])
 def test_stop_strings_end_the_text_there_with_every_way_to_draft(method, way):
     params = LONG if way == "greedy" else replace(SAMPLED, logprobs=None, max_tokens=40)
-    texts = [text for text, _ in shown(make(num_kv_blocks=300).generate(prompts(), params))]
-    stopping = stopping_at(texts, 12, params)
-    wanted = make(num_kv_blocks=300).generate(prompts(), stopping)
+    stopping, wanted = stopped(12, params)
     found = make(num_kv_blocks=300, speculative_config=DRAFTERS[method]).generate(prompts(), stopping)
     assert shown(found) == shown(wanted)
     assert tokens_of(found) == tokens_of(wanted)
