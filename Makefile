@@ -13,6 +13,9 @@ PY := .venv/bin/python
 PIP_QUIETLY := python -m pip install --quiet --disable-pip-version-check --no-input
 PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 
+# Images of containers often set this, and then each of the hundred programs that the tests start compiles our modules.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all clients coverage parity parity-short nightly lint types layers bench compiled pure clean
 

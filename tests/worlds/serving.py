@@ -31,7 +31,7 @@ async def serving(*overrides: str, api_key: str | None = None) -> AsyncIterator[
     fleet = job.fleet()
     fleet.driver.start()
     server = TestServer(job.app(fleet, api_key), handler_cancellation=True)
-    async with TestClient(server, timeout=ClientTimeout(total=20)) as client:
+    async with TestClient(server, timeout=ClientTimeout(total=600)) as client:
         yield client
     fleet.driver.stop()
 

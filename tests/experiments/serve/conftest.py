@@ -80,7 +80,7 @@ def served():
     def run(test, *overrides, **settings):
         async def whole():
             async with serving(*overrides, **settings) as client:
-                return await asyncio.wait_for(test(client), 60)
+                return await asyncio.wait_for(test(client), 600)
 
         return asyncio.run(whole())
 

@@ -57,7 +57,7 @@ def use_and_stop(url: str) -> None:
     request = urllib.request.Request(f"{url}/v1/completions", body, headers)
     for _ in range(1000):
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=600) as response:
                 assert response.status == 200
                 break
         except urllib.error.URLError:

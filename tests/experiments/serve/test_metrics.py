@@ -202,7 +202,7 @@ def test_running_requests_and_their_adapters_are_seen():
         _, listed = await get(client, "/v1/models")
         adapter = next(model["id"] for model in listed["data"] if model["parent"])
         tasks = [
-            asyncio.create_task(complete(client, model=model, max_tokens=3000))
+            asyncio.create_task(complete(client, model=model, max_tokens=100_000))
             for model in (adapter, listed["data"][0]["id"])
         ]
         while Scrape((await get(client, "/metrics"))[1]).total("num_requests_running") < 2:

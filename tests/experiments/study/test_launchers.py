@@ -163,7 +163,7 @@ def test_a_dead_ray_address_is_reported_within_seconds(monkeypatch):
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
         with pytest.raises(ConfigError, match=rf"^launcher.address={address}: no Ray cluster responds there"):
             outcomes_of(OnRay(address=address), square, 1)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
 
 
 def test_slurm_is_missed_before_anything_is_submitted(tmp_path, monkeypatch):

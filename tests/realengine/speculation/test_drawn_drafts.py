@@ -29,7 +29,7 @@ def drawing(**settings):
         "num_speculative_tokens": 3,
         "draft_sample_method": "probabilistic",
     }
-    return make(speculative_config=config, max_num_seqs=64, num_kv_blocks=600, **settings)
+    return make(**{"speculative_config": config, "max_num_seqs": 64, "num_kv_blocks": 600} | settings)
 
 
 def marginals(temperature, top_k):

@@ -306,4 +306,4 @@ def test_ten_thousand_flows_cost_no_more_than_their_routes():
         wire.send(random.random(), number, random.choice(routes), random.expovariate(1e-6))
     begun_s = process_time()
     assert len(wire.run()) == 10_000
-    assert process_time() - begun_s < 4
+    assert process_time() - begun_s < 20

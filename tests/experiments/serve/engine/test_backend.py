@@ -23,7 +23,7 @@ def prompts(num=12):
 
 
 async def until(holds):
-    for _ in range(1000):
+    for _ in range(60_000):
         if holds():
             return
         await asyncio.sleep(0.01)

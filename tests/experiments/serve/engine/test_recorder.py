@@ -32,7 +32,7 @@ def recorded(engine_served, max_bytes=1 << 20, **settings):
             return len(output.outputs[0].token_ids)
 
         lengths = await asyncio.gather(*map(last, range(10)))
-        for _ in range(500):
+        for _ in range(60_000):
             if not llm.num_unfinished:
                 break
             await asyncio.sleep(0.01)
