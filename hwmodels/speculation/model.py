@@ -19,6 +19,8 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import HostOverhead
 from hwmodels.exact import Num, larger
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
+from hwmodels.iterations.layout import InFlight
+from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.levels.rooflines import Replica
 from hwmodels.levels.table import MeasuredTable
 from hwmodels.speculation.draft import Draft, HeadDraft, Stepwise
@@ -81,6 +83,20 @@ class SpeculativeModel:
         self.peak_bytes_per_s = base.peak_bytes_per_s
         self._leaps = Leaps(self.seconds, self._prices_of_equal)
         base.seconds(decodes_with_drafts(1, 1, 1))  # an error here is clearer than in the middle of a run
+
+    @property
+    def stages(self) -> Stages | None:
+        """Stages of a pipeline for the target's passes; None without a pipeline."""
+        return self._base.stages if isinstance(self._base, Roofline) else None
+
+    def round(self, shape: IterationShape) -> tuple[MicroBatch, InFlight, MicroBatch]:
+        """Returns the micro-batches of the target's pass, as `Roofline.round` does."""
+        assert isinstance(self._base, Roofline)
+        return self._base.round(shape if shape.drafts is None else self._in_pass(shape))
+
+    def drafting_seconds(self, shape: IterationShape) -> Any:
+        """Returns the seconds of drafting after the pass, on the last stage of a pipeline."""
+        return 0.0 if shape.drafts is None else self._drafting.seconds(shape)
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of the pass and of drafting after it."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel
+from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.sums import weighted_sum
 from sim.metrics.utilisation import iteration_shape
 from sim.records.run import RunRecords
@@ -36,18 +37,23 @@ def pipeline_use(
 
     bubble_share = unequal_stages_share + few_micro_batches_share: a stage is idle because a slower stage
     still has its next micro-batch, or because there are fewer micro-batches than stages need. host_share: all
-    stages wait for the host. The rest is busy_share (sends included), also by stage.
+    stages wait for the host. The rest is busy_share (sends included), also by stage. With speculation
+    bubble_share has drafting_share, too: the last stage drafts after its passes, and the others wait.
     """
-    if not isinstance(model, Roofline) or model.stages is None:
+    if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None:
         return None
     stages = model.stages.all
     by_stage, total_s, busy_s, bound_s, gpu_s, in_flight_s = np.zeros(len(stages)), 0.0, 0.0, 0.0, 0.0, 0.0
+    drafting_s = 0.0
     for start in range(0, len(inside_s), _ROWS_AT_ONCE):
         rows = iterations.iloc[start : start + _ROWS_AT_ONCE]
         duration_s = rows["duration_s"].to_numpy(dtype=np.float64)
         spent_s = inside_s[start : start + _ROWS_AT_ONCE]
         part = np.divide(spent_s, duration_s, out=np.zeros_like(spent_s), where=duration_s > 0)
-        full, count, light = model.round(iteration_shape(rows, model))
+        shape = iteration_shape(rows, model)
+        full, count, light = model.round(shape)
+        if isinstance(model, SpeculativeModel):
+            drafting_s += weighted_sum(np.broadcast_to(model.drafting_seconds(shape), part.shape), part)
         slowest_s = reduce(np.maximum, model.stages.stage_seconds(full, count, light))
         for index, stage in enumerate(stages):
             own_s = count.full * stage.seconds(full) + count.light * stage.seconds(light)
@@ -61,13 +67,16 @@ def pipeline_use(
         return None
     all_s = len(stages) * total_s
     unequal, few = bound_s / total_s - busy_s / all_s, (gpu_s - bound_s) / total_s
-    return {
+    drafting = (len(stages) - 1) * drafting_s / all_s
+    by_stage[-1] += drafting_s
+    figures = {
         "stages": len(stages),
         "mean_micro_batches": in_flight_s / total_s,
-        "bubble_share": unequal + few,
+        "bubble_share": unequal + few + drafting,
         "unequal_stages_share": unequal,
         "few_micro_batches_share": few,
-        "host_share": 1 - gpu_s / total_s,
-        "busy_share": busy_s / all_s,
+        "host_share": 1 - (gpu_s + drafting_s) / total_s,
+        "busy_share": (busy_s + drafting_s) / all_s,
         "busy_share_by_stage": (by_stage / total_s).tolist(),
     }
+    return figures | ({"drafting_share": drafting} if isinstance(model, SpeculativeModel) else {})

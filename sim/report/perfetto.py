@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.pipeline import Pipeline
+from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_shape
 from sim.records.event_table import events_table
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
@@ -81,7 +82,7 @@ def trace_events(
         yield from _counters(pid, iterations[iterations["replica"] == replica], records, replica)
         yield from _crashes(pid, records.replicas[replica])
         model = models[records.replicas[replica].pool] if models else None
-        if isinstance(model, Roofline) and model.stages is not None:
+        if isinstance(model, Roofline | SpeculativeModel) and model.stages is not None:
             first = iterations[iterations["replica"] == replica].head(PIPELINE_ITERATIONS)
             yield from _stages(pid, first, model)
     replica_of = dict(zip(records.requests["request_id"], records.requests["replica"], strict=True))
@@ -113,11 +114,11 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
         }
 
 
-def _stages(pid: int, rows: pd.DataFrame, model: Roofline) -> Iterator[dict[str, Any]]:
+def _stages(pid: int, rows: pd.DataFrame, model: Roofline | SpeculativeModel) -> Iterator[dict[str, Any]]:
     """Yields one track per pipeline stage with its micro-batches as slices; gaps are bubbles.
 
     The micro-batches of an iteration are simulated exactly from its start, without regard to the previous
-    iteration, so slices of later stages may extend beyond its end.
+    iteration, so slices of later stages may extend beyond its end. Drafting after them has no slice.
     """
     assert model.stages is not None
     num_stages = len(model.stages.all)

@@ -178,11 +178,12 @@ def _kv_transfer(summary: dict[str, Any]) -> str:
 def _pipeline(title: str, figures: dict[str, Any] | None) -> str:
     if not figures:
         return ""
+    drafting = f", {percent(figures['drafting_share'])} drafting" if "drafting_share" in figures else ""
     return (
         f"{title}: {figures['stages']} stages, {figures['mean_micro_batches']:.1f} micro-batches in flight; "
         f"bubbles take {percent(figures['bubble_share'])} of the stages' time "
         f"({percent(figures['unequal_stages_share'])} unequal stages, "
-        f"{percent(figures['few_micro_batches_share'])} too few micro-batches); "
+        f"{percent(figures['few_micro_batches_share'])} too few micro-batches{drafting}); "
         f"{percent(figures['host_share'])} is spent waiting for the host"
     )
 

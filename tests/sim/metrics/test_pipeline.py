@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hwmodels.iterations.layout import InFlight, ParallelLayout
 from hwmodels.iterations.stages import MicroBatch, Stages
+from sim import simulate
 from sim.metrics import pipeline
 from sim.metrics.pipeline import pipeline_use, pipeline_use_by_pool
 
@@ -98,6 +99,23 @@ def test_shares_add_up_to_all_of_the_time(stages, layers, batch_s, last_share, r
     assert sum(parts) == pytest.approx(1)
     assert min(parts) >= -1e-9
     assert np.mean(found["busy_share_by_stage"]) == pytest.approx(found["busy_share"])
+
+
+def test_stages_wait_while_the_last_one_drafts():
+    """The shares of a pipeline of real rooflines add up, and drafting takes its part of the last stage."""
+    result = simulate(
+        "workload=poisson",
+        "workload.num_requests=40",
+        "pipeline_parallel_size=2",
+        "speculation=eagle3",
+    )
+    found = result.summary["pipeline"]
+    names = ("busy", "unequal_stages", "few_micro_batches", "drafting", "host")
+    assert sum(found[f"{name}_share"] for name in names) == pytest.approx(1)
+    assert found["bubble_share"] == pytest.approx(sum(found[f"{name}_share"] for name in names[1:4]))
+    first, last = found["busy_share_by_stage"]
+    assert first + 2 * found["drafting_share"] < last  # half of the time of drafting is idle
+    assert 0.02 < found["drafting_share"] < 0.2
 
 
 def test_of_several_pools_each_has_the_bubbles_of_its_own_iterations():
