@@ -2,9 +2,11 @@
 
     python -m experiments.bench.serve --rate 10 50 200 --seconds 10 -- replicas=4
 
-The server runs in another process; this one sends the requests as `windtunnel observe` does. Printed are the
-mean and p99 of TTFT, TPOT and E2E as a client sees them, their ratio to the simulated ones, the CPU time of
-the server per token, and the streams that were open. Server and client need a core each.
+The server runs in another process; this one sends the requests as `windtunnel observe` does. Printed are, for
+TTFT, TPOT and E2E: the simulated mean and by how much that at the client differs; how late the client sees
+the tokens of a scripted server that only streams at set times (its own time and that of the connection), and
+the difference without it, which is the server's; the p99; the server's CPU time per token; how late its clock
+was at most; and the load average of the machine. Server and client need a core each.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.request import urlopen
 
 from experiments.app.terminal import plain_table, terminal_console
 from experiments.observe.session import Observed, observe
@@ -27,13 +33,14 @@ from experiments.observe.tables import records_of
 from sim import simulate
 from sim.metrics.measured import measure
 from sim.metrics.settings import MetricsSettings
+from sim.records.requests import Status
 from sim.workload.arrivals import Poisson
 from sim.workload.distributions import Lognormal
 from sim.workload.lengths import Lengths
 from sim.workload.synthetic import Synthetic
 
 LATENCIES = ("ttft", "tpot", "e2e")
-STARTUP_S = 60.0
+STOP_S = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,7 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="settings of the scenario")
     given = parser.parse_args(arguments)
     rows: list[list[str]] = [
-        ["requests/s", "streams", "latency", "mean ms", "ratio", "p99 ms", "ratio", "us/token"]
+        [
+            *(
+                "requests/s",
+                "streams",
+                "latency",
+                "mean ms",
+                "client",
+                "own ms",
+                "server",
+                "p99 ms",
+                "client",
+            ),
+            *("us/token", "late ms", "load"),
+        ]
     ]
     for rate in given.rate:
         workload = Synthetic(
@@ -67,21 +87,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def compare(workload: Synthetic, overrides: Sequence[str], label: str) -> list[list[str]]:
     """Serves and simulates a workload; returns a row per latency."""
-    with serving(*overrides) as (url, process):
-        before_s = cpu_s(process.pid)
-        observed = asyncio.run(observe(ObserveSettings(url=url, workload=workload)))
-        used_s = cpu_s(process.pid) - before_s
-    found = figures_of(observed)
     summary = simulate(*overrides, workload=workload).summary
+    with serving(*overrides) as server:
+        observed = asyncio.run(observe(ObserveSettings(url=server.url, workload=workload)))
+        used_s = server.cpu_s()
+        late_s = server.metrics()["windtunnel:serve_max_late_seconds"]
+    found = figures_of(observed)
+    own = client_share(workload, summary)
     num_tokens = sum(reply.num_tokens for reply in observed.load.replies)
     rows = []
     for name in LATENCIES:
         cells = [label, f"{found['streams']:.0f}", name.upper()]
         for statistic in ("mean_s", "p99_s"):
-            seen_s, simulated_s = found[name][statistic], summary[name][statistic]
-            cells += [f"{1e3 * seen_s:.2f}", f"{seen_s / simulated_s:.3f}"]
-        rows.append([*cells, f"{1e6 * used_s / num_tokens:.1f}"])
+            seen_s, simulated_s, own_s = found[name][statistic], summary[name][statistic], own[name]
+            cells += [f"{1e3 * simulated_s:.2f}", _difference(seen_s, simulated_s)]
+            if statistic == "mean_s":
+                cells += [f"{1e3 * own_s:.2f}", _difference(seen_s - own_s, simulated_s)]
+        load = f"{os.getloadavg()[0]:.1f}"
+        rows.append([*cells, f"{1e6 * used_s / num_tokens:.0f}", f"{1e3 * late_s:.0f}", load])
     return rows
+
+
+def client_share(workload: Synthetic, summary: Mapping[str, Any]) -> dict[str, float]:
+    """Returns by how many seconds the client sees each mean latency of a scripted server too late.
+
+    The server streams outputs with the given mean TTFT and TPOT and does nothing else. It is told to send
+    half a millisecond early, as its timers are up to one millisecond late.
+    """
+    first_s, gap_s = summary["ttft"]["mean_s"], summary["tpot"]["mean_s"]
+    command = [sys.executable, "-m", "experiments.observe.scripted_server"]
+    command += ["--first-s", str(first_s - 0.0005), "--gap-s", str(gap_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            observed = asyncio.run(observe(ObserveSettings(url=url, workload=workload)))
+        finally:
+            server.terminate()
+    found = figures_of(observed)
+    lengths = [reply.num_tokens for reply in observed.load.replies if reply.status is Status.finished]
+    scripted_s = {"ttft": first_s, "tpot": gap_s, "e2e": first_s + gap_s * (mean(lengths) - 1)}
+    return {name: found[name]["mean_s"] - scripted_s[name] for name in LATENCIES}
+
+
+def _difference(seen_s: float, simulated_s: float) -> str:
+    return f"{100 * (seen_s / simulated_s - 1):+.1f} %"
 
 
 def figures_of(observed: Observed) -> dict[str, Any]:
@@ -92,26 +142,52 @@ def figures_of(observed: Observed) -> dict[str, Any]:
     return {"streams": measured.table["e2e_s"].sum() / load.end_s, **measured.figures(records, None)}
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server in another process, and the folder of its run."""
+
+    url: str
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def stop(self) -> None:
+        """Ends the server, which writes its run folder."""
+        self.process.terminate()
+        self.process.communicate(timeout=STOP_S)
+
+    def cpu_s(self) -> float:
+        """Returns the CPU seconds that the process has used since its start (Linux)."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_bytes(self) -> int:
+        """Returns the resident memory of the process (Linux)."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the values of the metrics without labels, and those of buckets by name{le}."""
+        with urlopen(f"{self.url}/metrics") as response:
+            text = response.read().decode()
+        lines = re.findall(r'^([\w:]+)(?:\{le="([^"]+)"\})? (\S+)$', text, re.MULTILINE)
+        return {f"{name}{{{le}}}" if le else name: float(value) for name, le, value in lines}
+
+
 @contextmanager
-def serving(*overrides: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Starts `windtunnel serve` on a free port; yields its URL and its process, which ends afterwards."""
+def serving(*overrides: str) -> Iterator[Server]:
+    """Starts `windtunnel serve` on a free port; it ends, and its run folder is gone, afterwards."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "experiments.app.cli", "serve", "port=0", "output.report=false"]
         process = subprocess.Popen(
             [*command, *overrides, f"hydra.run.dir={folder}"], stdout=subprocess.PIPE, text=True
         )
+        assert process.stdout is not None
+        server = Server(process.stdout.readline().split()[0], process, Path(folder))
         try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[0], process
+            yield server
         finally:
-            process.terminate()
-            process.communicate(timeout=STARTUP_S)
-
-
-def cpu_s(pid: int) -> float:
-    """Returns the CPU seconds that a process has used (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            if process.poll() is None:
+                server.stop()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,14 @@ from experiments.app.terminal import terminal_console
 from experiments.serve.engine.arguments import with_checkpoint
 from experiments.serve.engine.settings import RealEngine
 from experiments.serve.session_files import write_session
-from experiments.serve.settings import KEY_VARIABLE, Address, BackEnd, OutputSettings, ServeSettings
+from experiments.serve.settings import (
+    KEY_VARIABLE,
+    Address,
+    BackEnd,
+    OutputSettings,
+    ServeSettings,
+    full_note,
+)
 from sim.records.run import RunRecords
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
@@ -70,11 +77,13 @@ class ServeJob:
     def run(self, folder: Path) -> None:
         """Serves until it is stopped; then writes and prints what happened, as `windtunnel simulate` does."""
         console = terminal_console()
-        records, traffic = asyncio.run(self._serve(console))
+        records, traffic, full_s = asyncio.run(self._serve(console))
         if not len(records.requests):
             console.print("no request came; nothing is written", highlight=False)
             return
         result = self.scenario.result(records, WorkloadNotes())
+        if full_s is not None:
+            result.summary["notes"].append(full_note(full_s))
         write_session(folder, result, resolved_config(self.cfg), traffic, self.output, console)
 
     def fleet(self) -> SimulatedFleet:
@@ -109,8 +118,8 @@ class ServeJob:
 
         return ReplicaPorts(fleet, make, self.address, on_ready)
 
-    async def _serve(self, console: Console) -> tuple[RunRecords, pd.DataFrame]:
-        """Serves; returns the records of the run, and its traffic for a replay."""
+    async def _serve(self, console: Console) -> tuple[RunRecords, pd.DataFrame, float | None]:
+        """Serves; returns the records, the traffic for a replay, and when the memory for them was full."""
         from experiments.serve.server import serve_app  # noqa: PLC0415 (it needs aiohttp)
         from experiments.serve.stop import stop_on_signals  # noqa: PLC0415
 
@@ -141,7 +150,7 @@ class ServeJob:
         if fleet.driver.failure is not None:
             with policy_errors(self.scenario):
                 raise fleet.driver.failure
-        return fleet.simulation.close(), fleet.traffic_table()
+        return fleet.simulation.close(), fleet.traffic_table(), fleet.records_full_s
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> Job:

@@ -43,8 +43,12 @@ class ServeSettings:
     """replicas: each replica listens on a port of its own, too."""
     max_waiting: int | None = None
     """Requests that may wait in a replica; further ones get status 503. None: any number."""
+    max_record_mib: float = 512.0
+    """Memory of the records of requests and iterations; when it is full, nothing more is recorded."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.max_record_mib < 1 << 20:
+            raise ValueError(f"max_record_mib={self.max_record_mib}: must be >= 0 and < 2^20; 0: no records")
         if self.duration_s is not None and not 0 < self.duration_s < inf:
             raise ValueError(f"duration_s={self.duration_s}: must be finite and > 0 s; null for no limit")
         if not 0 <= self.drain_s < inf:
@@ -76,3 +80,11 @@ class Address:
             raise ValueError(f"port={self.port}: must be from 0 to 65535; 0 is any free port")
         if not 1e-3 <= self.time_scale <= 1e6:
             raise ValueError(f"time_scale={self.time_scale}: must be from 0.001 to 1e6; 1 is real time")
+
+
+def full_note(full_s: float) -> str:
+    """Returns the note about records that end full_s seconds after the start."""
+    return (
+        f"The memory for records was full after {full_s:,.0f} s; what came later is missing. Raise "
+        "serve.max_record_mib."
+    )

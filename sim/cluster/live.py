@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf, nextafter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from policies.adapters.registry import Adapter
 from policies.core.plan import StepPlan
@@ -18,13 +18,15 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
 from sim.cluster.fleet import Member, State
 from sim.cluster.settings import ClusterSettings, SimSettings
-from sim.cluster.simulation import Simulation
+from sim.cluster.simulation import Simulation, tables
 from sim.engine.attachment import Attachment
 from sim.engine.clock import ARRIVE, Phase
 from sim.engine.interrupt import Interrupt
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.running_step import RunningStep
+from sim.records.event_rows import EventRows
+from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog, Status
 from sim.records.run import RunRecords
 from sim.workload.base import Arrival, WorkloadNotes
@@ -92,7 +94,10 @@ class LiveSimulation(Simulation):
         self._num_emitted: dict[int, int] = {}  # output tokens by request id, of the requests in progress
         self._is_open = True
         self.traffic = TrafficLog()
-        """The requests so far as they came, from which the run can be repeated."""
+        """The requests as they came, until the records end; from them the run can be repeated."""
+        self._ended_records: tuple[RequestLog, list[IterationLog], list[EventRows], dict[str, Any]] | None = (
+            None
+        )
         self._never = Interrupt()
         self._keeps_tokens = cluster.recovery.keeps_tokens
         super().__init__(source=LiveSource(), pools=pools, cluster=cluster, sim=SimSettings(leap=False))
@@ -128,7 +133,8 @@ class LiveSimulation(Simulation):
         self._num_ahead += 1
         self._num_emitted[request_id] = 0
         at_s = arrival.at_s if arrival.at_s > self.now else nextafter(self.now, inf)
-        self.traffic.add(arrival.request, arrival.num_output_tokens, at_s)
+        if self._ended_records is None:
+            self.traffic.add(arrival.request, arrival.num_output_tokens, at_s)
         self._clock.at(at_s, ARRIVE, partial(self._on_follow_up, arrival))
 
     def abort(self, request_id: int, at_s: float) -> None:
@@ -140,8 +146,10 @@ class LiveSimulation(Simulation):
         if request_id not in self._num_emitted:
             return
         soonest_s = nextafter(nextafter(self.now, inf), inf)  # after requests that are added now
-        time_s = max(at_s, soonest_s, self.traffic.time_s(request_id))
-        self.traffic.abort(request_id, time_s)
+        time_s = max(at_s, soonest_s)
+        if self._ended_records is None:
+            time_s = max(time_s, self.traffic.time_s(request_id))
+            self.traffic.abort(request_id, time_s)
         self._give_up_at(time_s, request_id)
 
     def advance(self, until_s: float, max_events: int) -> bool:
@@ -187,10 +195,47 @@ class LiveSimulation(Simulation):
             if member.state is State.serving:
                 member.replica.crash()
 
+    @property
+    def num_record_bytes(self) -> int:
+        """Memory of the records that grow while the simulation runs, bytes."""
+        recorders = (replica.recorder for replica in self.fleet.replicas)
+        logs = self._requests.num_bytes + sum(recorder.num_bytes for recorder in recorders)
+        return logs + self.traffic.num_bytes
+
+    def end_records(self) -> None:
+        """Ends the records now; what comes later is in none of them, and `discard_records` drops it.
+
+        Requests in progress are unfinished in the records. From now on, the id of a request that has ended
+        may be that of a new one after `RequestLog.clear`.
+        """
+        now, requests = self.now, self._requests.copied()
+        cuts = [
+            replica.recorder.cut(requests, replica.intake.entries(), now) for replica in self.fleet.replicas
+        ]
+        self._ended_records = (
+            requests,
+            [log for log, _ in cuts],
+            [rows for _, rows in cuts],
+            self._figures(now),
+        )
+
+    def discard_records(self) -> None:
+        """Drops the logs of iterations and events since `end_records`."""
+        for replica in self.fleet.replicas:
+            replica.recorder.discard()
+            unfilled = replica.core.block_pool.unfilled
+            if unfilled is not None:
+                del unfilled[:]
+
     def close(self) -> RunRecords:
         """Ends the run now, with unfinished requests as they are; returns the records."""
         self._is_open = False
         return self._end(self._clock.now, interrupted=False)
+
+    def _records(self, end_s: float, interrupted: bool) -> RunRecords:
+        if self._ended_records is None:
+            return super()._records(end_s, interrupted)
+        return tables(*self._ended_records, interrupted=interrupted)
 
     def emitted(self, request_id: int, num_tokens: int) -> None:
         """Reports that a request has num_tokens output tokens, if its client has seen fewer.
@@ -267,13 +312,16 @@ class TokenFeed(Attachment):
         self._due.append(self)
 
     def emit(self) -> None:
-        """Reports the tokens of all sequences; the KV of a held-back token has not arrived yet."""
+        """Reports the tokens of all sequences; the KV of a held-back token has not arrived yet.
+
+        The newest come first, so that a first token does not wait until the others are sent.
+        """
         prompt_tokens, held_back, on_tokens = (
             self._requests.prompt_tokens,
             self._requests.held_back,
             self._on_tokens,
         )
-        for request_id, seq in list(self._sequences.items()):
+        for request_id, seq in reversed(list(self._sequences.items())):
             num_tokens = seq.num_known - prompt_tokens[request_id]
             if num_tokens > 0:
                 on_tokens(request_id, num_tokens - (request_id in held_back))

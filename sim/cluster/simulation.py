@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, isinf
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,8 +33,9 @@ from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
 from sim.engine.signals import Signals
 from sim.metrics.slo import Slo
-from sim.records.event_rows import logged_events, waits_by_request
+from sim.records.event_rows import EventRows, logged_events, waits_by_request
 from sim.records.iteration_tables import expanded, own_gaps_table
+from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
 from sim.speculation.records import speculation_record
@@ -48,6 +50,37 @@ def check_fleet(routing: Routing, num_replicas: int) -> None:
     check = getattr(routing, "check", None)
     if check is not None:
         check(num_replicas)
+
+
+def tables(
+    log: RequestLog,
+    logs: Sequence[IterationLog],
+    rows: Sequence[EventRows],
+    figures: Mapping[str, Any],
+    *,
+    interrupted: bool,
+) -> RunRecords:
+    """Returns the records of a run from its logs, which are dropped.
+
+    logs, rows: of the iterations and events of each replica. figures: the fields that are no tables.
+    """
+    own_gaps = own_gaps_table(logs)
+    speculation = speculation_record(logs, [replica.pool for replica in figures["replicas"]])
+    columns, gaps = expanded(logs)
+    events = logged_events(rows)
+    requests = log.table()
+    waits = waits_by_request(events, requests["request_id"].to_numpy())
+    columns_and_waits = {**{str(name): requests[name] for name in requests}, **waits}
+    return RunRecords(
+        requests=pd.DataFrame(columns_and_waits, copy=False),
+        iterations=pd.DataFrame(columns, copy=False),
+        **gaps._asdict(),
+        interrupted=interrupted,
+        events=events,
+        own_gaps=own_gaps,
+        speculation=speculation,
+        **figures,
+    )
 
 
 class Simulation:
@@ -296,49 +329,41 @@ class Simulation:
         self._arrive(arrival)
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
-        replicas = self.fleet.replicas
-        logs = [replica.recorder.take_iterations() for replica in replicas]
-        own_gaps = own_gaps_table(logs)
+        recorders = [replica.recorder for replica in self.fleet.replicas]
+        logs = [recorder.take_iterations() for recorder in recorders]
+        rows = [recorder.events.rows for recorder in recorders]
+        return tables(self._requests, logs, rows, self._figures(end_s), interrupted=interrupted)
+
+    def _figures(self, end_s: float) -> dict[str, Any]:
+        """Returns the fields of `RunRecords` that are no tables, for a run that ends at end_s."""
         pool_records, replica_records = self.fleet.records(end_s)
-        speculation = speculation_record(logs, [replica.pool for replica in replica_records])
-        columns, gaps = expanded(logs)
-        events = logged_events([replica.recorder.events.rows for replica in replicas])
-        requests = self._requests.table()
-        waits = waits_by_request(events, requests["request_id"].to_numpy())
-        columns_and_waits = {**{str(name): requests[name] for name in requests}, **waits}
-        requests = pd.DataFrame(columns_and_waits, copy=False)
         engines = [
             (replica.index, engine)
-            for replica in replicas
+            for replica in self.fleet.replicas
             for engine in (*replica.recorder.lost_engines, EngineRecord.of(replica.core, end_s))
         ]
         unfilled = [np.insert(e.unfilled, 0, index, axis=1) for index, e in engines if e.unfilled is not None]
-        return RunRecords(
-            requests=requests,
-            iterations=pd.DataFrame(columns, copy=False),
-            **gaps._asdict(),
-            pools=pool_records,
-            replicas=replica_records,
-            end_s=end_s,
-            interrupted=interrupted,
-            overload=None if self._overload_stop is None else self._overload_stop.found,
-            missed=None if self._missed_slo_stop is None else self._missed_slo_stop.found,
-            events=events,
-            own_gaps=own_gaps,
-            speculation=speculation,
-            pinned_token_s=sum(engine.pinned_token_s for _, engine in engines),
-            num_evicted_blocks=sum(engine.num_evicted for _, engine in engines),
-            num_discarded_tokens=sum(engine.num_discarded for _, engine in engines),
-            unfilled=np.concatenate(unfilled) if len(unfilled) == len(engines) else None,
-            adapters=[engine.adapters for _, engine in engines if engine.adapters is not None],
-            num_lost_first_tokens=self._requests.num_lost_first_tokens,
-            num_crash_tokens=self._requests.num_crash_tokens,
-            failures=tuple(self._failure_injector.happened),
-            num_resends=self._requests.num_resends,
-            recovery=self._recovered(),
-            failed_attempts=dict(self._requests.failed_attempts),
-            links=() if self._assembly.interconnect is None else self._assembly.interconnect.records(end_s),
-        )
+        return {
+            "pools": pool_records,
+            "replicas": replica_records,
+            "end_s": end_s,
+            "overload": None if self._overload_stop is None else self._overload_stop.found,
+            "missed": None if self._missed_slo_stop is None else self._missed_slo_stop.found,
+            "pinned_token_s": sum(engine.pinned_token_s for _, engine in engines),
+            "num_evicted_blocks": sum(engine.num_evicted for _, engine in engines),
+            "num_discarded_tokens": sum(engine.num_discarded for _, engine in engines),
+            "unfilled": np.concatenate(unfilled) if len(unfilled) == len(engines) else None,
+            "adapters": [engine.adapters for _, engine in engines if engine.adapters is not None],
+            "num_lost_first_tokens": self._requests.num_lost_first_tokens,
+            "num_crash_tokens": self._requests.num_crash_tokens,
+            "failures": tuple(self._failure_injector.happened),
+            "num_resends": self._requests.num_resends,
+            "recovery": self._recovered(),
+            "failed_attempts": dict(self._requests.failed_attempts),
+            "links": ()
+            if self._assembly.interconnect is None
+            else self._assembly.interconnect.records(end_s),
+        }
 
     def _recovered(self) -> RecoveryRecord:
         log, kv_replication = self._requests, self._assembly.resends.kv_replication

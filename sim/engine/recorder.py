@@ -11,6 +11,7 @@ from policies.core.sequence import DECODING, LOADING, Sequence
 from sim.engine.intake import Pending
 from sim.engine.last_tokens import LastTokens
 from sim.engine.running_step import RunningStep
+from sim.records.event_rows import EventRows
 from sim.records.events import EventLog
 from sim.records.iterations import IterationLog
 from sim.records.requests import FINISHED, RequestLog
@@ -150,6 +151,28 @@ class Recorder:
         self.events = EventLog(self._frontend_s, after=self.events)
         self._follow(core)
         self.tokens.reset(core)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the logs of iterations and events, bytes."""
+        return self.iterations.num_bytes + self.events.rows.num_bytes
+
+    def cut(self, requests: RequestLog, pending: list[Pending], now: float) -> tuple[IterationLog, EventRows]:
+        """Ends the records now, and goes on with empty ones; returns those up to now.
+
+        requests: a copy of the log, in which the progress of unfinished requests is recorded.
+        """
+        own, events, after = self.requests, self.events, self.events.continued()
+        self.requests = requests
+        self.stopped(pending, now)
+        self.requests, self.events = own, after
+        return self.take_iterations(), events.rows
+
+    def discard(self) -> None:
+        """Drops the logs of iterations and events, and goes on with empty ones."""
+        self.take_iterations()
+        self.events = self.events.continued()
+        self.lost_engines.clear()
 
     def take_iterations(self) -> IterationLog:
         """Returns the log of the iterations and leaves an empty one, so that its memory can be freed."""

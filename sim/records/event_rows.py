@@ -108,6 +108,11 @@ class EventRows:
         num_before = (self._buffers.num_moved + len(self._admits)) // ADMIT_ROW.itemsize
         self._places += num_before.to_bytes(8, byteorder)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows, bytes."""
+        return self._buffers.num_all_bytes()
+
     def __len__(self) -> int:
         admits, others = self._buffers.num_bytes(self._admits), self._buffers.num_bytes(self._others)
         return admits // ADMIT_ROW.itemsize + others // ROW.itemsize

@@ -44,6 +44,14 @@ class EventLog:
         self.cause: Cause | None = None  # of the wait of the queue, as of the latest plan
         self._since_s = 0.0
 
+    def continued(self) -> EventLog:
+        """Returns a log without rows that goes on from the present state; this one is not continued then."""
+        made = EventLog(self._frontend_s)
+        made.new, made._waits = self.new.copy(), self._waits.copy()
+        made._adopted_s, made.paused, made._num_lost = self._adopted_s, self.paused, self._num_lost
+        made._total_s, made.cause, made._since_s = self._total_s, self.cause, self._since_s
+        return made
+
     def enter(self, seq: Sequence, sent_s: float | None = None) -> None:
         """Adds a sequence that has reached the engine. sent_s: time at which a replica sent it, or None."""
         self.new.append(seq)

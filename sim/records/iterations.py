@@ -281,6 +281,11 @@ class IterationLog:
         return self._buffers.num_bytes(self._ends_s) // 8
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of the log, bytes."""
+        return self._buffers.num_all_bytes() + 8 * len(self._gaps)
+
+    @property
     def max_gaps(self) -> int:
         """Upper bound of the number of gaps that `expand` writes."""
         return self.num_iterations + len(self._gaps) // 3

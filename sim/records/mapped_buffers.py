@@ -55,6 +55,10 @@ class MappedBuffers:
         place = self._places[id(buffer)]
         return len(buffer) + sum(borders[place + 1] - borders[place] for _, borders in self._maps)
 
+    def num_all_bytes(self) -> int:
+        """Returns the number of bytes ever written to all buffers."""
+        return sum(map(len, self._buffers)) + sum(borders[-1] for _, borders in self._maps)
+
     def take(self, buffer: bytearray, dtype: DTypeLike) -> NDArray[Any]:
         """Returns all bytes ever written to a buffer, and drops it; the last one also drops the maps."""
         place = self._places.pop(id(buffer))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping
+from copy import copy
 from enum import IntEnum
 from math import isnan
 from typing import Any, Final
@@ -30,6 +32,26 @@ class Status(IntEnum):
 # In Python 3.11, reading a member through the class of its enum takes 50 ns, a constant of the module 2 ns.
 FINISHED: Final = Status.finished
 _LENGTH: Final = FinishReason.length
+
+
+EMPTY_ROW: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("has_arrived", "status", "tenant", "model", "priority", "prompt_tokens"), 0),
+    **dict.fromkeys(("pinned_tokens", "output_tokens", "longest_tokens", "preemptions", "cached_tokens"), 0),
+    **dict.fromkeys(("prefill_iterations", "attempts", "tries", "lost_tokens"), 0),
+    **dict.fromkeys(("session_id", "replica", "prefill_replica"), -1),
+    **dict.fromkeys(("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s"), NAN),
+    **dict.fromkeys(("gateway_s", "kv_transfer_bytes"), 0.0),
+    "kv_transfer_s": NAN,
+    "samples": 1,
+}
+"""Columns of the log, with their value in the row of a request that has not arrived; status: unfinished."""
+_OTHERS: Final = (
+    *("reason", "_tenants", "_models", "lost_kv", "held_back", "failed_attempts"),
+    *("num_lost_first_tokens", "num_crash_tokens", "num_resends", "num_resumed", "num_recomputed_tokens"),
+)
+"""Other attributes of the log."""
+REASON_BYTES: Final = 100
+"""Memory of an entry in `reason`, about."""
 
 
 class RequestLog:
@@ -112,39 +134,30 @@ class RequestLog:
             self.samples[request_id] = branching.width
 
     def _append_empty_rows(self, num_rows: int) -> None:
-        self.has_arrived.extend(bytes(num_rows))
-        self.replica.extend([-1] * num_rows)
-        self.session_id.extend([-1] * num_rows)
-        for times_s in (
-            self.arrival_s,
-            self.scheduled_s,
-            self.first_token_s,
-            self.last_token_s,
-            self.finished_s,
-        ):
-            times_s.extend([NAN] * num_rows)
-        self.gateway_s.extend([0.0] * num_rows)
-        self.prefill_replica.extend([-1] * num_rows)
-        self.kv_transfer_s.extend([NAN] * num_rows)
-        self.kv_transfer_bytes.extend([0.0] * num_rows)
-        for counts in (
-            self.tenant,
-            self.model,
-            self.priority,
-            self.prompt_tokens,
-            self.pinned_tokens,
-            self.status,
-            self.output_tokens,
-            self.longest_tokens,
-            self.preemptions,
-            self.cached_tokens,
-            self.prefill_iterations,
-            self.attempts,
-            self.tries,
-            self.lost_tokens,
-        ):
-            counts.extend([0] * num_rows)  # status: unfinished
-        self.samples.extend([1] * num_rows)
+        for name, empty in EMPTY_ROW.items():
+            getattr(self, name).extend([empty] * num_rows)
+
+    def clear(self, request_id: int) -> None:
+        """Empties the row of a request that has ended, so that a new request can have its id."""
+        for name, empty in EMPTY_ROW.items():
+            getattr(self, name)[request_id] = empty
+        self.reason.pop(request_id, None)
+        self.lost_kv.pop(request_id, None)
+        self.held_back.discard(request_id)
+
+    def copied(self) -> RequestLog:
+        """Returns a copy of the log."""
+        made = RequestLog()
+        for name in EMPTY_ROW:
+            setattr(made, name, getattr(self, name)[:])
+        for name in _OTHERS:
+            setattr(made, name, copy(getattr(self, name)))
+        return made
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the log, bytes."""
+        return len(self.has_arrived) * ROW_BYTES + len(self.reason) * REASON_BYTES
 
     def first_token(self, request_id: int, now: float) -> None:
         """Records the first token of a request that another replica continues."""
@@ -297,3 +310,9 @@ class RequestLog:
                 "kv_transfer_bytes": column(self.kv_transfer_bytes),
             },
         )
+
+
+ROW_BYTES: Final = (
+    sum(getattr(RequestLog(), name).itemsize for name in EMPTY_ROW if name != "has_arrived") + 1
+)
+"""Memory of a row of the log."""

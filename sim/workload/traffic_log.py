@@ -22,6 +22,10 @@ REMARKS = "windtunnel_remarks"
 NONE = -1
 """Stands for no limit and for no content id."""
 
+ROW_BYTES = 400
+"""Memory of a request without its contents, about."""
+SEGMENT_BYTES = 12
+
 
 class TrafficLog:
     """The requests of one session; times in seconds since its start."""
@@ -42,6 +46,7 @@ class TrafficLog:
         self._adapter: list[str | None] = []
         self._contents: list[array[int]] = []
         self._content_tokens: list[array[int]] = []
+        self._num_segments = 0
         self._remarks: dict[str, int] = {}
 
     def add(self, request: Request, num_output_tokens: int, time_s: float) -> None:
@@ -60,8 +65,14 @@ class TrafficLog:
         self._model.append(request.model)
         self._adapter.append(request.adapter)
         segments = request.prompt.segments
+        self._num_segments += len(segments)
         self._contents.append(array("q", [content_id for content_id, _ in segments]))
         self._content_tokens.append(array("i", [num_tokens for _, num_tokens in segments]))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the log, bytes, about."""
+        return ROW_BYTES * len(self._tenant) + SEGMENT_BYTES * self._num_segments
 
     def time_s(self, request_id: int) -> float:
         """Returns the time at which a request reached the service, s."""

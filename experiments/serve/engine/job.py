@@ -110,7 +110,7 @@ class EngineJob:
 
     def observed(self, backend: EngineBackend, llm: AsyncLLM) -> ServingRecorder:
         """Attaches the recorder and the metrics to an idle engine; returns the recorder."""
-        recorder = ServingRecorder(llm.engine, self.chosen.max_record_mib * (1 << 20))
+        recorder = ServingRecorder(llm.engine, self.settings.max_record_mib * (1 << 20))
         feed = EngineMetricsFeed(llm.engine, self.engine, self.served.name)
         llm.engine.observer = Observers([recorder, feed])
         backend.metrics.append(feed.metrics)

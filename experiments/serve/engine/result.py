@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.serve.engine.recorder import ServingRecorder
+from experiments.serve.settings import full_note
 from hwmodels.iterations.energy import PowerModel
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.unknown import UnknownMachine
@@ -68,10 +69,7 @@ def _notes(recorder: ServingRecorder, *, is_known_machine: bool) -> list[str]:
             "together have gaps of 0 s."
         )
     if recorder.full_s is not None:
-        notes.append(
-            f"The memory for records was full after {recorder.full_s:,.0f} s; what came later is missing. "
-            "Raise serve.engine.max_record_mib."
-        )
+        notes.append(full_note(recorder.full_s))
     return notes
 
 

@@ -22,11 +22,7 @@ class RealEngine:
     """Speculative decoding with weights, with the keys of vLLM's option; None: as the scenario says."""
     max_iterations: int = 1
     """Decode iterations in one launch, if the plan holds for so many; tokens then come in groups."""
-    max_record_mib: float = 512.0
-    """Memory of the records of requests and iterations; when it is full, nothing more is recorded."""
 
     def __post_init__(self) -> None:
         if self.max_iterations < 1:
             raise ValueError(f"max_iterations={self.max_iterations}: must be >= 1")
-        if not 0 <= self.max_record_mib < 1 << 20:
-            raise ValueError(f"max_record_mib={self.max_record_mib}: must be >= 0 and < 2^20; 0: no records")

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from experiments.serve.metrics.engine import EngineMetrics, EngineState
 from experiments.serve.metrics.families import COUNTERS, GAUGES, HISTOGRAMS, Family
+from experiments.serve.metrics.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
@@ -30,6 +31,14 @@ class ServerGauge(NamedTuple):
     name: str
     help: str
     read: Callable[[], float]
+
+
+class ServerHistogram(NamedTuple):
+    """Counts of the server as a whole."""
+
+    name: str
+    help: str
+    counts: Histogram
 
 
 class ServingMetrics(Collector):
@@ -45,11 +54,13 @@ class ServingMetrics(Collector):
         *,
         rejections: Callable[[], Mapping[str, int]] = dict,
         gauges: Iterable[ServerGauge] = (),
+        histograms: Iterable[ServerHistogram] = (),
         clock: str = "",
     ) -> None:
         self._engines = engines
         self._rejections = rejections
         self._gauges = tuple(gauges)
+        self._server_histograms = tuple(histograms)
         self._clock = clock
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -78,6 +89,8 @@ class ServingMetrics(Collector):
         yield self._rejected(engines)
         for gauge in self._gauges:
             yield GaugeMetricFamily(gauge.name, gauge.help, gauge.read())
+        for name, described, counts in self._server_histograms:
+            yield HistogramMetricFamily(name, described, buckets=counts.buckets(), sum_value=counts.sum)
 
     def _histograms(self, engines: Iterable[EngineMetrics]) -> Iterator[Metric]:
         for family in HISTOGRAMS:

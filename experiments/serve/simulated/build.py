@@ -28,6 +28,7 @@ def build_fleet(scenario: Scenario, settings: ServeSettings, time_scale: float) 
             answers=Answers(settings.text, tokenizer, scenario.seed, settings.dataset),
             lengths=OutputLengths(settings.output_length, scenario.workload, scenario.seed, longest),
             time_scale=time_scale,
+            max_record_bytes=settings.max_record_mib * (1 << 20),
         )
         if settings.cold_start:
             fleet.simulation.start_cold()

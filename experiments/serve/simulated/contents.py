@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,8 +22,8 @@ from policies.core.request import Segment
 
 BLOCK = 16
 """Tokens of a prompt that have one content id."""
-MAX_FINISHED = 50_000
-"""Finished requests that are known, the last ones."""
+MAX_SEGMENTS = 500_000
+"""Segments of the finished requests that are known, the last ones: some 100 bytes each."""
 _BYTES = 4 * BLOCK
 _POSITIVE = (1 << 63) - 1
 
@@ -37,41 +37,48 @@ class Finished(NamedTuple):
 
 
 class ContentIndex:
-    """The contents of the requests of one model; salts and adapters have indexes of their own."""
+    """The contents of requests. Only requests with the same salt share content."""
 
-    def __init__(self, salt: str = "") -> None:
-        self._salt = hash(salt)
+    def __init__(self) -> None:
         self._finished: OrderedDict[int, list[Finished]] = OrderedDict()
+        self._num_segments = 0
 
-    def segments(self, token_ids: Sequence[int]) -> tuple[Segment, ...]:
+    def segments(self, token_ids: Sequence[int], salt: Hashable = None) -> tuple[Segment, ...]:
         """Returns the segments of a prompt."""
-        content = _bytes_of(token_ids)
-        known = self._longest(content, len(token_ids))
+        content, salt_key = _bytes_of(token_ids), hash(salt)
+        known = self._longest(content, len(token_ids), salt_key)
         if known is None:
-            return self._blocks(content, 0)
-        return known.segments + self._blocks(content, known.num_tokens)
+            return _blocks(content, 0, salt_key)
+        return known.segments + _blocks(content, known.num_tokens, salt_key)
 
     def finish(
-        self, prompt: Sequence[int], segments: tuple[Segment, ...], answer_id: int, output: Sequence[int]
+        self,
+        prompt: Sequence[int],
+        segments: tuple[Segment, ...],
+        answer_id: int,
+        output: Sequence[int],
+        salt: Hashable = None,
     ) -> None:
         """Learns a finished request, whose output has the content id answer_id."""
         num_tokens = len(prompt) + len(output)
         if not output or num_tokens < BLOCK:
             return
         content = _bytes_of([*prompt, *output])
-        *_, (num_whole, key) = self._chain(content)
+        *_, (num_whole, key) = _chain(content, hash(salt))
         tail = content[num_whole:]
         known = self._finished.setdefault(key, [])
         if all(each.tail != tail for each in known):
             known.append(Finished(num_tokens, tail, (*segments, Segment(answer_id, len(output)))))
+            self._num_segments += len(segments) + 1
         self._finished.move_to_end(key)
-        if len(self._finished) > MAX_FINISHED:
-            self._finished.popitem(last=False)
+        while self._num_segments > MAX_SEGMENTS:
+            _, forgotten = self._finished.popitem(last=False)
+            self._num_segments -= sum(len(each.segments) for each in forgotten)
 
-    def _longest(self, content: bytes, num_tokens: int) -> Finished | None:
+    def _longest(self, content: bytes, num_tokens: int, salt_key: int) -> Finished | None:
         """Returns the longest finished request that a prompt continues."""
         finished, found, found_key = self._finished, None, 0
-        for start, key in self._chain(content) if finished else ():
+        for start, key in _chain(content, salt_key) if finished else ():
             for each in finished.get(key, ()):
                 if each.num_tokens <= num_tokens and content.startswith(each.tail, start):
                     found, found_key = each, key
@@ -79,18 +86,18 @@ class ContentIndex:
             finished.move_to_end(found_key)
         return found
 
-    def _chain(self, content: bytes) -> Iterator[tuple[int, int]]:
-        """Yields the number of bytes up to the end of each whole block, and the hash of these bytes."""
-        key = self._salt
-        for start, end in pairwise(range(0, len(content) + 1, _BYTES)):
-            key = hash((key, content[start:end]))
-            yield end, key
 
-    def _blocks(self, content: bytes, start: int) -> tuple[Segment, ...]:
-        """Returns the segments of the tokens from `start` on."""
-        salt, begin = self._salt, 4 * start
-        blocks = [content[at : at + _BYTES] for at in range(begin, len(content), _BYTES)]
-        return tuple([Segment(hash((salt, block)) & _POSITIVE, len(block) // 4) for block in blocks])
+def _chain(content: bytes, key: int) -> Iterator[tuple[int, int]]:
+    """Yields the number of bytes up to the end of each whole block, and the hash of key and these bytes."""
+    for start, end in pairwise(range(0, len(content) + 1, _BYTES)):
+        key = hash((key, content[start:end]))
+        yield end, key
+
+
+def _blocks(content: bytes, start: int, salt_key: int) -> tuple[Segment, ...]:
+    """Returns the segments of the tokens from `start` on."""
+    blocks = [content[at : at + _BYTES] for at in range(4 * start, len(content), _BYTES)]
+    return tuple([Segment(hash((salt_key, block)) & _POSITIVE, len(block) // 4) for block in blocks])
 
 
 def _bytes_of(token_ids: Sequence[int]) -> bytes:

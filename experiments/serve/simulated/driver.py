@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from math import inf
-from time import monotonic
+from time import monotonic, thread_time
 
 from policies.user_code.failure import note_time
 from sim.cluster.live import LiveSimulation
@@ -39,6 +39,8 @@ class Driver:
         self.failure: Exception | None = None
         """The error that has ended the simulation, such as one of a policy; its clock stands still."""
         self.on_failure: list[Callable[[], None]] = []
+        self.began_work_s = 0.0
+        """CPU seconds of the thread when it began to process the present events."""
         self.late_s = 0.0
         """Wall seconds by which the last processed event was late."""
         self.max_late_s = 0.0
@@ -81,6 +83,7 @@ class Driver:
 
     def _tick(self) -> None:
         simulation, now = self._simulation, self.now()
+        self.began_work_s = thread_time()
         self.late_s = max(0.0, now - simulation.next_event_s) / self.time_scale
         self.max_late_s = max(self.max_late_s, self.late_s)
         if self.late_s > LATE_S:

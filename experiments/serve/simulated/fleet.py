@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from http import HTTPStatus
 from itertools import count
+from math import inf
+from time import thread_time
 from typing import TYPE_CHECKING
 
 from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
 from experiments.serve.errors import ApiError, ConnectionReset
+from experiments.serve.metrics.histogram import TOKEN_DELAY_S, Histogram
 from experiments.serve.simulated.adapters import ServedAdapters
 from experiments.serve.simulated.answers import Answer, Answers
 from experiments.serve.simulated.contents import ContentIndex
 from experiments.serve.simulated.driver import Driver
 from experiments.serve.simulated.lengths import OutputLengths
+from experiments.serve.simulated.record_limit import RecordLimit
 from policies.core.policy_names import name_of
 from policies.core.request import Prompt, Request
 from sim.cluster.live import Ended, LiveSimulation
@@ -26,17 +30,24 @@ from sim.workload.base import Arrival
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_INDEXES = 1000
-"""Pairs of adapter and cache salt whose contents are known, the last ones."""
-
-
 _FAILED = "the simulation has failed; the log of the server has the reason"
 
 
 class Output:
     """An output in progress: what the simulation has reported of it so far."""
 
-    __slots__ = ("answer", "end", "is_failed", "is_lost", "is_streamed", "news", "num_cached", "num_tokens")
+    __slots__ = (
+        "answer",
+        "began_work_s",
+        "due_s",
+        "end",
+        "is_failed",
+        "is_lost",
+        "is_streamed",
+        "news",
+        "num_cached",
+        "num_tokens",
+    )
 
     def __init__(self, answer: Answer, *, is_streamed: bool) -> None:
         self.answer = answer
@@ -44,6 +55,8 @@ class Output:
         self.is_failed = False  # with the simulation
         self.is_lost = False  # its client has tokens of an output that begins again
         self.num_tokens = 0
+        self.due_s = 0.0  # simulated time of the first token that its client does not have
+        self.began_work_s = 0.0  # see `Driver`
         self.num_cached = 0
         self.end: Ended | None = None
         self.news = asyncio.Event()
@@ -60,6 +73,7 @@ class SimulatedFleet:
         answers: Answers,
         lengths: OutputLengths,
         time_scale: float = 1.0,
+        max_record_bytes: float = inf,
     ) -> None:
         self.scenario = scenario
         self.tokenizer = tokenizer
@@ -79,13 +93,18 @@ class SimulatedFleet:
         )
         self.driver = Driver(self.simulation, time_scale)
         self.driver.on_failure.append(self._fail_all)
-        self._ids = count()
+        self.token_delays = Histogram(TOKEN_DELAY_S)
+        """Wall seconds from the simulated time of tokens of streams until they are written."""
+        self.token_work = Histogram(TOKEN_DELAY_S)
+        """CPU seconds from the event that has brought such tokens until they are written."""
+        self._ids = RecordLimit(self.simulation, max_record_bytes)
+        self._answer_ids = count()
         self._outputs: dict[int, Output] = {}
         self.on_begin: list[Callable[[int, Generation], None]] = []
         """Called with the request id of each output before the request enters the simulation."""
         self.on_close: list[Callable[[int, Generation], None]] = []
         """Called with the request id of each output that has ended, or whose client has gone."""
-        self._indexes: dict[tuple[str, str | None, str], ContentIndex] = {}
+        self._contents = ContentIndex()
 
     def attach(self, attach_to: Callable[[Replica], None]) -> None:
         """Calls attach_to with every replica, now with those present and later with each new one."""
@@ -131,12 +150,12 @@ class SimulatedFleet:
                 param="priority",
             )
         adapter = self._adapters.own_name(generation.lora)
-        request_id = next(self._ids)
+        answer_id, request_id = next(self._answer_ids), self._ids.take()
         num_tokens, ends = self._lengths.draw(
             sampling.max_tokens, sampling.min_tokens, ignore_eos=sampling.ignore_eos
         )
         answer = self._answers.write(
-            request_id,
+            answer_id,
             prompt,
             num_tokens,
             ends=ends,
@@ -144,8 +163,8 @@ class SimulatedFleet:
         )
         answer = await answer.stopped(sampling.stop, sampling.min_tokens)
         now, window_s = self.driver.at(generation.received_s), generation.window_s
-        index = self._index(generation, adapter)
-        segments = index.segments(prompt)
+        salt = (generation.model, adapter, generation.cache_salt)
+        segments = self._contents.segments(prompt, salt)
         request = Request(
             request_id=request_id,
             arrival_s=now,
@@ -154,7 +173,7 @@ class SimulatedFleet:
             priority=generation.priority,
             tenant=generation.tenant,
             deadline_s=None if window_s is None else now + window_s * self.driver.time_scale,
-            answer_id=request_id,
+            answer_id=answer_id,
             adapter=adapter,
             model=generation.model if self._names_model else None,
         )
@@ -165,8 +184,13 @@ class SimulatedFleet:
         self.driver.wake()
         try:
             async for delta in _deltas(output, sampling.logprobs):
-                yield delta
-            index.finish(prompt, segments, request_id, answer.token_ids(0, output.num_tokens))
+                due_s, began_work_s = output.due_s, output.began_work_s
+                yield delta  # comes back when the delta is written
+                if generation.streamed:
+                    self.token_delays.observe(max(0.0, self.driver.now() - due_s) / self.driver.time_scale)
+                    self.token_work.observe(thread_time() - began_work_s)
+            tokens = answer.token_ids(0, output.num_tokens)
+            self._contents.finish(prompt, segments, answer_id, tokens, salt)
         finally:
             del self._outputs[request_id]
             if output.end is None and self.driver.failure is None:
@@ -174,6 +198,8 @@ class SimulatedFleet:
                 self.driver.wake()
             for notify in self.on_close:
                 notify(request_id, generation)
+            if output.end is not None:
+                self._ids.give_back(request_id)
 
     def abort_all(self) -> None:
         """Ends all outputs as they are; their finish_reason is "abort"."""
@@ -198,7 +224,9 @@ class SimulatedFleet:
             if not output.num_tokens:
                 output.num_cached = self.simulation.requests.cached_tokens[request_id]
             output.num_tokens = num_output_tokens
-            output.news.set()
+            if not output.news.is_set():
+                output.due_s, output.began_work_s = self.simulation.now, self.driver.began_work_s
+                output.news.set()
 
     def lost_tokens(self, request_id: int) -> None:
         output = self._outputs.get(request_id)
@@ -208,7 +236,9 @@ class SimulatedFleet:
 
     def ended(self, request: Request, end: Ended) -> None:
         output = self._outputs.get(request.request_id)
-        if output is not None:
+        if output is None:
+            self._ids.give_back(request.request_id)
+        else:
             output.end = end
             output.news.set()
 
@@ -219,13 +249,10 @@ class SimulatedFleet:
             return "abort"
         return end.reason or "stop" if output is None else _finish_reason(output.answer, end)
 
-    def _index(self, generation: Generation, adapter: str | None) -> ContentIndex:
-        key = (generation.model, adapter, generation.cache_salt)
-        index = self._indexes.pop(key, None) or ContentIndex(" ".join(map(str, key[1:])))
-        self._indexes[key] = index
-        if len(self._indexes) > MAX_INDEXES:
-            del self._indexes[next(iter(self._indexes))]
-        return index
+    @property
+    def records_full_s(self) -> float | None:
+        """Simulated time at which the memory for records was full; None: everything is recorded."""
+        return self._ids.full_s
 
 
 async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[Delta, None]:

@@ -12,7 +12,7 @@ from functools import partial
 
 from experiments.serve.backend import Generation
 from experiments.serve.metrics.engine import EndedRequest, EngineMetrics, EngineState
-from experiments.serve.metrics.exposition import ServerGauge, ServingMetrics
+from experiments.serve.metrics.exposition import ServerGauge, ServerHistogram, ServingMetrics
 from experiments.serve.simulated.driver import Driver
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.replica_metrics import ReplicaMetrics
@@ -24,6 +24,17 @@ from sim.cluster.request_attempt import RequestAttempt
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog, Status
 from sim.setup.pool import PoolSettings
+
+TOKEN_DELAY = "windtunnel:serve_token_delay_seconds"
+_TOKEN_DELAY_HELP = (
+    "Wall seconds from the simulated time of tokens of a stream until they are written to its connection; "
+    "a client that does not read delays its own."
+)
+TOKEN_WORK = "windtunnel:serve_token_work_seconds"
+_TOKEN_WORK_HELP = (
+    "CPU seconds of the server from the event that has brought tokens of a stream until they are written, "
+    "also for other streams: the part of the delay that is the server's own."
+)
 
 
 class FleetMetrics(GatewayAttachment):
@@ -43,6 +54,10 @@ class FleetMetrics(GatewayAttachment):
             self.engines.values,
             rejections=self._rejections,
             gauges=_gauges_of(fleet.driver),
+            histograms=[
+                ServerHistogram(TOKEN_DELAY, _TOKEN_DELAY_HELP, fleet.token_delays),
+                ServerHistogram(TOKEN_WORK, _TOKEN_WORK_HELP, fleet.token_work),
+            ],
             clock=self._clock,
         )
         """The metrics of the whole fleet."""

@@ -1,11 +1,15 @@
-"""A policy that fails ends the simulation; clients are told, and the server says why."""
+"""The clock of the server: it says when it is behind, and when the simulation has failed."""
 
 from __future__ import annotations
+
+import asyncio
+import re
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windtunnel[serve]'")
 
+from experiments.serve.simulated.driver import LATE_S
 from experiments.serve.simulated.fleet import SimulatedFleet
 from tests.worlds.serving import complete, get, served, streamed, until_it_fails
 
@@ -38,3 +42,35 @@ def test_clients_are_told_that_the_simulation_has_failed(monkeypatch, caplog):
 
     served(test)
     assert "a policy that fails" in caplog.text
+
+
+def test_a_server_that_cannot_keep_up_says_so(caplog):
+    caplog.set_level("WARNING", "windtunnel.serve")
+
+    async def test(client):
+        many = (complete(client, max_tokens=1000, ignore_eos=True) for _ in range(20))
+        assert {status for status, _ in await asyncio.gather(*many)} == {200}
+        text = (await get(client, "/metrics"))[1]
+        late_s = float(re.search(r"^windtunnel:serve_max_late_seconds (\S+)$", text, re.MULTILINE)[1])
+        assert late_s > LATE_S
+
+    served(test, "time_scale=1000000")
+    assert "behind the clock" in caplog.text
+
+
+def test_the_delay_of_tokens_is_counted_for_streams():
+    async def test(client):
+        assert (await complete(client))[0] == 200
+        assert [each async for each in streamed(client, max_tokens=20)]
+        text = (await get(client, "/metrics"))[1]
+        for name in ("delay", "work"):
+            count, total = (
+                float(
+                    re.search(rf"^windtunnel:serve_token_{name}_seconds_{each} (\S+)$", text, re.MULTILINE)[1]
+                )
+                for each in ("count", "sum")
+            )
+            assert 1 <= count <= 20
+            assert 0 < total < 10 * count
+
+    served(test)

@@ -71,7 +71,8 @@ def test_next_turn_repeats_the_name_of_the_output():
     following = index.segments([*prompt, *output, 5, 6])
     assert following[: len(segments) + 1] == (*segments, (7, 20))
     assert index.segments([*prompt, *output[:-1], 999]) != following[:-1]
-    assert ContentIndex("salt").segments(prompt) != segments
+    assert index.segments([*prompt, *output, 5, 6], "salt") != following
+    assert index.segments(prompt, "salt") != segments
 
 
 def write(kind, num_tokens, **options):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from sim.cluster.live import LiveSimulation
-from sim.records.requests import Status
+from sim.records.requests import EMPTY_ROW, RequestLog, Status
 from sim.report.files import write_table
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -163,3 +163,46 @@ def test_a_run_of_its_recording_has_the_tables_of_a_session_with_late_news_and_c
         rtol=0,
         atol=1e-9,
     )
+
+
+def served(scenario, num_requests, until_s, then=lambda simulation: None):
+    """Runs requests; calls `then` at until_s. Returns the records, and what was heard."""
+    simulation, heard = live(scenario)
+    for arrival in islice(scenario.source().arrivals(), num_requests):
+        simulation.add(arrival)
+    simulation.advance(until_s, MANY)
+    then(simulation)
+    return simulation, heard
+
+
+@pytest.mark.parametrize("overrides", WORLDS.values(), ids=WORLDS)
+def test_records_that_end_early_are_those_of_a_run_that_ends_then(overrides):
+    scenario = compose(*overrides)
+    _, whole = served(scenario, 60, inf)
+    times_s = sorted(time_s for tokens in whole.tokens.values() for time_s, _ in tokens)
+    early, _ = served(scenario, 60, times_s[len(times_s) // 2])
+    expected = early.close()
+    cut, heard = served(scenario, 60, expected.end_s, LiveSimulation.end_records)
+    cut.advance(times_s[len(times_s) * 3 // 4], MANY)
+    num_bytes = cut.num_record_bytes
+    cut.discard_records()
+    assert cut.num_record_bytes < num_bytes
+    cut.advance(inf, MANY)
+    assert (heard.tokens, heard.ends) == (whole.tokens, whole.ends)
+    found = cut.close()
+    assert found.end_s == expected.end_s
+    for name in ("requests", "iterations", "events", "own_gaps"):
+        pd.testing.assert_frame_equal(getattr(found, name), getattr(expected, name))
+    assert found.replicas == expected.replicas
+    assert found.num_crash_tokens == expected.num_crash_tokens
+    assert (expected.requests["status"] == "unfinished").any()
+
+
+def test_a_row_of_the_log_is_empty_after_it_is_cleared():
+    scenario = compose(*WORLDS["little memory"])
+    simulation, _ = served(scenario, 10, inf)
+    log = simulation.requests
+    log.clear(3)
+    empty = RequestLog()
+    empty.arrive(next(iter(scenario.source().arrivals()))._replace().request)  # makes rows
+    assert all(repr(getattr(log, name)[3]) == repr(getattr(empty, name)[3]) for name in EMPTY_ROW)
