@@ -74,7 +74,7 @@ def test_logs_that_are_not_recorded_are_dropped(monkeypatch):
     fleet = run(LIMIT, num_rounds=12, num_tokens=20)
     assert fleet.records_full_s is not None
     sizes = [replica.recorder.num_bytes for replica in fleet.simulation.replicas]
-    assert sum(sizes) < 50_000
+    assert sum(sizes) < 200_000  # those of the last round; 850,000 in all
     fleet.simulation.close()
 
 
