@@ -39,7 +39,7 @@ SEEDS = 64
 
 @dataclass(kw_only=True, slots=True)
 class Counts:
-    """What the clients have seen."""
+    """Counts of the requests and tokens that the clients have seen, and of mistakes in them."""
 
     num_requests: int = 0
     num_tokens: int = 0
