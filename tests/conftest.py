@@ -8,6 +8,7 @@ are shared.
 Kernels run in Triton's interpreter, which must be chosen before the first import of Triton.
 """
 
+import gc
 import os
 from importlib.util import find_spec
 
@@ -39,6 +40,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves slow tests to the front, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Takes what the collection has made out of the garbage collector's sight.
+
+    A million objects of ten thousand tests would be walked each time that an engine collects garbage: 0.7 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:

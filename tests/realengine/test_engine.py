@@ -165,11 +165,20 @@ def test_two_engines_of_one_policy_object_share_none_of_its_memory(expected):
         assert tokens_of(make(scheduling=given).generate(prompts(), GREEDY)) == expected("llama")
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+SWAPPING = {
+    "Fcfs": Fcfs(preemption_mode="swap"),
+    "Mlfq": Mlfq(quantum_tokens=3, num_levels=3, preemption_mode="swap"),
+}
+
+
 @pytest.mark.parametrize(
-    "scheduling",
-    [Fcfs(preemption_mode="swap"), Mlfq(quantum_tokens=3, num_levels=3, preemption_mode="swap")],
-    ids=lambda scheduling: type(scheduling).__name__,
+    ("scheduling", "overlap"),
+    [
+        pytest.param(SWAPPING["Fcfs"], False, id="Fcfs-in turn"),
+        pytest.param(SWAPPING["Mlfq"], True, id="Mlfq-overlapped"),
+        pytest.param(SWAPPING["Fcfs"], True, id="Fcfs-overlapped", marks=pytest.mark.slow),
+        pytest.param(SWAPPING["Mlfq"], False, id="Mlfq-in turn", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("caching", [Paged(block_size=4), PrefixCaching(block_size=4), Radix(block_size=4)])
 def test_what_was_swapped_to_host_memory_comes_back_as_it_was(scheduling, caching, overlap, expected):
