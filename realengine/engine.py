@@ -79,6 +79,10 @@ class Engine:
         """The policies by their settings' names, for messages; None: there is none."""
         return policies_of(self.core)
 
+    def answer_of(self, seq: Sequence) -> Answer:
+        """Returns the answer of a request that has not ended."""
+        return self._answer_of[seq]
+
     @property
     def num_waiting(self) -> int:
         """Number of requests that the policies have not admitted."""

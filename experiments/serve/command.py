@@ -20,6 +20,8 @@ from experiments.app.run_folder import SERVER_KEYS, resolved_config
 from experiments.app.terminal import terminal_console
 from experiments.serve.engine.arguments import with_checkpoint
 from experiments.serve.engine.settings import RealEngine
+from experiments.serve.kv_events.settings import PACKAGES as KV_EVENTS_PACKAGES
+from experiments.serve.kv_events.settings import KvEventsSettings
 from experiments.serve.session_files import write_session
 from experiments.serve.settings import (
     KEY_VARIABLE,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from aiohttp import web
 
+    from experiments.serve.kv_events.fleet_events import FleetEvents
     from experiments.serve.replica_ports import ReplicaPorts
     from experiments.serve.simulated.fleet import SimulatedFleet
     from experiments.serve.stop import Stop
@@ -72,6 +75,7 @@ class ServeJob:
     scenario: Scenario
     address: Address
     settings: ServeSettings
+    kv_events: KvEventsSettings
     output: OutputSettings
 
     def run(self, folder: Path) -> None:
@@ -118,6 +122,12 @@ class ServeJob:
 
         return ReplicaPorts(fleet, make, self.address, on_ready)
 
+    def publishing(self, fleet: SimulatedFleet) -> FleetEvents:
+        """Returns the context in which the replicas publish their KV events."""
+        from experiments.serve.kv_events.fleet_events import FleetEvents  # noqa: PLC0415 (it needs ZMQ)
+
+        return FleetEvents(fleet, self.kv_events, self.address, self.settings.expose)
+
     async def _serve(self, console: Console) -> tuple[RunRecords, pd.DataFrame, float | None]:
         """Serves; returns the records, the traffic for a replay, and when the memory for them was full."""
         from experiments.serve.server import serve_app  # noqa: PLC0415 (it needs aiohttp)
@@ -127,6 +137,8 @@ class ServeJob:
         fleet.driver.start()
         async with AsyncExitStack() as until_end:
             stop = until_end.enter_context(stop_on_signals())
+            if self.kv_events.publishes:
+                await until_end.enter_async_context(self.publishing(fleet))
             app = self.app(fleet, key, stop)
             if settings.expose == "replicas":
                 ports = self.replica_ports(
@@ -155,11 +167,12 @@ class ServeJob:
 
 def prepare(cfg: DictConfig, composition: Composition) -> Job:
     """Builds everything that the server needs. Raises ConfigError."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"serve needs {' and '.join(missing)}: pip install 'windtunnel[serve]'")
+    _check_installed(PACKAGES, "serve")
     node = dict(cfg.serve)
     chosen: RealEngine = build_as(RealEngine, node.pop("engine"), "serve.engine")
+    kv_events: KvEventsSettings = build_as(KvEventsSettings, node.pop("kv_events"), "serve.kv_events")
+    if kv_events.publishes:
+        _check_installed(KV_EVENTS_PACKAGES, "serve.kv_events")
     settings: ServeSettings = build_as(ServeSettings, node, "serve")
     address: Address = build_as(Address, {key: cfg[key] for key in ("host", "port", "time_scale")}, "")
     back_end: BackEnd = build_as(BackEnd, {key: cfg[key] for key in ("backend", "device")}, "")
@@ -172,12 +185,27 @@ def prepare(cfg: DictConfig, composition: Composition) -> Job:
             device=back_end.device,
             address=address,
             settings=settings,
+            kv_events=kv_events,
             output=output,
             own_keys=SERVER_KEYS,
             is_known_machine=chooses_hardware,
         )
     scenario, _ = build_run({key: cfg[key] for key in cfg if key not in SERVER_KEYS})
-    return ServeJob(cfg=cfg, scenario=scenario, address=address, settings=settings, output=output)
+    return ServeJob(
+        cfg=cfg,
+        scenario=scenario,
+        address=address,
+        settings=settings,
+        kv_events=kv_events,
+        output=output,
+    )
+
+
+def _check_installed(packages: Sequence[str], what: str) -> None:
+    """Raises ConfigError if a package that `what` needs is missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{what} needs {' and '.join(missing)}: pip install 'windtunnel[serve]'")
 
 
 def _engine_job(config: Mapping[str, Any], **settings: Any) -> Job:

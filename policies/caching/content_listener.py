@@ -7,9 +7,10 @@ from typing import Protocol
 
 
 class ContentListener(Protocol):
-    """Receives the blocks that a pool offers to lookups. names: unique while the blocks are offered.
+    """Is told which blocks a pool offers to lookups.
 
-    Blocks that only their own request can find (`content.PRIVATE_PLACES`) are not reported.
+    names: the names of blocks, unique while they are offered. Blocks that only their own request can find
+    (`content.PRIVATE_PLACES`) are not reported.
     """
 
     def stored(self, request_id: int, first: int, names: Sequence[Hashable]) -> None:
@@ -17,3 +18,12 @@ class ContentListener(Protocol):
 
     def removed(self, names: Sequence[Hashable]) -> None:
         """Handles contents that are no longer in the cache: evicted, or never computed."""
+
+    def stored_below(self, tier: str, names: Sequence[Hashable]) -> None:
+        """Handles contents that are copied to a tier below the GPU: consecutive blocks of one place.
+
+        The GPU or another tier has them, or has lost them since the last plan.
+        """
+
+    def removed_below(self, tier: str, names: Sequence[Hashable]) -> None:
+        """Handles contents that a tier below the GPU has no longer."""

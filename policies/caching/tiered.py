@@ -18,7 +18,9 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from policies.caching.content import Places
+from policies.caching.content_listener import ContentListener
 from policies.caching.prefix_pool import PrefixPool
+from policies.caching.reporting_tier import ReportingTier
 from policies.caching.runs import Holding, Run, Runs
 from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.caching.tier import Piece, Tier
@@ -101,13 +103,19 @@ class TieredPool(PrefixPool):
         super().__init__(num_blocks, block_size, num_watermark_blocks)
         self._places = Places(block_size, is_per_segment=True)
         self._runs = Runs(self._free_ids, self._on_evict)
-        self._tiers = tiers
+        self._tiers: list[Tier] = tiers
         self._writes_through = writes_through
         self._min_load_tokens = min_load_tokens
         self._found_below: dict[int, list[tuple[str, int, int, int]]] = {}  # request id -> tier, piece
         self._promised: dict[int, tuple[int, list[Piece]]] = {}
         """Request id -> (iteration, pieces that this iteration computes and puts into the first tier)."""
         self._ledger: TierLedger | None = None
+
+    def report_to(self, listener: ContentListener) -> bool:
+        self._tiers = [ReportingTier(tier.name, tier.num_blocks, listener) for tier in self._tiers]
+        if self._ledger is not None:
+            self.name_blocks()
+        return super().report_to(listener)
 
     def take(self, num_blocks: int) -> None:
         super().take(num_blocks)

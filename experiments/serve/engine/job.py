@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.app import make_app
 from experiments.serve.http.control import add_server_info
+from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
 from experiments.serve.metrics.exposition import ServingMetrics
 from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.server import serve_app
@@ -64,6 +65,7 @@ class EngineJob:
     chosen: RealEngine
     address: Address
     settings: ServeSettings
+    kv_events: KvEventsSettings
     output: OutputSettings
     is_known_machine: bool
 
@@ -77,13 +79,22 @@ class EngineJob:
         result = result_of(self.scenario, recorder, is_known_machine=self.is_known_machine)
         write_session(folder, result, self.config, recorder.traffic_table(), self.output, console)
 
-    def backend(self) -> EngineBackend:
-        """Returns the back end; it loads the engine when it starts."""
+    def backend(self, on_load: Callable[[AsyncLLM], None] | None = None) -> EngineBackend:
+        """Returns the back end; it loads the engine when it starts.
+
+        on_load: called in the loading thread with the engine, before its first request.
+        """
         settings = {field.name: getattr(self.engine, field.name) for field in fields(self.engine)}
         limits: dict[str, Any] = {}
         if self.settings.max_waiting is not None:
             limits = {"max_waiting": self.settings.max_waiting, "on_full": "reject"}
-        load = partial(AsyncLLM, self.served.model, **limits, **settings)
+
+        def load() -> AsyncLLM:
+            llm = AsyncLLM(self.served.model, **limits, **settings)
+            if on_load is not None:
+                on_load(llm)
+            return llm
+
         return EngineBackend(
             self.served,
             load,
@@ -112,13 +123,46 @@ class EngineJob:
         """Attaches the recorder and the metrics to an idle engine; returns the recorder."""
         recorder = ServingRecorder(llm.engine, self.settings.max_record_mib * (1 << 20))
         feed = EngineMetricsFeed(llm.engine, self.engine, self.served.name)
-        llm.engine.observer = Observers([recorder, feed])
+        before = llm.engine.observer
+        llm.engine.observer = Observers([recorder, feed, *([] if before is None else [before])])
         backend.metrics.append(feed.metrics)
         return recorder
 
+    @asynccontextmanager
+    async def publishing(self) -> AsyncIterator[Callable[[AsyncLLM], None] | None]:
+        """Yields the function that lets a new engine publish its KV events; None: they are not published.
+
+        Raises ConfigError if an endpoint cannot be used.
+        """
+        if not self.kv_events.publishes:
+            yield None
+            return
+        from experiments.serve.kv_events.engine_events import EngineEvents  # noqa: PLC0415 (it needs ZMQ)
+        from experiments.serve.kv_events.publisher import Publisher  # noqa: PLC0415
+
+        try:
+            topic = self.kv_events.topic_of(0, self.address.port, self.served.name)
+            publisher = Publisher(self.kv_events, 0, topic=topic, rank=0)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+        def publish(llm: AsyncLLM) -> None:
+            events = EngineEvents(llm.engine, publisher, list(self.chosen.lora_modules))
+            if not events.listens:
+                raise ValueError(NOTHING_TO_REPORT)
+            llm.engine.observer = events
+
+        try:
+            yield publish
+        finally:
+            await publisher.close()
+
     async def _serve(self, console: Console) -> ServingRecorder | None:
         """Serves; returns the records, or None if the engine was not warm before the stop."""
-        backend = self.backend()
+        async with self.publishing() as publish:
+            return await self._serve_until_stopped(console, self.backend(publish))
+
+    async def _serve_until_stopped(self, console: Console, backend: EngineBackend) -> ServingRecorder | None:
         with stop_on_signals() as stop:
             starting = asyncio.create_task(self._start(backend, stop, console))
             try:
@@ -156,6 +200,7 @@ def prepare_engine(
     device: Device,
     address: Address,
     settings: ServeSettings,
+    kv_events: KvEventsSettings,
     output: OutputSettings,
     own_keys: tuple[str, ...],
     is_known_machine: bool,
@@ -185,6 +230,7 @@ def prepare_engine(
         chosen=chosen,
         address=address,
         settings=settings,
+        kv_events=kv_events,
         output=output,
         is_known_machine=is_known_machine,
     )

@@ -47,6 +47,10 @@ class ServedAdapters:
         self._check_known(name)
         return self._own_names[name]
 
+    def number(self, own_name: str) -> int:
+        """Returns the number of an adapter, from 1 in the order of loads, by its name in the engines."""
+        return next(n for n, adapter in enumerate(self.in_engines, 1) if adapter.name == own_name)
+
     def load(self, name: str, rank: int | None, *, replaces: bool) -> Adapter:
         """Loads an adapter, and returns it as the engines must know it from now on.
 

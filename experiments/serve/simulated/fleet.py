@@ -128,6 +128,14 @@ class SimulatedFleet:
         """Unloads a LoRA adapter; requests in progress keep it. Raises ApiError."""
         self._adapters.unload(name)
 
+    def adapter_number(self, own_name: str) -> int:
+        """Returns the number of a LoRA adapter, from 1, by its name in the engines."""
+        return self._adapters.number(own_name)
+
+    def answer_tokens(self, request_id: int) -> Sequence[int]:
+        """Returns the tokens that an output in progress will have."""
+        return self._outputs[request_id].answer.token_ids
+
     @property
     def num_in_progress(self) -> int:
         return len(self._outputs)

@@ -35,6 +35,7 @@ class Index:
         self.block_size = block_size
         self.requests = {}
         self.keys = {}
+        self.below = {}  # by tier
 
     def tokens(self, request_id, num_tokens):
         request = self.requests[request_id]
@@ -49,6 +50,15 @@ class Index:
     def removed(self, names):
         for name in names:
             del self.keys[name]
+
+    def stored_below(self, tier, names):
+        for name in names:
+            assert name not in self.below.setdefault(tier, set()), "a block was stored twice"
+            self.below[tier].add(name)
+
+    def removed_below(self, tier, names):
+        for name in names:
+            self.below[tier].remove(name)
 
     def num_found(self, tokens):
         """Counts the tokens of the longest prefix, as a router would."""

@@ -1,0 +1,1 @@
+"""KV events over ZMQ, in the format of vLLM."""

@@ -1,0 +1,172 @@
+"""The KV events of a simulated fleet: each replica has a publisher of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+
+from experiments.serve.backend import Generation
+from experiments.serve.kv_events.block_chain import BlockChain
+from experiments.serve.kv_events.cache_events import CacheEvents
+from experiments.serve.kv_events.publisher import Publisher
+from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
+from experiments.serve.settings import Address, Expose
+from experiments.serve.simulated.fleet import SimulatedFleet
+from policies.core.plan import StepPlan
+from policies.core.sequence import Sequence
+from sim.cluster.gateway_attachment import GatewayAttachment
+from sim.cluster.request_attempt import RequestAttempt
+from sim.engine.attachment import Attachment
+from sim.engine.replica import Replica
+from sim.settings.errors import ConfigError
+
+_LOG = logging.getLogger("windtunnel.serve")
+
+
+class FleetEvents:
+    """An async context in which the replicas of a fleet publish events, also those that start later.
+
+    No request may have come before. Raises ConfigError if an endpoint cannot be used, or if no cache has
+    contents to report.
+    """
+
+    def __init__(
+        self, fleet: SimulatedFleet, settings: KvEventsSettings, address: Address, expose: Expose
+    ) -> None:
+        self.publishers: dict[int, Publisher] = {}
+        """By index of the replica."""
+        self._fleet = fleet
+        self._settings = settings
+        self._address = address
+        self._has_own_ports = expose == "replicas"
+        self._is_open = False
+        self._replicas: list[ReplicaEvents] = []
+
+    async def __aenter__(self) -> FleetEvents:
+        self._tokens = Tokens(self._fleet)
+        try:
+            self._fleet.attach(self._added)
+            if not self.publishers:
+                raise ConfigError(NOTHING_TO_REPORT)
+        except ConfigError:
+            await self._close()
+            raise
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for replica in self._replicas:
+            replica.flush()
+        await self._close()
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(publisher.close() for publisher in self.publishers.values()))
+
+    def _added(self, replica: Replica) -> None:
+        if not replica.core.block_pool.finds_kv:
+            return
+        try:
+            publisher = self._publisher(replica)
+        except ValueError as error:
+            if not self._is_open:
+                raise ConfigError(str(error)) from None
+            _LOG.warning("Replica %d publishes no KV events: %s", replica.index, error)
+            return
+        events = ReplicaEvents(replica, publisher, self._tokens)
+        if not events.listens:
+            return
+        self.publishers[replica.index] = publisher
+        self._replicas.append(events)
+        replica.attach(events)
+
+    def _publisher(self, replica: Replica) -> Publisher:
+        index, port = replica.index, self._address.port
+        if self._has_own_ports and port:
+            port += 1 + index
+        topic = self._settings.topic_of(index, port, replica.pool.serves)
+        rank = 0 if self._has_own_ports else index
+        return Publisher(self._settings, index, topic=topic, rank=rank)
+
+
+class Tokens(GatewayAttachment):
+    """The requests in progress and the tokens of their outputs, by request id."""
+
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        self._fleet = fleet
+        self._known: dict[int, tuple[Generation, tuple[int, ...]]] = {}
+        fleet.on_begin.append(self._begun)
+        fleet.on_close.append(self._closed)
+        fleet.simulation.gateway.attach(self)
+
+    def chain(self, seq: Sequence, block_size: int) -> BlockChain:
+        """Returns the blocks of a sequence."""
+        generation, output = self._known[seq.request_id]
+        adapter = seq.request.adapter
+        return BlockChain(
+            [*generation.prompt_token_ids, *output],
+            block_size,
+            lora=generation.lora,
+            lora_number=None if adapter is None else self._fleet.adapter_number(adapter),
+            lora_path=adapter or "",
+            cache_salt=generation.cache_salt,
+        )
+
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        self._known.pop(attempt.arrival.request.request_id, None)
+
+    def _begun(self, request_id: int, generation: Generation) -> None:
+        self._known[request_id] = generation, tuple(self._fleet.answer_tokens(request_id))
+
+    def _closed(self, request_id: int, generation: Generation) -> None:
+        if request_id not in self._fleet.simulation.gateway.attempts:  # else its abort is still to come
+            self._known.pop(request_id, None)
+
+
+class ReplicaEvents(Attachment):
+    """Publishes the events of one replica: a batch for each plan that has changed its cache."""
+
+    def __init__(self, replica: Replica, publisher: Publisher, tokens: Tokens) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._tokens = tokens
+        self._chains: dict[int, BlockChain] = {}  # by request id
+        self._left: set[int] = set()  # ids of the requests that have ended here since the last plan
+        self._events = CacheEvents(self._chains, self._flush_soon)
+        self.listens = self._events.listen(replica.core.block_pool)
+        """Whether the cache reports its contents."""
+
+    def flush(self) -> None:
+        """Publishes what has happened since the last batch."""
+        events = self._events.take()
+        if events:
+            self._publisher.publish(events)
+
+    def _flush_soon(self) -> None:
+        """Publishes what is not followed by a plan, such as the eviction of an idle cache."""
+        asyncio.get_running_loop().call_soon(self.flush)
+
+    def entered(self, seq: Sequence) -> None:
+        self._chains[seq.request_id] = self._tokens.chain(seq, self._replica.core.block_pool.block_size)
+
+    def planned(self, plan: StepPlan | None, now: float) -> None:
+        core = self._replica.core
+        core.block_pool.report_delayed(core.running.values())
+        self.flush()
+        if self._left:
+            for request_id in self._left - core.running.keys():
+                del self._chains[request_id]
+            self._left &= core.running.keys()
+
+    def left(self, seq: Sequence) -> None:
+        self._left.add(seq.request_id)  # an engine with asynchronous scheduling still has its blocks
+
+    def crashed(self, now: float) -> None:
+        self._chains.clear()
+        self._left.clear()
+        self._events.listen(self._replica.core.block_pool)
