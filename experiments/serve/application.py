@@ -16,12 +16,14 @@ from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.settings import ServeSettings
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.fleet_metrics import FleetMetrics
+from experiments.serve.simulated.remote_kv import RemoteKvLayer
 from experiments.serve.simulated.single_replica import PinnedRequests, SingleReplica
 from experiments.serve.simulated.sleep import SleepyFleet
 from experiments.serve.simulated.waiting_limit import WaitingLimit
 from experiments.serve.stop import Stop, refusal_while_draining
+from experiments.serve.without_remote_kv import WithoutRemoteKv
 
-BACKEND = web.AppKey("backend", SleepyFleet)
+BACKEND: web.AppKey[Backend] = web.AppKey("backend")
 METRICS = web.AppKey("metrics", FleetMetrics)
 
 
@@ -34,7 +36,11 @@ def make_application(
     stop: Stop | None = None,
 ) -> web.Application:
     """Returns the application. config: the resolved settings, as /server_info shows them."""
-    backend = SleepyFleet(fleet)
+    sleepy, hand_overs = SleepyFleet(fleet), fleet.simulation.hand_overs
+    backend: Backend = WithoutRemoteKv(sleepy)
+    if hand_overs is not None:
+        hand_overs.lease_s = settings.kv_lease_duration_s
+        backend = RemoteKvLayer(sleepy, fleet, hand_overs)
     app = _assembled(backend, settings, api_key, stop)
     app[BACKEND], app[METRICS] = backend, FleetMetrics(fleet)
     add_metrics_route(app, app[METRICS].serving)
@@ -42,7 +48,7 @@ def make_application(
     add_batch_routes(app, backend, is_draining=lambda: stop is not None and stop.first.is_set())
     add_control_routes(
         app,
-        sleep_control=backend,
+        sleep_control=sleepy,
         clear_prefix_caches=fleet.simulation.clear_prefix_caches,
         config=config,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +32,20 @@ class Sampling:
     logprobs: int | None = None
 
 
+class RemoteKv(NamedTuple):
+    """How a request shares KV with one on another replica, as in vLLM's `kv_transfer_params`.
+
+    keeps: it only computes its prompt, and its KV is kept for the other one (do_remote_decode). engine_id,
+    request_id: the request with whose KV it continues (do_remote_prefill). num_cached_tokens: tokens of the
+    prompt that the other replica has found in its cache.
+    """
+
+    keeps: bool = False
+    engine_id: str = ""
+    request_id: str = ""
+    num_cached_tokens: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
     """One output to generate for one prompt.
@@ -41,7 +55,8 @@ class Generation:
     streamed: whether the client gets every delta at once. window_s: wall seconds from now in which it needs
     the whole output (the completion window of a batch); None: it set no deadline. output_index, num_outputs:
     its place among the outputs of the prompt, and their number (n of the API). replica: index of the replica
-    that has to serve it; None: any. received_s: time.monotonic() when the request was received.
+    that has to serve it; None: any. remote_kv: KV that it shares with another replica. received_s:
+    time.monotonic() when the request was received.
     """
 
     request_id: str
@@ -57,6 +72,7 @@ class Generation:
     output_index: int = 0
     num_outputs: int = 1
     replica: int | None = None
+    remote_kv: RemoteKv | None = None
     received_s: float = field(default_factory=monotonic)
 
 
@@ -72,7 +88,8 @@ class Delta(NamedTuple):
     """Tokens of an output since its last delta, and its end.
 
     finish_reason: "stop", "length" or "abort" in the last delta, else None. stop_reason: the stop string or
-    token id that has ended the output. num_cached_tokens: prompt tokens whose KV was reused.
+    token id that has ended the output. num_cached_tokens: prompt tokens whose KV was reused. kv_transfer_params:
+    where the KV is kept, for the request that continues with it.
     """
 
     text: str
@@ -81,6 +98,7 @@ class Delta(NamedTuple):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    kv_transfer_params: Mapping[str, Any] | None = None
 
 
 class Tokenizer(Protocol):

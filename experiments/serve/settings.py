@@ -45,6 +45,8 @@ class ServeSettings:
     """Requests that may wait in a replica; further ones get status 503. None: any number."""
     max_record_mib: float = 512.0
     """Memory of the records of requests and iterations; when it is full, nothing more is recorded."""
+    kv_lease_duration_s: float = 30.0
+    """Simulated seconds for which a prefill replica keeps KV for a request that does not come; vLLM's key."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_record_mib < 1 << 20:
@@ -55,6 +57,8 @@ class ServeSettings:
             raise ValueError(f"drain_s={self.drain_s}: must be a finite number >= 0 s")
         if self.max_waiting is not None and self.max_waiting < 1:
             raise ValueError(f"max_waiting={self.max_waiting}: must be >= 1 request; null for no limit")
+        if not 0 < self.kv_lease_duration_s < inf:
+            raise ValueError(f"kv_lease_duration_s={self.kv_lease_duration_s}: must be finite and > 0 s")
         if self.dataset is not None and self.text != "dataset":
             raise ValueError(f"dataset={self.dataset}: is only read with text=dataset")
 

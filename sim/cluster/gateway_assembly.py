@@ -11,6 +11,7 @@ from sim.cluster.clients import Clients
 from sim.cluster.first_tokens import FirstTokens
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway
+from sim.cluster.hand_overs import HandOvers
 from sim.cluster.length_predictions import LengthPredictions
 from sim.cluster.pool_counts import PoolCounts
 from sim.cluster.request_attempt import RequestAttempt
@@ -98,6 +99,19 @@ class GatewayAssembly:
                 gateway=self._transfers,
                 interconnect=self.interconnect,
             )
+
+    def hand_overs(self) -> HandOvers | None:
+        """Attaches and returns the KV that clients hand over; None: there are no prefill pools."""
+        kv_transfers = self.resends.kv_transfers
+        if kv_transfers is None:
+            return None
+        return HandOvers(
+            self.gateway,
+            kv_transfers,
+            requests=self._requests,
+            clock=self._clock,
+            first_token=self.first_tokens.notify,
+        )
 
     def connect(self, fleet: Fleet) -> None:
         """Connects the gateway to its fleet, and attaches its parts in the order in which they are called."""

@@ -77,6 +77,8 @@ class KvTransfer:
     """Time at which the copy of the KV begins, s."""
     num_bytes: float = 0.0
     """Bytes of KV to be copied, including those sent during the prefill."""
+    release: Callable[[], None] | None = None
+    """Frees the KV in the prefill replica, if another request has computed it; see `take_over`."""
 
 
 class KvTransfers:
@@ -105,6 +107,8 @@ class KvTransfers:
         self._held: dict[int, KvTransfer] = {}  # those of them that wait for a decode replica
         self._routed: set[int] = set()  # request ids with a chosen decode replica, until they end
         self._decode_sides: dict[int, DecodeSide] = {}  # by replica index
+        self.keeps: Callable[[Replica, Migrant, float], bool] | None = None
+        """Called with every complete prefill; returns whether its KV is kept in place of being sent."""
 
     def attach(self, replica: Replica) -> None:
         """Attaches a listener to a new replica: prefill replicas send KV, all others may receive it."""
@@ -139,6 +143,8 @@ class KvTransfers:
 
         prefill_s: seconds of the prefill, see `KvTransfer`.
         """
+        if self.keeps is not None and self.keeps(source, migrant, now):
+            return
         request_id = migrant.request.request_id
         stop_after = self._gateway.stop_after(request_id)
         transfer = KvTransfer(migrant, stop_after, source, prefill_s, self._gateway.num_sends(request_id))
@@ -149,6 +155,40 @@ class KvTransfers:
         else:
             self._requests.held_back.add(request_id)
         self._clock.at(now, Phase.arrive, partial(self._on_prefilled, transfer))
+
+    def take_over(
+        self,
+        source: Replica,
+        target: Replica,
+        migrant: Migrant,
+        stop_after: StopAfter,
+        release: Callable[[], None],
+    ) -> None:
+        """Lets a replica continue a sequence with KV that another request has computed.
+
+        release: frees that KV; called at the end of the copy, or when there will be none. Raises
+        RejectedError.
+        """
+        request, now = migrant.request, self._clock.now
+        known_s = target.known_s(request)
+        self._decode_sides[target.index].adopt(migrant, stop_after, now, known_s)
+        num_sends = self._gateway.num_sends(request.request_id)
+        self._in_progress[request.request_id] = KvTransfer(
+            migrant, stop_after, source, 0.0, num_sends, target, release=release
+        )
+
+    def source_lost(self, request_id: int) -> None:
+        """Restarts a request whose KV was lost in the other replica before it was copied."""
+        transfer = self._in_progress.pop(request_id, None)
+        if transfer is not None:
+            self._abort_in_target(transfer)
+
+    def _abort_in_target(self, transfer: KvTransfer) -> None:
+        request_id = transfer.migrant.request.request_id
+        if transfer.flow is not None:
+            self._interconnect.network.cancel(transfer.flow)
+        assert transfer.target is not None
+        transfer.target.abort(request_id, partial(self._gateway.restart, request_id))
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
         """Starts the copy of num_tokens tokens of KV to a decode replica that has slot and blocks for them.
@@ -208,6 +248,9 @@ class KvTransfers:
                 self._on_routed_end(request, now)
         transfer = self._in_progress.get(request_id)
         if transfer is None:
+            return False
+        if transfer.release is not None:
+            self.ended(request, now)
             return False
         target = transfer.target
         if transfer.flow is not None:
@@ -281,12 +324,15 @@ class KvTransfers:
         request_id, now = transfer.migrant.request.request_id, self._clock.now
         self._requests.kv_transfer_s[request_id] = now - transfer.began_s
         self._requests.kv_transfer_bytes[request_id] = transfer.num_bytes
-        if self._settings.first_token_at == "decode":
+        if self._settings.first_token_at == "decode" and transfer.release is None:
             self._emit(transfer, now)
         self._release_source(transfer)
 
     def _release_source(self, transfer: KvTransfer) -> None:
         """Frees the slot and blocks of a sequence in its prefill replica."""
+        if transfer.release is not None:
+            transfer.release()
+            return
         transfer.source.release_migrated(
             transfer.migrant.request.request_id, partial(self._on_released, transfer)
         )

@@ -83,11 +83,17 @@ class DecodeSide(Attachment):
         self._new: set[int] = set()  # of these, those that entered after the latest plan
         replica.copies.sources["remote"] = self._fetch
 
-    def adopt(self, migrant: Migrant, stop_after: StopAfter, now: float) -> None:
-        """Accepts a sequence from another replica. Raises RejectedError if it can never continue here."""
+    def adopt(
+        self, migrant: Migrant, stop_after: StopAfter, now: float, known_s: float | None = None
+    ) -> None:
+        """Accepts a sequence from another replica. Raises RejectedError if it can never continue here.
+
+        known_s: time at which it reaches the engine, s; None: now.
+        """
         replica, request = self._replica, migrant.request
         replica.core.check_migrant(request, migrant.num_known, stop_after)
-        replica.expect(request, now, partial(replica.core.adopt, stop_after=stop_after), migrant, now)
+        known_s = now if known_s is None else known_s
+        replica.expect(request, known_s, partial(replica.core.adopt, stop_after=stop_after), migrant, now)
         self._incoming.add(request.request_id)
 
     def received(self, request_id: int) -> None:

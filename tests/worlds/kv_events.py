@@ -30,6 +30,7 @@ class KnownBlocks:
         self.topics: list[bytes] = []
         self.num_removed = self.num_cleared = 0
         self.next_number = 0
+        self.came_late = False  # whether blocks were stored before the subscription
 
     @classmethod
     async def subscribe(
@@ -72,7 +73,8 @@ class KnownBlocks:
             if event["type"] == "BlockRemoved":
                 self.num_removed += len(event["block_hashes"])
                 for block_hash in event["block_hashes"]:
-                    del held[block_hash]
+                    assert block_hash in held or self.came_late, "a block was removed that was never stored"
+                    held.pop(block_hash, None)
                 continue
             parent, size = event["parent_block_hash"], event["block_size"]
             for place, block_hash in enumerate(event["block_hashes"]):

@@ -33,6 +33,7 @@ from experiments.serve.server import serve_app
 from experiments.serve.session_files import write_session
 from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings
 from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
+from experiments.serve.without_remote_kv import WithoutRemoteKv
 from policies.scheduling.fcfs import Fcfs
 from realengine.runner.rank import max_model_len_of
 from realengine.serving.async_llm import AsyncLLM
@@ -47,6 +48,7 @@ SIMULATED_ONLY = {
     "output_length": "workload",
     "cold_start": False,
     "expose": "fleet",
+    "kv_lease_duration_s": 30.0,
 }
 """Settings of `serve` that only a simulated fleet has, with their defaults."""
 
@@ -108,7 +110,8 @@ class EngineJob:
     ) -> web.Application:
         """Returns the application. stop: of the server; once it is set, requests are refused."""
         faulty = self.settings.faults
-        app = make_app(FaultyBackend(backend) if faulty else backend, api_key)
+        served = WithoutRemoteKv(backend)
+        app = make_app(FaultyBackend(served) if faulty else served, api_key)
         add_metrics_route(
             app, ServingMetrics(lambda: backend.metrics, rejections=lambda: backend.num_refused)
         )

@@ -53,6 +53,10 @@ def generations_of(
             param="n",
         )
     found: list[Generation] = []
+    shared, num_outputs = fields.kv_transfer_params, fields.n * len(prompts)
+    remote_kv = None
+    if shared is not None:
+        remote_kv = shared.remote_kv(num_outputs=num_outputs, limit=fields.limit, is_streamed=fields.stream)
     for place, prompt in enumerate(prompts):
         generation = Generation(
             request_id=f"{identity.response_id}-{place}" if len(prompts) > 1 else identity.response_id,
@@ -64,6 +68,7 @@ def generations_of(
             tenant=fields.user or "",
             cache_salt=fields.cache_salt or "",
             streamed=fields.stream,
+            remote_kv=remote_kv,
             received_s=fields.received_s,
         )
         found += copies(generation, fields.n)
@@ -97,7 +102,10 @@ class Completion:
         usage = self._usage()
         outputs = await whole_outputs(backend, self.generations, usage)
         choices = [self.whole_choice(index, output) for index, output in enumerate(outputs)]
-        return self.head | {"choices": choices, "usage": usage.body(self.fields.n)}
+        body = self.head | {"choices": choices, "usage": usage.body(self.fields.n)}
+        if outputs[0].kv_transfer_params is not None:
+            body["kv_transfer_params"] = dict(outputs[0].kv_transfer_params)
+        return body
 
     async def _stream(self, request: web.Request, backend: Backend) -> web.StreamResponse:
         events = EventStream(request, self.head, self._headers)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from experiments.serve.backend import Sampling
 from experiments.serve.errors import ApiError
+from experiments.serve.http.kv_transfer import KvTransferParams
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -67,6 +68,7 @@ class CommonFields(BaseModel):
     cache_salt: Annotated[Name, Field(min_length=1)] | None = None
     request_id: str | None = None
     return_token_ids: bool = False
+    kv_transfer_params: KvTransferParams | None = None
 
     _received_s: float = PrivateAttr(default_factory=monotonic)
 

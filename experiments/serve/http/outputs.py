@@ -6,7 +6,7 @@ This is what vLLM does with n > 1: the outputs share the KV of the prompt throug
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +51,7 @@ class WholeOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    kv_transfer_params: Mapping[str, Any] | None = None
 
     @property
     def text(self) -> str:
@@ -62,6 +63,7 @@ class WholeOutput:
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.kv_transfer_params = delta.kv_transfer_params
 
 
 def copies(generation: Generation, n: int) -> list[Generation]:
