@@ -36,11 +36,11 @@ def make_application(
     stop: Stop | None = None,
 ) -> web.Application:
     """Returns the application. config: the resolved settings, as /server_info shows them."""
-    sleepy, hand_overs = SleepyFleet(fleet), fleet.simulation.hand_overs
+    sleepy, kept_prefills = SleepyFleet(fleet), fleet.simulation.kept_prefills
     backend: Backend = WithoutRemoteKv(sleepy)
-    if hand_overs is not None:
-        hand_overs.lease_s = settings.kv_lease_duration_s
-        backend = RemoteKvLayer(sleepy, fleet, hand_overs)
+    if kept_prefills is not None:
+        kept_prefills.lease_s = settings.kv_lease_duration_s
+        backend = RemoteKvLayer(sleepy, fleet, kept_prefills)
     app = _assembled(backend, settings, api_key, stop)
     app[BACKEND], app[METRICS] = backend, FleetMetrics(fleet)
     add_metrics_route(app, app[METRICS].serving)

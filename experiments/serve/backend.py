@@ -33,7 +33,7 @@ class Sampling:
 
 
 class RemoteKv(NamedTuple):
-    """How a request shares KV with one on another replica, as in vLLM's `kv_transfer_params`.
+    """Shares KV between a request and one on another replica, as in vLLM's `kv_transfer_params`.
 
     keeps: it only computes its prompt, and its KV is kept for the other one (do_remote_decode). engine_id,
     request_id: the request with whose KV it continues (do_remote_prefill). num_cached_tokens: tokens of the
@@ -88,8 +88,8 @@ class Delta(NamedTuple):
     """Tokens of an output since its last delta, and its end.
 
     finish_reason: "stop", "length" or "abort" in the last delta, else None. stop_reason: the stop string or
-    token id that has ended the output. num_cached_tokens: prompt tokens whose KV was reused. kv_transfer_params:
-    where the KV is kept, for the request that continues with it.
+    token id that has ended the output. num_cached_tokens: prompt tokens whose KV was reused.
+    kv_transfer_params: where the KV is kept, for the request that continues with it.
     """
 
     text: str

@@ -21,7 +21,7 @@ class WithoutRemoteKv(BackendLayer):
         if generation.remote_kv is not None and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
-                "kv_transfer_params are ignored: this server has no prefill replicas; pools=disaggregated of a "
-                "simulated fleet has some."
+                "kv_transfer_params are ignored, as this server has no prefill replicas; a simulated fleet "
+                "with pools=disaggregated has some."
             )
         return super().generate(generation)

@@ -11,7 +11,7 @@ from sim.cluster.clients import Clients
 from sim.cluster.first_tokens import FirstTokens
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway
-from sim.cluster.hand_overs import HandOvers
+from sim.cluster.kept_prefills import KeptPrefills
 from sim.cluster.length_predictions import LengthPredictions
 from sim.cluster.pool_counts import PoolCounts
 from sim.cluster.request_attempt import RequestAttempt
@@ -100,12 +100,12 @@ class GatewayAssembly:
                 interconnect=self.interconnect,
             )
 
-    def hand_overs(self) -> HandOvers | None:
-        """Attaches and returns the KV that clients hand over; None: there are no prefill pools."""
+    def kept_prefills(self) -> KeptPrefills | None:
+        """Attaches and returns the prefills that are kept for clients; None: there are no prefill pools."""
         kv_transfers = self.resends.kv_transfers
         if kv_transfers is None:
             return None
-        return HandOvers(
+        return KeptPrefills(
             self.gateway,
             kv_transfers,
             requests=self._requests,

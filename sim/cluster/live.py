@@ -17,7 +17,7 @@ from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
 from sim.cluster.fleet import Member, State
-from sim.cluster.hand_overs import HandOvers
+from sim.cluster.kept_prefills import KeptPrefills
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, tables
 from sim.engine.attachment import Attachment
@@ -101,10 +101,10 @@ class LiveSimulation(Simulation):
         )
         self._never = Interrupt()
         self._keeps_tokens = cluster.recovery.keeps_tokens
-        self.hand_overs: HandOvers | None = None
-        """The KV that clients hand over; None: the run has no prefill pools."""
+        self.kept_prefills: KeptPrefills | None = None
+        """The prefills that are kept for clients; None: the run has no prefill pools."""
         super().__init__(source=LiveSource(), pools=pools, cluster=cluster, sim=SimSettings(leap=False))
-        self.hand_overs = self._assembly.hand_overs()
+        self.kept_prefills = self._assembly.kept_prefills()
 
     @property
     def now(self) -> float:
@@ -273,7 +273,7 @@ class LiveSimulation(Simulation):
         self.fleet.ready(member, self.now)
 
     def _lost(self, request_id: int) -> None:
-        if self.hand_overs is not None and self.hand_overs.lost(request_id):
+        if self.kept_prefills is not None and self.kept_prefills.lost(request_id):
             return
         if self._num_emitted.get(request_id) and not self._keeps_tokens:
             self._listener.lost_tokens(request_id)

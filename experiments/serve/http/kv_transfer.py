@@ -1,4 +1,4 @@
-"""The field `kv_transfer_params` of requests, by which a P/D router hands KV from a prefill to a decode replica.
+"""The field `kv_transfer_params`, by which a P/D router hands KV from a prefill to a decode replica.
 
 Fields and meanings are those of vLLM's NixlConnector; unknown fields are ignored.
 """
@@ -19,7 +19,7 @@ Blocks = list[Annotated[int, Field(ge=0)]]
 
 
 class KvTransferParams(BaseModel):
-    """How a request shares KV with one on another replica."""
+    """Shares KV between a request and one on another replica."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -50,7 +50,7 @@ class KvTransferParams(BaseModel):
         if not (self.do_remote_decode or self.do_remote_prefill):
             return None
         if num_outputs != 1:
-            raise ApiError(f"{PARAM}: a request that shares KV has one prompt and n=1", param=PARAM)
+            raise ApiError(f"{PARAM}: such a request has one prompt and n=1", param=PARAM)
         if self.do_remote_prefill:
             return RemoteKv(
                 engine_id=self.remote_engine_id or "",
@@ -59,8 +59,8 @@ class KvTransferParams(BaseModel):
             )
         if limit != 1 or is_streamed:
             raise ApiError(
-                f"{PARAM}.do_remote_decode: needs max_tokens=1 and stream=false, as the prefill has one token "
-                "and its answer tells where the KV is",
+                f"{PARAM}.do_remote_decode: needs max_tokens=1 and stream=false, as the prefill has one "
+                "token and its answer tells where the KV is",
                 param="stream" if is_streamed else "max_tokens",
             )
         return RemoteKv(keeps=True)

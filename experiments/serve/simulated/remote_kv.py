@@ -1,6 +1,6 @@
 """KV that a P/D router hands from a prefill to a decode replica, with vLLM's `kv_transfer_params`.
 
-The simulation keeps the KV and moves it (`sim/cluster/hand_overs.py`); here are the names by which clients
+The simulation keeps the KV and moves it (`sim/cluster/kept_prefills.py`); here are the names by which clients
 refer to it. Nothing listens at remote_host and remote_port.
 """
 
@@ -16,7 +16,7 @@ from experiments.serve.backend import Backend, BackendLayer, Delta, Generation
 from experiments.serve.errors import ApiError
 from experiments.serve.http.kv_transfer import PARAM
 from experiments.serve.simulated.fleet import SimulatedFleet
-from sim.cluster.hand_overs import GONE, HandOvers, KeptKv
+from sim.cluster.kept_prefills import GONE, KeptKv, KeptPrefills
 
 HOST, PORT = "localhost", 5600
 """Address of vLLM's side channel of engine 0; that of engine i has the port + i."""
@@ -25,9 +25,9 @@ HOST, PORT = "localhost", 5600
 class RemoteKvLayer(BackendLayer):
     """A back end whose requests may share KV. backend: in front of `fleet`, which has the hand-overs."""
 
-    def __init__(self, backend: Backend, fleet: SimulatedFleet, hand_overs: HandOvers) -> None:
+    def __init__(self, backend: Backend, fleet: SimulatedFleet, kept_prefills: KeptPrefills) -> None:
         super().__init__(backend)
-        self._hand_overs = hand_overs
+        self._kept_prefills = kept_prefills
         self._uuid = uuid4().hex
         self._ids: dict[int, int] = {}  # by id() of the generation: ids of the requests that share KV
         fleet.on_begin.append(self._begun)
@@ -49,9 +49,9 @@ class RemoteKvLayer(BackendLayer):
             return
         self._ids[id(generation)] = request_id
         if remote_kv.keeps:
-            self._hand_overs.keep(request_id)
+            self._kept_prefills.keep(request_id)
         else:
-            self._hand_overs.claim(request_id, self._source_of(generation))
+            self._kept_prefills.claim(request_id, self._source_of(generation))
 
     def _completed(self, delta: Delta, generation: Generation) -> Delta:
         """Returns a delta with what the client is told about shared KV."""
@@ -61,7 +61,7 @@ class RemoteKvLayer(BackendLayer):
             num_cached = remote_kv.num_cached_tokens
             return delta if num_cached is None else delta._replace(num_cached_tokens=num_cached)
         request_id = self._ids[id(generation)]
-        kept = self._hand_overs.kept(request_id)
+        kept = self._kept_prefills.kept(request_id)
         if delta.finish_reason is None or kept is None:
             return delta
         return delta._replace(kv_transfer_params=self._params(kept, f"{generation.request_id}-{request_id}"))
@@ -92,7 +92,7 @@ class RemoteKvLayer(BackendLayer):
         assert remote_kv is not None
         number = remote_kv.request_id.rpartition("-")[2]
         source_id = int(number) if number.isascii() and number.isdecimal() and len(number) < 16 else -1
-        kept = self._hand_overs.kept(source_id)
+        kept = self._kept_prefills.kept(source_id)
         if kept is None or kept.is_claimed or self._engine_id(kept) != remote_kv.engine_id:
             raise ApiError(GONE, HTTPStatus.INTERNAL_SERVER_ERROR, f"{PARAM}.remote_request_id")
         if kept.num_tokens != len(generation.prompt_token_ids):

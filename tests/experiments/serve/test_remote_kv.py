@@ -12,7 +12,7 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 
-from sim.cluster.hand_overs import GONE
+from sim.cluster.kept_prefills import GONE
 from sim.workload.base import WorkloadNotes
 from tests.worlds.serving import complete, make_job, post
 
@@ -128,7 +128,7 @@ def test_kv_that_is_not_fetched_is_released_after_its_lease():
         _, body = await served.prefill()
         assert len(served.core(PREFILL).leaving) == 1
         await served.idle()
-        assert served.fleet.simulation.hand_overs.num_expired == 1
+        assert served.fleet.simulation.kept_prefills.num_expired == 1
         assert served.core(PREFILL).block_pool.num_used == 0
         params = body["kv_transfer_params"]
         status, body = await complete(served.replicas[DECODE], PROMPT, kv_transfer_params=params)
@@ -225,7 +225,7 @@ def test_a_crash_of_the_decode_replica_fails_the_request_and_frees_the_kv(is_cop
     run(test, *NEVER, "time_scale=1")
 
 
-def test_many_hand_overs_leave_nothing_behind_and_the_tables_are_whole():
+def test_many_kept_prefills_leave_nothing_behind_and_the_tables_are_whole():
     async def one(served, seed):
         prompt = [(seed * 17 + place) % 5000 for place in range(100 + 37 * (seed % 11))]
         status, body = await served.prefill(prompt)

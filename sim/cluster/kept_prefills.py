@@ -1,4 +1,4 @@
-"""KV that clients hand over: one request computes it, and a later one of the same client continues with it.
+"""Prefills that are kept for clients: a later request of the same client continues with their KV.
 
 This is the protocol of vLLM's NixlConnector, in which a router in front of the engines chooses both replicas:
 
@@ -6,9 +6,9 @@ This is the protocol of vLLM's NixlConnector, in which a router in front of the 
     client                               | answer: where the KV is
     request 2                              decode replica | queue | copy | last prompt token, decodes ...
 
-The first request is complete after one token. Its KV keeps slot and blocks until it is copied, but is released
-after a lease if no second request has come by then. The copy is a KV transfer as any other. The second request
-computes the last token of the prompt itself, and with it its first token.
+The first request is complete after one token. Its KV keeps slot and blocks until it is copied, but is
+released after a lease if no second request has come by then. The copy is a KV transfer as any other. The
+second request computes the last token of the prompt itself, and with it its first token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KeptKv:
     """Whether the request that continues with it has come."""
 
 
-class HandOvers(GatewayAttachment):
+class KeptPrefills(GatewayAttachment):
     """The kept KV of a run. lease_s: seconds for which it is kept for a request that does not come.
 
     first_token: notifies the policies of the first token of a request.
