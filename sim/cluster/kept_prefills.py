@@ -60,6 +60,8 @@ class KeptPrefills(GatewayAttachment):
         first_token: Callable[[int], None],
     ) -> None:
         self.lease_s = 30.0
+        self.on_gone: Callable[[int], None] | None = None
+        """Called with the id of each request whose KV is no longer kept."""
         self.num_expired = 0
         """Number of times that KV was released because its lease had ended."""
         self._gateway = gateway
@@ -90,6 +92,7 @@ class KeptPrefills(GatewayAttachment):
         """Drops kept KV that was lost in a crash; returns false for a request whose KV is not kept."""
         if self._kept.pop(request_id, None) is None:
             return False
+        self._gone(request_id)
         for other, source_id in self._source_of.items():
             if source_id == request_id:
                 self._kv_transfers.source_lost(other)
@@ -166,3 +169,8 @@ class KeptPrefills(GatewayAttachment):
         if kept is not None:
             fleet, replica = self._gateway.fleet, kept.replica
             replica.release_migrated(request_id, lambda seq: fleet.leave_if_drained(replica, self._clock.now))
+            self._gone(request_id)
+
+    def _gone(self, request_id: int) -> None:
+        if self.on_gone is not None:
+            self.on_gone(request_id)

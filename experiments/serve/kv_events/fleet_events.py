@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence as SequenceOf
 from types import TracebackType
 
 from experiments.serve.backend import Generation
@@ -12,6 +13,7 @@ from experiments.serve.kv_events.cache_events import CacheEvents
 from experiments.serve.kv_events.publisher import Publisher
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
 from experiments.serve.settings import Address, Expose
+from experiments.serve.simulated.answers import Answer
 from experiments.serve.simulated.fleet import SimulatedFleet
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
@@ -99,17 +101,16 @@ class Tokens(GatewayAttachment):
 
     def __init__(self, fleet: SimulatedFleet) -> None:
         self._fleet = fleet
-        self._known: dict[int, tuple[Generation, tuple[int, ...]]] = {}
+        self._known: dict[int, tuple[Generation, Answer]] = {}
         fleet.on_begin.append(self._begun)
-        fleet.on_close.append(self._closed)
         fleet.simulation.gateway.attach(self)
 
     def chain(self, seq: Sequence, block_size: int) -> BlockChain:
         """Returns the blocks of a sequence."""
-        generation, output = self._known[seq.request_id]
+        generation, answer = self._known[seq.request_id]
         adapter = seq.request.adapter
         return BlockChain(
-            [*generation.prompt_token_ids, *output],
+            WholeTokens(generation.prompt_token_ids, answer),
             block_size,
             lora=generation.lora,
             lora_number=None if adapter is None else self._fleet.adapter_number(adapter),
@@ -121,11 +122,26 @@ class Tokens(GatewayAttachment):
         self._known.pop(attempt.arrival.request.request_id, None)
 
     def _begun(self, request_id: int, generation: Generation) -> None:
-        self._known[request_id] = generation, tuple(self._fleet.answer_tokens(request_id))
+        self._known[request_id] = generation, self._fleet.answer(request_id)
 
-    def _closed(self, request_id: int, generation: Generation) -> None:
-        if request_id not in self._fleet.simulation.gateway.attempts:  # else its abort is still to come
-            self._known.pop(request_id, None)
+
+class WholeTokens(SequenceOf[int]):
+    """The tokens of a prompt and of its output, which is drawn when it is read."""
+
+    def __init__(self, prompt: SequenceOf[int], answer: Answer) -> None:
+        self._prompt = prompt
+        self._answer = answer
+
+    def __len__(self) -> int:
+        return len(self._prompt) + self._answer.num_tokens
+
+    def __getitem__(self, part: slice) -> list[int]:  # type: ignore[override]
+        start, end, _ = part.indices(len(self))
+        num_prompt = len(self._prompt)
+        found = list(self._prompt[start:end])
+        if end > num_prompt:
+            found += self._answer.token_ids(max(0, start - num_prompt), end - num_prompt)
+        return found
 
 
 class ReplicaEvents(Attachment):

@@ -105,6 +105,8 @@ class SimulatedFleet:
         self.on_close: list[Callable[[int, Generation], None]] = []
         """Called with the request id of each output that has ended, or whose client has gone."""
         self._contents = ContentIndex()
+        if self.simulation.kept_prefills is not None:
+            self.simulation.kept_prefills.on_gone = self._prefill_gone
 
     def attach(self, attach_to: Callable[[Replica], None]) -> None:
         """Calls attach_to with every replica, now with those present and later with each new one."""
@@ -132,9 +134,9 @@ class SimulatedFleet:
         """Returns the number of a LoRA adapter, from 1, by its name in the engines."""
         return self._adapters.number(own_name)
 
-    def answer_tokens(self, request_id: int) -> Sequence[int]:
-        """Returns the tokens that an output in progress will have."""
-        return self._outputs[request_id].answer.token_ids
+    def answer(self, request_id: int) -> Answer:
+        """Returns what an output in progress will be."""
+        return self._outputs[request_id].answer
 
     @property
     def num_in_progress(self) -> int:
@@ -206,8 +208,17 @@ class SimulatedFleet:
                 self.driver.wake()
             for notify in self.on_close:
                 notify(request_id, generation)
-            if output.end is not None:
+            if output.end is not None and not self._is_kept(request_id):
                 self._ids.give_back(request_id)
+
+    def _is_kept(self, request_id: int) -> bool:
+        """Returns whether a request that has ended still has KV for another one."""
+        kept_prefills = self.simulation.kept_prefills
+        return kept_prefills is not None and kept_prefills.kept(request_id) is not None
+
+    def _prefill_gone(self, request_id: int) -> None:
+        if request_id not in self._outputs:  # else its id is given back at its end
+            self._ids.give_back(request_id)
 
     def abort_all(self) -> None:
         """Ends all outputs as they are; their finish_reason is "abort"."""

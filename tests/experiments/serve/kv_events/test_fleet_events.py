@@ -69,7 +69,7 @@ class Requests(Attachment):
     def _begun(self, request_id, generation):
         self._tokens[request_id] = [
             *generation.prompt_token_ids,
-            *self._fleet.answer_tokens(request_id),
+            *self._fleet.answer(request_id).token_ids(0, self._fleet.answer(request_id).num_tokens),
         ]
 
     def sent(self, request):
