@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention import Contexts
 from kernels.mla_decode import mla_decode, mla_decode_reference
+from tests.examples import examples
 from tests.kernels.paged_kv import paged, plain
 
 
-@settings(max_examples=20, derandomize=True)
+@examples(8, 60, derandomize=True)
 @given(
     lens=st.lists(st.sampled_from([1, 15, 16, 17, 33, 70]), min_size=1, max_size=2),
     num_heads=st.sampled_from([1, 5, 16, 20]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention import AttentionOptions, Contexts
@@ -16,6 +16,7 @@ from kernels.prefill_attention import (
     prefill_attention,
     prefill_attention_reference,
 )
+from tests.examples import examples
 from tests.kernels.paged_kv import paged, plain
 
 
@@ -23,7 +24,7 @@ def chunks_of(query_lens):
     return Chunks(torch.tensor([0, *query_lens]).cumsum(0).int(), max(query_lens))
 
 
-@settings(max_examples=20, derandomize=True)
+@examples(8, 60, derandomize=True)
 @given(data=st.data())
 def test_equals_plain_softmax(data, guarded, generator, assert_close):
     """Chunks on prefixes, whole prompts, decode rows and a padded sequence of a captured batch, mixed."""

@@ -6,12 +6,13 @@ from dataclasses import fields
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from kernels.rejection import reject_drafts, reject_drafts_reference
 from kernels.sampling import IN_PROMPT, Penalties, Sampling, keep_reference, sample_reference
+from tests.examples import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Philox wraps
 DRAWS = 100_000
@@ -57,7 +58,7 @@ def assert_follows(tokens, probs):
     assert chisquare(counts[possible], probs[possible] * len(tokens)).pvalue > 1e-3
 
 
-@settings(max_examples=25)
+@examples(8, 75)
 @given(
     vocab=st.sampled_from([1, 3, 100, 4097, 9000]),
     lengths=st.lists(st.integers(0, 3), min_size=1, max_size=3),
@@ -102,7 +103,7 @@ def make_penalties(counts, repetition=1.0, presence=0.0, frequency=0.0):
     )
 
 
-@settings(max_examples=25)
+@examples(8, 75)
 @given(
     vocab=st.sampled_from([1, 3, 100, 4097]),
     lengths=st.lists(st.integers(0, 3), min_size=1, max_size=3),

@@ -22,6 +22,7 @@ from kernels.sampling import (
     sample_reference,
     uniform_reference,
 )
+from tests.examples import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Philox wraps, -inf - -inf is discarded
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -65,7 +66,7 @@ def guard_all(values, guarded):
     return replace(values, **{field.name: guarded(getattr(values, field.name)) for field in fields(values)})
 
 
-@settings(max_examples=25)
+@examples(8, 75)
 @given(
     vocab=VOCABS,
     dtype=DTYPES,
