@@ -88,10 +88,14 @@ def served():
 
 
 class ServerProcess:
-    """A running `windtunnel serve`, and its run folder once it has stopped."""
+    """A running `windtunnel serve`, and its run folder once it has stopped.
 
-    def __init__(self, url, process, folder):
+    replica_urls: with serve.expose=replicas, by index.
+    """
+
+    def __init__(self, url, replica_urls, process, folder):
         self.url = url
+        self.replica_urls = replica_urls
         self.process = process
         self.folder = folder
 
@@ -134,7 +138,14 @@ def server(tmp_path):
         settings = ["metrics.dialect=all", f"hydra.run.dir={folder}", *overrides]
         process = subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
         try:
-            running = ServerProcess(process.stdout.readline().split()[0], process, folder)
+            urls = {}
+            for line in process.stdout:
+                url, _, what = line.partition("  (")
+                urls[what.rstrip(")\n")] = url
+                if what.startswith("Ctrl-C"):
+                    break
+            names = [f"replica {index}" for index in range(len(urls) - 1)]
+            running = ServerProcess(url, [urls[name] for name in names], process, folder)
             running.wait()
             yield running
         finally:
