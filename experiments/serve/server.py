@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from experiments.serve.settings import Address
 from experiments.serve.stop import Stop
@@ -13,6 +15,24 @@ from sim.settings.errors import ConfigError
 
 BACKLOG = 4096
 POLL_S = 0.05
+
+
+class NoTracebacksOfClients(logging.Filter):
+    """Shortens what aiohttp logs of bytes that are no HTTP/1.1 to a line, and leaves out lost connections.
+
+    Routers try HTTP/2 on every engine, and clients vanish: neither is an error of the server.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, HttpProcessingError):
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+            return _LOG.isEnabledFor(logging.INFO)
+        return not isinstance(error, ConnectionError)
+
+
+_LOG = logging.getLogger("windtunnel.serve.http")
+_LOG.addFilter(NoTracebacksOfClients())
 
 
 async def listen(app: web.Application, host: str, port: int, name: str = "port") -> tuple[web.AppRunner, str]:
@@ -27,6 +47,7 @@ async def listen(app: web.Application, host: str, port: int, name: str = "port")
         handler_cancellation=True,
         shutdown_timeout=0.1,
         auto_decompress=False,  # as in vLLM; a small body could become a large one
+        logger=_LOG,
     )
     await runner.setup()
     try:

@@ -78,6 +78,7 @@ class AsyncLLM:
         lora: str | None = None,
         cache_salt: str = "",
         output_kind: OutputKind = "cumulative",
+        window_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Serves one prompt; yields outputs as they come, until each has a finish_reason.
 
@@ -85,7 +86,8 @@ class AsyncLLM:
         last output (an ended output repeats its finish_reason); "final_only" yields the end only. A consumer
         that is slower than the engine gets several tokens at a time. A prompt given as text is encoded in the
         caller's thread. request_id: for `abort`, and in the outputs; None: a number. cache_salt: requests
-        with different salts share no KV. Cancelling the consumer or closing the iterator aborts the request;
+        with different salts share no KV. window_s: seconds from now in which the whole output is needed, for
+        policies that read deadlines. Cancelling the consumer or closing the iterator aborts the request;
         if a loop is left by break, contextlib.aclosing closes it at once, otherwise the event loop does when
         the iterator is collected.
 
@@ -103,6 +105,7 @@ class AsyncLLM:
             lora,
             cache_salt,
             output_kind == "final_only",
+            window_s,
         )
         reader = _Reader(
             stream,
@@ -131,6 +134,10 @@ class AsyncLLM:
         stream = self._thread.find(request_id)
         if stream is not None:
             self._thread.abort(stream)
+
+    def clear_prefix_cache(self) -> None:
+        """Evicts, before the engine's next step, the KV that no running request uses."""
+        self._thread.clear_prefix_cache()
 
     def check_health(self) -> None:
         """Raises EngineDeadError if no more requests are accepted."""

@@ -49,7 +49,10 @@ class State(NamedTuple):
 
 
 class Stream:
-    """One request between its event loop and the engine's thread."""
+    """One request between its event loop and the engine's thread.
+
+    window_s: seconds from its arrival to its deadline; None: it has none.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Stream:
         lora: str | None,
         cache_salt: str,
         is_final_only: bool,
+        window_s: float | None,
     ) -> None:
         self.tokens = tokens
         self.params = params
@@ -69,6 +73,7 @@ class Stream:
         self.cache_salt = cache_salt
         self.arrival_s = 0.0  # on the engine's clock, set by `submit`
         self.is_final_only = is_final_only
+        self.window_s = window_s
         self.request_id: int | str = ""  # set by `submit`
         self.answer: Answer | None = None  # of the engine, once added; its lists only grow
         self.state = State((End(),) * params.n)
@@ -98,6 +103,7 @@ class EngineThread:
         self._ids = count()
         self._line: dict[Stream, None] = {}  # requests that are not in the engine yet
         self._given_up: dict[Stream, None] = {}
+        self._clears_cache = False  # before the next step
         self._num_waiting = 0  # length of the engine's queue after the last step
         self._is_stopping = False
         self._cause: BaseException | None = None  # cause of the engine's death
@@ -148,6 +154,12 @@ class EngineThread:
                 self._given_up[stream] = None
                 self._todo.notify()
 
+    def clear_prefix_cache(self) -> None:
+        """Evicts, before the next step, the KV that no running request uses."""
+        with self._todo:
+            self._clears_cache = True
+            self._todo.notify()
+
     def check_health(self) -> None:
         if self._cause is not None:
             raise _dead(self._cause)
@@ -192,7 +204,10 @@ class EngineThread:
         engine = self._engine
         with self._todo:
             while not (self._line or self._given_up or engine.num_unfinished or self._is_stopping):
+                if self._clears_cache:
+                    break
                 self._todo.wait()
+            clears_cache, self._clears_cache = self._clears_cache, False
             if self._is_stopping:
                 self._given_up = dict.fromkeys(self._unfinished.values())
             given_up = [stream for stream in self._given_up if not stream.has_ended]
@@ -203,6 +218,8 @@ class EngineThread:
             for stream in entering:
                 del self._line[stream]
             self._num_waiting += len(entering)
+        if clears_cache:
+            engine.core.block_pool.clear_cache()
         self._publish(self._give_up(given_up) | self._enter(entering))
         return not self._is_stopping or engine.num_unfinished > 0
 
@@ -229,6 +246,7 @@ class EngineThread:
                     stream.tenant,
                     stream.lora,
                     stream.arrival_s,
+                    None if stream.window_s is None else stream.arrival_s + stream.window_s,
                     cache_salt=stream.cache_salt,
                 )
             except Exception as error:  # the error concerns this request only

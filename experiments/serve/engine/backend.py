@@ -77,6 +77,11 @@ class EngineBackend:
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
 
+    def clear_prefix_cache(self) -> None:
+        """Evicts, before the next step, the KV that no running request uses."""
+        if self._llm is not None:
+            self._llm.clear_prefix_cache()
+
     def models(self) -> Sequence[ServedModel]:
         return self._models
 
@@ -112,6 +117,7 @@ class EngineBackend:
                 lora=generation.lora,
                 cache_salt=generation.cache_salt,
                 output_kind="delta",
+                window_s=generation.window_s,
             )
             async with aclosing(stream) as outputs:
                 async for output in outputs:

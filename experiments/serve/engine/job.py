@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from experiments.app.terminal import terminal_console
+from experiments.serve.batches.routes import add_batch_routes
 from experiments.serve.engine.backend import EngineBackend
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
 from experiments.serve.engine.engine_settings import engine_settings
@@ -25,7 +26,7 @@ from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.app import make_app
-from experiments.serve.http.control import add_server_info
+from experiments.serve.http.control import add_prefix_cache_route, add_refusals, add_server_info
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
 from experiments.serve.metrics.exposition import ServingMetrics
 from experiments.serve.metrics.route import add_metrics_route
@@ -51,6 +52,12 @@ SIMULATED_ONLY = {
     "kv_lease_duration_s": 30.0,
 }
 """Settings of `serve` that only a simulated fleet has, with their defaults."""
+NO_SLEEP = "the real engine keeps its weights and KV on the device; end the server to free the device"
+NO_LOADS = (
+    "the real engine loads adapters at its start only, as no request may name a path of this machine; start "
+    "the server with serve.engine.lora_modules"
+)
+ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +123,9 @@ class EngineJob:
             app, ServingMetrics(lambda: backend.metrics, rejections=lambda: backend.num_refused)
         )
         add_server_info(app, self.config)
+        add_prefix_cache_route(app, backend.clear_prefix_cache)
+        add_batch_routes(app, backend, is_draining=lambda: stop is not None and stop.first.is_set())
+        add_refusals(app, dict.fromkeys(("/sleep", "/wake_up"), NO_SLEEP) | dict.fromkeys(ADAPTERS, NO_LOADS))
         if stop is not None:
             app.middlewares.append(refusal_while_draining(stop, self.settings.drain_s))
         if faulty:

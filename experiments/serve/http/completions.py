@@ -74,7 +74,14 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
 def logprobs_body(
     tokenizer: Tokenizer, logprobs: tuple[TokenLogprob, ...] | list[TokenLogprob], offset: int
 ) -> dict[str, Any]:
-    """Returns the log-probabilities of tokens whose text begins after `offset` characters of the output."""
+    """Returns the log-probabilities of tokens whose text begins after `offset` characters of the output.
+
+    The token itself is among the likely ones, as in OpenAI's API: with logprobs=2 there may be three.
+    """
+
+    def own(each: TokenLogprob) -> tuple[int, float]:
+        return each.token_id, each.logprob
+
     texts = [tokenizer.decode([each.token_id]) for each in logprobs]
     offsets = []
     for text in texts:
@@ -85,6 +92,6 @@ def logprobs_body(
         "tokens": texts,
         "token_logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [
-            {tokenizer.decode([token]): value for token, value in each.top} for each in logprobs
+            {tokenizer.decode([token]): value for token, value in (own(each), *each.top)} for each in logprobs
         ],
     }

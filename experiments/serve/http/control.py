@@ -48,13 +48,6 @@ def add_control_routes(
 ) -> None:
     """Adds the routes. config: the resolved settings, without secrets."""
 
-    async def reset_prefix_cache(request: web.Request) -> web.Response:
-        for name in ("reset_running_requests", "reset_external"):
-            if request.query.get(name, "false").lower() not in ("", "0", "false"):
-                raise ApiError(f"{name}: is not supported; leave it out", HTTPStatus.NOT_IMPLEMENTED, name)
-        clear_prefix_caches()
-        return web.Response()
-
     async def sleep(request: web.Request) -> web.Response:
         level = _choice(request, "level", LEVELS, "1")
         mode: Mode = "wait" if _choice(request, "mode", MODES, "abort") == "wait" else "abort"
@@ -72,11 +65,41 @@ def add_control_routes(
     async def is_sleeping(request: web.Request) -> web.Response:
         return web.json_response({"is_sleeping": sleep_control.is_sleeping})
 
-    app.router.add_post("/reset_prefix_cache", reset_prefix_cache)
     app.router.add_post("/sleep", sleep)
     app.router.add_post("/wake_up", wake_up)
     app.router.add_get("/is_sleeping", is_sleeping)
+    add_prefix_cache_route(app, clear_prefix_caches)
     add_server_info(app, config)
+
+
+def add_prefix_cache_route(app: web.Application, clear_prefix_caches: Callable[[], None]) -> None:
+    """Adds the route that empties the prefix caches."""
+
+    async def reset_prefix_cache(request: web.Request) -> web.Response:
+        for name in ("reset_running_requests", "reset_external"):
+            if request.query.get(name, "false").lower() not in ("", "0", "false"):
+                raise ApiError(f"{name}: is not supported; leave it out", HTTPStatus.NOT_IMPLEMENTED, name)
+        clear_prefix_caches()
+        return web.Response()
+
+    app.router.add_post("/reset_prefix_cache", reset_prefix_cache)
+
+
+def add_refusals(app: web.Application, reasons: Mapping[str, str]) -> None:
+    """Adds routes of vLLM's API that a server without sleep mode and the like does not have.
+
+    reasons: why, by path, and what to do instead.
+    """
+
+    async def refuse(request: web.Request) -> web.Response:
+        raise ApiError(reasons[request.path], HTTPStatus.NOT_IMPLEMENTED)
+
+    async def is_sleeping(request: web.Request) -> web.Response:
+        return web.json_response({"is_sleeping": False})
+
+    for path in reasons:
+        app.router.add_post(path, refuse)
+    app.router.add_get("/is_sleeping", is_sleeping)
 
 
 def add_server_info(app: web.Application, config: Mapping[str, Any]) -> None:

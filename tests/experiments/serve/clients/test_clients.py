@@ -1,21 +1,61 @@
-"""Other projects' clients against the simulated back end: they work, and their figures are ours.
+"""Other projects' clients against both back ends: they work, and their figures are ours.
 
-A client reports what it has seen, the server's run folder what it has simulated, in the client's own
-definitions (`metrics.dialect`). The tolerances are those of a busy machine.
+A client reports what it has seen, the server's run folder what it has simulated or measured, in the client's
+own definitions (`metrics.dialect`). Requests and tokens are equal. Times differ by what comes between engine
+and client: a client cannot see a token before it is there, and on a machine that is not busy it sees it soon.
 """
 
 import csv
 import json
 import os
 import subprocess
+from typing import NamedTuple
 
 import pytest
 
+from tests.experiments.serve.clients.conftest import Punctuality
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("clients")]
 
-MODEL = "llama-3.1-8b"
 LATE_S = 0.02
 """Seconds by which the first token may be later at the client: its own time and the network's."""
+EARLY_S = 0.003
+"""Seconds by which clients may see tokens of a simulated fleet early: see `AHEAD_S` of the driver."""
+
+
+class World(NamedTuple):
+    """A back end, its model, and the load that it can take on any machine."""
+
+    settings: tuple[str, ...]
+    model: str
+    num_requests: int
+    rate: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def is_simulated(self):
+        return "backend=engine" not in self.settings
+
+
+WORLDS = {
+    "simulated": World(("model=llama3_1_8b", "replicas=2"), "llama-3.1-8b", 40, 5, 256, 40),
+    "engine": World(
+        ("backend=engine", "model=random_8m", "engine.num_kv_blocks=1000", "engine.max_num_seqs=8"),
+        "random-8m",
+        10,
+        2,
+        64,
+        12,
+    ),
+}
+
+
+@pytest.fixture(params=WORLDS)
+def world(request):
+    if request.param == "engine":
+        pytest.importorskip("torch", reason="the engine needs torch")
+    return WORLDS[request.param]
 
 
 def run(*command, **variables):
@@ -24,32 +64,51 @@ def run(*command, **variables):
         command,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env=os.environ | {"PYTHONPATH": "", "TRITON_INTERPRET": "0", **variables},
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
 
-def check(seen_s, simulated, name, **tolerance):
-    assert seen_s == pytest.approx(simulated[name]["mean_s"], **({"rel": 0.1} | tolerance)), name
+class Comparison:
+    """Compares the figures of a client with ours. watch: of the time of the load."""
+
+    def __init__(self, world, ours, watch):
+        self._world = world
+        self._ours = ours
+        self._watch = watch
+
+    def never_early(self, seen_s, name):
+        assert seen_s >= self._ours[name]["mean_s"] - EARLY_S, name
+
+    def soon(self, seen_s, name, rel=0.1, abs_s=0.0):
+        assert seen_s == pytest.approx(self._ours[name]["mean_s"], rel=rel, abs=abs_s), name
+
+    def skip_if_late(self):
+        """Skips the rest if times cannot be compared."""
+        self._watch.skip_if_late()
+        if not self._world.is_simulated:
+            pytest.skip("counts are right; engine and client share the cores, so they delay each other")
 
 
-def test_openai_package(server, program):
+def test_openai_package(server, program, world):
+    model = world.model
     script = f'''
 from openai import OpenAI, NotFoundError, BadRequestError
 client = OpenAI(base_url=URL + "/v1", api_key="none", max_retries=0)
-assert [model.id for model in client.models.list()] == ["{MODEL}"]
-chat = dict(model="{MODEL}", messages=[{{"role": "user", "content": "hello"}}])
+assert [model.id for model in client.models.list()] == ["{model}"]
+chat = dict(model="{model}", messages=[{{"role": "user", "content": "hello"}}])
 whole = client.chat.completions.create(**chat, max_tokens=7, seed=3, extra_body={{"ignore_eos": True}})
 stream = client.chat.completions.create(
     **chat, max_tokens=7, seed=3, stream=True, extra_body={{"ignore_eos": True}},
     stream_options={{"include_usage": True}},
 )
 *events, last = stream
-assert "".join(event.choices[0].delta.content for event in events) == whole.choices[0].message.content
+text = "".join(event.choices[0].delta.content for event in events)
+assert text == whole.choices[0].message.content and events[0].choices[0].delta.role == "assistant"
 assert last.usage == whole.usage and whole.usage.completion_tokens == 7
-several = client.completions.create(model="{MODEL}", prompt=["a", "b"], n=2, max_tokens=3, logprobs=1)
+several = client.completions.create(model="{model}", prompt=["a", "b"], n=2, max_tokens=3, logprobs=1)
 assert len(several.choices) == 4 and len(several.choices[0].logprobs.tokens) == 3
 for wrong, error in ((dict(model="none"), NotFoundError), (dict(max_tokens=-1), BadRequestError)):
     try:
@@ -60,75 +119,98 @@ for wrong, error in ((dict(model="none"), NotFoundError), (dict(max_tokens=-1), 
         raise AssertionError(wrong)
 print("all is well")
 '''
-    with server() as running:
+    with server(*world.settings) as running:
         output = run(program("others", "python"), "-c", f"URL = {running.url!r}\n{script}")
         assert "all is well" in output
 
 
-def test_guidellm(server, program, tokenizer_folder, tmp_path):
+def test_guidellm(server, program, tokenizer_folder, tmp_path, world):
     guidellm, file = program("guidellm", "guidellm"), tmp_path / "guidellm.json"
-    with server(f"serve.tokenizer={tokenizer_folder}", "replicas=2") as running:
-        run(
-            guidellm,
-            "run",
-            *("--backend", f"kind=openai_http,target={running.url}"),
-            *("--profile", "kind=constant,rate=5", "--constraint", "kind=max_requests,count=40"),
-            *("--data", "kind=synthetic_text,prompt_tokens=256,output_tokens=40"),
-            *("--tokenizer", f"kind=hf_auto,model={tokenizer_folder}"),
-            *("--output", f"kind=json,path={file}", "--disable-progress"),
-        )
-        simulated = running.summary()["dialects"]["guidellm"]
+    data = f"kind=synthetic_text,prompt_tokens={world.prompt_tokens},output_tokens={world.output_tokens}"
+    with server(f"serve.tokenizer={tokenizer_folder}", *world.settings) as running:
+        with Punctuality() as watch:
+            run(
+                guidellm,
+                "run",
+                *("--backend", f"kind=openai_http,target={running.url}"),
+                *("--profile", f"kind=constant,rate={world.rate}"),
+                *("--constraint", f"kind=max_requests,count={world.num_requests}"),
+                *("--data", data, "--tokenizer", f"kind=hf_auto,model={tokenizer_folder}"),
+                *("--output", f"kind=json,path={file}", "--disable-progress"),
+            )
+        summary = running.summary()
     metrics = json.loads(file.read_text())["benchmarks"][0]["metrics"]
     seen = {
         name: metrics[name]["successful"]["mean"] for name in metrics if name.endswith(("_ms", "latency"))
     }
     assert metrics["request_totals"]["errored"] == 0
-    check(seen["time_to_first_token_ms"] / 1e3, simulated, "ttft", abs=LATE_S)
-    check(seen["inter_token_latency_ms"] / 1e3, simulated, "per_token")
-    check(seen["time_per_output_token_ms"] / 1e3, simulated, "per_token_with_first", abs=LATE_S / 40)
-    check(seen["request_latency"], simulated, "e2e", abs=2 * LATE_S)
+    assert metrics["request_totals"]["successful"] == world.num_requests
+    assert metrics["output_token_count"]["successful"]["mean"] == world.output_tokens
+    ours = Comparison(world, summary["dialects"]["guidellm"], watch)
+    ours.never_early(seen["time_to_first_token_ms"] / 1e3, "ttft")
+    ours.never_early(seen["request_latency"], "e2e")
+    ours.skip_if_late()
+    ours.soon(seen["time_to_first_token_ms"] / 1e3, "ttft", abs_s=LATE_S)
+    ours.soon(seen["inter_token_latency_ms"] / 1e3, "per_token")
+    ours.soon(seen["time_per_output_token_ms"] / 1e3, "per_token_with_first", abs_s=LATE_S / 40)
+    ours.soon(seen["request_latency"], "e2e", abs_s=2 * LATE_S)
 
 
-def test_aiperf(server, program, tokenizer_folder, tmp_path):
+def test_aiperf(server, program, tokenizer_folder, tmp_path, world):
     aiperf, folder = program("aiperf", "aiperf"), tmp_path / "aiperf"
-    with server(f"serve.tokenizer={tokenizer_folder}", "serve.output_length=max_tokens") as running:
-        run(
-            aiperf,
-            "profile",
-            *("-m", MODEL, "--url", running.url, "--endpoint-type", "chat", "--streaming"),
-            *("--tokenizer", str(tokenizer_folder), "--concurrency", "4", "--request-count", "40"),
-            *("--synthetic-input-tokens-mean", "256", "--output-tokens-mean", "40"),
-            *("--artifact-dir", str(folder), "--ui-type", "none"),
-        )
-        simulated = running.summary()["dialects"]["aiperf"]
+    length = ["serve.output_length=max_tokens"] if world.is_simulated else []
+    with server(f"serve.tokenizer={tokenizer_folder}", *world.settings, *length) as running:
+        with Punctuality() as watch:
+            run(
+                aiperf,
+                "profile",
+                *("-m", world.model, "--url", running.url, "--endpoint-type", "chat", "--streaming"),
+                *("--tokenizer", str(tokenizer_folder), "--concurrency", "4"),
+                *("--request-count", str(world.num_requests)),
+                *("--synthetic-input-tokens-mean", str(world.prompt_tokens)),
+                *("--output-tokens-mean", str(world.output_tokens)),
+                *("--artifact-dir", str(folder), "--ui-type", "none"),
+            )
+        summary = running.summary()
     seen = json.loads((folder / "profile_export_aiperf.json").read_text())
-    assert seen["request_count"]["avg"] == 40
+    assert seen["request_count"]["avg"] == world.num_requests
+    assert summary["requests"]["finished"] >= world.num_requests
+    ours = Comparison(world, summary["dialects"]["aiperf"], watch)
+    ours.never_early(seen["time_to_first_token"]["avg"] / 1e3, "ttft")
+    ours.never_early(seen["request_latency"]["avg"] / 1e3, "e2e")
+    ours.skip_if_late()
     # Its first requests open connections while it starts its workers, so the median is compared.
-    assert seen["time_to_first_token"]["p50"] / 1e3 == pytest.approx(
-        simulated["ttft"]["p50_s"], abs=2 * LATE_S
-    )
-    check(seen["inter_token_latency"]["avg"] / 1e3, simulated, "per_token", rel=0.15)
+    ttft = summary["dialects"]["aiperf"]["ttft"]["p50_s"]
+    assert seen["time_to_first_token"]["p50"] / 1e3 == pytest.approx(ttft, abs=2 * LATE_S)
+    ours.soon(seen["inter_token_latency"]["avg"] / 1e3, "per_token", rel=0.15)
 
 
-def test_vllm_bench_serve(server, program, tokenizer_folder, tmp_path):
+def test_vllm_bench_serve(server, program, tokenizer_folder, tmp_path, world):
     vllm = program("vllm", "vllm")
-    with server("replicas=2") as running:
-        run(
-            vllm,
-            *("bench", "serve", "--backend", "vllm", "--base-url", running.url, "--model", MODEL),
-            *("--tokenizer", str(tokenizer_folder), "--dataset-name", "random", "--random-input-len", "256"),
-            *("--random-output-len", "40", "--num-prompts", "40", "--request-rate", "5", "--ignore-eos"),
-            *("--save-result", "--result-dir", str(tmp_path), "--result-filename", "vllm.json"),
-            *("--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm"),
-        )
-        simulated = running.summary()["dialects"]["vllm_bench"]
+    length, outputs = str(world.prompt_tokens), str(world.output_tokens)
+    with server(*world.settings) as running:
+        with Punctuality() as watch:
+            run(
+                vllm,
+                *("bench", "serve", "--backend", "vllm", "--base-url", running.url, "--model", world.model),
+                *("--tokenizer", str(tokenizer_folder), "--dataset-name", "random", "--ignore-eos"),
+                *("--random-input-len", length, "--random-output-len", outputs),
+                *("--num-prompts", str(world.num_requests), "--request-rate", str(world.rate)),
+                *("--save-result", "--result-dir", str(tmp_path), "--result-filename", "vllm.json"),
+                *("--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm"),
+            )
+        summary = running.summary()
     seen = json.loads((tmp_path / "vllm.json").read_text())
-    assert seen["completed"] == 40
-    assert seen["total_output_tokens"] == 40 * 40
-    check(seen["mean_ttft_ms"] / 1e3, simulated, "ttft", abs=LATE_S)
-    check(seen["mean_tpot_ms"] / 1e3, simulated, "per_token")
-    check(seen["mean_itl_ms"] / 1e3, simulated, "gap")
-    check(seen["mean_e2el_ms"] / 1e3, simulated, "e2e", abs=2 * LATE_S)
+    assert seen["completed"] == world.num_requests
+    assert seen["total_output_tokens"] == world.num_requests * world.output_tokens
+    ours = Comparison(world, summary["dialects"]["vllm_bench"], watch)
+    ours.never_early(seen["mean_ttft_ms"] / 1e3, "ttft")
+    ours.never_early(seen["mean_e2el_ms"] / 1e3, "e2e")
+    ours.skip_if_late()
+    ours.soon(seen["mean_ttft_ms"] / 1e3, "ttft", abs_s=LATE_S)
+    ours.soon(seen["mean_tpot_ms"] / 1e3, "per_token")
+    ours.soon(seen["mean_itl_ms"] / 1e3, "gap")
+    ours.soon(seen["mean_e2el_ms"] / 1e3, "e2e", abs_s=2 * LATE_S)
 
 
 LOCUSTFILE = """
@@ -146,17 +228,18 @@ class User(HttpUser):
 """
 
 
-def test_locust(server, program, tmp_path):
+def test_locust(server, program, tmp_path, world):
     locust = program("others", "locust")
     (tmp_path / "locustfile.py").write_text(LOCUSTFILE)
-    with server("replicas=4") as running:
+    users = "20" if world.is_simulated else "4"
+    with server(*world.settings) as running:
         run(
             locust,
-            *("-f", str(tmp_path / "locustfile.py"), "--headless", "-u", "20", "-r", "20", "-t", "5s"),
+            *("-f", str(tmp_path / "locustfile.py"), "--headless", "-u", users, "-r", users, "-t", "5s"),
             *("--host", running.url, "--csv", str(tmp_path / "locust"), "--only-summary"),
         )
         summary = running.summary()
     with (tmp_path / "locust_stats.csv").open() as file:
         total = list(csv.DictReader(file))[-1]
     assert int(total["Failure Count"]) == 0
-    assert summary["requests"]["finished"] >= int(total["Request Count"]) > 20
+    assert summary["requests"]["finished"] >= int(total["Request Count"]) > 0

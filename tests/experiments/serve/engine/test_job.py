@@ -1,6 +1,7 @@
 """`windtunnel serve backend=engine`: its settings, its metrics, and a model with text."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -8,6 +9,7 @@ pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("aiohttp")
 
 import torch
+from aiohttp import FormData
 from aiohttp.test_utils import TestClient, TestServer
 
 from experiments.serve import command
@@ -171,3 +173,44 @@ def test_smollm2_answers_as_offline():
     for index, text in enumerate(expected):
         chunks = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
         assert "".join(chunk["text"] for chunk in chunks) == text
+
+
+LINE = {
+    "custom_id": "a",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"prompt": "x", "max_tokens": 2},
+}
+
+
+@pytest.mark.slow
+def test_the_engine_has_batches_and_a_reset_of_its_cache_and_says_what_it_lacks():
+    job = prepared(*TINY, "caching=prefix")
+
+    async def test(client):
+        body = {"prompt": "A text that is long enough for several blocks", "max_tokens": 2}
+        cached = []
+        for reset in (False, False, True, False):
+            if reset:
+                async with client.client.post("/reset_prefix_cache") as response:
+                    assert response.status == 200
+            _, answer = await client.post("/v1/completions", body)
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        for path in ("/sleep", "/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            status, error = await client.post(path, {})
+            assert (status, error["error"]["type"]) == (501, "NotImplementedError")
+        form = FormData()
+        form.add_field("purpose", "batch")
+        form.add_field("file", json.dumps(LINE).encode(), filename="lines.jsonl")
+        async with client.client.post("/v1/files", data=form) as response:
+            file = await response.json()
+        fields = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
+        _, batch = await client.post("/v1/batches", fields)
+        while batch["status"] in ("validating", "in_progress", "finalizing"):
+            await asyncio.sleep(0.01)
+            _, batch = await client.get(f"/v1/batches/{batch['id']}")
+        return cached, batch["request_counts"]
+
+    (cached, counts), _ = run(job, test)
+    assert cached[0] == cached[2] == 0 < cached[1] == cached[3]
+    assert counts == {"total": 1, "completed": 1, "failed": 0}
