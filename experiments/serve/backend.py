@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 
@@ -73,7 +73,7 @@ class Generation:
     num_outputs: int = 1
     replica: int | None = None
     remote_kv: RemoteKv | None = None
-    received_s: float = field(default_factory=monotonic)
+    received_s: float = field(default_factory=lambda: time.monotonic())
 
 
 class TokenLogprob(NamedTuple):

@@ -7,7 +7,7 @@ fields of their own.
 from __future__ import annotations
 
 import logging
-from time import monotonic
+import time
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -70,7 +70,7 @@ class CommonFields(BaseModel):
     return_token_ids: bool = False
     kv_transfer_params: KvTransferParams | None = None
 
-    _received_s: float = PrivateAttr(default_factory=monotonic)
+    _received_s: float = PrivateAttr(default_factory=lambda: time.monotonic())
 
     @property
     def received_s(self) -> float:

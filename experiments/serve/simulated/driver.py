@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from math import inf
-from time import monotonic, thread_time
 
 from policies.user_code.failure import note_time
 from sim.cluster.live import LiveSimulation
@@ -49,7 +49,7 @@ class Driver:
     def start(self) -> None:
         """Starts the clock; simulated time begins at 0."""
         self._loop = asyncio.get_running_loop()
-        self._began_s = monotonic()
+        self._began_s = time.monotonic()
         self._arm()
 
     def stop(self) -> None:
@@ -59,7 +59,7 @@ class Driver:
 
     def now(self) -> float:
         """Returns the present as simulated time, s."""
-        return self.at(monotonic())
+        return self.at(time.monotonic())
 
     def at(self, monotonic_s: float) -> float:
         """Returns a value of time.monotonic() as simulated time, s."""
@@ -83,7 +83,7 @@ class Driver:
 
     def _tick(self) -> None:
         simulation, now = self._simulation, self.now()
-        self.began_work_s = thread_time()
+        self.began_work_s = time.thread_time()
         self.late_s = max(0.0, now - simulation.next_event_s) / self.time_scale
         self.max_late_s = max(self.max_late_s, self.late_s)
         if self.late_s > LATE_S:
@@ -104,8 +104,8 @@ class Driver:
             notify()
 
     def _warn(self) -> None:
-        if monotonic() - self._warned_s > WARN_EVERY_S:
-            self._warned_s = monotonic()
+        if time.monotonic() - self._warned_s > WARN_EVERY_S:
+            self._warned_s = time.monotonic()
             _LOG.warning(
                 "The server is %.2f s behind the clock, so latencies that clients see are too long; lower "
                 "time_scale or the load.",

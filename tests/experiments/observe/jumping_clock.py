@@ -46,7 +46,8 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def run_jumping(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` to its end; time.perf_counter reads the loop's clock meanwhile."""
+    """Runs `main` to its end; time.perf_counter and time.monotonic read the loop's clock meanwhile."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        patch.setattr(time, "perf_counter", runner.get_loop().time)
+        for name in ("perf_counter", "monotonic"):
+            patch.setattr(time, name, runner.get_loop().time)
         return runner.run(main)
