@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from experiments.serve.simulated.single_replica import NOT_TAKEN
 from sim.settings.errors import ConfigError
 from tests.experiments.serve.test_metrics import Scrape
-from tests.worlds.serving import complete, get, make_job, served
+from tests.worlds.serving import complete, get, make_job, post, served
 
 PREFIX = "a long preamble that many prompts share " * 10
 
@@ -169,3 +169,57 @@ def test_a_refusal_of_an_admission_policy_is_a_503():
 def test_rejects_settings(override, message):
     with pytest.raises(ConfigError, match=message):
         make_job(override)
+
+
+def test_adapters_are_in_the_metrics_of_the_replica_that_serves_them():
+    async def run():
+        async with exposing("replicas=2", "adapters=fixed_slots", "time_scale=1") as (client, replicas, _):
+            load = {"lora_name": "sql", "lora_path": "/nowhere"}
+            assert (await post(client, "/v1/load_lora_adapter", load))[0] == 200
+            names = [model["id"] for model in (await get(replicas[1], "/v1/models"))[1]["data"]]
+            assert "sql" in names
+            ask = asyncio.create_task(complete(replicas[1], model="sql", max_tokens=2000))
+
+            async def running(index):
+                samples = (await scrape(replicas[index])).samples
+                (info,) = (each for each in samples if each.name == "vllm:lora_requests_info")
+                return info.labels["running_lora_adapters"], info.labels["max_lora"]
+
+            while not (await running(1))[0]:
+                await asyncio.sleep(0.02)
+            assert (await running(1))[0] == "sql"
+            assert int((await running(1))[1]) > 0
+            assert (await running(0))[0] == ""
+            ask.cancel()
+            await asyncio.gather(ask, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        ("serve.max_waiting=1",),
+        ("admission=queue_bound", "admission.max_outstanding=1", "admission.per=fleet"),
+    ],
+)
+def test_refusals_are_in_the_metrics_of_the_replica_that_was_asked(limit):
+    async def run():
+        settings = ("replicas=2", "engine.max_num_seqs=1", "time_scale=1", *limit)
+        async with exposing(*settings) as (client, replicas, _):
+            asks = [asyncio.create_task(complete(replicas[1], max_tokens=3000)) for _ in range(6)]
+            await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+            await asyncio.sleep(0.3)
+            refused = [ask.result() for ask in asks if ask.done()]
+            assert refused
+            assert {status for status, _ in refused} == {503}
+            reason = refused[0][1]["error"]["message"]
+            of_one, of_other = await scrape(replicas[1]), await scrape(replicas[0])
+            assert of_one.total("admission_rejections_total", reason=reason) == len(refused)
+            assert of_other.total("admission_rejections_total") == 0
+            assert (await scrape(client)).total("admission_rejections_total") == len(refused)
+            for ask in asks:
+                ask.cancel()
+            await asyncio.gather(*asks, return_exceptions=True)
+
+    asyncio.run(run())
