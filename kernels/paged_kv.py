@@ -1,4 +1,4 @@
-"""Keys and values of a layer in blocks, as RoPE writes them and attention reads them."""
+"""Keys and values of a layer in blocks, or latent rows, as RoPE writes them and attention reads them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ class PagedKv(NamedTuple):
     values: torch.Tensor
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
+
+
+class LatentKv(NamedTuple):
+    """Rows of multi-head latent attention [N, P, C]: N blocks, P tokens per block, C numbers of a token."""
+
+    rows: torch.Tensor

@@ -19,22 +19,24 @@ def cos_sin_table(
 ) -> torch.Tensor:
     """Returns [num_positions, rotary_dim] fp32: cosines of the rotary_dim / 2 angles, then their sines.
 
-    scaling: the `rope_scaling` of a config.json: types default, linear, llama3 (Llama 3.1) and yarn (Peng et
-    al. 2023, with the attention factor multiplied in). Raises ValueError on other types and missing settings.
+    scaling: the `rope_scaling` of a config.json: types default, linear, llama3 (Llama 3.1), yarn (Peng et
+    al. 2023) and longrope (Ding et al. 2024), with their attention factor multiplied in. Raises ValueError
+    on other types and missing settings.
     """
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"rotary_dim={rotary_dim}: must be even and at least 2")
-    frequencies, factor = rope_frequencies(rotary_dim, base, scaling)
+    frequencies, factor = rope_frequencies(rotary_dim, base, scaling, num_positions)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies)
     return (torch.cat([angles.cos(), angles.sin()], dim=1) * factor).to(device=device, dtype=torch.float32)
 
 
 def rope_frequencies(
-    rotary_dim: int, base: float, scaling: Mapping[str, Any] | None = None
+    rotary_dim: int, base: float, scaling: Mapping[str, Any] | None = None, num_positions: int = 0
 ) -> tuple[torch.Tensor, float]:
     """Returns radians per position [rotary_dim / 2] in fp64, and the factor on cosine and sine.
 
-    Without scaling: base^(-2 i / rotary_dim); for rotary_dim 4 and base 10000: 1 and 0.01.
+    Without scaling: base^(-2 i / rotary_dim); for rotary_dim 4 and base 10000: 1 and 0.01. num_positions:
+    the largest number of tokens that are served, which decides between the two scalings of longrope.
     """
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
     # Computed in fp32 as in training, because positions amplify differences in the last bits.
@@ -48,11 +50,13 @@ def rope_frequencies(
             return plain / scaling["factor"], 1.0
         if kind == "llama3":
             return _llama3(plain, scaling), 1.0
+        if kind == "longrope":
+            return _longrope(plain, scaling, num_positions)
         if kind == "yarn":
             return _yarn(plain, rotary_dim, base, scaling)
     except KeyError as error:
         raise ValueError(f"rope_scaling of type {kind!r}: {error} is missing in {dict(scaling)}") from None
-    raise ValueError(f"rope_scaling type {kind!r}: must be default, linear, llama3 or yarn")
+    raise ValueError(f"rope_scaling type {kind!r}: must be default, linear, longrope, llama3 or yarn")
 
 
 def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
@@ -62,6 +66,22 @@ def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return kept * plain + (1 - kept) * plain / scaling["factor"]
+
+
+def _longrope(
+    plain: torch.Tensor, scaling: Mapping[str, Any], num_positions: int
+) -> tuple[torch.Tensor, float]:
+    """Divides each frequency by a factor of its own: a long one if contexts may exceed the original one.
+
+    All positions of all requests have the same factors, because cached keys were rotated with them.
+    """
+    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    name = "long_factor" if num_positions > original else "short_factor"
+    divisors = torch.tensor(scaling[name], dtype=torch.float64)
+    given = scaling.get("attention_factor")
+    if given is None:
+        given = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return plain / divisors, float(given)
 
 
 def _yarn(

@@ -246,6 +246,8 @@ class WithoutProducts(TorchFunctionMode):
             return x.new_empty(*x.shape[:-1], len(weight))
         if func is torch.mm:
             return args[0].new_empty(len(args[0]), args[1].shape[1])
+        if func is torch.bmm:
+            return args[0].new_empty(*args[0].shape[:2], args[1].shape[2])
         if func is torch.empty and kwargs.get("dtype") in INTEGERS:
             func = torch.zeros
         if func is torch.Tensor.new_empty and args[0].dtype in INTEGERS:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realengine.model.architecture import Architecture
+from realengine.model.variants import LatentSizes
 from realengine.settings import KV_DTYPES
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"
@@ -83,6 +84,27 @@ MODELS = {
         num_experts_per_tok=8,
         moe_intermediate_size=768,
         norm_topk_prob=True,
+    ),
+    "deepseek-v2-lite": replace(
+        _llama,
+        model_type="deepseek_v2",
+        vocab_size=102400,
+        hidden_size=2048,
+        num_layers=27,
+        num_heads=16,
+        num_kv_heads=16,
+        head_dim=192,
+        intermediate_size=10944,
+        max_position_embeddings=163840,
+        rms_norm_eps=1e-6,
+        latent=LatentSizes(
+            query_rank=None, rank=512, nope_dim=128, rope_dim=64, value_dim=128, scale=192**-0.5
+        ),
+        num_experts=64,
+        num_experts_per_tok=6,
+        moe_intermediate_size=1408,
+        shared_intermediate_size=2816,
+        mlp_only_layers=(0,),
     ),
     "smollm2-135m": replace(
         _llama,
@@ -163,6 +185,9 @@ SETUPS = (
     *(Setup(model="qwen3-0.6b", dtype=name) for name in ("float16", "float32")),
     Setup(model="qwen3-30b-a3b", quantization="w8a16"),
     Setup(model="qwen3-30b-a3b", world_size=2),
+    Setup(model="deepseek-v2-lite", quantization="w8a16"),
+    Setup(model="deepseek-v2-lite", world_size=2),
+    Setup(model="deepseek-v2-lite", drafter="ngram"),
     Setup(model="smollm2-135m", quantization="w4a16"),
     Setup(model="smollm2-135m", kv_cache_dtype="int8"),
     *(

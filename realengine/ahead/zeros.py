@@ -12,6 +12,7 @@ from realengine.ahead.setups import MODELS, Setup
 from realengine.model.architecture import Architecture
 from realengine.model.backend import TRITON
 from realengine.model.decoder import Decoder
+from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.quantization import QuantisedWeight, Weights, quantised
@@ -38,7 +39,7 @@ def zero_model(setup: Setup, bank: AdapterBank | None = None) -> tuple[Decoder, 
     architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
     weights = zero_weights(cut(architecture), dtype, setup.quantization, setup.world_size)
     group, longest = FirstOf(0, setup.world_size), architecture.max_position_embeddings
-    decoder = Decoder(cut(architecture), weights, TRITON, longest, group, bank)
+    decoder = decoder_of(cut(architecture), weights, TRITON, longest, group, bank)
     kv_dtype = KV_DTYPES.get(setup.kv_cache_dtype, dtype)
     return decoder, KvCache(architecture, 4, BLOCK_SIZE, kv_dtype, CPU, setup.world_size)
 

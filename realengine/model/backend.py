@@ -12,6 +12,8 @@ from kernels import (
     attention,
     block_copy,
     decode_attention,
+    mla_decode,
+    mla_rope,
     moe,
     norm,
     prefill_attention,
@@ -40,7 +42,10 @@ class Backend(NamedTuple):
     rope_and_write_kv: Callable[..., Any]
     decode_attention: Callable[..., Any]
     prefill_attention: Callable[..., Any]
+    mla_rope_and_write: Callable[..., Any]
+    mla_decode: Callable[..., Any]
     silu_mul: Callable[..., Any]
+    gelu_tanh_mul: Callable[..., Any]
     quantise_tokens: Callable[..., Any]
     w4a16_gemm: Callable[..., Any]
     w8a16_gemm: Callable[..., Any]
@@ -64,7 +69,10 @@ TRITON = Backend(
     rope_and_write_kv=rope.rope_and_write_kv,
     decode_attention=decode_attention.decode_attention,
     prefill_attention=prefill_attention.prefill_attention,
+    mla_rope_and_write=mla_rope.mla_rope_and_write,
+    mla_decode=mla_decode.mla_decode,
     silu_mul=activation.silu_mul,
+    gelu_tanh_mul=activation.gelu_tanh_mul,
     quantise_tokens=w8a8.quantise_tokens,
     w4a16_gemm=w4a16.w4a16_gemm,
     w8a16_gemm=w8a16.w8a16_gemm,
@@ -88,7 +96,10 @@ TORCH = Backend(
     rope_and_write_kv=rope.rope_and_write_kv_reference,
     decode_attention=decode_attention.decode_attention_reference,
     prefill_attention=prefill_attention.prefill_attention_reference,
+    mla_rope_and_write=mla_rope.mla_rope_and_write_reference,
+    mla_decode=mla_decode.mla_decode_reference,
     silu_mul=activation.silu_mul_reference,
+    gelu_tanh_mul=activation.gelu_tanh_mul_reference,
     quantise_tokens=w8a8.quantise_tokens_reference,
     w4a16_gemm=w4a16.w4a16_gemm_reference,
     w8a16_gemm=w8a16.w8a16_gemm_reference,
@@ -154,6 +165,10 @@ def check_supported(
             "which is w4a16; remove the setting"
         )
     quantization = "w4a16" if packed is not None else quantization
+    if architecture.latent is not None and kv_dtype != dtype:
+        raise ValueError(
+            f"kv_cache_dtype={kv_dtype}: latent rows are kept in the model's dtype; set it to auto"
+        )
     if architecture.num_experts and quantization not in (None, *EXPERT_QUANTIZATIONS):
         raise ValueError(
             f"quantization={quantization}: experts cannot be quantised in this way; with num_experts="
@@ -169,7 +184,7 @@ def check_supported(
 def _inputs_of_a_rank(architecture: Architecture, world_size: int) -> dict[str, int]:
     return {
         "qkv and gate_up": architecture.hidden_size,
-        "o": architecture.num_heads * architecture.head_dim // world_size,
+        "o": architecture.num_heads * architecture.value_dim // world_size,
         "down": architecture.intermediate_size // world_size,
     }
 
@@ -186,6 +201,14 @@ def _check_triton(
     if architecture.hidden_size > norm.MAX_HIDDEN:
         raise ValueError(
             f"hidden_size={architecture.hidden_size}: the Triton kernels support up to {norm.MAX_HIDDEN}"
+        )
+    latent = architecture.latent
+    if latent is not None and (
+        latent.rank not in mla_decode.LATENT_DIMS or latent.rope_dim not in mla_decode.ROPE_DIMS
+    ):
+        raise ValueError(
+            f"kv_lora_rank={latent.rank}, qk_rope_head_dim={latent.rope_dim}: the Triton kernels support "
+            f"{mla_decode.LATENT_DIMS} with {mla_decode.ROPE_DIMS}; backend='torch' supports any"
         )
     prefill_attention.tile_of(head_dim, architecture.num_heads // architecture.num_kv_heads, 1)
     if dtype not in HALVES and (architecture.num_experts or quantization in ("w4a16", "w8a16")):

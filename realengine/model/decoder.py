@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import AttentionOptions, Contexts
-from kernels.paged_kv import PagedKv
+from kernels.paged_kv import LatentKv, PagedKv
 from kernels.prefill_attention import Chunks
 from kernels.rope import Rotation
 from kernels.rope_angles import cos_sin_table
@@ -25,20 +25,13 @@ from realengine.model.backend import Backend
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import Linear, make_linear
 from realengine.model.lora import AdapterBank
-from realengine.model.moe import Experts
+from realengine.model.moe import Experts, Mlp, SharedExperts
 from realengine.model.quantization import Weights
+from realengine.model.variants import GREEDY
 from realengine.runner.batch import Batch
 from realengine.runner.parallel import Group
 
 FEW_ROWS = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Mlp:
-    """A block's dense MLP."""
-
-    gate_up: Linear
-    down: Linear
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,12 +41,15 @@ class Layer:
     attention_norm: torch.Tensor | None
     """None: the attention reads the residual as it is."""
     qkv: Linear
+    """Of latent attention, the last projection of the queries."""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Linear
     mlp_norm: torch.Tensor
-    mlp: Mlp | Experts
+    mlp: Mlp | Experts | SharedExperts
     attention: AttentionOptions
+    cos_sin: torch.Tensor
+    """Rotary angles by position."""
 
 
 class States(NamedTuple):
@@ -87,18 +83,35 @@ class Decoder:
         self._backend = backend
         self._num_heads = architecture.num_heads // self.group.world_size
         self._num_kv_heads = architecture.num_kv_heads // self.group.world_size
-        self._embedding = _dense(weights, "embedding.weight")
-        self._head = _dense(weights, "head.weight")
-        self._norm = _dense(weights, "norm.weight")
-        self._layers = [_layer(i, architecture, weights, backend) for i in range(architecture.num_layers)]
+        self._embedding = dense(weights, "embedding.weight")
+        self._head = dense(weights, "head.weight")
+        self._norm = dense(weights, "norm.weight")
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
-        self._cos_sin = cos_sin_table(
-            architecture.head_dim,
+        self._gate = backend.silu_mul
+        self._cos_sin: torch.Tensor = cos_sin_table(
+            architecture.rotary_dim,
             max_model_len,
             base=architecture.rope_theta,
             scaling=architecture.rope_scaling,
             device=self.device,
         )
+        self._prepare(weights, max_model_len)
+        self._layers = [self._layer(i, weights) for i in range(architecture.num_layers)]
+
+    def _prepare(self, weights: Weights, max_model_len: int) -> None:
+        """Prepares what subclasses have besides, before the layers are made."""
+
+    def _options(self, index: int, weights: Weights) -> AttentionOptions:
+        """Returns the options of a layer's attention."""
+        return AttentionOptions(window=self.architecture.window(index))
+
+    def _table(self, index: int) -> torch.Tensor:
+        """Returns the rotary angles of a layer."""
+        return self._cos_sin
+
+    def _layer(self, index: int, weights: Weights) -> Layer:
+        options, table = self._options(index, weights), self._table(index)
+        return _layer(index, self.architecture, weights, self._backend, options, table)
 
     @torch.inference_mode()
     def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
@@ -187,12 +200,12 @@ class Decoder:
     def mlp(self, index: int, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Computes the MLP or the experts of a layer."""
         mlp = self._layers[index].mlp
-        if isinstance(mlp, Experts):
+        if not isinstance(mlp, Mlp):
             return self.group.all_reduce(mlp(hidden))
-        gated = self._backend.silu_mul(self._linear((index, "gate_up"), mlp.gate_up, hidden, batch))
+        gated = self._gate(self._linear((index, "gate_up"), mlp.gate_up, hidden, batch))
         return self.group.all_reduce(self._linear((index, "down"), mlp.down, gated, batch))
 
-    def attend(self, index: int, hidden: torch.Tensor, batch: Batch, kv: PagedKv) -> torch.Tensor:
+    def attend(self, index: int, hidden: torch.Tensor, batch: Batch, kv: PagedKv | LatentKv) -> torch.Tensor:
         """Computes the attention of a layer, its projections included, and writes the KV of all tokens."""
         layer = self._layers[index]
         num_q, num_kv, head_dim = self._num_heads, self._num_kv_heads, self.architecture.head_dim
@@ -201,14 +214,14 @@ class Decoder:
         q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)
         if layer.q_norm is not None:
             q, k = self._backend.qk_norm(q, k, layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps)
-        rotation = Rotation(batch.positions_T, self._cos_sin)
+        rotation = Rotation(batch.positions_T, layer.cos_sin)
         q = self._backend.rope_and_write_kv(q, k, v, rotation, kv, batch.slots_T)
         attended = self._attention(q, kv, batch, layer.attention)
         attended = attended.view(len(hidden), num_q * head_dim)
         return self.group.all_reduce(self._linear((index, "o"), layer.o, attended, batch))
 
     def _attention(
-        self, q: torch.Tensor, kv: PagedKv, batch: Batch, options: AttentionOptions
+        self, q: torch.Tensor, kv: PagedKv | LatentKv, batch: Batch, options: AttentionOptions
     ) -> torch.Tensor:
         """Computes decodes with the kernel that splits contexts, other rows with that which tiles queries."""
         num_decodes, num_rows = batch.num_decodes, batch.num_rows
@@ -239,19 +252,25 @@ def _contexts(batch: Batch, rows: slice) -> Contexts:
     return Contexts(batch.block_tables_BM[rows], batch.context_lens_B[rows], batch.max_context_len)
 
 
-def _layer(index: int, architecture: Architecture, weights: Weights, backend: Backend) -> Layer:
+def _layer(
+    index: int,
+    architecture: Architecture,
+    weights: Weights,
+    backend: Backend,
+    options: AttentionOptions,
+    cos_sin: torch.Tensor,
+) -> Layer:
     name = f"layers.{index}."
 
     def linear(of: str) -> Linear:
-        bias = _dense(weights, f"{name}{of}.bias") if f"{name}{of}.bias" in weights else None
-        return make_linear(weights[f"{name}{of}.weight"], bias, backend)
+        return linear_of(name + of, weights, backend)
 
     def norm(of: str) -> torch.Tensor:
-        return _dense(weights, f"{name}{of}.weight")
+        return dense(weights, f"{name}{of}.weight")
 
     return Layer(
         attention_norm=norm("attention_norm") if f"{name}attention_norm.weight" in weights else None,
-        qkv=linear("qkv"),
+        qkv=linear("qkv" if architecture.latent is None else "q"),
         q_norm=norm("q_norm") if architecture.qk_norm else None,
         k_norm=norm("k_norm") if architecture.qk_norm else None,
         o=linear("o"),
@@ -259,25 +278,45 @@ def _layer(index: int, architecture: Architecture, weights: Weights, backend: Ba
         mlp=_experts(name, architecture, weights, backend)
         if architecture.has_experts(index)
         else Mlp(gate_up=linear("gate_up"), down=linear("down")),
-        attention=AttentionOptions(window=architecture.window(index)),
+        attention=options,
+        cos_sin=cos_sin,
     )
 
 
-def _experts(name: str, architecture: Architecture, weights: Weights, backend: Backend) -> Experts:
+def linear_of(name: str, weights: Weights, backend: Backend) -> Linear:
+    """Returns the linear layer of a name, with its bias if it has one."""
+    bias = dense(weights, f"{name}.bias") if f"{name}.bias" in weights else None
+    return make_linear(weights[f"{name}.weight"], bias, backend)
+
+
+def _experts(
+    name: str, architecture: Architecture, weights: Weights, backend: Backend
+) -> Experts | SharedExperts:
     gate_up, down = weights[name + "experts_gate_up.weight"], weights[name + "experts_down.weight"]
     assert isinstance(gate_up, torch.Tensor | Int8Weight)
     assert isinstance(down, torch.Tensor | Int8Weight)
-    return Experts(
-        _dense(weights, name + "router.weight"),
+    experts = Experts(
+        dense(weights, name + "router.weight"),
         gate_up,
         down,
         architecture.num_experts_per_tok,
         architecture.norm_topk_prob,
         backend,
     )
+    if architecture.routing is GREEDY and not architecture.shared_intermediate_size:
+        return experts
+    shared = None
+    if architecture.shared_intermediate_size:
+        gate_up_of, down_of = (
+            linear_of(f"{name}shared_{of}", weights, backend) for of in ("gate_up", "down")
+        )
+        shared = Mlp(gate_up=gate_up_of, down=down_of)
+    correction = dense(weights, f"{name}correction.bias") if architecture.routing.has_correction else None
+    return SharedExperts(experts, architecture.routing, correction, shared)
 
 
-def _dense(weights: Weights, name: str) -> torch.Tensor:
+def dense(weights: Weights, name: str) -> torch.Tensor:
+    """Returns a weight that is not quantised."""
     weight = weights[name]
     assert isinstance(weight, torch.Tensor), name
     return weight

@@ -1,4 +1,7 @@
-"""Keys and values of all layers in blocks: in the model's dtype, or 8 bits with scales per token and head."""
+"""Keys and values of all layers in blocks: in the model's dtype, or 8 bits with scales per token and head.
+
+A model with latent attention has one row per token instead, in the model's dtype, complete on every rank.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from functools import cached_property
 import torch
 
 from kernels.block_copy import CacheSet
-from kernels.paged_kv import QUANTISED, PagedKv
+from kernels.paged_kv import QUANTISED, LatentKv, PagedKv
 from realengine.model.architecture import Architecture
 
 
@@ -29,7 +32,10 @@ class KvCache:
         self.block_size = block_size
         shape = (num_blocks + 1, block_size, architecture.num_kv_heads // world_size, architecture.head_dim)
 
-        def layer() -> PagedKv:
+        def layer() -> PagedKv | LatentKv:
+            if architecture.latent is not None:
+                width = architecture.latent.width
+                return LatentKv(torch.zeros(*shape[:2], width, dtype=dtype, device=device))
             keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             if dtype not in QUANTISED:
                 return PagedKv(keys, values)
@@ -44,6 +50,8 @@ class KvCache:
         architecture: Architecture, block_size: int, dtype: torch.dtype, world_size: int = 1
     ) -> int:
         """Returns the bytes of a block on each rank, scales included."""
+        if architecture.latent is not None:
+            return architecture.num_layers * block_size * architecture.latent.width * dtype.itemsize
         vector_bytes = architecture.head_dim * dtype.itemsize + (4 if dtype in QUANTISED else 0)
         num_vectors = 2 * architecture.num_layers * (architecture.num_kv_heads // world_size) * block_size
         return num_vectors * vector_bytes

@@ -10,6 +10,16 @@ import torch.nn.functional as F
 from kernels.moe import Routing
 from kernels.w8a16 import Int8Weight
 from realengine.model.backend import Backend
+from realengine.model.linear import Linear
+from realengine.model.variants import ExpertRouting, Scoring
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mlp:
+    """A block's dense MLP."""
+
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +40,71 @@ class Experts:
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
         """Computes the output [T, H] in x's dtype."""
+        return self.mixed(x_TH, self.route(x_TH))
+
+    def route(self, x_TH: torch.Tensor) -> Routing:
+        """Chooses the experts of the largest softmax scores."""
         logits_TE = F.linear(x_TH, self.router_EH)
         routing: Routing = self.backend.moe_route(logits_TE, self.num_choices, renormalise=self.renormalise)
+        return routing
+
+    def mixed(self, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Computes the weighted sum of the outputs of the chosen experts."""
         y_TH: torch.Tensor = self.backend.moe_mlp(x_TH, self.gate_up, self.down, routing)
         return y_TH
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExperts:
+    """Experts chosen by a rule (DeepSeek-V2 and V3), and an MLP beside them that every token uses."""
+
+    experts: Experts
+    rule: ExpertRouting
+    correction_E: torch.Tensor | None
+    shared: Mlp | None
+
+    def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
+        """Computes the output [T, H] in x's dtype."""
+        experts = self.experts
+        if self.rule.is_greedy:
+            routing = experts.route(x_TH)
+            routing = routing._replace(weights_TJ=routing.weights_TJ * self.rule.scale)
+        else:
+            logits_TE = F.linear(x_TH.float(), experts.router_EH.float())
+            routing = route_by(
+                self.rule, logits_TE, self.correction_E, experts.num_choices, renormalise=experts.renormalise
+            )
+        y_TH = experts.mixed(x_TH, routing)
+        if self.shared is not None:
+            gated = experts.backend.silu_mul(self.shared.gate_up(x_TH))
+            y_TH = y_TH + self.shared.down(gated)
+        return y_TH
+
+
+def route_by(
+    rule: ExpertRouting,
+    logits_TE: torch.Tensor,
+    correction_E: torch.Tensor | None,
+    num_choices: int,
+    *,
+    renormalise: bool,
+) -> Routing:
+    """Returns the experts of the largest scores in the best groups, and their weights, in fp32.
+
+    Nothing is read back to the host, so a CUDA graph can hold it. Ties go to the lowest expert.
+    """
+    scores_TE = logits_TE.sigmoid() if rule.scoring is Scoring.sigmoid else logits_TE.softmax(-1)
+    ranked_TE = scores_TE if correction_E is None else scores_TE + correction_E.float()
+    grouped_TGE = ranked_TE.unflatten(1, (rule.num_groups, -1))
+    if rule.num_chosen_groups < rule.num_groups:
+        best_TG = grouped_TGE.topk(rule.group_choices, dim=-1).values.sum(-1)
+        order_TG = best_TG.sort(dim=-1, descending=True, stable=True).indices
+        left_out = torch.ones_like(best_TG, dtype=torch.bool)
+        left_out.scatter_(1, order_TG[:, : rule.num_chosen_groups], False)
+        grouped_TGE = grouped_TGE.masked_fill(left_out[..., None], -torch.inf)
+    order_TE = grouped_TGE.flatten(1).sort(dim=-1, descending=True, stable=True).indices
+    experts_TJ = order_TE[:, :num_choices]
+    weights_TJ = scores_TE.gather(1, experts_TJ)
+    if renormalise:
+        weights_TJ = weights_TJ / (weights_TJ.sum(-1, keepdim=True) + rule.epsilon)
+    return Routing((weights_TJ * rule.scale).contiguous(), experts_TJ.int().contiguous())

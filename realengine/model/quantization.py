@@ -25,7 +25,7 @@ from kernels.w8a16 import Int8Weight, quantise_int8
 
 QUANTIZATIONS = ("w4a16", "w8a16", "int8", "fp8")
 EXPERT_QUANTIZATIONS = ("w8a16",)
-LINEARS = ("qkv", "o", "gate_up", "down")
+LINEARS = ("qkv", "o", "gate_up", "down", "q", "q_a", "kv_a", "shared_gate_up", "shared_down")
 EXPERTS = ("experts_gate_up", "experts_down")
 ELEMENTS_AT_ONCE = 1 << 26  # rounded at once in fp32: 256 MiB, and a few times that for temporaries
 

@@ -9,6 +9,7 @@ import torch
 
 from policies.speculation.engine.drafts import Shapes
 from realengine.model.architecture import Architecture
+from realengine.model.latent_attention import EXPANDED_BYTES
 from realengine.runner.host_kv import STAGED_BLOCKS
 from realengine.settings import EngineSettings
 from realengine.speculation.context import LoadedDraft
@@ -134,4 +135,5 @@ def _step_bytes(
     num_tokens = settings.max_num_batched_tokens or max_model_len
     num_drawn = min(settings.max_num_seqs * (1 + num_drafts), max(num_tokens, settings.max_num_seqs))
     logits = num_drawn * spec.vocab_size * (dtype.itemsize + 12)  # fp32 twice, and penalties
-    return float(num_tokens * width * dtype.itemsize + logits) + unpacked
+    expanded = 0.0 if spec.latent is None else EXPANDED_BYTES + 2.0 * EXPANDED_BYTES  # with temporaries
+    return float(num_tokens * width * dtype.itemsize + logits) + unpacked + expanded

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
+from policies.speculation.engine.drafts import Shapes
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend, check_supported, choose_backend
-from realengine.model.decoder import Decoder
+from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.lora_adapter import Adapter
@@ -57,8 +58,9 @@ def build_executor(
             f"the weights do not fit into the GPU's memory: {error}; choose a quantization, a larger "
             "tensor_parallel_size, or a smaller model"
         ) from error
+    check_drafts(architecture, settings)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
-    decoder = Decoder(architecture, weights, backend, max_model_len, group, adapters)
+    decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters)
     block_size = settings.caching.block_size
     draft = None
     if settings.speculation is not None:
@@ -131,6 +133,25 @@ def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> in
     return settings.max_model_len
 
 
+def check_drafts(architecture: Architecture, settings: EngineSettings) -> None:
+    """Raises ValueError for draft tokens that this model's attention cannot verify."""
+    speculation = settings.speculation
+    if architecture.is_plain or speculation is None:
+        return
+    if speculation.proposer.method in ("eagle", "eagle3", "mtp"):
+        raise ValueError(
+            f"speculative_config: method={speculation.proposer.method}: layers that draft are not computed "
+            f"for model_type={architecture.model_type}; choose ngram, suffix, draft_model or self_speculative"
+        )
+    if architecture.latent is None:
+        return
+    if not Shapes(speculation.proposer).is_chain or speculation.proposer.method == "lookahead":
+        raise ValueError(
+            f"speculative_config: method={speculation.proposer.method}: token trees are not computed for "
+            f"model_type={architecture.model_type}; choose a method that drafts one token per place"
+        )
+
+
 def turns_of_adapters(settings: EngineSettings, max_rank: int) -> FixedSlots:
     """Returns the policy of the adapter slots: the configured one, or least recently used."""
     if settings.adapters is not None:
@@ -152,6 +173,10 @@ def _adapters(
     """Loads the LoRA adapters into host memory; returns their bank, or None if there are none."""
     if not settings.lora_adapters:
         return None
+    if not architecture.is_plain:
+        raise ValueError(
+            f"lora_adapters: LoRA is not computed for model_type={architecture.model_type}; remove them"
+        )
     adapters = {
         name: given if isinstance(given, Adapter) else read_adapter(Path(given), architecture)
         for name, given in settings.lora_adapters.items()

@@ -196,6 +196,7 @@ def _some(names: Sequence[str]) -> str:
 def _assemble(
     weight: Weight, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
+    dtype = torch.float32 if weight.offset else dtype
     own = torch.empty(weight.shape, dtype=dtype, device=device)
     for part in weight.parts:
         own[part.into].copy_(_halves(checkpoint.read(part.name, part.take), part))
@@ -203,7 +204,7 @@ def _assemble(
         bad = next((part.name for part in weight.parts if not own[part.into].isfinite().all()), weight.name)
         file = checkpoint.where(weight.parts[0].name)
         raise ValueError(f"{file}: {bad}: contains infinite numbers or NaN in {dtype}")
-    return own
+    return own.add_(weight.offset) if weight.offset else own
 
 
 def _halves(stored: torch.Tensor, part: Part) -> torch.Tensor:

@@ -36,5 +36,8 @@ def _drawn(weight: Weight, seed: int, dtype: torch.dtype, device: torch.device) 
 def _share_of(drawn: torch.Tensor, weight: Weight, share: Weight) -> torch.Tensor:
     own = torch.empty(share.shape, dtype=drawn.dtype, device=drawn.device)
     for before, after in zip(weight.parts, share.parts, strict=True):
-        own[after.into] = drawn[before.into][after.take]
+        take = (
+            slice(a.start - b.start, a.stop - b.start) for a, b in zip(after.take, before.take, strict=True)
+        )
+        own[after.into] = drawn[before.into][tuple(take)]
     return own

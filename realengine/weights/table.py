@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from realengine.model.architecture import Architecture
+from realengine.model.variants import LatentSizes
 
 Index = tuple[int | slice, ...]
 T = TypeVar("T")
@@ -40,9 +41,27 @@ HUGGING_FACE: Mapping[str, str] = {
     "expert_gate": "model.layers.{i}.mlp.experts.{e}.gate_proj.weight",
     "expert_up": "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
     "expert_down": "model.layers.{i}.mlp.experts.{e}.down_proj.weight",
+    "fused_qkv": "model.layers.{i}.self_attn.qkv_proj.weight",
+    "fused_gate_up": "model.layers.{i}.mlp.gate_up_proj.weight",
+    "q_a": "model.layers.{i}.self_attn.q_a_proj.weight",
+    "q_a_norm": "model.layers.{i}.self_attn.q_a_layernorm.weight",
+    "q_b": "model.layers.{i}.self_attn.q_b_proj.weight",
+    "kv_a": "model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight",
+    "kv_a_norm": "model.layers.{i}.self_attn.kv_a_layernorm.weight",
+    "kv_b": "model.layers.{i}.self_attn.kv_b_proj.weight",
+    "correction": "model.layers.{i}.mlp.gate.e_score_correction_bias",
+    "shared_gate": "model.layers.{i}.mlp.shared_experts.gate_proj.weight",
+    "shared_up": "model.layers.{i}.mlp.shared_experts.up_proj.weight",
+    "shared_down": "model.layers.{i}.mlp.shared_experts.down_proj.weight",
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
 }
+GEMMA: Mapping[str, str] = {
+    "post_attention_norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "mlp_norm": "model.layers.{i}.pre_feedforward_layernorm.weight",
+    "post_mlp_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
+}
+"""Names of Gemma 2 and 3 that differ from Hugging Face's names of other families."""
 GGUF: Mapping[str, str] = {
     "embedding": "token_embd.weight",
     "attention_norm": "blk.{i}.attn_norm.weight",
@@ -90,11 +109,18 @@ class Weight:
     """Axis, from the end, that tensor-parallel ranks divide, here and in every part; None: not divided."""
     divided: tuple[tuple[str, int], ...] = ()
     """Sizes of the architecture that a tensor-parallel size must divide."""
+    offset: float = 0.0
+    """Added to the stored numbers, in fp32, in which the weight is kept (Gemma's norms)."""
 
 
 def expected(architecture: Architecture, names: Mapping[str, str] = HUGGING_FACE) -> tuple[Weight, ...]:
     """Returns every weight of the architecture, unsharded; head.weight only if it is not the embedding."""
-    return tuple(_weights(architecture, names))
+    if names is HUGGING_FACE and architecture.gemma is not None:
+        names = {**names, **GEMMA}
+    weights = tuple(_weights(architecture, names))
+    if architecture.gemma is None:
+        return weights
+    return tuple(replace(w, offset=1.0) if w.name.endswith("norm.weight") else w for w in weights)
 
 
 def shard(weights: Sequence[Weight], rank: int, world_size: int) -> tuple[Weight, ...]:
@@ -124,12 +150,14 @@ def _share(weight: Weight, rank: int, world_size: int) -> Weight:
     axis = weight.split
 
     def divided(part: Part) -> Part:
-        here, size = part.into[axis], part.shape[axis] // world_size
+        here, stored = part.into[axis], part.take[axis]
         assert isinstance(here, slice)
+        size = (stored.stop - stored.start) // world_size
+        first = stored.start + rank * size
         return replace(
             part,
             into=_with(part.into, axis, slice(here.start // world_size, here.stop // world_size)),
-            take=_with(part.take, axis, slice(rank * size, (rank + 1) * size)),
+            take=_with(part.take, axis, slice(first, first + size)),
         )
 
     shape = _with(weight.shape, axis, weight.shape[axis] // world_size)
@@ -149,8 +177,14 @@ def _weights(architecture: Architecture, names: Mapping[str, str]) -> Iterator[W
     yield _whole("embedding.weight", names["embedding"], (vocab, hidden), divided=rows if tied else ())
     for i in range(architecture.num_layers):
         layer = {key: name.replace("{i}", str(i)) for key, name in names.items()}
-        weights = [*_attention(architecture, layer, interleaved=names is GGUF)]
+        if architecture.latent is None:
+            weights = [*_attention(architecture, layer, interleaved=names is GGUF)]
+        else:
+            weights = [*_latent_attention(architecture, architecture.latent, layer)]
         weights += _experts(architecture, layer) if architecture.has_experts(i) else _mlp(architecture, layer)
+        if architecture.gemma is not None:
+            for of in ("post_attention_norm", "post_mlp_norm"):
+                weights.append(_whole(f"{of}.weight", layer[of], (hidden,)))
         for weight in weights:
             yield replace(weight, name=f"layers.{i}.{weight.name}")
     yield _whole("norm.weight", names["norm"], (hidden,))
@@ -168,8 +202,11 @@ def _attention(
     orders = (order, order, None)
     rows = {"q": q, "k": kv, "v": kv}
     yield _whole("attention_norm.weight", names["attention_norm"], (hidden,))
-    weights = {names[key] + "weight": size for key, size in rows.items()}
-    yield _stacked("qkv.weight", weights, width=(hidden,), divided=heads, orders=orders)
+    if architecture.fused_projections:
+        yield _fused("qkv.weight", names["fused_qkv"], (q, kv, kv), hidden, divided=heads)
+    else:
+        weights = {names[key] + "weight": size for key, size in rows.items()}
+        yield _stacked("qkv.weight", weights, width=(hidden,), divided=heads, orders=orders)
     if architecture.qkv_bias:
         biases = {names[key] + "bias": size for key, size in rows.items()}
         yield _stacked("qkv.bias", biases, width=(), divided=heads, orders=orders)
@@ -180,13 +217,50 @@ def _attention(
     yield _whole("mlp_norm.weight", names["mlp_norm"], (hidden,))
 
 
+def _latent_attention(
+    architecture: Architecture, latent: LatentSizes, names: Mapping[str, str]
+) -> Iterator[Weight]:
+    """Yields the projections of latent attention; those to the latent row are complete on every rank."""
+    hidden, num_heads = architecture.hidden_size, architecture.num_heads
+    heads = (("num_heads", num_heads),)
+    rows = num_heads * (latent.nope_dim + latent.rope_dim)
+    yield _whole("attention_norm.weight", names["attention_norm"], (hidden,))
+    if latent.query_rank is None:
+        yield replace(_whole("q.weight", names["q"] + "weight", (rows, hidden)), split=-2, divided=heads)
+    else:
+        yield _whole("q_a.weight", names["q_a"], (latent.query_rank, hidden))
+        yield _whole("q_a_norm.weight", names["q_a_norm"], (latent.query_rank,))
+        q_b = _whole("q.weight", names["q_b"], (rows, latent.query_rank))
+        yield replace(q_b, split=-2, divided=heads)
+    yield _whole("kv_a.weight", names["kv_a"], (latent.width, hidden))
+    yield _whole("kv_a_norm.weight", names["kv_a_norm"], (latent.rank,))
+    rows = num_heads * (latent.nope_dim + latent.value_dim)
+    yield replace(_whole("kv_b.weight", names["kv_b"], (rows, latent.rank)), split=-2, divided=heads)
+    columns = num_heads * latent.value_dim
+    yield replace(_whole("o.weight", names["o"], (hidden, columns)), split=-1, divided=heads)
+    yield _whole("mlp_norm.weight", names["mlp_norm"], (hidden,))
+
+
 def _mlp(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
-    hidden, size = architecture.hidden_size, architecture.intermediate_size
-    divided = (("intermediate_size", size),)
-    yield _stacked(
-        "gate_up.weight", {names["gate"]: size, names["up"]: size}, width=(hidden,), divided=divided
-    )
-    yield replace(_whole("down.weight", names["down"], (hidden, size)), split=-1, divided=divided)
+    stored = (names["gate"], names["up"], names["down"])
+    sizes = size, hidden = architecture.intermediate_size, architecture.hidden_size
+    if architecture.fused_projections:
+        divided = (("intermediate_size", size),)
+        yield _fused("gate_up.weight", names["fused_gate_up"], (size, size), hidden, divided=divided)
+        yield replace(_whole("down.weight", names["down"], (hidden, size)), split=-1, divided=divided)
+        return
+    yield from _mlp_of("gate_up", "down", stored, sizes, "intermediate_size")
+
+
+def _mlp_of(
+    gate_up: str, down: str, stored: tuple[str, str, str], sizes: tuple[int, int], key: str
+) -> Iterator[Weight]:
+    """Yields an MLP. stored: gate, up and down in the checkpoint. key: the field with its first size."""
+    size, hidden = sizes
+    divided = ((key, size),)
+    rows = {stored[0]: size, stored[1]: size}
+    yield _stacked(f"{gate_up}.weight", rows, width=(hidden,), divided=divided)
+    yield replace(_whole(f"{down}.weight", stored[2], (hidden, size)), split=-1, divided=divided)
 
 
 def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
@@ -208,6 +282,17 @@ def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[W
             yield _part(names[key].replace("{e}", str(e)), shape, (e, rows, columns))
 
     yield _whole("router.weight", names["router"], (experts, hidden))
+    if architecture.routing.has_correction:
+        yield _whole("correction.bias", names["correction"], (experts,))
+    if architecture.shared_intermediate_size:
+        shared = architecture.shared_intermediate_size
+        yield from _mlp_of(
+            "shared_gate_up",
+            "shared_down",
+            (names["shared_gate"], names["shared_up"], names["shared_down"]),
+            (shared, hidden),
+            "shared_intermediate_size",
+        )
     yield Weight(
         name="experts_gate_up.weight",
         shape=(experts, 2 * size, hidden),
@@ -250,6 +335,21 @@ def _stacked(
         start += size
     split = -1 - len(width)
     return Weight(name=name, shape=(start, *width), parts=tuple(parts), split=split, divided=divided)
+
+
+def _fused(
+    name: str, stored: str, rows: Sequence[int], width: int, *, divided: tuple[tuple[str, int], ...]
+) -> Weight:
+    """Returns a weight of one checkpoint tensor with several projections, one below the other.
+
+    Each is a part of its own, of which tensor-parallel ranks take a share.
+    """
+    parts, start, total = [], 0, sum(rows)
+    for size in rows:
+        at = (slice(start, start + size), slice(0, width))
+        parts.append(replace(_part(stored, (total, width), at), take=at))
+        start += size
+    return Weight(name=name, shape=(total, width), parts=tuple(parts), split=-2, divided=divided)
 
 
 def _part(stored: str, shape: tuple[int, ...], into: Index, order: int | None = None) -> Part:

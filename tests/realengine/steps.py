@@ -34,7 +34,7 @@ def all_logits(decoder, cache, sequences, seed=0, most=9):
 def block_tables(cache, sequences, generator):
     """Returns block tables [S, M] of blocks in random order; block 0, the null block, is in none."""
     most = max(-(-len(tokens) // cache.block_size) for tokens in sequences)
-    free = torch.randperm(len(cache.layers[0].keys) - 1, generator=generator) + 1
+    free = torch.randperm(len(cache.layers[0][0]) - 1, generator=generator) + 1
     return free[: most * len(sequences)].view(len(sequences), most).int()
 
 

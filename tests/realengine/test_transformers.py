@@ -12,7 +12,7 @@ from policies.batching.chunked import Chunked  # noqa: E402
 from realengine.build import build_engine  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
 from realengine.model.backend import TORCH  # noqa: E402
-from realengine.model.decoder import Decoder  # noqa: E402
+from realengine.model.decoders import decoder_of  # noqa: E402
 from realengine.model.kv_cache import KvCache  # noqa: E402
 from realengine.serving.model import Model  # noqa: E402
 from realengine.serving.sampling_params import SamplingParams  # noqa: E402
@@ -54,6 +54,44 @@ EXPERTS = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [0],
 }
+LATENT = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 6,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "tie_word_embeddings": False,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.9,
+}
+GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+CAPS = {"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.1, 1.3, 0.9, 1.5, 1.0, 2.0],
+    "long_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0],
+    "attention_factor": 1.1,
+}
 MODELS = {
     "llama": ("Llama", {"tie_word_embeddings": False}),
     "llama, tied, llama3 rope": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
@@ -65,6 +103,50 @@ MODELS = {
     ),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "gemma2": ("Gemma2", CAPS | {"sliding_window": 7, "attn_implementation": "eager"}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": TWO_ROPES,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi3": ("Phi3", {"tie_word_embeddings": False, "sliding_window": 7}),
+    "phi3, part of a head rotated, short factors": (
+        "Phi3",
+        {
+            "tie_word_embeddings": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": LONGROPE | {"original_max_position_embeddings": 128},
+        },
+    ),
+    "phi3, part of a head rotated, long factors": (
+        "Phi3",
+        {
+            "tie_word_embeddings": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "original_max_position_embeddings": 1,  # longer than that is any prompt that rotates a key
+            "rope_parameters": LONGROPE | {"original_max_position_embeddings": 1},
+        },
+    ),
+    "deepseek-v2-lite": ("DeepseekV2", LATENT | {"norm_topk_prob": False}),
+    "deepseek-v2, groups, factored queries, yarn": (
+        "DeepseekV2",
+        LATENT
+        | GROUPS
+        | {
+            "q_lora_rank": 24,
+            "v_head_dim": 24,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": YARN,
+        },
+    ),
+    "deepseek-v3": ("DeepseekV3", LATENT | GROUPS | {"q_lora_rank": 24, "norm_topk_prob": True}),
     "qwen3-moe, weights as routed": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": False}),
 }
 
@@ -74,7 +156,8 @@ def saved(request, tmp_path_factory):
     """Returns (transformers' model, the folder to which it was saved)."""
     family, settings = MODELS[request.param]
     torch.manual_seed(1)
-    config = getattr(hf, f"{family}Config")(**COMMON | settings)
+    text = "Text" if family == "Gemma3" else ""
+    config = getattr(hf, f"{family}{text}Config")(**COMMON | settings)
     model = getattr(hf, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -93,7 +176,7 @@ def logits_of(model, tokens):
 def test_logits_of_mixed_batches_are_those_of_transformers(saved):
     model, folder = saved
     spec = Architecture.from_path(folder)
-    decoder = Decoder(spec, load_weights(folder, spec, torch.float32, CPU), TORCH, 128)
+    decoder = decoder_of(spec, load_weights(folder, spec, torch.float32, CPU), TORCH, 128)
     sequences = prompts(VOCAB)
     found = all_logits(decoder, KvCache(spec, 70, 4, torch.float32, CPU), sequences)
     for tokens, logits in zip(sequences, found, strict=True):
@@ -124,6 +207,6 @@ def test_logits_are_far_from_those_of_a_model_with_another_rope(saved):
     weights = load_weights(folder, spec, torch.float32, CPU)
     tokens = prompts(VOCAB)[2]
     found = all_logits(
-        Decoder(other, weights, TORCH, 128), KvCache(spec, 70, 4, torch.float32, CPU), [tokens]
+        decoder_of(other, weights, TORCH, 128), KvCache(spec, 70, 4, torch.float32, CPU), [tokens]
     )[0]
     assert (found - logits_of(model, tokens)).abs().max() > 0.1

@@ -22,7 +22,7 @@ from realengine.speculation.drafters.choices import Choice
 
 def num_kv_blocks(cache: KvCache) -> int:
     """Returns the number of blocks of a cache that sequences may own."""
-    return len(cache.layers[0].keys) - 1
+    return len(cache.layers[0][0]) - 1
 
 
 def max_len_in(cache: KvCache, max_model_len: int) -> int:

@@ -25,6 +25,7 @@ from kernels.block_copy import CacheSet
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend, check_supported
 from realengine.model.decoder import Decoder
+from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
 from realengine.runner.parallel import Group
@@ -116,7 +117,7 @@ def _load_decoder(source: DraftSource, context: DrafterContext) -> Decoder:
             f"speculative_config: model={name}: its weights do not fit into the GPU's memory beside the "
             f"target's: {error}; choose a smaller draft, or a larger tensor_parallel_size"
         ) from error
-    return Decoder(architecture, weights, context.backend, context.max_model_len, group)
+    return decoder_of(architecture, weights, context.backend, context.max_model_len, group)
 
 
 def _check_fit(draft: Architecture, context: DrafterContext) -> None:

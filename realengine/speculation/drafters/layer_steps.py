@@ -91,7 +91,7 @@ class LayerDrafter:
         if tree is not None:
             max_len = max_len_in(model.cache, max_model_len)
             check_tree(tree, "speculative_token_tree", model.vocab_size, max_len)
-        self._tree = None if tree is None else Levels(tree, model.cache.layers[0].keys.device)
+        self._tree = None if tree is None else Levels(tree, model.cache.layers[0][0].device)
         self._features_TH = torch.empty(0)
 
     @property

@@ -66,7 +66,7 @@ class SpecinferTree:
         check_tree(tree, f"widths={list(widths)}", model.vocab_size, model.max_len)
         self._model = model
         self._widths = tuple(widths)
-        device = model.cache.layers[0].keys.device
+        device = model.cache.layers[0][0].device
         self._num_nodes = [tree.num_nodes_to(depth) for depth in range(tree.depth + 1)]
         self._depths_Q = torch.tensor(tree.depths, device=device)
         self._masks = [_mask(tree, num_nodes).to(device) for num_nodes in self._num_nodes]

@@ -1,0 +1,126 @@
+"""Reads the fields of an `Architecture` from a config.json in Hugging Face's format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hwmodels.hf.fields import Fields
+from realengine.model.config_fields import (
+    check_variants,
+    dtype_of,
+    experts_of,
+    head_dim_of,
+    number,
+    rope_of,
+    token_ids,
+    unknown,
+    windows_of,
+)
+from realengine.model.families import deepseek, gemma, phi3
+from realengine.weights.packed_format import PackedFormat
+
+REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+KV_HEADS = (*REQUIRED, "num_key_value_heads")
+QWEN3 = (*KV_HEADS, "head_dim")
+EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+
+
+class Family(NamedTuple):
+    """Fields that the config.json of a model_type must have, and its reader."""
+
+    needed: tuple[str, ...]
+    read: Callable[[Fields], dict[str, Any]]
+    """Returns the fields that all families share, and its own."""
+
+
+def _plain(model_type: str, **own: Any) -> Callable[[Fields], dict[str, Any]]:
+    """Returns the reader of a family with grouped-query attention and SwiGLU."""
+
+    def read(fields: Fields) -> dict[str, Any]:
+        check_variants(fields)
+        common = _common(fields)
+        theta, scaling = rope_of(fields)
+        window, full_layers = windows_of(fields, model_type, common["num_layers"])
+        experts = experts_of(fields) if model_type == "qwen3_moe" else {}
+        return {
+            **common,
+            "rope_theta": theta,
+            "rope_scaling": scaling,
+            "sliding_window": window,
+            "full_attention_layers": full_layers,
+            "packed": PackedFormat.from_config(fields.value("quantization_config")),
+            **own,
+            **experts,
+        }
+
+    return read
+
+
+def _deepseek(fields: Fields) -> dict[str, Any]:
+    theta, scaling = rope_of(fields)
+    return {**_common(fields), "rope_theta": theta, "rope_scaling": scaling, **deepseek.fields_of(fields)}
+
+
+def _phi3(fields: Fields) -> dict[str, Any]:
+    return {**_common(fields), **phi3.fields_of(fields)}
+
+
+def _gemma(fields: Fields) -> dict[str, Any]:
+    own = gemma.fields_of(fields)
+    theta, scaling = (None, None) if "rope_theta" in own else rope_of(fields)
+    return {**_common(fields), "rope_theta": theta, "rope_scaling": scaling, **own}
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(REQUIRED, _plain("llama")),
+    "mistral": Family(KV_HEADS, _plain("mistral")),
+    "qwen2": Family(KV_HEADS, _plain("qwen2", qkv_bias=True)),
+    "qwen3": Family(QWEN3, _plain("qwen3", qk_norm=True)),
+    "qwen3_moe": Family((*QWEN3, *EXPERTS), _plain("qwen3_moe", qk_norm=True)),
+    "deepseek_v2": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
+    "deepseek_v3": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
+    "phi3": Family(REQUIRED, _phi3),
+    "gemma2": Family((*REQUIRED, *gemma.NEEDED), _gemma),
+    "gemma3_text": Family((*REQUIRED, *gemma.NEEDED), _gemma),
+}
+
+
+def fields_of_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of an `Architecture`. Raises ValueError in the form field=value: rule."""
+    model_type = config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise unknown(model_type or config.get("architectures") or "(missing)", tuple(FAMILIES))
+    if config.get("num_experts") is None:  # transformers 5 writes Qwen3-MoE's number under Mixtral's name
+        config = {**config, "num_experts": config.get("num_local_experts")}
+    if missing := [name for name in family.needed if config.get(name) is None]:
+        raise ValueError(f"{', '.join(missing)}: missing; {model_type} needs them")
+    return {"model_type": model_type, **family.read(Fields(config))}
+
+
+def _common(fields: Fields) -> dict[str, Any]:
+    num_heads = fields.whole("num_attention_heads")
+    return {
+        "vocab_size": fields.whole("vocab_size"),
+        "hidden_size": fields.whole("hidden_size"),
+        "num_layers": fields.whole("num_hidden_layers"),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.whole("num_key_value_heads", default=num_heads),
+        "head_dim": fields.whole_or_none("head_dim") or head_dim_of(fields.whole("hidden_size"), num_heads),
+        "intermediate_size": fields.whole("intermediate_size"),
+        "max_position_embeddings": fields.whole("max_position_embeddings"),
+        "rms_norm_eps": number(fields, "rms_norm_eps"),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
+        "dtype": dtype_of(fields),
+        "bos_token_id": fields.value("bos_token_id"),
+        "eos_token_ids": token_ids(fields, "eos_token_id"),
+    }
