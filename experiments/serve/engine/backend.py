@@ -108,7 +108,7 @@ class EngineBackend:
                 param="priority",
             )
         try:
-            params = sampling_params(generation.sampling)
+            params = sampling_params(generation.sampling, self._vocab_size)
             stream = self._llm.generate(
                 generation.prompt_token_ids,
                 params,
@@ -135,8 +135,11 @@ class EngineBackend:
                     metrics.parameters(generation.num_outputs)
 
 
-def sampling_params(sampling: Sampling) -> SamplingParams:
-    """Returns the engine's parameters for one output. Raises ValueError for one that it does not take."""
+def sampling_params(sampling: Sampling, vocab_size: int) -> SamplingParams:
+    """Returns the engine's parameters for one output. Raises ValueError for one that it does not take.
+
+    Stop tokens beyond the vocabulary, which are never drawn, are left out.
+    """
     return SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -149,7 +152,7 @@ def sampling_params(sampling: Sampling) -> SamplingParams:
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
-        stop_token_ids=sampling.stop_token_ids,
+        stop_token_ids=tuple(token for token in sampling.stop_token_ids if token < vocab_size),
         stop=sampling.stop,
         seed=sampling.seed,
     )

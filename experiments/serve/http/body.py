@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from aiohttp import web
 
 from experiments.serve.errors import ApiError
-from experiments.serve.http.fields import Fields, parse
+from experiments.serve.http.fields import CommonFields, Fields, parse
 
 JSON = "application/json"
 
@@ -18,4 +20,9 @@ async def fields_of(request: web.Request, kind: type[Fields]) -> Fields:
     """
     if "Content-Type" not in request.headers or request.content_type != JSON:
         raise ApiError(f"Unsupported Media Type: Only '{JSON}' is allowed")
-    return parse(kind, await request.read())
+    body = await request.read()
+    received_s = monotonic()  # before the body is parsed, which takes time
+    fields = parse(kind, body)
+    if isinstance(fields, CommonFields):
+        fields.received_s = received_s
+    return fields

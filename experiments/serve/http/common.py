@@ -129,9 +129,7 @@ class Completion:
                 raise
             await events.fail(error)
             return await events.end()
-        if options.include_usage:
-            await events.send([], usage.body(num_outputs))
-        return await events.end()
+        return await events.end(usage.body(num_outputs) if options.include_usage else None)
 
     @property
     def _headers(self) -> dict[str, str]:

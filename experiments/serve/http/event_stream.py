@@ -31,28 +31,33 @@ class EventStream:
         return self._response is not None
 
     async def send(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None) -> None:
-        """Sends an event for each choice in one write, or one without a choice; waits for a slow client.
+        """Sends an event for each choice in one write; waits for a slow client.
 
         usage: in each event; None: the events have none.
         """
-        end = b"}\n\n" if usage is None else b', "usage": %b}\n\n' % json.dumps(usage).encode()
-        listed = [json.dumps(choice).encode() for choice in choices] or [b""]
-        events = [b'data: %b, "choices": [%b]%b' % (self._head, choice, end) for choice in listed]
-        await self._write(b"".join(events))
+        await self._write(self._events(choices, usage))
 
     async def fail(self, error: ApiError) -> None:
         """Sends an error in mid-stream; the status of the response stays 200."""
         await self._write(f"data: {json.dumps(error.body())}\n\n".encode())
 
-    async def end(self) -> web.StreamResponse:
-        """Ends the stream."""
-        await self._write(b"data: [DONE]\n\n")
-        assert self._response is not None
-        await self._response.write_eof()
-        return self._response
+    async def end(self, usage: dict[str, Any] | None = None) -> web.StreamResponse:
+        """Ends the stream, with an event that has the usage only if there is one, in one write."""
+        last = b"" if usage is None else self._events([], usage)
+        response = await self._begun()
+        await response.write_eof(last + b"data: [DONE]\n\n")
+        return response
+
+    def _events(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+        end = b"}\n\n" if usage is None else b', "usage": %b}\n\n' % json.dumps(usage).encode()
+        listed = [json.dumps(choice).encode() for choice in choices] or [b""]
+        return b"".join([b'data: %b, "choices": [%b]%b' % (self._head, choice, end) for choice in listed])
 
     async def _write(self, content: bytes) -> None:
+        await (await self._begun()).write(content)
+
+    async def _begun(self) -> web.StreamResponse:
         if self._response is None:
             self._response = web.StreamResponse(headers=HEADERS | self._headers)
             await self._response.prepare(self._request)
-        await self._response.write(content)
+        return self._response

@@ -19,6 +19,10 @@ from experiments.serve.http.kv_transfer import KvTransferParams
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_TEMPERATURE = MAX_PENALTY = 1000.0
+"""Beyond these, logits in 32-bit numbers overflow."""
+MIN_TEMPERATURE, MIN_TOP_P = 0.01, 1e-6
+"""Smaller values that are not 0 are raised to these, the temperature as in vLLM."""
 MAX_NAME_CHARS = 1000
 """Characters of a stop string, and of the names that a server keeps: users and cache salts."""
 DEFAULT_COMPLETION_TOKENS = 16
@@ -52,13 +56,13 @@ class CommonFields(BaseModel):
     max_tokens: Annotated[Int64, Field(ge=1)] | None = None
     min_tokens: Whole = 0
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[Int64, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1 / MAX_PENALTY, le=MAX_PENALTY)] | None = None
     seed: Int64 | None = None
     stop: Name | Annotated[list[Name], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -76,6 +80,10 @@ class CommonFields(BaseModel):
     def received_s(self) -> float:
         """Value of time.monotonic() when the request was read."""
         return self._received_s
+
+    @received_s.setter
+    def received_s(self, monotonic_s: float) -> None:
+        self._received_s = monotonic_s
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -116,12 +124,13 @@ class CommonFields(BaseModel):
             raise ApiError(
                 f"min_tokens={self.min_tokens}: must be at most max_tokens={max_tokens}", param="min_tokens"
             )
+        temperature = _or(self.temperature, 1.0)
         return Sampling(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            temperature=_or(self.temperature, 1.0),
-            top_p=_or(self.top_p, 1.0),
-            top_k=max(0, self.top_k or 0),
+            temperature=max(temperature, MIN_TEMPERATURE) if temperature else 0.0,
+            top_p=max(_or(self.top_p, 1.0), MIN_TOP_P),
+            top_k=min(max(0, self.top_k or 0), 1 << 30),  # more than any vocabulary
             min_p=_or(self.min_p, 0.0),
             presence_penalty=_or(self.presence_penalty, 0.0),
             frequency_penalty=_or(self.frequency_penalty, 0.0),

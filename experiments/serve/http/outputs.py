@@ -77,10 +77,15 @@ def copies(generation: Generation, n: int) -> list[Generation]:
             request_id=f"{generation.request_id}-{index}",
             output_index=index,
             num_outputs=n,
-            sampling=replace(generation.sampling, seed=None if seed is None else seed + index),
+            sampling=replace(generation.sampling, seed=None if seed is None else _wrapped(seed + index)),
         )
         for index in range(n)
     ]
+
+
+def _wrapped(seed: int) -> int:
+    """Returns a seed within the 64 bits of a signed integer."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 async def deltas_of(

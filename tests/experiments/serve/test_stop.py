@@ -18,7 +18,9 @@ from tests.worlds.serving import make_job
 BODY = {"prompt": "hello", "max_tokens": 400, "stream": True}
 
 
-async def drained(*, drain_s: float, signals: int) -> tuple[int, dict[str, str], int, bool]:
+async def drained(
+    *, drain_s: float, signals: int, max_tokens: int = 400
+) -> tuple[int, dict[str, str], int, bool]:
     """Stops a server while it streams.
 
     Returns status and headers of a request that comes then, the status of /health, and whether the stream was
@@ -40,7 +42,10 @@ async def drained(*, drain_s: float, signals: int) -> tuple[int, dict[str, str],
     )
     is_whole = False
     url = await ready
-    async with aiohttp.ClientSession(url) as session, session.post("/v1/completions", json=BODY) as streaming:
+    async with (
+        aiohttp.ClientSession(url) as session,
+        session.post("/v1/completions", json=BODY | {"max_tokens": max_tokens}) as streaming,
+    ):
         await streaming.content.readline()
         stop.set()
         async with session.post("/v1/completions", json=BODY) as late:
@@ -66,8 +71,8 @@ def test_a_draining_server_serves_what_it_has_begun_and_refuses_the_rest():
 
 
 def test_a_second_signal_ends_at_once():
-    assert not asyncio.run(drained(drain_s=30.0, signals=2))[3]
+    assert not asyncio.run(drained(drain_s=30.0, signals=2, max_tokens=50_000))[3]
 
 
 def test_draining_ends_after_its_limit():
-    assert not asyncio.run(drained(drain_s=0.05, signals=1))[3]
+    assert not asyncio.run(drained(drain_s=0.05, signals=1, max_tokens=50_000))[3]

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from itertools import combinations
 
 import pytest
 
@@ -165,6 +166,39 @@ def test_wrong_requests_leave_others_untouched(engine_served, offline):
         assert word in error["error"]["message"], (body, error)
     expected = [output.outputs[0].token_ids for output in offline.generate(prompts(), PARAMS)]
     assert [tuple(body["choices"][0]["token_ids"]) for _, body in good] == expected
+
+
+HOSTILE = {
+    "temperature": [1000, 5e-324, 1e-40],
+    "top_p": [5e-324, 1e-7],
+    "top_k": [1, (1 << 63) - 1],
+    "min_p": [1.0, 5e-324],
+    "repetition_penalty": [0.001, 1000],
+    "seed": [-(1 << 63), (1 << 63) - 1],
+    "stop_token_ids": [list(range(300)), [2**31 - 1]],
+}
+
+
+def test_extreme_sampling_leaves_the_engine_well(engine_served):
+    """In all pairs: a temperature of 1e308 with a penalty made logits NaN, and the engine died."""
+    extremes = [(name, value) for name, values in HOSTILE.items() for value in values]
+    pairs = [{a: x, b: y} for (a, x), (b, y) in combinations(extremes, 2) if a != b]
+
+    async def test(client):
+        before = await client.post(PATH, GREEDY | {"prompt": "a"})
+        sampled = {"prompt": [1, 2, 3], "max_tokens": 3, "min_tokens": 3, "temperature": 1.0, "n": 2}
+        found = [await client.post(PATH, sampled | pair) for pair in pairs]
+        too_far = [
+            await client.post(PATH, sampled | {name: value})
+            for name in ("temperature", "repetition_penalty")
+            for value in (1e4, 1e308)
+        ]
+        return before, found, too_far, await client.post(PATH, GREEDY | {"prompt": "a"})
+
+    before, found, too_far, after = engine_served(test)
+    assert [(pair, body) for pair, (status, body) in zip(pairs, found, strict=True) if status != 200] == []
+    assert {status for status, _ in too_far} == {400}
+    assert before[1]["choices"] == after[1]["choices"]
 
 
 def test_a_request_without_room_for_its_kv_is_refused(engine_served):
