@@ -1,4 +1,4 @@
-"""vllm-router in front of prefill and decode replicas: it hands KV over as between engines of vLLM."""
+"""vllm-router uses KV of replicas as that of engines of vLLM: it hands it over, and follows its events."""
 
 import os
 import re
@@ -92,3 +92,35 @@ def test_vllm_router_hands_kv_from_prefill_to_decode_replicas(program, tmp_path)
             assert metric(url, "request_success_total") == NUM_REQUESTS / 2
             assert metric(url, "external_prefix_cache_hits_total") == 499 * NUM_REQUESTS / 2
             assert metric(url, "kv_cache_usage_perc") == 0
+
+
+def test_vllm_router_follows_the_kv_events_of_replicas(program, tmp_path):
+    """Prompts go to the replica that has their prefix, though the router has not sent it there."""
+    router = program("others", "vllm-router")
+    windtunnel = str(Path(sys.executable).with_name("windtunnel"))
+    base = free_ports(10)
+    urls = [f"http://127.0.0.1:{base + 1 + index}" for index in range(2)]
+    front = f"http://127.0.0.1:{base + 3}"
+    events = [f"tcp://127.0.0.1:{base + 5 + index}" for index in range(2)]
+    serve = (windtunnel, "serve", "model=llama3_1_8b", "hardware=h100_sxm", "replicas=2", "caching=prefix")
+    serve += (f"port={base}", "serve.expose=replicas", "serve.duration_s=200")
+    serve += ("serve.kv_events.enable_kv_cache_events=true", f"serve.kv_events.endpoint={events[0]}")
+    serve += (f"serve.kv_events.replay_endpoint=tcp://127.0.0.1:{base + 7}",)
+    route = (router, "--policy", "kv_aware", "--kv-event-model", "llama-3.1-8b", "--worker-urls", *urls)
+    for url, endpoint in zip(urls, events, strict=True):
+        route += ("--kv-event-source", f"{url}={endpoint}")
+    route += ("--host", "127.0.0.1", "--port", str(base + 3), "--prometheus-port", str(base + 4))
+
+    def cached_tokens(url, seed, last):
+        prompt = [*((seed * 1013 + place * 17) % 30_000 for place in range(640)), last]
+        body = {"model": "llama-3.1-8b", "prompt": prompt, "max_tokens": 4}
+        reply = requests.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with running(*serve, folder=tmp_path, url=urls[1]), running(*route, folder=tmp_path, url=front):
+        time.sleep(1)  # the router subscribes
+        for seed in range(8):
+            assert cached_tokens(urls[seed % 2], seed, last=1) == 0
+        time.sleep(1)  # the events arrive
+        assert [cached_tokens(front, seed, last=2) for seed in range(8)] == [640] * 8
