@@ -1,4 +1,4 @@
-"""The tokens that followed the latest ones when they last occurred: in the prompt, the answer or a reference.
+"""The tokens that followed the latest ones where they first occurred: in the prompt, the answer or a text.
 
 Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference: Lossless Acceleration of Large
 Language Models", 2023.
