@@ -103,7 +103,9 @@ class Leaps:
         key = num_seqs, rows, steps
         prices = self._known.get(key) or self._prices(key)
         if len(contexts) > prices.few_passes:
-            times_s = np.array(np.broadcast_to(prices.many(contexts), len(contexts)))
+            times_s = prices.many(contexts)
+            if type(times_s) is not np.ndarray:
+                times_s = np.full(len(contexts), times_s)
             times_s[0] += start_s
             ends_s: list[float] = times_s.cumsum().tolist()
             return ends_s

@@ -115,7 +115,7 @@ class DraftPlan:
     @property
     def next_counts(self) -> tuple[int, int]:
         """Number of sequences that get draft tokens for their next pass, and of these draft tokens."""
-        return np.count_nonzero(self.next_drafts), int(np.add.reduce(self.next_drafts))
+        return int(np.count_nonzero(self.next_drafts)), int(np.add.reduce(self.next_drafts))
 
     def pad(self, request_id: int, num_rows: int) -> None:
         """Adds rows without a draft token to a request that has one token to compute."""
