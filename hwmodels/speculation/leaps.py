@@ -82,6 +82,11 @@ class EqualPrices:
         return np.maximum(sums_s, self._least_s)
 
 
+def no_prices(num_seqs: int, rows: int, steps: int) -> Prices | None:
+    """Returns None: only the price of any shape is known."""
+    return None
+
+
 class Leaps:
     """The end times of consecutive passes of the same sequences.
 
@@ -91,7 +96,7 @@ class Leaps:
     def __init__(
         self,
         seconds: Callable[[IterationShape], Any],
-        prices_of: Callable[[int, int, int], Prices | None] = lambda *_: None,
+        prices_of: Callable[[int, int, int], Prices | None] = no_prices,
     ) -> None:
         self._seconds, self._prices_of = seconds, prices_of
         self._known: dict[tuple[int, int, int], Prices] = {}
