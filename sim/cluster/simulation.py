@@ -54,8 +54,8 @@ def check_fleet(routing: Routing, num_replicas: int) -> None:
 
 def tables(
     log: RequestLog,
-    logs: Sequence[IterationLog],
-    rows: Sequence[EventRows],
+    logs: list[IterationLog],
+    rows: list[EventRows],
     figures: Mapping[str, Any],
     *,
     interrupted: bool,

@@ -312,7 +312,7 @@ class RequestLog:
         )
 
 
-ROW_BYTES: Final = (
+ROW_BYTES: Final[int] = (
     sum(getattr(RequestLog(), name).itemsize for name in EMPTY_ROW if name != "has_arrived") + 1
 )
 """Memory of a row of the log."""
