@@ -8,9 +8,9 @@ rows use a loop without masks; only the diagonal and the edge of the window use 
 compute-bound: 4 * head_dim flops per head and visible (query, key) pair. With few queries and a long context
 it is memory-bound, and the context is split over programs as in decode (num_splits).
 
-A tree mask [q, q] per sequence replaces the causal mask within the chunk (the prefix is visible): the drafts
-of tree speculation (SpecInfer, 2024). With a window or ALiBi it needs the tokens' positions, which branches
-share. Options and shapes are those of `kernels.attention`; T tokens of all chunks.
+A tree mask [q, q] per sequence replaces the causal mask within the chunk: drafts of tree speculation
+(SpecInfer, 2024). It may cover b tokens before the chunk, too: [q, b + q]. With a window or ALiBi it needs
+positions, which branches share. Options and shapes are those of `kernels.attention`; T tokens of all chunks.
 """
 
 from __future__ import annotations
@@ -92,17 +92,16 @@ class Chunks(NamedTuple):
 
 
 class DraftTree(NamedTuple):
-    """Tree of draft tokens: a mask that replaces the causal mask among a chunk's tokens."""
+    """Tree of draft tokens: a mask instead of the causal one over the last m = num_before + q tokens."""
 
     mask: torch.Tensor
-    """bool; True if key j of a sequence's chunk is visible to query i of its q queries.
-
-    The flat index for sequence b is mask_start[b] + i * q + j.
-    """
+    """bool; at mask_start[b] + i * m + j: whether query i of sequence b's q sees key j of its m last ones."""
     mask_start_B: torch.Tensor
     """First element of each sequence in the flat mask, int32."""
     positions_T: torch.Tensor | None = None
-    """Absolute position of each token, int32; needed with a window or ALiBi."""
+    """Absolute positions of the m tokens of each sequence, int32; needed with a window or ALiBi."""
+    num_before: int = 0
+    """Tokens before each chunk that the mask covers, too."""
 
 
 def prefill_attention(
@@ -152,6 +151,7 @@ def prefill_attention(
         None if tree is None else tree.mask.view(torch.uint8),
         None if tree is None else tree.mask_start_B,
         tree.positions_T if tree is not None and _needs_positions(options) else None,
+        0 if tree is None else tree.num_before,
         options.scale_of(head_dim),
         options.softcap,
         options.window,
@@ -203,7 +203,7 @@ def prefill_attention_reference(
         if num_queries == 0 or (num_queries == 1 and tree is None):
             continue
         tokens = slice(starts[seq], starts[seq + 1])
-        prefix = length - num_queries
+        prefix = length - num_queries - (0 if tree is None else tree.num_before)
         first = 0 if options.window is None else max(0, prefix - options.window + 1)
         mask, distance = _seen(seq, tokens, first, length, tree, options.window, q_THD.device)
         table = contexts.block_tables_BM[seq]
@@ -225,19 +225,20 @@ def _seen(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the mask of keys from `first` on that a chunk's queries see, and their distances, [T, L]."""
     num_queries = tokens.stop - tokens.start
-    num_before = length - num_queries - first
     key_pos = torch.arange(first, length, device=device)
-    query_pos = key_pos[num_before:]
+    num_masked = num_queries + (0 if tree is None else tree.num_before)
+    free = slice(0, length - num_masked - first)
     if tree is not None and tree.positions_T is not None:
-        query_pos = tree.positions_T[tokens].long()
-        key_pos = torch.cat([key_pos[:num_before], query_pos])
-    distance = key_pos - query_pos[:, None]
+        begin = tokens.start + seq * tree.num_before
+        own_pos = tree.positions_T[begin : begin + num_masked].long()
+        key_pos = torch.cat([key_pos[free], own_pos])
+    distance = key_pos - key_pos[len(key_pos) - num_queries :, None]
     if tree is None:
         mask = distance <= 0
     else:
-        of_chunk = tree.mask.flatten()[int(tree.mask_start_B[seq]) :][: num_queries**2]
+        of_chunk = tree.mask.flatten()[int(tree.mask_start_B[seq]) :][: num_queries * num_masked]
         mask = torch.ones_like(distance, dtype=torch.bool)
-        mask[:, num_before:] = of_chunk.view(num_queries, num_queries)
+        mask[:, free.stop :] = of_chunk.view(num_queries, num_masked)
     if window is not None:
         mask &= distance > -window
     return mask, distance

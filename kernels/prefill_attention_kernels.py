@@ -7,7 +7,7 @@ import triton.language as tl
 
 from kernels.attention import LOG2E, STEP_ARGS, capped, widened
 
-CHUNK_STEP_ARGS = [*STEP_ARGS, "query_start_loc_ptr", "num_seqs"]
+CHUNK_STEP_ARGS = [*STEP_ARGS, "query_start_loc_ptr", "num_seqs", "tree_num_before"]
 
 
 @triton.jit
@@ -141,6 +141,7 @@ def prefill_attention_kernel(  # noqa: PLR0912, PLR0915  a Triton kernel is one 
     tree_mask_ptr,
     tree_mask_start_ptr,
     positions_ptr,
+    tree_num_before,
     scale,
     softcap,
     window,
@@ -199,6 +200,8 @@ def prefill_attention_kernel(  # noqa: PLR0912, PLR0915  a Triton kernel is one 
     # Positions of the rows; keys that some row sees (start to end), and that all rows see (full_start to
     # full_end).
     last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
+    query_pos = prefix + query
+    own_positions_ptr = None
     if tree_mask_ptr is None:
         tree_ptr = None
         first_pos = prefix + first_query
@@ -207,15 +210,15 @@ def prefill_attention_kernel(  # noqa: PLR0912, PLR0915  a Triton kernel is one 
         full_end = first_pos + 1
     else:
         tree_ptr = tree_mask_ptr + tl.load(tree_mask_start_ptr + seq)
+        prefix -= tree_num_before  # from here on the mask decides
         first_pos = prefix
         last_pos = length - 1
         end = length
         full_end = prefix
-    query_pos = prefix + query
-    own_positions_ptr = None
-    if positions_ptr is not None:
-        own_positions_ptr = positions_ptr + chunk_start
-        query_pos = tl.load(own_positions_ptr + query, mask=row_there, other=0)
+        if positions_ptr is not None:
+            own_positions_ptr = positions_ptr + chunk_start + seq * tree_num_before
+            query_pos = tl.load(own_positions_ptr + tree_num_before + query, mask=row_there, other=0)
+        query = tl.where(row_there, query, length)  # rows of no query read no mask
     start = 0
     full_start = 0
     if window is not None:

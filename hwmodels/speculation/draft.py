@@ -92,6 +92,8 @@ class ModelDraft(Stepwise):
     model: ModelSpec
     tensor_parallel_size: int | None = None
     """Devices over which the draft is cut, the target's size or 1; None: the target's. 1: all compute it."""
+    computes_rejected: bool = True
+    """Whether its first step computes all rows of the pass, as in vLLM, or only the one that lacks its KV."""
 
     def __post_init__(self) -> None:
         Stepwise.__post_init__(self)

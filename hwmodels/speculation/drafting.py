@@ -16,6 +16,7 @@ still run the pass, so `start_s` and `step_s` bound the whole iteration only (`S
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import singledispatch
 from typing import Any, Protocol
 
@@ -45,11 +46,15 @@ from hwmodels.speculation.draft import (
     SkipDraft,
     Stepwise,
 )
-from hwmodels.speculation.steps import Steps, drafting_context, drafts_of, waiting
+from hwmodels.speculation.relative import TargetScale
+from hwmodels.speculation.steps import DraftShape, Steps, drafting_context, drafts_of, waiting
 
 
 class Drafting(Protocol):
     """Prices what a draft does after a pass. Results are numbers, or arrays with equal bits."""
+
+    def scaled_by(self, target: TargetScale) -> Drafting:
+        """Returns the same drafting on a device whose target is measured."""
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds from the end of the pass to that of drafting."""
@@ -73,14 +78,30 @@ class Heads:
     site, whole: a rank of the target, and the target on one device.
     """
 
-    def __init__(self, draft: HeadDraft, site: Site, whole: Site, *, start_s: float, launch_s: float) -> None:
+    def __init__(
+        self,
+        draft: HeadDraft,
+        site: Site,
+        whole: Site,
+        *,
+        start_s: float,
+        launch_s: float,
+        target: TargetScale | None = None,
+    ) -> None:
         """Takes the CPU seconds to launch a kernel; 0: a CUDA graph replays the heads."""
+        self._made_of = draft, site, whole, start_s, launch_s
+        self._target = target
         self._start_s = start_s
         self._shares = site.layout.attention_data_parallel_size
         self._device = site.device
         self._operators, self._whole = _head_operators(draft, site), _head_operators(draft, whole)
         self._rows_s = CountedTimes(self._operators, site.layout).rows_s
         self._launches_s = launch_s * sum(op.calls * op.kernels for op in self._operators)
+
+    def scaled_by(self, target: TargetScale) -> Heads:
+        """Returns the same heads with prices that are scaled as the target's LM head."""
+        draft, site, whole, start_s, launch_s = self._made_of
+        return Heads(draft, site, whole, start_s=start_s, launch_s=launch_s, target=target)
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of the heads' matrices and of sampling from their logits."""
@@ -104,7 +125,9 @@ class Heads:
                 bound = bound_of(op, self._device, flops, moved, seconds)
                 counts = (op.calls * flops, op.calls * moved, op.calls)
                 lines.append(Explained(op.name, op.component, op.calls * seconds, 0.0, bound, *counts))
-        return lines
+        modelled_s = sum(line.seconds for line in lines[1:]) or 1.0
+        scale = 1.0 if self._target is None else float(self._gpu_seconds(self._rows(shape))) / modelled_s
+        return [lines[0], *(line._replace(seconds=scale * line.seconds) for line in lines[1:])]
 
     def flops(self, shape: IterationShape) -> Num:
         """Returns the FLOPs of all heads for the sequences that draft."""
@@ -126,9 +149,13 @@ class Heads:
         return self._launches_s * smaller(rows, 1)
 
     def _gpu_seconds(self, rows: Any) -> Any:
-        if isinstance(rows, ndarray):
-            return self._rows_s.of_many(rows.astype(np.intp))
-        return self._rows_s.of(int(rows))
+        is_many = isinstance(rows, ndarray)
+        seconds = self._rows_s.of_many(rows.astype(np.intp)) if is_many else self._rows_s.of(int(rows))
+        if self._target is None:
+            return seconds
+        some = larger(rows, 1)
+        alike = IterationShape(some, some, 0, 0, 0, 0, some)
+        return self._target.scaled({"lm_head": seconds}, alike)["lm_head"]
 
 
 def _head_operators(draft: HeadDraft, site: Site) -> list[Operator]:
@@ -145,6 +172,10 @@ class Searches:
 
     def __init__(self, draft: HostDraft) -> None:
         self._draft = draft
+
+    def scaled_by(self, target: TargetScale) -> Searches:
+        """Returns itself: the host's seconds are settings."""
+        return self
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the CPU seconds, in which the devices wait."""
@@ -174,8 +205,8 @@ class Searches:
 
 
 @singledispatch
-def drafting_of(draft: Draft, replica: Replica, rows: int) -> Drafting:
-    """Returns the price of a draft on the devices of a replica; rows: see `Steps`.
+def drafting_of(draft: Draft, replica: Replica, shape: DraftShape) -> Drafting:
+    """Returns the price of a draft on the devices of a replica; shape: of its draft tokens.
 
     Raises ValueError if the target and its layout cannot have the draft, or if the kind of draft is unknown.
     """
@@ -183,14 +214,18 @@ def drafting_of(draft: Draft, replica: Replica, rows: int) -> Drafting:
 
 
 @drafting_of.register
-def _(draft: ModelDraft, replica: Replica, rows: int) -> Drafting:
+def _(draft: ModelDraft, replica: Replica, shape: DraftShape) -> Drafting:
     layout = _draft_layout(replica.layout, draft.model, draft.cut(replica.layout))
     model = _roofline(draft, replica, draft.model, layout)
-    return Steps(model, model, start_s=_shown(draft.start_s, replica), extra=1, rows=rows)
+    if not draft.computes_rejected and not shape.level_rows:
+        shape = shape._replace(
+            share=Fraction(0)
+        )  # of the draft tokens only the last accepted one lacks its KV
+    return Steps(model, model, start_s=_shown(draft.start_s, replica), extra=1, shape=shape)
 
 
 @drafting_of.register
-def _(draft: LayerDraft, replica: Replica, rows: int) -> Drafting:
+def _(draft: LayerDraft, replica: Replica, shape: DraftShape) -> Drafting:
     target = replica.model
     layers = draft.layers(target)
     layout = _draft_layout(replica.layout, layers, replica.layout.tensor_parallel_size)
@@ -203,19 +238,19 @@ def _(draft: LayerDraft, replica: Replica, rows: int) -> Drafting:
 
     later = _roofline(draft, replica, layers, layout, of_step)
     first = _roofline(draft, replica, layers, layout, of_first) if draft.pass_matrices(target) else later
-    return Steps(first, later, start_s=_shown(draft.start_s, replica), rows=rows)
+    return Steps(first, later, start_s=_shown(draft.start_s, replica), shape=shape)
 
 
 @drafting_of.register
-def _(draft: SkipDraft, replica: Replica, rows: int) -> Drafting:
+def _(draft: SkipDraft, replica: Replica, shape: DraftShape) -> Drafting:
     layers = draft.layers(replica.model)
     layout = _draft_layout(replica.layout, layers, replica.layout.tensor_parallel_size)
     model = _roofline(draft, replica, layers, layout)
-    return Steps(model, model, start_s=_shown(draft.start_s, replica), has_kv=False, rows=rows)
+    return Steps(model, model, start_s=_shown(draft.start_s, replica), has_kv=False, shape=shape)
 
 
 @drafting_of.register
-def _(draft: HeadDraft, replica: Replica, rows: int) -> Drafting:
+def _(draft: HeadDraft, replica: Replica, shape: DraftShape) -> Drafting:
     target = replica.roofline(replica.calibration)
     whole = replace(target.site, layout=ParallelLayout())
     launch_s = 0.0 if replica.cuda_graphs.enabled else replica.host.launch_s
@@ -224,12 +259,12 @@ def _(draft: HeadDraft, replica: Replica, rows: int) -> Drafting:
 
 
 @drafting_of.register
-def _(draft: HostDraft, replica: Replica, rows: int) -> Drafting:
+def _(draft: HostDraft, replica: Replica, shape: DraftShape) -> Drafting:
     return Searches(draft)
 
 
 @drafting_of.register
-def _(draft: PassDraft, replica: Replica, rows: int) -> Drafting:
+def _(draft: PassDraft, replica: Replica, shape: DraftShape) -> Drafting:
     return Searches(HostDraft(start_s=draft.start_s))  # guesses are refined in the pass itself
 
 

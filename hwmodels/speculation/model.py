@@ -23,11 +23,11 @@ from hwmodels.iterations.layout import InFlight
 from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.levels.rooflines import Replica
 from hwmodels.levels.table import MeasuredTable
-from hwmodels.speculation.draft import Draft, HeadDraft, Stepwise
+from hwmodels.speculation.draft import Draft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
 from hwmodels.speculation.leaps import EqualPrices, Leaps, OneByOne, pass_of_equal
-from hwmodels.speculation.relative import RelativeDrafting
-from hwmodels.speculation.steps import Steps, drafts_of, merged, waiting
+from hwmodels.speculation.relative import TargetScale
+from hwmodels.speculation.steps import CHAIN, DraftShape, Steps, drafts_of, merged, waiting
 
 PREFIX = "draft "
 """Start of the names of a draft's operators."""
@@ -61,11 +61,12 @@ class HostAhead:
 class SpeculativeModel:
     """An `IterationModel` of a replica that drafts tokens; shapes without drafts are priced by the base.
 
-    base: level that prices the passes of the target. rows: rows of a sequence in a later step of the draft,
-    with a tree the width of its widest level.
+    base: level that prices the passes of the target. shape: that of the draft tokens.
     """
 
-    def __init__(self, base: IterationModel, draft: Draft, replica: Replica, *, rows: int = 1) -> None:
+    def __init__(
+        self, base: IterationModel, draft: Draft, replica: Replica, *, shape: DraftShape = CHAIN
+    ) -> None:
         """Raises ValueError if the base cannot price passes, or the replica cannot have the draft."""
         draft.check(replica.model, replica.layout)
         if isinstance(base, Roofline):
@@ -73,9 +74,10 @@ class SpeculativeModel:
         self._base = base
         self.pass_tokens = draft.pass_tokens
         """Rows of each decoding sequence that refine guesses, in every pass."""
-        self._drafting = drafting_of(draft, replica, rows)
-        if isinstance(base, MeasuredTable) and isinstance(draft, Stepwise | HeadDraft):
-            self._drafting = RelativeDrafting(self._drafting, base, replica.roofline(replica.calibration))
+        self._drafting = drafting_of(draft, replica, shape)
+        if isinstance(base, MeasuredTable):
+            modelled = replica.roofline(replica.calibration)
+            self._drafting = self._drafting.scaled_by(TargetScale(base, modelled))
         self._ahead: HostAhead | None = None
         if replica.host.overlapped and isinstance(draft, Stepwise):
             self._ahead = HostAhead(replica.host, draft)

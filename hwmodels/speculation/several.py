@@ -13,6 +13,8 @@ from hwmodels.levels.rooflines import Replica
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import InTarget, ModelDraft
 from hwmodels.speculation.drafting import Drafting, drafting_of
+from hwmodels.speculation.relative import TargetScale
+from hwmodels.speculation.steps import DraftShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,10 @@ class InTurn:
     def __init__(self, parts: Sequence[Drafting]) -> None:
         self._parts = parts
 
+    def scaled_by(self, target: TargetScale) -> InTurn:
+        """Returns the same drafts on a device whose target is measured."""
+        return InTurn([part.scaled_by(target) for part in self._parts])
+
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of all drafts."""
         return sum(part.seconds(shape) for part in self._parts)
@@ -69,6 +75,8 @@ class InTurn:
 
 
 @drafting_of.register
-def _(draft: SeveralDrafts, replica: Replica, rows: int) -> Drafting:
-    own_rows = -(-rows // len(draft.drafts))  # each drafts a share of the widest level
-    return InTurn([drafting_of(one, replica, own_rows) for one in draft.drafts.values()])
+def _(draft: SeveralDrafts, replica: Replica, shape: DraftShape) -> Drafting:
+    own = tuple(-(-rows // len(draft.drafts)) for rows in shape.level_rows)  # each drafts a share of a level
+    return InTurn(
+        [drafting_of(one, replica, shape._replace(level_rows=own)) for one in draft.drafts.values()]
+    )

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from fractions import Fraction
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import NDArray
 
-from hwmodels.assembly.roofline import Roofline
-from hwmodels.exact import Num, larger, smaller
+from hwmodels.exact import Num, divided_up, larger, smaller
 from hwmodels.iterations.equal_passes import EqualPasses
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
+from hwmodels.speculation.relative import RelativeStep, StepModel, TargetScale
 
 
 def drafts_of(shape: IterationShape) -> DraftWork:
     """Returns the draft tokens of an iteration that has some."""
     assert shape.drafts is not None
     return shape.drafts
+
+
+class DraftShape(NamedTuple):
+    """The rows of a sequence in the steps of a draft, as far as they differ from those of a chain."""
+
+    level_rows: tuple[int, ...] = ()
+    """Nodes by level of a tree, from the first level on; (): a chain."""
+    share: Fraction = Fraction(1)
+    """Share of the verified draft tokens that a draft with KV computes in its first step."""
+
+    @classmethod
+    def of_tree(cls, level_rows: tuple[int, ...]) -> DraftShape:
+        """Returns the shape of a tree: of its nodes only one per level can be accepted, and is computed."""
+        return cls(level_rows, Fraction(len(level_rows), sum(level_rows)))
+
+
+CHAIN = DraftShape()
 
 
 class EqualSteps:
@@ -61,40 +79,52 @@ class EqualSteps:
 
 
 class Steps:
-    """Sequential steps of a draft, each priced by a roofline.
+    """Sequential steps of a draft.
 
-    first, later: rooflines of the first step and of those after it. has_kv: the first one computes the rows
-    and the chunks of the target's pass, and `extra` rows more for each decoding sequence, even if no token is
-    to be drafted; else it has one row per sequence. rows: rows of a sequence in a later step, with a tree
-    those of its widest level.
+    first, later: prices of the first step and of those after it. has_kv: the first one computes the rows and
+    the chunks of the target's pass, and `extra` rows more for each decoding sequence, even if no token is to
+    be drafted; else it has one row per sequence. shape: rows of a sequence in all of them.
     """
 
     def __init__(
         self,
-        first: Roofline,
-        later: Roofline,
+        first: StepModel,
+        later: StepModel,
         *,
         start_s: float,
         has_kv: bool = True,
         extra: int = 0,
-        rows: int = 1,
+        shape: DraftShape = CHAIN,
     ) -> None:
         self._first, self._later, self._start_s = first, later, start_s
-        self._has_kv, self._extra, self._rows = has_kv, extra, rows
+        self._has_kv, self._extra, self._shape = has_kv, extra, shape
+        self._is_plain = has_kv and shape == CHAIN
+
+    def scaled_by(self, target: TargetScale) -> Steps:
+        """Returns the same steps with prices that are scaled as the target's."""
+        return Steps(
+            RelativeStep(self._first, target),
+            RelativeStep(self._later, target),
+            start_s=self._start_s,
+            has_kv=self._has_kv,
+            extra=self._extra,
+            shape=self._shape,
+        )
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds from the end of the pass to that of the last step."""
-        if self._has_kv and self._rows == 1:
+        if self._is_plain:
             decodes, context, _, chunks, *_, work = shape
             tokens, pairs, seqs, steps, _ = cast("Any", work)
             all_draft = type(decodes) is int and type(seqs) is int and seqs == decodes and chunks == 0
             if all_draft and type(tokens) is int and type(steps) is int and steps:
                 return self._seconds_of_decodes(seqs, context, tokens, pairs, steps)
-        once, count = self._counts(shape)
-        first_s = self._start_s + once * self._first.seconds(self._to_first(shape))
-        if not isinstance(count, ndarray) and not count:
-            return first_s
-        return first_s + count * self._later.seconds(self._to_later(shape))
+        once, laters = self._counts(shape)
+        seconds = self._start_s + once * self._first.seconds(self._to_first(shape))
+        for count, rows in laters:
+            if isinstance(count, ndarray) or count:
+                seconds = seconds + count * self._later.seconds(self._to_later(shape, rows))
+        return seconds
 
     def _seconds_of_decodes(self, seqs: int, context: Any, tokens: int, pairs: Any, steps: int) -> Any:
         """Computes `seconds` of decodes that all draft; takes half the time. Arrays: contexts and pairs."""
@@ -108,7 +138,7 @@ class Steps:
 
     def equal_passes(self, num_seqs: int, rows: int, steps: int) -> EqualSteps | None:
         """Returns the prices after passes of the same sequences; None: only `seconds` knows them."""
-        if not (self._has_kv and self._rows == 1 and rows and steps):
+        if not (self._is_plain and rows and steps):
             return None
         tokens = num_seqs * (rows + self._extra)
         first = self._first.equal_passes(num_seqs, tokens, num_seqs, 1 + rows + self._extra)
@@ -119,45 +149,49 @@ class Steps:
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; the start is the host's."""
-        once, count = self._counts(shape)
-        first, later = (
-            self._first.breakdown(self._to_first(shape)),
-            self._later.breakdown(self._to_later(shape)),
-        )
-        parts: dict[str, Num] = {name: once * first[name] + count * later[name] for name in COMPONENTS}
+        once, laters = self._counts(shape)
+        first = self._first.breakdown(self._to_first(shape))
+        parts: dict[str, Any] = {name: once * first[name] for name in COMPONENTS}
+        for count, rows in laters:
+            later = self._later.breakdown(self._to_later(shape, rows))
+            parts = {name: parts[name] + count * later[name] for name in COMPONENTS}
         return parts | {"host": parts["host"] + self._start_s}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
         """Returns the operators of all steps, each once."""
-        once, count = self._counts(shape)
+        once, laters = self._counts(shape)
         lines = [waiting(self._start_s)]
-        for times, step in ((once, (self._first, self._to_first)), (count, (self._later, self._to_later))):
+        steps = [(once, self._first, self._to_first(shape))]
+        steps += [(count, self._later, self._to_later(shape, rows)) for count, rows in laters]
+        for times, model, step in steps:
             if times:
-                lines += [_times(float(times), line) for line in step[0].explain(step[1](shape))]
+                lines += [_times(float(times), line) for line in model.explain(step)]
         return merged(lines)
 
     def flops(self, shape: IterationShape) -> Num:
         """Returns the FLOPs of all steps."""
-        return self._total(Roofline.flops, shape)
+        return self._total(lambda model, step: model.flops(step), shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Returns the bytes of all steps, each of which reads the draft's weights."""
-        return self._total(Roofline.bytes_moved, shape)
+        return self._total(lambda model, step: model.bytes_moved(step), shape)
 
-    def _total(self, quantity: Callable[[Roofline, IterationShape], Num], shape: IterationShape) -> Num:
-        once, count = self._counts(shape)
-        first, later = (
-            quantity(self._first, self._to_first(shape)),
-            quantity(self._later, self._to_later(shape)),
-        )
-        total: Num = once * first + count * later
+    def _total(self, quantity: Callable[[StepModel, IterationShape], Num], shape: IterationShape) -> Num:
+        once, laters = self._counts(shape)
+        total: Num = once * quantity(self._first, self._to_first(shape))
+        for count, rows in laters:
+            total = total + count * quantity(self._later, self._to_later(shape, rows))
         return total
 
-    def _counts(self, shape: IterationShape) -> tuple[Any, Any]:
-        """Returns the number of first steps, 0 or 1, and of steps after it."""
+    def _counts(self, shape: IterationShape) -> tuple[Any, list[tuple[Any, int]]]:
+        """Returns the number of first steps, 0 or 1, and those of steps after it by rows of a sequence."""
         _, _, seqs, steps, _ = drafts_of(shape)
         some = smaller(seqs, 1)
-        return 1 if self._has_kv else some * smaller(steps, 1), larger(steps - 1, 0) * some
+        once = 1 if self._has_kv else some * smaller(steps, 1)
+        if not self._shape.level_rows:
+            return once, [(larger(steps - 1, 0) * some, 1)]
+        levels = enumerate(self._shape.level_rows[:-1], start=1)  # nothing follows the nodes of the last one
+        return once, [(smaller(larger(steps - level, 0), 1) * some, rows) for level, rows in levels]
 
     def _to_first(self, shape: IterationShape) -> IterationShape:
         """Returns the first step of the draft after an iteration of the target."""
@@ -166,6 +200,9 @@ class Steps:
             some = larger(seqs, 1)
             return IterationShape(some, drafting_context(shape), 0, 0, 0, 0, some)
         decodes, context = shape.decode_seqs, shape.decode_context_tokens
+        if self._shape.share != 1:
+            kept, of = self._shape.share.as_integer_ratio()
+            tokens, pairs = divided_up(kept * tokens, of), divided_up(kept * pairs, of)
         if self._extra:
             tokens, pairs = (
                 tokens + self._extra * decodes,
@@ -173,16 +210,15 @@ class Steps:
             )
         return IterationShape(*shape[:6], seqs, None, DraftWork(tokens, pairs, 0, 0, 0))
 
-    def _to_later(self, shape: IterationShape) -> IterationShape:
-        """Returns the step in the middle of those after the first one."""
+    def _to_later(self, shape: IterationShape, rows: int) -> IterationShape:
+        """Returns a step after the first one, with its rows of a sequence: that in their middle."""
         drafts = drafts_of(shape)
         seqs = larger(drafts.seqs, 1)
         context = drafting_context(shape) + 0.5 * drafts.steps * seqs
-        if self._rows == 1:
+        if rows == 1:
             return IterationShape(seqs, context, 0, 0, 0, 0, seqs)
-        more = self._rows - 1
-        work = DraftWork(more * seqs, more * context, 0, 0, 0)
-        return IterationShape(seqs, context, 0, 0, 0, 0, self._rows * seqs, None, work)
+        work = DraftWork((rows - 1) * seqs, (rows - 1) * context, 0, 0, 0)
+        return IterationShape(seqs, context, 0, 0, 0, 0, rows * seqs, None, work)
 
 
 def drafting_context(shape: IterationShape) -> Any:

@@ -54,6 +54,8 @@ VALUES: dict[Any, tuple[Callable[[Any], bool], str]] = {
 """Of each type of a setting: what a value must be."""
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 NEEDS_MODEL = (DraftModel, SpecinferTree, Eagle, Eagle3, Medusa)
+MAY_NEED_MODEL = (*NEEDS_MODEL, Mtp)
+"""Mtp needs none if its modules are beside the target's weights."""
 MAY_DRAW = (DraftModel, SelfSpeculative)
 
 DraftSource = str | Path | Architecture
@@ -102,7 +104,7 @@ class SpeculationSettings:
             raise ValueError(f"host: drafts chains, and method={method} drafts a tree; choose method=ngram")
         if isinstance(self.proposer, NEEDS_MODEL) and self.host is None and not self.models:
             raise ValueError(f"model: method={method} needs the folder of its weights; set model")
-        if not isinstance(self.proposer, (*NEEDS_MODEL, Mtp)) and self.models:
+        if not isinstance(self.proposer, MAY_NEED_MODEL) and self.models:
             raise ValueError(f"model={self.models[0]}: method={method} drafts without a model; remove it")
         if len(self.models) > 1 and not isinstance(self.proposer, SpecinferTree):
             raise ValueError(f"model: method={method} drafts with one model, not {len(self.models)}")

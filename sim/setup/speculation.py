@@ -16,6 +16,7 @@ from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
 from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation.steps import CHAIN, DraftShape
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength, Proposer, num_places
@@ -101,8 +102,11 @@ def max_tokens_per_pass(proposer: Proposer | None) -> int:
 def with_drafts(base: IterationModel, proposer: Proposer, replica: Replica) -> IterationModel:
     """Returns the iteration model of a replica that speculates. Raises ValueError if it has no price."""
     tree = proposer.tree
-    rows = 1 if tree is None else max(Counter(tree.depths).values())
-    return SpeculativeModel(base, draft_of(proposer), replica, rows=rows)
+    shape = CHAIN
+    if tree is not None:
+        by_level = Counter(tree.depths)
+        shape = DraftShape.of_tree(tuple(by_level[depth] for depth in range(1, tree.depth + 1)))
+    return SpeculativeModel(base, draft_of(proposer), replica, shape=shape)
 
 
 def speculative_core(

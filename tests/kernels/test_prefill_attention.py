@@ -123,6 +123,39 @@ def test_tree(window, num_splits, guarded, generator, assert_close):
     assert_close(prefill_attention(*args, tree=drafts, num_splits=num_splits), expected, terms=4)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("num_splits", [1, 2])
+@pytest.mark.parametrize("num_heads", [2, 3])
+def test_the_last_level_of_a_tree_is_as_in_the_whole_tree(
+    num_heads, window, num_splits, guarded, generator, assert_close
+):
+    """The mask also covers the levels before, which are in the cache only."""
+    depths, num_nodes, num_last = [0, 1, 1, 2, 2, 2, 2], 7, 4
+    mask = torch.eye(num_nodes, dtype=torch.bool)
+    for node, parent in enumerate([-1, 0, 0, 1, 1, 2, 2]):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    prefixes = [60, 2, 16]
+    gen = generator(4)
+    lens = [prefix + num_nodes for prefix in prefixes]
+    kv, contexts, _ = paged(lens, 16, 1, 32, torch.float32, guarded, gen)
+    positions = guarded(torch.tensor([[prefix + at for at in depths] for prefix in prefixes]).int().flatten())
+    slopes = None if window is None else torch.tensor([0.3, 0.1, 0.2][:num_heads])
+    options = AttentionOptions(window=window, alibi_slopes_H=slopes)
+    q = torch.randn(3, num_nodes, num_heads, 32, generator=gen)
+    none = torch.zeros(3, dtype=torch.int32)
+    whole = DraftTree(guarded(mask.flatten().view(torch.uint8)).view(torch.bool), none, positions)
+    expected = prefill_attention_reference(
+        q.flatten(0, 1), kv, contexts, chunks_of([num_nodes] * 3), options, tree=whole
+    ).view_as(q)[:, -num_last:]
+    bits = guarded(mask[-num_last:].flatten().view(torch.uint8)).view(torch.bool)
+    level = DraftTree(bits, none, positions, num_before=num_nodes - num_last)
+    args = (q[:, -num_last:].flatten(0, 1), kv, contexts, chunks_of([num_last] * 3), options)
+    expected = expected.flatten(0, 1)
+    assert_close(prefill_attention_reference(*args, tree=level), expected, terms=4)
+    assert_close(prefill_attention(*args, tree=level, num_splits=num_splits), expected, terms=4)
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
 def test_quantised_kv(kv_dtype, guarded, generator, assert_close):
     gen = generator(4)

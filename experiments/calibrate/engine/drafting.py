@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from experiments.calibrate.engine.served import architecture_of
-from hwmodels.speculation.draft import SkipDraft
+from hwmodels.speculation.draft import HeadDraft, LayerDraft, ModelDraft, SkipDraft
 from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation.several import SeveralDrafts
+from policies.speculation import Proposer, num_places
 from policies.speculation.proposers.draft_model import DraftModel
 from policies.speculation.proposers.eagle import Eagle
 from policies.speculation.proposers.eagle3 import Eagle3
@@ -15,27 +18,20 @@ from policies.speculation.proposers.medusa import Medusa
 from policies.speculation.proposers.mtp import Mtp
 from policies.speculation.proposers.self_speculative import SelfSpeculative
 from policies.speculation.proposers.specinfer_tree import SpecinferTree
+from realengine.model.architecture import Architecture
 from realengine.speculation.settings import DraftSource, SpeculationSettings
 from sim.setup.scenario import Scenario
-
-NO_WEIGHTS = (Eagle, Eagle3, Medusa, Mtp)
-"""Proposers whose heads and layers the simulator describes by sizes that no engine builds."""
 
 
 def drafting_of(scenario: Scenario, config: Mapping[str, Any]) -> SpeculationSettings | None:
     """Returns the engine's settings of a scenario's speculation; None: it has none.
 
-    config: the scenario's resolved configuration. A draft model has random weights, as the target has.
-    Raises ValueError, with the key, for a proposer that the engine cannot build from a scenario.
+    config: the scenario's resolved configuration. Drafts have random weights, as the target has, of the sizes
+    that the simulator prices. Raises ValueError, with the key, for a draft that the engine cannot build.
     """
     proposer, draft_length = scenario.speculation, scenario.draft_length
     if proposer is None or draft_length is None:
         return None
-    if isinstance(proposer, NO_WEIGHTS):
-        raise ValueError(
-            f"speculation={proposer.method}: the engine needs the weights of a checkpoint for it; validate "
-            "with speculation=ngram, suffix, draft_model, self_speculative, specinfer_tree or lookahead"
-        )
     model = scenario.iteration_model()
     assert isinstance(model, SpeculativeModel)
     return SpeculationSettings(
@@ -48,10 +44,47 @@ def drafting_of(scenario: Scenario, config: Mapping[str, Any]) -> SpeculationSet
     )
 
 
-def _models(proposer: object, config: Mapping[str, Any]) -> tuple[DraftSource, ...]:
-    if isinstance(proposer, DraftModel | SpecinferTree):
+def _models(proposer: Proposer, config: Mapping[str, Any]) -> tuple[DraftSource, ...]:
+    if not isinstance(proposer, DraftModel | SpecinferTree | Eagle | Eagle3 | Medusa | Mtp):
+        return ()
+    draft = proposer.draft
+    if isinstance(draft, ModelDraft):
         return (architecture_of(config["speculation"]["draft"]["model"]),)
-    return ()
+    if isinstance(draft, SeveralDrafts):
+        nodes = config["speculation"]["draft"]["drafts"].values()
+        return tuple(architecture_of(node["model"]) for node in nodes)
+    target = architecture_of(config["model"])
+    if isinstance(draft, HeadDraft):
+        _check_heads(draft, num_places(proposer))
+        return (target,)
+    assert isinstance(draft, LayerDraft)
+    return (_layer(draft, target),)
+
+
+def _check_heads(draft: HeadDraft, places: int) -> None:
+    """Raises ValueError for heads that are not those that the engine draws: one layer, one per place."""
+    for name, wanted in (("num_heads", places), ("num_layers", 1)):
+        if getattr(draft, name) != wanted:
+            raise ValueError(
+                f"speculation.draft.{name}={getattr(draft, name)}: heads with random weights have "
+                f"{wanted} here; set it to {wanted}"
+            )
+
+
+def _layer(draft: LayerDraft, target: Architecture) -> Architecture:
+    """Returns the layer of a draft. Raises ValueError for one that is not of the target's kind."""
+    if draft.num_layers != 1:
+        raise ValueError(f"speculation.draft.num_layers={draft.num_layers}: must be 1 on the engine")
+    if draft.attention is not None:
+        raise ValueError(
+            "speculation.draft.attention: a layer with random weights has the target's; set it to null"
+        )
+    return replace(
+        target,
+        num_layers=1,
+        intermediate_size=draft.intermediate_size or target.intermediate_size,
+        vocab_size=draft.vocab_size or target.vocab_size,
+    )
 
 
 def _skipped(proposer: object, num_layers: int) -> tuple[int, ...] | None:

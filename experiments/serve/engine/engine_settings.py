@@ -10,10 +10,9 @@ from experiments.calibrate.engine.scenario_settings import alone_settings_of
 from experiments.serve.engine.settings import RealEngine
 from policies.adapters.fixed_slots import FixedSlots
 from policies.core.policy_names import name_of
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.specinfer_tree import SpecinferTree
 from realengine.model.backend import choose_device
 from realengine.settings import EngineSettings
+from realengine.speculation.settings import MAY_NEED_MODEL
 from sim.setup.scenario import Scenario
 
 
@@ -38,10 +37,10 @@ def engine_settings(
             f"speculation={scenario.speculation.method}: serve.engine.speculative_config already says how "
             "the engine speculates; set speculation=none"
         )
-    if isinstance(scenario.speculation, DraftModel | SpecinferTree):
+    if isinstance(scenario.speculation, MAY_NEED_MODEL):
         method = scenario.speculation.method
         raise ValueError(
-            f"speculation={method}: needs the weights of a draft model; set serve.engine.speculative_config="
+            f"speculation={method}: needs the weights of a draft; set serve.engine.speculative_config="
             f"{{method: {method}, model: DRAFT, num_speculative_tokens: 4}} instead"
         )
     settings = alone_settings_of(replace(scenario, adapters=None), choose_device(device), config)

@@ -63,8 +63,10 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
 
 
 def _use_default_dtype(cfg: DictConfig) -> None:
-    """Sets data types that are left open, of the model and of a draft model, to the engine's on a CPU."""
-    for node in (cfg.model, OmegaConf.select(cfg, "speculation.draft.model")):
+    """Sets data types that are left open, of the model and of draft models, to the engine's on a CPU."""
+    several = OmegaConf.select(cfg, "speculation.draft.drafts") or {}
+    drafts = [OmegaConf.select(cfg, "speculation.draft.model"), *(one.model for one in several.values())]
+    for node in (cfg.model, *drafts):
         if node is not None and node.get("dtype") == "auto":
             node.dtype = "fp32"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -163,11 +163,13 @@ class RecordedTimes:
             steps = recording.steps
             compute_s = (steps["compute_s"] / steps["num_iterations"]).to_numpy(dtype=np.float64)
             times_s = np.maximum(times_s - np.repeat(compute_s, steps["num_iterations"]), 0.0)
-        names = [*COUNTED, *(DRAFT_WORK_COLUMNS if speculates(recording) else ())]
-        shapes = list(zip(*(iterations[name].tolist() for name in names), strict=True))
-        self._times_s: dict[tuple[float, ...], deque[float]] = {}
-        for shape, time_s in zip(shapes, times_s.tolist(), strict=True):
-            self._times_s.setdefault(shape, deque()).append(time_s)
+        counts = iterations[list(COUNTED)].to_numpy(dtype=np.int64).tolist()
+        drafts: list[list[int]] = [[]] * len(counts)
+        if speculates(recording):
+            drafts = iterations[list(DRAFT_WORK_COLUMNS)].to_numpy(dtype=np.int64).tolist()
+        self._times_s: dict[tuple[int, ...], deque[float]] = {}
+        for of_shape, of_drafts, time_s in zip(counts, drafts, times_s.tolist(), strict=True):
+            self._times_s.setdefault(_key(of_shape, of_drafts), deque()).append(time_s)
         self._base = base
         self._host_only = host_only
         self._mean_s = float(times_s.mean())
@@ -178,8 +180,7 @@ class RecordedTimes:
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of one iteration, and uses up its recorded time."""
-        numbers = (*shape.counts, *(shape.drafts or ()))
-        recorded_s = self._times_s.get(tuple(int(number) for number in numbers))
+        recorded_s = self._times_s.get(_key(shape.counts, shape.drafts or ()))
         base_s = float(self._base.seconds(shape)) if self._host_only or not recorded_s else 0.0
         if self._host_only:
             return base_s + (recorded_s.popleft() if recorded_s else self._mean_s)
@@ -207,3 +208,9 @@ class RecordedTimes:
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         return self._base.bytes_moved(shape)
+
+
+def _key(counts: Iterable[Num], drafts: Iterable[Num]) -> tuple[int, ...]:
+    """Returns the whole numbers of a shape; of its drafts only if there are any."""
+    of_drafts = [int(number) for number in drafts]
+    return *(int(number) for number in counts), *(of_drafts if any(of_drafts) else ())

@@ -103,6 +103,11 @@ def load_mtp(source: DraftSource, context: DrafterContext, num_modules: int) -> 
                     whole(f"{number}.norm.weight", "mtp.norm.weight", (hidden,)),
                 ]
             return weights
+        if checkpoint is not None and f"{prefixes[0]}eh_proj.weight" not in stored:
+            raise ValueError(
+                f"{checkpoint.path}: has no modules for multi-token prediction, neither mtp.* nor "
+                f"{prefixes[0]}*; set model to their folder, or choose another method"
+            )
         weights = []
         for number, prefix in enumerate(prefixes):
             names = {key: name.replace("model.layers.{i}.", prefix) for key, name in HUGGING_FACE.items()}

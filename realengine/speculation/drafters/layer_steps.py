@@ -5,27 +5,28 @@ position p has the target's slot of p. After a pass of the target all its rows a
 token that followed; the row before the newest token gives the first draft token. Every further step takes a
 drafted token, and the layer's own output in place of the target's hidden state.
 
-Letters of array names: T tokens, N sequences that draft, Q nodes of a tree, H hidden size, V vocabulary.
+Letters of array names: T tokens, N sequences that draft, Q nodes of a tree, C nodes of one level, H hidden
+size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from kernels.block_copy import CacheSet
-from kernels.prefill_attention import DraftTree
 from policies.speculation.tree import TokenTree
 from realengine.model.decoder import Decoder, States
 from realengine.model.kv_cache import KvCache
-from realengine.runner.batch import Batch, TreeRows
+from realengine.runner.batch import Batch
 from realengine.runner.parallel import Group
 from realengine.speculation.checkpoints.layers import LayerWeights
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.drafter import Drafts, Passed, Start
 from realengine.speculation.drafters.decode_steps import DraftPlaces, max_len_in, num_kv_blocks
-from realengine.speculation.tree_rows import check_tree, sees
+from realengine.speculation.drafters.tree_levels import Level, TreeLevels
+from realengine.speculation.tree_rows import check_tree
 
 
 class FeatureModel(Protocol):
@@ -88,10 +89,12 @@ class LayerDrafter:
         self.taps = model.taps
         self._model = model
         self._max_model_len = max_model_len
+        self._tree: TreeLevels | None = None
         if tree is not None:
             max_len = max_len_in(model.cache, max_model_len)
             check_tree(tree, "speculative_token_tree", model.vocab_size, max_len)
-        self._tree = None if tree is None else Levels(tree, model.cache.layers[0][0].device)
+            # A layer's KV stands one place before the target's.
+            self._tree = TreeLevels(tree, 0, model.cache.layers[0][0].device)
         self._features_TH = torch.empty(0)
 
     @property
@@ -124,81 +127,21 @@ class LayerDrafter:
         return self._model.tokens(self._model.logits(features_NH, step).argmax(dim=-1))
 
     def _tree_nodes(
-        self, levels: Levels, features_NH: torch.Tensor, places: DraftPlaces, num_levels: int
+        self, levels: TreeLevels, features_NH: torch.Tensor, places: DraftPlaces, num_levels: int
     ) -> torch.Tensor:
-        """Returns the nodes [N, Q] of the first levels; a level is computed with those before it."""
-        num_seqs = len(features_NH)
-        before_NCH = features_NH[:, None]
-        tokens_NQ = self._children(before_NCH, levels[0], 0)
-        inputs_NQH = before_NCH[:, levels[0].parents_C]
-        for number in range(1, num_levels):
-            batch = levels.batch(tokens_NQ, number - 1, places)
-            found = self._model.step(tokens_NQ.flatten(), inputs_NQH.flatten(0, 1), batch, number)
-            before_NCH = found.view(num_seqs, tokens_NQ.shape[1], -1)[:, levels[number - 1].nodes]
-            level = levels[number]
-            tokens_NQ = torch.cat([tokens_NQ, self._children(before_NCH, level, number)], dim=1)
-            inputs_NQH = torch.cat([inputs_NQH, before_NCH[:, level.parents_C]], dim=1)
-        return tokens_NQ
+        """Returns the nodes [N, Q] of the first levels."""
+        before_NCH, number = features_NH[:, None], 0
 
-    def _children(self, before_NCH: torch.Tensor, level: Level, step: int) -> torch.Tensor:
-        """Returns the tokens [N, nodes of a level]: each of its rank after its parent."""
-        num_seqs, num_parents, _ = before_NCH.shape
-        logits = self._model.logits(before_NCH.flatten(0, 1), step).view(num_seqs, num_parents, -1)
-        likeliest = logits.topk(level.num_ranks, dim=-1).indices
-        return self._model.tokens(likeliest[:, level.parents_C, level.ranks_C])
+        def logits_after(batch: Batch, level: Level) -> torch.Tensor:
+            nonlocal before_NCH, number
+            number += 1
+            inputs_NCH = before_NCH[:, level.parents_C]
+            found = self._model.step(batch.tokens_T, inputs_NCH.flatten(0, 1), batch, number)
+            before_NCH = found.view_as(inputs_NCH)
+            return self._logits(before_NCH, number)
 
+        first = self._logits(before_NCH, 0)
+        return levels.drafted(num_levels, places, first, logits_after, self._model.tokens)
 
-class Level(NamedTuple):
-    """The nodes of one level of a tree, which are numbered one after the other."""
-
-    nodes: slice
-    parents_C: torch.Tensor
-    """Place of each node's parent among the nodes of the level before."""
-    ranks_C: torch.Tensor
-    num_ranks: int
-
-
-class Levels:
-    """The levels of a token tree, with the masks of its first nodes."""
-
-    def __init__(self, tree: TokenTree, device: torch.device) -> None:
-        self._levels = []
-        first_before = -1
-        seen = sees(tree)[1:, 1:]
-        self._masks = []
-        for depth in range(1, tree.depth + 1):
-            first, end = tree.num_nodes_to(depth - 1), tree.num_nodes_to(depth)
-            parents = torch.tensor(
-                [parent - first_before for parent in tree.parents[first:end]], device=device
-            )
-            ranks = tree.ranks[first:end]
-            self._levels.append(
-                Level(slice(first, end), parents, torch.tensor(ranks, device=device), 1 + max(ranks))
-            )
-            self._masks.append(seen[:end, :end].flatten().to(device))
-            first_before = first
-        self._distances_Q = torch.tensor(tree.depths, device=device) - 1  # the layer's KV is one place behind
-
-    def __getitem__(self, number: int) -> Level:
-        return self._levels[number]
-
-    def batch(self, tokens_NQ: torch.Tensor, level: int, places: DraftPlaces) -> Batch:
-        """Returns the batch of the nodes up to a level."""
-        num_seqs, num_nodes = tokens_NQ.shape
-        device, start = tokens_NQ.device, places.start
-        positions_T = places.positions(self._distances_Q[:num_nodes]).flatten()
-        starts = torch.zeros(num_seqs, dtype=torch.int32, device=device)
-        tree = DraftTree(self._masks[level], starts, positions_T.int())
-        return Batch(
-            tokens_T=tokens_NQ.flatten(),
-            positions_T=positions_T,
-            slots_T=places.slots(torch.arange(num_nodes, device=device)).flatten(),
-            block_tables_BM=start.tables_NM,
-            chunk_starts=torch.arange(num_seqs + 1, dtype=torch.int32, device=device) * num_nodes,
-            context_lens_B=places.context_lens(num_nodes),
-            sampled_rows_S=None,
-            num_decodes=0,
-            max_query_len=num_nodes,
-            max_context_len=min(start.max_context_len + num_nodes, places.max_len),
-            tree=TreeRows(tree, num_seqs, num_seqs * num_nodes),
-        )
+    def _logits(self, features_NCH: torch.Tensor, step: int) -> torch.Tensor:
+        return self._model.logits(features_NCH.flatten(0, 1), step).view(*features_NCH.shape[:2], -1)

@@ -24,6 +24,7 @@ from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDr
 from hwmodels.speculation.leaps import pass_of_equal
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 from hwmodels.speculation.several import SeveralDrafts
+from hwmodels.speculation.steps import CHAIN, DraftShape
 
 IDLE = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
 QUICK = {"start_s": 0.0, "step_s": 0.0}
@@ -52,36 +53,36 @@ def replica_of(models, devices):
 def model_of(replica_of):
     """Makes a SpeculativeModel of a model preset on H100s."""
 
-    def make(name, draft, host=IDLE, rows=1, **layout):
+    def make(name, draft, host=IDLE, shape=CHAIN, **layout):
         replica = replica_of(name, host, **layout)
-        return SpeculativeModel(replica.roofline(Calibration()), draft, replica, rows=rows)
+        return SpeculativeModel(replica.roofline(Calibration()), draft, replica, shape=shape)
 
     return make
 
 
 SMALL_HEAD = {"vocab_size": 9000, "intermediate_size": 6144}
 DRAFTS = {
-    "model": ("llama3_1_70b", lambda models: ModelDraft(model=models["llama3_2_1b"]), 1),
-    "eagle": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle"), 1),
-    "eagle tree": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle"), 8),
+    "model": ("llama3_1_70b", lambda models: ModelDraft(model=models["llama3_2_1b"]), CHAIN),
+    "eagle": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle"), CHAIN),
+    "eagle tree": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle"), DraftShape.of_tree((4, 8, 6, 2))),
     "eagle3": (
         "qwen3_30b_a3b",
         lambda _: LayerDraft(kind="eagle3", vocab_size=9000, intermediate_size=6144),
-        1,
+        CHAIN,
     ),
-    "eagle ahead": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle", step_s=2e-3), 1),
-    "mtp": ("deepseek_r1", lambda _: LayerDraft(kind="mtp"), 1),
-    "heads": ("llama2_7b", lambda _: HeadDraft(), 1),
-    "layers skipped": ("llama2_7b", lambda _: SkipDraft(num_layers=20), 1),
-    "host": ("llama2_7b", lambda _: HostDraft(start_s=1e-4, sequence_s=1e-5, kilotoken_s=3e-5), 1),
+    "eagle ahead": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle", step_s=2e-3), CHAIN),
+    "mtp": ("deepseek_r1", lambda _: LayerDraft(kind="mtp"), CHAIN),
+    "heads": ("llama2_7b", lambda _: HeadDraft(), CHAIN),
+    "layers skipped": ("llama2_7b", lambda _: SkipDraft(num_layers=20), CHAIN),
+    "host": ("llama2_7b", lambda _: HostDraft(start_s=1e-4, sequence_s=1e-5, kilotoken_s=3e-5), CHAIN),
     "several": (
         "llama2_7b",
         lambda models: SeveralDrafts(
             drafts={name: ModelDraft(model=models[name]) for name in ("llama_68m", "llama_160m")}
         ),
-        2,
+        DraftShape.of_tree((2, 2, 2)),
     ),
-    "rows": ("llama2_7b", lambda _: PassDraft(extra_tokens=60), 1),
+    "rows": ("llama2_7b", lambda _: PassDraft(extra_tokens=60), CHAIN),
 }
 LAYOUTS = {
     "deepseek_r1": {"attention_data_parallel_size": 8, "expert_parallel_size": 8, "tensor_parallel_size": 1},
@@ -92,9 +93,9 @@ LAYOUTS = {
 @pytest.fixture(scope="module", params=DRAFTS)
 def model(request, models, model_of):
     """Returns a model with every kind of draft in turn, in several layouts."""
-    name, make, rows = DRAFTS[request.param]
+    name, make, shape = DRAFTS[request.param]
     host = HostOverhead(iteration_s=1e-3, sequence_s=1e-5, overlapped="ahead" in request.param)
-    return model_of(name, make(models), host, rows, **LAYOUTS.get(name, {}))
+    return model_of(name, make(models), host, shape, **LAYOUTS.get(name, {}))
 
 
 one_pass = st.tuples(
@@ -344,8 +345,23 @@ def test_a_step_without_graphs_launches_every_kernel(model_of):
 def test_rows_of_a_tree_make_steps_longer(model_of):
     shape = decodes_with_drafts(64, 64 * 1000, 4)
     chain = drafting(model_of("llama3_1_8b", LayerDraft(**QUICK)), shape)
-    tree = drafting(model_of("llama3_1_8b", LayerDraft(**QUICK), rows=8), shape)
+    tree = drafting(model_of("llama3_1_8b", LayerDraft(**QUICK), shape=DraftShape((8,) * 4)), shape)
     assert chain < tree < 8 * chain
+
+
+def test_a_draft_that_computes_only_what_lacks_its_kv_takes_two_rows_in_its_first_step(model_of, models):
+    shape = decodes_with_drafts(64, 64 * 1000, 4)
+    small = models["llama3_2_1b"]
+    every = model_of("llama3_1_8b", ModelDraft(model=small, **QUICK))
+    fewest = model_of("llama3_1_8b", ModelDraft(model=small, computes_rejected=False, **QUICK))
+    assert drafting(fewest, shape) < drafting(every, shape)
+    flops = [model.flops_by_purpose(shape).drafting for model in (every, fewest)]
+    of_one_row = [
+        model.flops_by_purpose(decodes_with_drafts(64, 64 * 1000, 1)).drafting for model in (fewest,)
+    ]
+    steps = [6 + 3, 2 + 3]  # rows of the first step, and one in each later one
+    assert flops[0] / flops[1] == pytest.approx(steps[0] / steps[1], rel=0.25)
+    assert of_one_row[0] < flops[1]
 
 
 def test_the_estimate_grows_with_draft_tokens_and_sequences(model_of):

@@ -11,6 +11,7 @@ from hwmodels.speculation.draft import ModelDraft
 from hwmodels.speculation.drafting import drafting_of
 from hwmodels.speculation.model import decodes_with_drafts
 from hwmodels.speculation.several import SeveralDrafts
+from hwmodels.speculation.steps import CHAIN, DraftShape
 
 
 def both(models, *names):
@@ -38,10 +39,11 @@ def test_drafts_run_one_after_the_other(models, devices):
     )
     drafts = both(models, "llama_68m", "llama_160m")
     shape = decodes_with_drafts(8, 8 * 500, 4)
-    parts = [drafting_of(one, replica, 1) for one in drafts.drafts.values()]
-    whole = drafting_of(drafts, replica, 2)
+    parts = [drafting_of(one, replica, CHAIN) for one in drafts.drafts.values()]
+    whole = drafting_of(drafts, replica, DraftShape((2, 2, 2, 2)))
     for quantity in ("seconds", "flops", "bytes_moved"):
-        assert getattr(whole, quantity)(shape) == sum(getattr(part, quantity)(shape) for part in parts)
+        total = sum(getattr(part, quantity)(shape) for part in parts)
+        assert getattr(whole, quantity)(shape) == pytest.approx(total, rel=1e-12)
     assert sum(whole.breakdown(shape).values()) == pytest.approx(whole.seconds(shape))
     assert sum(line.seconds for line in whole.explain(shape)) == pytest.approx(whole.seconds(shape))
 

@@ -64,6 +64,59 @@ def test_tokens_follow_the_target_s_distribution(temperature, top_k, num_request
         assert found.pvalue > 1e-3, (place, found)
 
 
+FILTERED = SamplingParams(temperature=0.9, top_k=9, top_p=0.95, min_p=0.02, max_tokens=3, ignore_eos=True)
+SMALL = Architecture.from_hf(CONFIGS["llama"] | {"num_hidden_layers": 1, "hidden_size": 32})
+KINDS = {
+    "drawn by a model": {"method": "draft_model", "model": SMALL, "draft_sample_method": "probabilistic"},
+    "drawn by skipping": {"method": "self_speculative", "draft_sample_method": "probabilistic"},
+    "likeliest": {"method": "self_speculative"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hundred_thousand_draws_with_all_filters_follow_the_target_s_distribution(kind):
+    """Three places each of so many requests, of which the last two may be drafts."""
+    num_requests = 34_000
+    config = KINDS[kind] | {"num_speculative_tokens": 2}
+    llm = make(speculative_config=config, max_num_seqs=256, num_kv_blocks=1000)
+    outputs = llm.generate([PROMPT] * num_requests, FILTERED)
+    tokens = np.array(tokens_of(outputs))
+    assert sum(output.drafts.num_accepted_tokens for output in outputs) > num_requests // 50
+    spec = Architecture.from_hf(CONFIGS["llama"])
+    weights = load_weights(None, spec, torch.float32, "cpu", seed=1)
+    before = {(): 1.0}
+    for place in range(3):
+        wanted, following = np.zeros(spec.vocab_size), {}
+        for text, probability in before.items():
+            of_next = filtered(eager_logits(spec, weights, torch.tensor([*PROMPT, *text]))[-1], FILTERED)
+            wanted += probability * of_next
+            for token in np.flatnonzero(of_next):
+                following[(*text, int(token))] = probability * of_next[token]
+        counts = np.bincount(tokens[:, place], minlength=len(wanted))
+        possible = wanted > 0
+        assert not counts[~possible].any()
+        often = possible & (wanted * num_requests > 5)
+        kept = np.append(counts[often], counts[~often].sum() + 1e-9)
+        share = np.append(wanted[often], max(wanted[~often].sum(), 1e-12))
+        found = chisquare(kept, share / share.sum() * kept.sum())
+        assert found.pvalue > 1e-3, (place, found)
+        before = following
+
+
+def filtered(logits, params):
+    """Computes a distribution by the definitions of min-p, top-k and top-p, in this order, in float64."""
+    p = np.exp((logits.double().numpy() - float(logits.max())) / params.temperature)
+    p /= p.sum()
+    order = np.argsort(-p)
+    kept = order[p[order] >= params.min_p * p[order[0]]][: params.top_k]
+    q = p[kept] / p[kept].sum()
+    kept = kept[np.cumsum(q) - q < params.top_p]
+    result = np.zeros_like(p)
+    result[kept] = p[kept] / p[kept].sum()
+    return result
+
+
 @pytest.mark.slow
 def test_tokens_with_penalties_follow_the_penalised_target_s_distribution():
     """The second token's distribution counts the first one, which may have been a draft token of its pass."""

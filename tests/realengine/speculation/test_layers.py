@@ -408,6 +408,9 @@ def test_modules_beside_the_target_s_weights_draft_by_default(tmp_path, layout):
     outputs = llm.generate(prompts(), GREEDY)
     assert tokens_of(outputs) == tokens_of(make_llm().generate(prompts(), GREEDY))
     assert all(output.drafts.num_draft_tokens > 0 for output in outputs)
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"has no modules for multi-token prediction, neither mtp"):
+        LLM(model, **settings, speculative_config={"method": "mtp"})
 
 
 @pytest.mark.parametrize("layout", ["mtp", "deepseek"])

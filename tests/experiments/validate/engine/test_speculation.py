@@ -18,7 +18,15 @@ from experiments.validate.engine.from_recording import measured  # noqa: E402
 from experiments.validate.engine.recording import load  # noqa: E402
 from experiments.validate.engine.replay import replay  # noqa: E402
 from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator  # noqa: E402
-from hwmodels.speculation.draft import HostDraft, ModelDraft, PassDraft, SkipDraft  # noqa: E402
+from hwmodels.speculation.draft import (  # noqa: E402
+    HeadDraft,
+    HostDraft,
+    LayerDraft,
+    ModelDraft,
+    PassDraft,
+    SkipDraft,
+)
+from hwmodels.speculation.several import SeveralDrafts  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
 from policies.caching.paged import Paged  # noqa: E402
 from policies.caching.radix import Radix  # noqa: E402
@@ -27,11 +35,19 @@ from policies.speculation.adaptive import Adaptive  # noqa: E402
 from policies.speculation.backoff import Backoff  # noqa: E402
 from policies.speculation.by_batch_size import ByBatchSize  # noqa: E402
 from policies.speculation.fixed import Fixed  # noqa: E402
+from policies.speculation.none import NoDrafts  # noqa: E402
 from policies.speculation.proposers.draft_model import DraftModel  # noqa: E402
+from policies.speculation.proposers.eagle import Eagle  # noqa: E402
+from policies.speculation.proposers.eagle3 import Eagle3  # noqa: E402
 from policies.speculation.proposers.lookahead import Lookahead  # noqa: E402
+from policies.speculation.proposers.medusa import Medusa  # noqa: E402
+from policies.speculation.proposers.mtp import Mtp  # noqa: E402
 from policies.speculation.proposers.ngram import Ngram  # noqa: E402
 from policies.speculation.proposers.self_speculative import SelfSpeculative  # noqa: E402
+from policies.speculation.proposers.specinfer_tree import SpecinferTree  # noqa: E402
 from policies.speculation.proposers.suffix import Suffix  # noqa: E402
+from policies.speculation.slo_aware import SloAware  # noqa: E402
+from policies.speculation.tree import TokenTree  # noqa: E402
 from sim.speculation.acceptance.iid import Iid  # noqa: E402
 from sim.speculation.acceptance.table import Table  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic  # noqa: E402
@@ -41,8 +57,36 @@ NGRAM = Ngram(draft=HostDraft(), num_speculative_tokens=4, prompt_lookup_max=2, 
 SUFFIX = Suffix(draft=HostDraft(), num_speculative_tokens=5)
 SKIPPING = SelfSpeculative(draft=SkipDraft(num_layers=1, start_s=0.0, step_s=0.0), num_speculative_tokens=3)
 LOOKAHEAD = Lookahead(draft=PassDraft.of_window(window=3, ngram=3), window=3, ngram=3, guesses=3)
+LAYER = {"start_s": 0.0, "step_s": 0.0}
+TREE = TokenTree.of_widths([2, 2, 1])
+SMALL = ModelDraft(model=scenario_of().model, **LAYER)
+DEVICE = {
+    "draft_model": DraftModel(draft=SMALL, num_speculative_tokens=3),
+    "specinfer_tree": SpecinferTree(draft=SMALL, widths=(2, 2, 1)),
+    "specinfer_drafts": SpecinferTree(draft=SeveralDrafts(drafts={"a": SMALL, "b": SMALL}), widths=(2, 1)),
+    "medusa": Medusa(draft=HeadDraft(num_heads=3, start_s=0.0), num_speculative_tokens=3),
+    "medusa_tree": Medusa(
+        draft=HeadDraft(num_heads=3, start_s=0.0), num_speculative_tokens=TREE.num_nodes, tree=TREE
+    ),
+    "eagle": Eagle(draft=LayerDraft(kind="eagle", **LAYER), num_speculative_tokens=3),
+    "eagle_tree": Eagle(
+        draft=LayerDraft(kind="eagle", **LAYER), num_speculative_tokens=TREE.num_nodes, tree=TREE
+    ),
+    "eagle3": Eagle3(draft=LayerDraft(kind="eagle3", vocab_size=48, **LAYER), num_speculative_tokens=3),
+    "mtp": Mtp(draft=LayerDraft(kind="mtp", **LAYER), num_speculative_tokens=2),
+}
+"""Proposers whose drafts are on the device; of their random drafts few tokens are accepted."""
+MODEL = {"config": LLAMA}
+CONFIG = {
+    "model": MODEL,
+    "speculation": {
+        "draft": {"model": MODEL, "drafts": {"first": {"model": MODEL}, "second": {"model": MODEL}}}
+    },
+}
 LENGTHS = {
     "fixed": Fixed(),
+    "none": NoDrafts(),
+    "slo_aware": SloAware(tpot_s=1e-6),  # all are behind: else it decides by a clock that has no host's time
     "by_batch_size": ByBatchSize(num_speculative_tokens_per_batch_size=((1, 3, 4), (4, 8, 1))),
     "adaptive": Adaptive(),
     "backoff": Backoff(),
@@ -72,11 +116,27 @@ def speculating(proposer=NGRAM, draft_length=None, **changes):
 def test_every_proposer_and_policy_is_decided_again(proposer, length):
     scenario = speculating(proposer, LENGTHS[length])
     recording = run_engine(scenario, traffic())
-    assert any(event.kind == "pass" and sum(event.value[2:]) for event in recording.events)
+    accepted = sum(sum(event.value[2:]) for event in recording.events if event.kind == "pass")
+    assert (accepted > 0) == (length != "none")
     core = scenario.core(int(recording.engine["num_kv_blocks"]))
     found = replay(recording, core)
     assert found.difference is None, found.difference
     assert found.num_equal == len(recording.steps) > 20
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("proposer", DEVICE)
+def test_every_drafter_on_the_device_is_decided_again_also_in_the_simulator(proposer, length):
+    model = replace(scenario_of().model, num_mtp_modules=1)
+    scenario = speculating(DEVICE[proposer], LENGTHS[length], model=model)
+    recording = run_engine(scenario, traffic(gap_s=2e-4), config=CONFIG)
+    found = replay(recording, scenario.core(int(recording.engine["num_kv_blocks"])))
+    assert found.difference is None, found.difference
+    times = RecordedTimes(recording, scenario.iteration_model())
+    replayed = replay_in_simulator(recording, scenario, times, as_seen=True)
+    assert num_equal(recording, replayed.digests) == len(recording.steps) > 10
+    drafted = sum(event.value[1] for event in recording.events if event.kind == "pass")
+    assert (drafted > 0) == (length != "none")
 
 
 @pytest.mark.parametrize("kept", KEPT)
