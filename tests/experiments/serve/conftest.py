@@ -144,6 +144,7 @@ def server(tmp_path):
                 urls[what.rstrip(")\n")] = url
                 if what.startswith("Ctrl-C"):
                     break
+            assert urls, "the server has not started"
             names = [f"replica {index}" for index in range(len(urls) - 1)]
             running = ServerProcess(url, [urls[name] for name in names], process, folder)
             running.wait()
