@@ -5,6 +5,7 @@ import torch
 
 from realengine.model.architecture import Architecture
 from realengine.serving.llm import LLM
+from realengine.serving.model import Model
 from tests.realengine.recorded import record_on_cpu
 from tests.realengine.speculation.guided import guide_drafters
 from tests.realengine.speculation.random_case import METHODS, drawn_case
@@ -16,9 +17,8 @@ torch.set_num_threads(1)
 
 def engine_of(config, settings):
     settings = {"device": "cpu", "num_kv_blocks": 900, **settings}
-    llm = LLM(Architecture.from_hf(CONFIGS[config]), seed=1, **settings)
-    llm.engine._tokenizer = Letters()
-    return llm.engine
+    model = Model(Architecture.from_hf(CONFIGS[config]), None, Letters())
+    return LLM(model, seed=1, **settings).engine
 
 
 def served(engine, case, aborts):
