@@ -159,7 +159,7 @@ def test_guidellm(server, program, tokenizer_folder, tmp_path, world):
 def test_aiperf(server, program, tokenizer_folder, tmp_path, world):
     aiperf, folder = program("aiperf", "aiperf"), tmp_path / "aiperf"
     own = [f"serve.tokenizer={tokenizer_folder}", "serve.output_length=max_tokens"]
-    # AIPerf leaves out outputs without text; of random weights, the engine's own tokenizer writes every token.
+    # AIPerf leaves out outputs without text; the engine's own tokenizer writes every random token.
     with server(*world.settings, *(own if world.is_simulated else [])) as running:
         with Punctuality() as watch:
             run(
