@@ -1,5 +1,6 @@
 """Two ranks (gloo) give the tokens of one rank without drafts, with every way to draft."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,12 @@ from tests.realengine.speculation.test_lossless import prompts, tokens_of
 from tests.realengine.test_engine import make
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def freed():
+    """Frees the engine of the test before, whose ranks end with it."""
+    gc.collect()
 
 
 @pytest.mark.slow
