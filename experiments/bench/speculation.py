@@ -22,7 +22,7 @@ from sim.settings.scenario import build_run
 
 WORLD = ("engine=vllm", "model=llama3_1_8b", "hardware=h100_sxm", "slo=none", "workload=poisson")
 CHOICES = {"without": (), "with": ("speculation=eagle3", "acceptance.rate=0.7")}
-LOADS = {3.2: 1500, 23.0: 5000, 38.0: 8000}
+LOADS = {3.2: 1000, 23.0: 3000, 37.0: 5000}
 """Requests per second -> number of requests."""
 ENGINES = ("general", "lane")
 

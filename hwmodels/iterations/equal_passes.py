@@ -7,13 +7,16 @@ therefore mostly lie below those that grow with the keys, and a pass costs as li
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations.decodes import BEYOND_ROUNDING, PassParts
 from hwmodels.iterations.ops import PassLines
+
+FEW_PASSES: Final = 40
+"""Largest number of passes priced one by one: an array takes as long as 40 numbers."""
 
 KeyLines = list[tuple[float, list[tuple[float, float]]]]
 """Per operator: calls per iteration, and lines as fixed seconds and seconds per key."""
@@ -26,16 +29,17 @@ class EqualPasses:
     tokens of all sequences. operators: see `by_keys`.
     """
 
-    few_passes = 40
-    """Largest number of passes priced one by one: an array takes as long as 40 numbers."""
-
-    __slots__ = ("_added_s", "_counted_s", "_floor_s", "_from", "_operators", "_straight", "_to", "_tokens")
+    __slots__ = (
+        *("_added_s", "_counted_s", "_floor_s", "_from", "_operators", "_straight", "_to", "_tokens"),
+        "few_passes",
+    )
 
     def __init__(
         self, counted_s: float, floor_s: float, added_s: float, tokens: int, operators: KeyLines
     ) -> None:
         self._counted_s, self._floor_s, self._added_s = counted_s, floor_s, added_s
         self._tokens, self._operators = tokens, operators
+        self.few_passes = FEW_PASSES
         self._straight: list[tuple[float, float, float]] = []
         """Highest line per operator at the contexts looked up last: calls, fixed seconds, those per key."""
         self._from, self._to = inf, -inf  # the contexts at which they are the highest

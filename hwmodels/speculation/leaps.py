@@ -45,12 +45,11 @@ class Prices(Protocol):
 class OneByOne:
     """Prices of the passes of the same sequences by a function of shapes."""
 
-    few_passes = 6
-
     def __init__(
         self, seconds: Callable[[IterationShape], Any], num_seqs: int, rows: int, steps: int
     ) -> None:
         self._seconds, self._equal = seconds, (num_seqs, rows, steps)
+        self.few_passes = 6
 
     def each(self, contexts: list[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""

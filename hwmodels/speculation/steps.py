@@ -45,15 +45,14 @@ class EqualSteps:
     num_later: steps after the first. ahead: context tokens that each of these has more than the pass.
     """
 
-    __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s")
-
-    few_passes = EqualPasses.few_passes
+    __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s", "few_passes")
 
     def __init__(
         self, start_s: float, first: EqualPasses, later: EqualPasses, num_later: int, ahead: float
     ) -> None:
         self._start_s, self._first, self._later = start_s, first, later
         self._num_later, self._ahead = num_later, ahead
+        self.few_passes = first.few_passes
 
     def each(self, contexts: list[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""

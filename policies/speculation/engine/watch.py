@@ -88,7 +88,7 @@ class DraftWatch:
             num_rows = int(rows[num_levels])
             drafts.next_drafts = np.full(len(seqs), num_rows)
             drafts.next_levels = num_levels if len(seqs) else 0
-            is_same = not completing and np.count_nonzero(drafts.num_drafts == num_rows) == len(seqs)
+            is_same = not completing and bool(np.count_nonzero(drafts.num_drafts == num_rows) == len(seqs))
             drafts.are_alike = is_same
         plan.horizon = min(plan.horizon, self._policy.num_repeats if is_same else 1)
 
