@@ -26,19 +26,19 @@ import triton
 from kernels.case import Case
 from kernels.gemm import Tile, for_rows, for_target, random_tensor
 from kernels.launch import INTERPRETER, launch
-from kernels.moe_kernels import (
-    moe_combine_kernel,
-    moe_count_kernel,
-    moe_gemm_kernel,
-    moe_place_kernel,
-    moe_route_kernel,
+from kernels.moe_kernels import moe_combine_kernel, moe_gemm_kernel
+from kernels.moe_routing import (
+    Alignment,
+    Routing,
+    moe_align,
+    moe_align_reference,
+    moe_route,
+    moe_route_reference,
 )
+from kernels.mxfp4_weight import BLOCK, Mxfp4Weight, dense_mxfp4
 from kernels.w8a16 import Int8Weight
 
 DTYPES = (torch.bfloat16, torch.float16)
-LOGIT_DTYPES = (*DTYPES, torch.float32)
-MAX_EXPERTS = 512
-MAX_CHOICES = 32
 # Tile by target and by the mean number of rows per expert; the gated GEMM has two accumulators of this size.
 TILES = {
     "sm_80": {16: Tile(16, 64, 64, 4, 4), 64: Tile(64, 64, 64, 4, 3), 1 << 30: Tile(128, 64, 64, 8, 3)},
@@ -46,152 +46,62 @@ TILES = {
     "gfx942": {16: Tile(16, 64, 64, 4, 2), 64: Tile(64, 64, 64, 4, 2), 1 << 30: Tile(128, 64, 32, 8, 2)},
     INTERPRETER: {4: Tile(16, 32, 32, 4, 1), 1 << 30: Tile(32, 32, 64, 4, 1)},
 }
-ExpertWeight = torch.Tensor | Int8Weight  # [E, N, K], or int8 with scales [E, N]
-ONE_HOT_ELEMENTS = 8192  # of the matrix that counts a chunk's entries by expert: chunk * experts
+# Unpacking takes registers, so the tiles of 4-bit weights are smaller.
+PACKED_TILES = TILES | {
+    "sm_90": {16: Tile(16, 64, 64, 4, 4), 64: Tile(64, 64, 64, 4, 4), 1 << 30: Tile(128, 64, 64, 8, 3)},
+}
+ExpertWeight = torch.Tensor | Int8Weight | Mxfp4Weight  # [E, N, K], or int8 with scales [E, N], or 4 bits
 COMBINE_TILE = 1024
 
 
-class Routing(NamedTuple):
-    """Routing: weights fp32 [T, J]; experts int32 [T, J], by decreasing weight; -1: not computed here."""
+class Clamp(NamedTuple):
+    """The gated activation of gpt-oss: min(gate, limit) sigmoid(alpha gate) (1 + up within +-limit)."""
 
-    weights_TJ: torch.Tensor
-    experts_TJ: torch.Tensor
-
-
-class Alignment(NamedTuple):
-    """Entries by row, int32, -1 for padding, undefined from ends[-1] on; end row per expert, int32 [E]."""
-
-    rows: torch.Tensor
-    ends_E: torch.Tensor
-    block_rows: int
+    alpha: float
+    limit: float
 
 
-def moe_route(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = True) -> Routing:
-    """Returns the num_choices largest softmax weights of each token, in fp32; ties go to the lowest expert.
+class Biases(NamedTuple):
+    """Biases of the experts' layers: gate and up [E, 2 I], down [E, H]; of x's dtype or fp32."""
 
-    logits_TE: bf16, fp16 or fp32, contiguous, up to 512 experts. renormalise: whether the weights of a token
-    are scaled to sum to one (Mixtral, Qwen3). Raises ValueError for other dtypes and numbers.
-    """
-    num_tokens, num_experts = logits_TE.shape
-    if logits_TE.dtype not in LOGIT_DTYPES or not logits_TE.is_contiguous():
-        raise ValueError(f"logits are {logits_TE.dtype}; must be contiguous bfloat16, float16 or float32")
-    _check_numbers(num_experts, num_choices)
-    weights_TJ = torch.empty(num_tokens, num_choices, dtype=torch.float32, device=logits_TE.device)
-    experts_TJ = torch.empty(num_tokens, num_choices, dtype=torch.int32, device=logits_TE.device)
-    rows = 4
-    launch(
-        moe_route_kernel,
-        (triton.cdiv(num_tokens, rows),),
-        logits_TE,
-        weights_TJ,
-        experts_TJ,
-        num_tokens,
-        num_experts,
-        CHOICES=num_choices,
-        RENORMALISE=renormalise,
-        ROWS=rows,
-        EXPERTS=triton.next_power_of_2(num_experts),
-        CHOICES_TILE=triton.next_power_of_2(num_choices),
-        num_warps=4,
-    )
-    return Routing(weights_TJ, experts_TJ)
-
-
-def moe_route_reference(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = True) -> Routing:
-    """Computes the reference of `moe_route` in torch."""
-    shares_TE = torch.softmax(logits_TE.float(), dim=-1)
-    experts_TJ = torch.sort(shares_TE, dim=-1, descending=True, stable=True).indices[:, :num_choices]
-    weights_TJ = shares_TE.gather(1, experts_TJ)
-    if renormalise:
-        weights_TJ = weights_TJ / weights_TJ.sum(-1, keepdim=True)
-    return Routing(weights_TJ, experts_TJ.to(torch.int32))
-
-
-def moe_align(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Alignment:
-    """Returns entries sorted by expert (stable); each expert's rows start at a multiple of block_rows.
-
-    experts_TJ: int32, contiguous; entries of -1 get no row. block_rows: a power of two. Raises ValueError for
-    other dtypes and numbers.
-    """
-    if experts_TJ.dtype != torch.int32 or not experts_TJ.is_contiguous():
-        raise ValueError(f"experts are {experts_TJ.dtype}; must be contiguous torch.int32")
-    _check_numbers(num_experts, 1)
-    if block_rows & (block_rows - 1) or block_rows < 1:
-        raise ValueError(f"block_rows is {block_rows}; must be a power of two")
-    num_entries = experts_TJ.numel()
-    num_rows = _most_blocks(num_entries, num_experts, block_rows) * block_rows
-    rows = torch.empty(num_rows, dtype=torch.int32, device=experts_TJ.device)
-    ends_E = torch.empty(num_experts, dtype=torch.int32, device=experts_TJ.device)
-    experts_tile = triton.next_power_of_2(num_experts)
-    chunk = min(ONE_HOT_ELEMENTS // experts_tile, max(16, triton.next_power_of_2(num_entries)))
-    num_chunks = max(triton.cdiv(num_entries, chunk), 1)
-    counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=experts_TJ.device)
-    if num_chunks > 1:
-        launch(
-            moe_count_kernel,
-            (num_chunks,),
-            experts_TJ,
-            counts,
-            num_entries,
-            num_experts,
-            CHUNK=chunk,
-            EXPERTS=experts_tile,
-            num_warps=8,
-        )
-    launch(
-        moe_place_kernel,
-        (num_chunks,),
-        experts_TJ,
-        counts,
-        rows,
-        ends_E,
-        num_entries,
-        num_experts,
-        num_chunks,
-        ONE_CHUNK=num_chunks == 1,
-        BLOCK_ROWS=block_rows,
-        CHUNK=chunk,
-        EXPERTS=experts_tile,
-        num_warps=8,
-    )
-    return Alignment(rows, ends_E, block_rows)
-
-
-def moe_align_reference(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Alignment:
-    """Computes the reference of `moe_align` in torch; rows from ends[-1] on are -1."""
-    flat = experts_TJ.flatten().long()
-    entries = torch.argsort(flat, stable=True)
-    entries = entries[flat[entries] >= 0]
-    counts_E = torch.bincount(flat[entries], minlength=num_experts)
-    padded_E = (counts_E + block_rows - 1) // block_rows * block_rows
-    ends_E = padded_E.cumsum(0)
-    first_of_entry = (ends_E - padded_E)[flat[entries]]
-    rank = torch.arange(len(entries), device=flat.device) - (counts_E.cumsum(0) - counts_E)[flat[entries]]
-    size = _most_blocks(experts_TJ.numel(), num_experts, block_rows) * block_rows
-    rows = torch.full((size,), -1, dtype=torch.int32, device=flat.device)
-    rows[first_of_entry + rank] = entries.to(torch.int32)
-    return Alignment(rows, ends_E.to(torch.int32), block_rows)
+    gate_up: torch.Tensor
+    down: torch.Tensor
 
 
 def moe_gemm(
-    x_RK: torch.Tensor, weight: ExpertWeight, alignment: Alignment, num_entries: int, *, gated: bool
+    x_RK: torch.Tensor,
+    weight: ExpertWeight,
+    alignment: Alignment,
+    num_entries: int,
+    *,
+    gated: bool,
+    bias_EN: torch.Tensor | None = None,
+    clamp: Clamp | None = None,
 ) -> torch.Tensor:
-    """Multiplies each entry's row of x by its expert's weight.
+    """Multiplies each entry's row of x by its expert's weight, and adds its bias.
 
     Returns [num_entries, N], or silu(gate) * up [num_entries, N / 2] if gated. x_RK: bf16 or fp16,
     contiguous, one row per token or per entry; num_entries must be a multiple of its length. weight: [E, N,
-    K] of x's dtype, or int8 with scales fp32 [E, N]; contiguous; if gated, the outputs of gate, then of up.
-    Entries without a row are not written. Raises ValueError for other dtypes and shapes.
+    K] of x's dtype, int8 with scales fp32 [E, N], or 4 bits; contiguous; if gated, the outputs of gate, then
+    of up. clamp: the activation; None: SwiGLU. Entries without a row are not written. Raises ValueError for
+    other dtypes and shapes.
     """
-    weight_ENK, scales_EN = weight if isinstance(weight, Int8Weight) else (weight, None)
-    num_experts, n, k = weight_ENK.shape
-    _check_gemm(x_RK, weight_ENK, scales_EN, num_entries, gated)
+    stored, scales = weight if isinstance(weight, Int8Weight | Mxfp4Weight) else (weight, None)
+    packed = isinstance(weight, Mxfp4Weight)
+    num_experts, n, k = stored.shape
+    k = 2 * k if packed else k
+    if packed:
+        _check_packed(x_RK, stored, scales)
+    else:
+        _check_gemm(x_RK, stored, scales, gated)
+    _check_rows(x_RK, (n, k), num_entries, gated)
+    _check_bias(bias_EN, (num_experts, n))
     if gated:
         n //= 2
     out = torch.empty(num_entries, n, dtype=x_RK.dtype, device=x_RK.device)
     if num_entries == 0:
         return out
-    tile = _tile(num_entries, num_experts)
+    tile = _tile(weight, num_entries)
     if tile.rows != alignment.block_rows:
         tile = tile._replace(rows=alignment.block_rows)
     num_blocks = len(alignment.rows) // tile.rows
@@ -199,8 +109,9 @@ def moe_gemm(
         moe_gemm_kernel,
         (num_blocks * triton.cdiv(n, tile.cols),),
         x_RK,
-        weight_ENK,
-        weight_ENK if scales_EN is None else scales_EN,
+        stored,
+        stored if scales is None else scales,
+        stored if bias_EN is None else bias_EN,
         alignment.rows,
         alignment.ends_E,
         out,
@@ -209,8 +120,13 @@ def moe_gemm(
         k,
         num_experts,
         num_entries // len(x_RK),
+        1.0 if clamp is None else clamp.alpha,
+        0.0 if clamp is None else clamp.limit,
         GATED=gated,
-        HAS_SCALES=scales_EN is not None,
+        HAS_SCALES=scales is not None and not packed,
+        HAS_BIAS=bias_EN is not None,
+        CLAMPED=clamp is not None,
+        MXFP4=packed,
         ROWS=tile.rows,
         COLS=tile.cols,
         DEPTH=tile.depth,
@@ -223,11 +139,18 @@ def moe_gemm(
 
 
 def moe_gemm_reference(
-    x_RK: torch.Tensor, weight: ExpertWeight, alignment: Alignment, num_entries: int, *, gated: bool
+    x_RK: torch.Tensor,
+    weight: ExpertWeight,
+    alignment: Alignment,
+    num_entries: int,
+    *,
+    gated: bool,
+    bias_EN: torch.Tensor | None = None,
+    clamp: Clamp | None = None,
 ) -> torch.Tensor:
     """Computes the reference of `moe_gemm` in torch for any float type; entries without a row get zeros."""
-    weight_ENK, scales_EN = weight if isinstance(weight, Int8Weight) else (weight, None)
-    out_size = weight_ENK.shape[1] // (2 if gated else 1)
+    num_outputs = (weight if isinstance(weight, torch.Tensor) else weight[0]).shape[1]
+    out_size = num_outputs // (2 if gated else 1)
     out = torch.zeros(num_entries, out_size, dtype=x_RK.dtype, device=x_RK.device)
     choices = num_entries // max(len(x_RK), 1)
     first = 0
@@ -236,12 +159,16 @@ def moe_gemm_reference(
         entries = entries[entries >= 0]
         first = end
         if len(entries):
-            product = x_RK[entries // choices].float() @ weight_ENK[expert].float().T
-            if scales_EN is not None:
-                product *= scales_EN[expert]
+            product = x_RK[entries // choices].float() @ _dense(weight, expert).T
+            if bias_EN is not None:
+                product += bias_EN[expert].float()
             if gated:
                 gate, up = product.chunk(2, dim=-1)
-                product = F.silu(gate) * up
+                if clamp is None:
+                    product = F.silu(gate) * up
+                else:
+                    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+                    product = gate * torch.sigmoid(clamp.alpha * gate) * (up + 1)
             out[entries] = product.to(x_RK.dtype)
     return out
 
@@ -281,57 +208,70 @@ def moe_combine_reference(y: torch.Tensor, routing: Routing) -> torch.Tensor:
     return (y_TJH * weights_TJ[..., None]).sum(1).to(y.dtype)
 
 
-def moe_mlp(x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Routing) -> torch.Tensor:
-    """Returns the weighted sum of each token's expert MLPs (SwiGLU): [T, H] in x's dtype.
+def moe_mlp(
+    x_TH: torch.Tensor,
+    w13: ExpertWeight,
+    w2: ExpertWeight,
+    routing: Routing,
+    *,
+    biases: Biases | None = None,
+    clamp: Clamp | None = None,
+) -> torch.Tensor:
+    """Returns the weighted sum of each token's expert MLPs: [T, H] in x's dtype.
 
-    x_TH: bf16 or fp16, contiguous. w13: [E, 2 * I, H], gate before up; w2: [E, H, I]; of x's dtype or int8
-    with scales, contiguous. Raises ValueError for other dtypes and shapes.
+    x_TH: bf16 or fp16, contiguous. w13: [E, 2 * I, H], gate before up; w2: [E, H, I]; of x's dtype, int8 with
+    scales, or 4 bits; contiguous. clamp: the activation; None: SwiGLU. Raises ValueError for other dtypes and
+    shapes.
     """
     num_experts, num_entries = _num_experts(w13), routing.experts_TJ.numel()
-    alignment = moe_align(routing.experts_TJ, num_experts, _tile(num_entries, num_experts).rows)
-    hidden = moe_gemm(x_TH, w13, alignment, num_entries, gated=True)
-    return moe_combine(moe_gemm(hidden, w2, alignment, num_entries, gated=False), routing)
+    alignment = moe_align(routing.experts_TJ, num_experts, _tile(w13, num_entries).rows)
+    up, down = biases or (None, None)
+    hidden = moe_gemm(x_TH, w13, alignment, num_entries, gated=True, bias_EN=up, clamp=clamp)
+    return moe_combine(moe_gemm(hidden, w2, alignment, num_entries, gated=False, bias_EN=down), routing)
 
 
 def moe_mlp_reference(
-    x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Routing
+    x_TH: torch.Tensor,
+    w13: ExpertWeight,
+    w2: ExpertWeight,
+    routing: Routing,
+    *,
+    biases: Biases | None = None,
+    clamp: Clamp | None = None,
 ) -> torch.Tensor:
     """Computes the reference of `moe_mlp` in torch for any float type."""
     num_entries = routing.experts_TJ.numel()
     alignment = moe_align_reference(routing.experts_TJ, _num_experts(w13), 1)
-    hidden = moe_gemm_reference(x_TH, w13, alignment, num_entries, gated=True)
-    return moe_combine_reference(moe_gemm_reference(hidden, w2, alignment, num_entries, gated=False), routing)
+    up, down = biases or (None, None)
+    hidden = moe_gemm_reference(x_TH, w13, alignment, num_entries, gated=True, bias_EN=up, clamp=clamp)
+    y = moe_gemm_reference(hidden, w2, alignment, num_entries, gated=False, bias_EN=down)
+    return moe_combine_reference(y, routing)
 
 
 def _num_experts(weight: ExpertWeight) -> int:
-    return len(weight.values_NK if isinstance(weight, Int8Weight) else weight)
+    return len(weight if isinstance(weight, torch.Tensor) else weight[0])
 
 
-def _tile(num_entries: int, num_experts: int) -> Tile:
-    return for_rows(for_target(TILES), triton.cdiv(num_entries, num_experts))
+def _dense(weight: ExpertWeight, expert: int) -> torch.Tensor:
+    """Returns the weight [N, K] of an expert in fp32."""
+    if isinstance(weight, Mxfp4Weight):
+        return dense_mxfp4(Mxfp4Weight(weight.codes[expert], weight.scales[expert]))
+    if isinstance(weight, Int8Weight):
+        return weight.values_NK[expert].float() * weight.scales_N[expert][:, None]
+    return weight[expert].float()
 
 
-def _most_blocks(num_entries: int, num_experts: int, block_rows: int) -> int:
-    """Returns an upper bound of the blocks: every expert that can have entries ends in a partial block."""
-    used = min(num_experts, num_entries)
-    return max((num_entries - used) // block_rows + used, 1)
-
-
-def _check_numbers(num_experts: int, num_choices: int) -> None:
-    if not 1 <= num_choices <= min(num_experts, MAX_CHOICES) or num_experts > MAX_EXPERTS:
-        raise ValueError(
-            f"{num_choices} of {num_experts} experts: must be 1 to {MAX_CHOICES} of at most {MAX_EXPERTS}"
-        )
+def _tile(weight: ExpertWeight, num_entries: int) -> Tile:
+    tiles = for_target(PACKED_TILES if isinstance(weight, Mxfp4Weight) else TILES)
+    return for_rows(tiles, triton.cdiv(num_entries, _num_experts(weight)))
 
 
 def _check_gemm(
     x_RK: torch.Tensor,
     weight_ENK: torch.Tensor,
     scales_EN: torch.Tensor | None,
-    num_entries: int,
     gated: bool,
 ) -> None:
-    _, n, k = weight_ENK.shape
     if x_RK.dtype not in DTYPES or weight_ENK.dtype != (x_RK.dtype if scales_EN is None else torch.int8):
         raise ValueError(
             f"x is {x_RK.dtype}, weight {weight_ENK.dtype}; x must be bfloat16 or float16, and the weight of "
@@ -348,9 +288,31 @@ def _check_gemm(
         )
     if not x_RK.is_contiguous() or not weight_ENK.is_contiguous():
         raise ValueError("x and weight must be contiguous")
+
+
+def _check_packed(x_RK: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor | None) -> None:
+    experts, n, half = codes.shape
+    shape = (experts, n, 2 * half // BLOCK)
+    if x_RK.dtype not in DTYPES or any(x is None or x.dtype != torch.uint8 for x in (codes, scales)):
+        raise ValueError(f"x is {x_RK.dtype}; must be bfloat16 or float16, with codes and scales of uint8")
+    if scales is None or scales.shape != shape or half % (BLOCK // 2):
+        raise ValueError(
+            f"codes are {list(codes.shape)}: must have scales {list(shape)}, one per {BLOCK} inputs"
+        )
+    if not (x_RK.is_contiguous() and codes.is_contiguous() and scales.is_contiguous()):
+        raise ValueError("x, codes and scales must be contiguous")
+
+
+def _check_bias(bias_EN: torch.Tensor | None, shape: tuple[int, int]) -> None:
+    if bias_EN is not None and (bias_EN.shape != shape or not bias_EN.is_contiguous()):
+        raise ValueError(f"bias is {list(bias_EN.shape)}; must be contiguous {list(shape)}")
+
+
+def _check_rows(x_RK: torch.Tensor, outputs: tuple[int, int], num_entries: int, gated: bool) -> None:
+    n, k = outputs
     if x_RK.shape[1] != k or (gated and n % 2):
         raise ValueError(
-            f"x is {list(x_RK.shape)}, weight {list(weight_ENK.shape)}: must have the same inputs"
+            f"x is {list(x_RK.shape)}, weight [experts, {n}, {k}]: must have the same inputs"
             + (", and an even number of outputs if gated" if gated else "")
         )
     if num_entries % max(len(x_RK), 1) or (num_entries and not len(x_RK)):
@@ -358,7 +320,7 @@ def _check_gemm(
 
 
 def cases() -> Iterator[Case]:
-    """Yields the layers of Qwen3-30B-A3B and of Mixtral."""
+    """Yields the layers of Qwen3-30B-A3B, of Mixtral and of gpt-oss-20b."""
     for name, experts, choices, hidden, inner in (
         ("qwen3", 128, 8, 2048, 768),
         ("mixtral", 8, 2, 4096, 14336),
@@ -378,6 +340,30 @@ def cases() -> Iterator[Case]:
                 partial(_route_case, *shape[:3]),
                 num_tokens * (2 * experts + 8 * choices),
             )
+
+    for num_tokens in (1, 32, 1024, 4096):
+        used, hidden = min(32, num_tokens * 4), 2880
+        yield Case(
+            f"gpt_oss_t{num_tokens}_mxfp4",
+            partial(_gpt_oss_case, num_tokens, hidden),
+            3 * 17 / 32 * used * hidden * hidden + 4 * num_tokens * hidden,
+            6 * num_tokens * 4 * hidden * hidden,
+        )
+
+
+def _gpt_oss_case(num_tokens: int, hidden: int, device: torch.device) -> Callable[[], object]:
+    x_TH = random_tensor((num_tokens, hidden), torch.bfloat16, device)
+    shapes = ((32, 2 * hidden, hidden), (32, hidden, hidden))
+    w13, w2 = (
+        Mxfp4Weight(
+            torch.randint(256, (*shape[:2], shape[2] // 2), device=device, dtype=torch.uint8),
+            torch.full((*shape[:2], shape[2] // BLOCK), 120, device=device, dtype=torch.uint8),
+        )
+        for shape in shapes
+    )
+    biases = Biases(*(random_tensor(shape[:2], torch.bfloat16, device) for shape in shapes))
+    routing = moe_route_reference(torch.rand(num_tokens, 32, device=device), 4)
+    return lambda: moe_mlp(x_TH, w13, w2, routing, biases=biases, clamp=Clamp(1.702, 7.0))
 
 
 def _mlp_case(

@@ -110,11 +110,48 @@ def moe_place_kernel(
             tl.store(rows_ptr + o_pad, tl.full([EXPERTS], -1, tl.int32), mask=o_pad < b_end)
 
 
+@triton.jit
+def weight_tile(p_codes, p_scales, at, mask, MXFP4: tl.constexpr):
+    """Loads the weights at inputs `at` of rows: as stored, or 4-bit numbers in fp32."""
+    if MXFP4:  # noqa: SIM108  only the chosen branch is compiled
+        tile = mxfp4_tile(p_codes, p_scales, at, mask)
+    else:
+        tile = tl.load(p_codes + at, mask=mask, other=0.0)
+    return tile
+
+
+@triton.jit
+def gated(gate, up, alpha, limit, CLAMPED: tl.constexpr):
+    """Computes silu(gate) * up, or the clamped activation of gpt-oss."""
+    if CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        out = gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+    else:
+        out = gate / (1.0 + tl.exp(-gate)) * up
+    return out
+
+
+@triton.jit
+def mxfp4_tile(p_codes, p_scales, at, mask):
+    """Loads 4-bit numbers at inputs `at` of rows, in fp32; see `kernels.mxfp4_weight`."""
+    byte = tl.load(p_codes + at // 2, mask=mask, other=0).to(tl.int32)
+    code = (byte >> (at % 2) * 4) & 15
+    exponent = (code >> 1) & 3
+    half = code & 1
+    # 0.5 has the exponent field 126 and no mantissa; the others e + 126 and their mantissa on top.
+    small = half * (126 << 23)
+    bits = tl.where(exponent == 0, small, ((exponent + 126) << 23) | (half << 22)) | ((code >> 3) << 31)
+    scale = tl.load(p_scales + at // 32, mask=mask, other=127).to(tl.int32) << 23
+    return bits.to(tl.float32, bitcast=True) * scale.to(tl.float32, bitcast=True)
+
+
 @triton.jit(do_not_specialize=STEP_ARGS)
 def moe_gemm_kernel(
     x_ptr,
     weight_ptr,
     scales_ptr,
+    bias_ptr,
     rows_ptr,
     ends_ptr,
     out_ptr,
@@ -123,8 +160,13 @@ def moe_gemm_kernel(
     k,
     num_experts,
     entries_per_x,
+    alpha,
+    limit,
     GATED: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    MXFP4: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -147,24 +189,35 @@ def moe_gemm_kernel(
     m_n = o_n < n
     p_x = x_ptr + (b_entry // entries_per_x)[:, None].to(tl.int64) * k
     stride_e = n * 2 if GATED else n
-    p_w = weight_ptr + (expert * stride_e + o_n[None, :]) * k
+    row = expert * stride_e + o_n[None, :]
+    codes = k // 2 if MXFP4 else k
+    blocks = k // 32 if MXFP4 else 0
+    p_w = weight_ptr + row * codes
+    p_s = scales_ptr + row * blocks
+    up_codes = tl.cast(n, tl.int64) * codes
+    up_scales = tl.cast(n, tl.int64) * blocks
     b_acc = tl.zeros([ROWS, COLS], dtype=tl.float32)
     b_up_acc = tl.zeros([ROWS, COLS], dtype=tl.float32)
     for start in range(0, k, DEPTH):
         at = start + o_k
         b_x = tl.load(p_x + at[None, :], mask=m_r[:, None] & (at < k)[None, :], other=0.0)  # [ROWS, DEPTH]
         m_w = (at < k)[:, None] & m_n[None, :]
-        b_acc = tl.dot(b_x, tl.load(p_w + at[:, None], mask=m_w, other=0.0).to(b_x.dtype), b_acc)
+        b_acc = tl.dot(b_x, weight_tile(p_w, p_s, at[:, None], m_w, MXFP4).to(b_x.dtype), b_acc)
         if GATED:
-            p_up = p_w + at[:, None] + tl.cast(n, tl.int64) * k
-            b_up_acc = tl.dot(b_x, tl.load(p_up, mask=m_w, other=0.0).to(b_x.dtype), b_up_acc)
+            b_w = weight_tile(p_w + up_codes, p_s + up_scales, at[:, None], m_w, MXFP4)
+            b_up_acc = tl.dot(b_x, b_w.to(b_x.dtype), b_up_acc)
     if HAS_SCALES:
         p_scales = scales_ptr + expert * stride_e + o_n
         b_acc *= tl.load(p_scales, mask=m_n, other=0.0)[None, :]
         if GATED:
             b_up_acc *= tl.load(p_scales + n, mask=m_n, other=0.0)[None, :]
+    if HAS_BIAS:
+        p_bias = bias_ptr + expert * stride_e + o_n
+        b_acc += tl.load(p_bias, mask=m_n, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            b_up_acc += tl.load(p_bias + n, mask=m_n, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        b_acc = b_acc / (1.0 + tl.exp(-b_acc)) * b_up_acc
+        b_acc = gated(b_acc, b_up_acc, alpha, limit, CLAMPED)
     p_out = out_ptr + b_entry[:, None].to(tl.int64) * n + o_n[None, :]
     tl.store(p_out, b_acc.to(out_ptr.dtype.element_ty), mask=m_r[:, None] & m_n[None, :])
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from experiments.gpu.comparison import Check, Random, compared
-from kernels import activation, int4_weight, lora, moe, norm, sampling, w4a16, w8a8, w8a16
+from kernels import activation, int4_weight, lora, moe, moe_routing, norm, sampling, w4a16, w8a8, w8a16
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
 
@@ -201,8 +201,8 @@ def _moe(random: Random, experts: int, choices: int, hidden: int, inner: int) ->
     for tokens in random.sizes((1, 33, 500), (1, 9)):
         x = random.normal(tokens, hidden)
         logits = random.normal(tokens, experts, dtype=torch.float32)
-        routing = moe.moe_route(logits, choices)
-        wanted = moe.moe_route_reference(logits, choices)
+        routing = moe_routing.moe_route(logits, choices)
+        wanted = moe_routing.moe_route_reference(logits, choices)
         right &= bool(torch.equal(routing.experts_TJ, wanted.experts_TJ))
         pairs[f"weights t{tokens}"] = routing.weights_TJ, wanted.weights_TJ
         pairs[f"mlp t{tokens}"] = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realengine.model.architecture import Architecture
-from realengine.model.variants import LatentSizes
+from realengine.model.variants import GemmaParts, GptOssParts, LatentSizes
 from realengine.settings import KV_DTYPES
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"
@@ -106,6 +106,52 @@ MODELS = {
         shared_intermediate_size=2816,
         mlp_only_layers=(0,),
     ),
+    "gemma2-9b": replace(
+        _llama,
+        model_type="gemma2",
+        vocab_size=256000,
+        hidden_size=3584,
+        num_layers=42,
+        num_heads=16,
+        head_dim=256,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        sliding_window=4096,
+        full_attention_layers=(1,),
+        gemma=GemmaParts(
+            query_scale=256**-0.5, attention_softcap=50.0, logits_softcap=30.0, local_rope_theta=None
+        ),
+    ),
+    "gpt-oss-20b": replace(
+        _llama,
+        model_type="gpt_oss",
+        vocab_size=201088,
+        hidden_size=2880,
+        num_layers=24,
+        num_heads=64,
+        head_dim=64,
+        intermediate_size=2880,
+        qkv_bias=True,
+        sliding_window=128,
+        full_attention_layers=(1,),
+        num_experts=32,
+        num_experts_per_tok=4,
+        moe_intermediate_size=2880,
+        norm_topk_prob=True,
+        gpt_oss=GptOssParts(alpha=1.702, limit=7.0, is_packed=False),
+    ),
+    "phi3-mini": replace(
+        _llama,
+        model_type="phi3",
+        vocab_size=32064,
+        hidden_size=3072,
+        num_kv_heads=32,
+        head_dim=96,
+        intermediate_size=8192,
+        max_position_embeddings=4096,
+        fused_projections=True,
+    ),
     "smollm2-135m": replace(
         _llama,
         vocab_size=49152,
@@ -185,6 +231,7 @@ SETUPS = (
     *(Setup(model="qwen3-0.6b", dtype=name) for name in ("float16", "float32")),
     Setup(model="qwen3-30b-a3b", quantization="w8a16"),
     Setup(model="qwen3-30b-a3b", world_size=2),
+    Setup(model="gpt-oss-20b", quantization="mxfp4"),
     Setup(model="deepseek-v2-lite", quantization="w8a16"),
     Setup(model="deepseek-v2-lite", world_size=2),
     Setup(model="deepseek-v2-lite", drafter="ngram"),

@@ -20,7 +20,7 @@ from hwmodels.hf.config import read_hf_config
 from realengine.model.config_fields import DEFAULT_ROPE_THETA, unknown
 from realengine.model.config_json import FAMILIES, fields_of_hf
 from realengine.model.gguf_metadata import fields_of_gguf
-from realengine.model.variants import GREEDY, ExpertRouting, GemmaParts, LatentSizes
+from realengine.model.variants import GREEDY, ExpertRouting, GemmaParts, GptOssParts, LatentSizes
 from realengine.weights.gguf import GgufFile
 from realengine.weights.packed_format import PackedFormat
 
@@ -82,6 +82,8 @@ class Architecture:
     """Whether the checkpoint has queries, keys and values in one tensor, and gate and up (Phi-3)."""
     gemma: GemmaParts | None = None
     """Parts of Gemma 2 and 3; None: none of them."""
+    gpt_oss: GptOssParts | None = None
+    """Parts of gpt-oss; None: none of them."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -153,7 +155,8 @@ class Architecture:
     @property
     def is_plain(self) -> bool:
         """True if the layers have Llama's parts only, as LoRA adapters and layers that draft need."""
-        return self.latent is None and self.gemma is None and not self.fused_projections
+        others = (self.latent, self.gemma, self.gpt_oss)
+        return others == (None, None, None) and not self.fused_projections
 
     def has_experts(self, layer: int) -> bool:
         return (

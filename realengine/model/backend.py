@@ -15,6 +15,7 @@ from kernels import (
     mla_decode,
     mla_rope,
     moe,
+    moe_routing,
     norm,
     prefill_attention,
     rejection,
@@ -26,6 +27,7 @@ from kernels import (
     w8a16,
 )
 from kernels.launch import target
+from kernels.mxfp4_weight import BLOCK
 from realengine.model.architecture import Architecture
 from realengine.model.quantization import EXPERT_QUANTIZATIONS, check_int4_inputs, check_quantization
 
@@ -77,7 +79,7 @@ TRITON = Backend(
     w4a16_gemm=w4a16.w4a16_gemm,
     w8a16_gemm=w8a16.w8a16_gemm,
     w8a8_gemm=w8a8.w8a8_gemm,
-    moe_route=moe.moe_route,
+    moe_route=moe_routing.moe_route,
     moe_mlp=moe.moe_mlp,
     sample=sampling.sample,
     greedy=sampling.greedy,
@@ -104,7 +106,7 @@ TORCH = Backend(
     w4a16_gemm=w4a16.w4a16_gemm_reference,
     w8a16_gemm=w8a16.w8a16_gemm_reference,
     w8a8_gemm=w8a8.w8a8_gemm_reference,
-    moe_route=moe.moe_route_reference,
+    moe_route=moe_routing.moe_route_reference,
     moe_mlp=moe.moe_mlp_reference,
     sample=sampling.sample_reference,
     greedy=sampling.greedy_reference,
@@ -169,11 +171,24 @@ def check_supported(
         raise ValueError(
             f"kv_cache_dtype={kv_dtype}: latent rows are kept in the model's dtype; set it to auto"
         )
+    if architecture.gpt_oss is not None and world_size > 1:
+        raise ValueError(
+            f"tensor_parallel_size={world_size}: experts of gpt_oss are not divided among ranks; set it to 1"
+        )
+    if quantization == "mxfp4" and not architecture.num_experts:
+        raise ValueError("quantization=mxfp4: experts only are kept in 4 bits, and this model has none")
     if architecture.num_experts and quantization not in (None, *EXPERT_QUANTIZATIONS):
         raise ValueError(
             f"quantization={quantization}: experts cannot be quantised in this way; with num_experts="
             f"{architecture.num_experts} use {', '.join(EXPERT_QUANTIZATIONS)} or None"
         )
+    if quantization == "mxfp4":
+        for name, size in (
+            ("hidden_size", architecture.hidden_size),
+            ("moe_intermediate_size", architecture.moe_intermediate_size // world_size),
+        ):
+            if size % BLOCK:
+                raise ValueError(f"{name}={size} of a rank: mxfp4 supports multiples of {BLOCK}")
     if quantization == "w4a16":
         for name, num_inputs in _inputs_of_a_rank(architecture, world_size).items():
             check_int4_inputs(name, num_inputs)
@@ -214,11 +229,14 @@ def _check_triton(
     if dtype not in HALVES and (architecture.num_experts or quantization in ("w4a16", "w8a16")):
         what = f"quantization={quantization}" if quantization else "a mixture of experts"
         raise ValueError(f"dtype={dtype}: {what} needs bfloat16 or float16 with the Triton kernels")
-    if architecture.num_experts > moe.MAX_EXPERTS or architecture.num_experts_per_tok > moe.MAX_CHOICES:
+    if (
+        architecture.num_experts > moe_routing.MAX_EXPERTS
+        or architecture.num_experts_per_tok > moe_routing.MAX_CHOICES
+    ):
         raise ValueError(
             f"num_experts_per_tok={architecture.num_experts_per_tok} of num_experts="
-            f"{architecture.num_experts}: the Triton kernels support up to {moe.MAX_CHOICES} of "
-            f"{moe.MAX_EXPERTS}"
+            f"{architecture.num_experts}: the Triton kernels support up to {moe_routing.MAX_CHOICES} of "
+            f"{moe_routing.MAX_EXPERTS}"
         )
     if quantization == "fp8":
         w8a8.check_dtype(w8a8.FP8)

@@ -9,6 +9,7 @@ import torch
 
 from hwmodels.checks import is_finite, is_whole
 from hwmodels.hf.fields import Fields, wrong
+from realengine.weights.fp8_config import is_fp8
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ROPE_TYPES = ("linear", "llama3", "yarn")
@@ -40,6 +41,13 @@ def check_variants(fields: Fields) -> None:
     check_no_biases(fields)
     if fields.value("partial_rotary_factor") not in (None, 1, 1.0):
         raise wrong("partial_rotary_factor", fields.value("partial_rotary_factor"), "whole heads are rotated")
+
+
+def check_plain_weights(fields: Fields) -> None:
+    """Raises ValueError unless weights are plain floats or FP8."""
+    given = fields.value("quantization_config")
+    if given is not None and not is_fp8(given):
+        raise wrong("quantization_config", given, "supported for this family: plain weights, FP8")
 
 
 def head_dim_of(hidden_size: int, num_heads: int) -> int:

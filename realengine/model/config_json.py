@@ -17,7 +17,7 @@ from realengine.model.config_fields import (
     unknown,
     windows_of,
 )
-from realengine.model.families import deepseek, gemma, phi3
+from realengine.model.families import deepseek, gemma, gpt_oss, phi3
 from realengine.weights.packed_format import PackedFormat
 
 REQUIRED = (
@@ -47,7 +47,7 @@ def _plain(model_type: str, **own: Any) -> Callable[[Fields], dict[str, Any]]:
 
     def read(fields: Fields) -> dict[str, Any]:
         check_variants(fields)
-        common = _common(fields)
+        common = _common(fields, own)
         theta, scaling = rope_of(fields)
         window, full_layers = windows_of(fields, model_type, common["num_layers"])
         experts = experts_of(fields) if model_type == "qwen3_moe" else {}
@@ -67,17 +67,22 @@ def _plain(model_type: str, **own: Any) -> Callable[[Fields], dict[str, Any]]:
 
 def _deepseek(fields: Fields) -> dict[str, Any]:
     theta, scaling = rope_of(fields)
-    return {**_common(fields), "rope_theta": theta, "rope_scaling": scaling, **deepseek.fields_of(fields)}
+    return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **deepseek.fields_of(fields)})
+
+
+def _gpt_oss(fields: Fields) -> dict[str, Any]:
+    theta, scaling = rope_of(fields)
+    return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **gpt_oss.fields_of(fields)})
 
 
 def _phi3(fields: Fields) -> dict[str, Any]:
-    return {**_common(fields), **phi3.fields_of(fields)}
+    return _common(fields, phi3.fields_of(fields))
 
 
 def _gemma(fields: Fields) -> dict[str, Any]:
     own = gemma.fields_of(fields)
     theta, scaling = (None, None) if "rope_theta" in own else rope_of(fields)
-    return {**_common(fields), "rope_theta": theta, "rope_scaling": scaling, **own}
+    return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **own})
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -88,6 +93,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": Family((*QWEN3, *EXPERTS), _plain("qwen3_moe", qk_norm=True)),
     "deepseek_v2": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
     "deepseek_v3": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
+    "gpt_oss": Family((*REQUIRED, *gpt_oss.NEEDED), _gpt_oss),
     "phi3": Family(REQUIRED, _phi3),
     "gemma2": Family((*REQUIRED, *gemma.NEEDED), _gemma),
     "gemma3_text": Family((*REQUIRED, *gemma.NEEDED), _gemma),
@@ -107,7 +113,8 @@ def fields_of_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": model_type, **family.read(Fields(config))}
 
 
-def _common(fields: Fields) -> dict[str, Any]:
+def _common(fields: Fields, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that all families share, and those of a family itself, which take precedence."""
     num_heads = fields.whole("num_attention_heads")
     return {
         "vocab_size": fields.whole("vocab_size"),
@@ -115,7 +122,9 @@ def _common(fields: Fields) -> dict[str, Any]:
         "num_layers": fields.whole("num_hidden_layers"),
         "num_heads": num_heads,
         "num_kv_heads": fields.whole("num_key_value_heads", default=num_heads),
-        "head_dim": fields.whole_or_none("head_dim") or head_dim_of(fields.whole("hidden_size"), num_heads),
+        "head_dim": own.get("head_dim")
+        or fields.whole_or_none("head_dim")
+        or head_dim_of(fields.whole("hidden_size"), num_heads),
         "intermediate_size": fields.whole("intermediate_size"),
         "max_position_embeddings": fields.whole("max_position_embeddings"),
         "rms_norm_eps": number(fields, "rms_norm_eps"),
@@ -123,4 +132,5 @@ def _common(fields: Fields) -> dict[str, Any]:
         "dtype": dtype_of(fields),
         "bos_token_id": fields.value("bos_token_id"),
         "eos_token_ids": token_ids(fields, "eos_token_id"),
+        **own,
     }

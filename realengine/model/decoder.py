@@ -7,7 +7,7 @@ allocates there, so it can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import AttentionOptions, Contexts
+from kernels.mxfp4_weight import Mxfp4Weight
 from kernels.paged_kv import LatentKv, PagedKv
 from kernels.prefill_attention import Chunks
 from kernels.rope import Rotation
@@ -46,7 +47,7 @@ class Layer:
     k_norm: torch.Tensor | None
     o: Linear
     mlp_norm: torch.Tensor
-    mlp: Mlp | Experts | SharedExperts
+    mlp: Mlp | Callable[[torch.Tensor], torch.Tensor]
     attention: AttentionOptions
     cos_sin: torch.Tensor
     """Rotary angles by position."""
@@ -293,8 +294,8 @@ def _experts(
     name: str, architecture: Architecture, weights: Weights, backend: Backend
 ) -> Experts | SharedExperts:
     gate_up, down = weights[name + "experts_gate_up.weight"], weights[name + "experts_down.weight"]
-    assert isinstance(gate_up, torch.Tensor | Int8Weight)
-    assert isinstance(down, torch.Tensor | Int8Weight)
+    assert isinstance(gate_up, torch.Tensor | Int8Weight | Mxfp4Weight)
+    assert isinstance(down, torch.Tensor | Int8Weight | Mxfp4Weight)
     experts = Experts(
         dense(weights, name + "router.weight"),
         gate_up,

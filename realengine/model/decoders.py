@@ -6,6 +6,7 @@ from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend
 from realengine.model.decoder import Decoder
 from realengine.model.gemma import GemmaDecoder
+from realengine.model.gpt_oss import GptOssDecoder
 from realengine.model.latent_attention import LatentDecoder
 from realengine.model.lora import AdapterBank
 from realengine.model.quantization import Weights
@@ -27,4 +28,6 @@ def decoder_of(
 def _kind(architecture: Architecture) -> type[Decoder]:
     if architecture.latent is not None:
         return LatentDecoder
+    if architecture.gpt_oss is not None:
+        return GptOssDecoder
     return Decoder if architecture.gemma is None else GemmaDecoder

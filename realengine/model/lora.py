@@ -33,7 +33,7 @@ from kernels.lora import (
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend
 from realengine.model.lora_adapter import Adapter, adapted_weights, layer_name
-from realengine.weights.table import Weight
+from realengine.weights.weight import Weight
 
 NO_ADAPTER = -1
 RANK_TILE = 16  # minimum of the kernels; lower ranks are padded, so that loads stay wide

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 
 from realengine.model.architecture import Architecture
-from realengine.weights.table import Part, Weight, expected, shard
+from realengine.weights.table import expected, shard
+from realengine.weights.weight import Part, Weight
 
 PREFIX = "base_model.model."  # prefix of PEFT's names
 PROJECTIONS = ("qkv", "o", "gate_up", "down")

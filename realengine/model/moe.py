@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.moe import Routing
-from kernels.w8a16 import Int8Weight
+from kernels.moe import ExpertWeight
+from kernels.moe_routing import Routing
 from realengine.model.backend import Backend
 from realengine.model.linear import Linear
 from realengine.model.variants import ExpertRouting, Scoring
@@ -27,13 +27,14 @@ class Experts:
     """E experts with I intermediate values, num_choices of them per token; H is the hidden size.
 
     router_EH: in the model's dtype; its softmax is in fp32. gate_up [E, 2 I, H] (gate before up) and down [E,
-    H, I]: in the model's dtype, or int8 with one scale per channel. renormalise: a token's weights sum to
-    one. Each tensor-parallel rank holds a slice of every expert's I, and its output is a part of the sum.
+    H, I]: in the model's dtype, int8 with one scale per channel, or 4 bits. renormalise: a token's weights
+    sum to one. Each tensor-parallel rank holds a slice of every expert's I, and its output is a part of the
+    sum.
     """
 
     router_EH: torch.Tensor
-    gate_up: torch.Tensor | Int8Weight
-    down: torch.Tensor | Int8Weight
+    gate_up: ExpertWeight
+    down: ExpertWeight
     num_choices: int
     renormalise: bool
     backend: Backend

@@ -4,6 +4,7 @@
 | --- | --- | --- | --- |
 | w4a16 | 4 bits in groups of up to 128 inputs, asymmetric (as in AWQ and GPTQ) | unchanged | no |
 | w8a16 | int8, one scale per channel | unchanged | yes |
+| mxfp4 | unchanged | unchanged | 4 bits in blocks of 32 inputs (MXFP4), weights only |
 | int8 | int8, one scale per channel | int8, one scale per token (W8A8) | no |
 | fp8 | float8_e4m3fn, one scale per channel | float8_e4m3fn, one scale per token (W8A8) | no |
 
@@ -20,16 +21,18 @@ from typing import TypeAlias
 import torch
 
 from kernels.int4_weight import GROUP_SIZES, RUN, Int4Weight, quantise_int4
+from kernels.mxfp4_weight import Mxfp4Weight, quantise_mxfp4
 from kernels.w8a8 import FP8, ScaledTensor, quantise_tokens_reference
 from kernels.w8a16 import Int8Weight, quantise_int8
 
-QUANTIZATIONS = ("w4a16", "w8a16", "int8", "fp8")
-EXPERT_QUANTIZATIONS = ("w8a16",)
+LINEAR_QUANTIZATIONS = ("w4a16", "w8a16", "int8", "fp8")
+QUANTIZATIONS = (*LINEAR_QUANTIZATIONS, "mxfp4")
+EXPERT_QUANTIZATIONS = ("w8a16", "mxfp4")
 LINEARS = ("qkv", "o", "gate_up", "down", "q", "q_a", "kv_a", "shared_gate_up", "shared_down")
 EXPERTS = ("experts_gate_up", "experts_down")
 ELEMENTS_AT_ONCE = 1 << 26  # rounded at once in fp32: 256 MiB, and a few times that for temporaries
 
-QuantisedWeight: TypeAlias = Int4Weight | Int8Weight | ScaledTensor
+QuantisedWeight: TypeAlias = Int4Weight | Int8Weight | ScaledTensor | Mxfp4Weight
 Weights: TypeAlias = dict[str, torch.Tensor | QuantisedWeight]
 
 
@@ -53,9 +56,12 @@ def quantised(name: str, weight: torch.Tensor, quantization: str | None) -> torc
     if quantization is None or not name.endswith(".weight"):
         return weight
     if _kind(name) in EXPERTS and quantization in EXPERT_QUANTIZATIONS:
+        if quantization == "mxfp4":
+            packed = [quantise_mxfp4(expert) for expert in weight]
+            return Mxfp4Weight(*(torch.stack(tensors) for tensors in zip(*packed, strict=True)))
         experts = [quantise_int8(expert) for expert in weight]
         return Int8Weight(*(torch.stack(tensors) for tensors in zip(*experts, strict=True)))
-    if not is_linear(name):
+    if not is_linear(name) or quantization == "mxfp4":
         return weight
     num_inputs = weight.shape[1]
     if quantization == "w4a16":

@@ -44,6 +44,16 @@ class GemmaParts:
     """Base of the rotary positions of layers with a window; None: as in the other layers."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GptOssParts:
+    """Parts of gpt-oss: attention sinks, biases, and experts with a clamped activation."""
+
+    alpha: float
+    limit: float
+    is_packed: bool
+    """Whether the checkpoint has the experts in MXFP4."""
+
+
 class Scoring(Enum):
     """Function that turns the logits of a router into scores."""
 

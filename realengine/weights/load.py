@@ -21,14 +21,18 @@ from realengine.model.quantization import (
     check_int4_inputs,
     check_quantization,
     concatenated,
+    is_linear,
     quantised,
 )
+from realengine.weights.fp8 import Fp8Checkpoint
 from realengine.weights.gguf import GgufFile
+from realengine.weights.gpt_oss import read_experts
 from realengine.weights.packed import is_packed, read_packed
 from realengine.weights.packed_format import PackedFormat, stored_as
 from realengine.weights.random import random_weight
 from realengine.weights.safetensors import SafetensorsCheckpoint
-from realengine.weights.table import GGUF, HUGGING_FACE, Part, Weight, expected, shard
+from realengine.weights.table import GGUF, HUGGING_FACE, expected, shard
+from realengine.weights.weight import Part, Weight
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Tensors of some checkpoints that are computed from the configuration here; the head only if it is tied.
@@ -105,6 +109,13 @@ def load_weights(
         def made(weight: Weight, share: Weight) -> torch.Tensor | QuantisedWeight:
             if packed is not None and is_packed(weight, checkpoint):
                 return concatenated(read_packed(weight, share, checkpoint, packed, device))
+            if isinstance(checkpoint, Fp8Checkpoint) and quantization == "fp8" and is_linear(weight.name):
+                kept = checkpoint.kept(share, device)
+                if kept is not None:
+                    return kept
+            if weight.stored:
+                read = read_experts(weight, checkpoint, dtype, device)
+                return quantised(weight.name, read, quantization) if isinstance(read, torch.Tensor) else read
             return quantised(weight.name, _assemble(share, checkpoint, dtype, device), quantization)
 
     shares = shard(weights, rank, world_size)
@@ -141,7 +152,10 @@ def _open(source: Path | str | GgufFile) -> tuple[Checkpoint, Mapping[str, str]]
         raise ValueError(f"{path}: no such file or folder")
     if path.suffix == ".gguf":
         return _GgufCheckpoint(GgufFile(path)), GGUF
-    return SafetensorsCheckpoint(path), HUGGING_FACE
+    checkpoint = SafetensorsCheckpoint(path)
+    if any(map(checkpoint.is_fp8, checkpoint.shapes)):
+        return Fp8Checkpoint(checkpoint), HUGGING_FACE
+    return checkpoint, HUGGING_FACE
 
 
 def _check(

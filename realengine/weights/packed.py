@@ -13,7 +13,7 @@ import torch
 
 from kernels.int4_weight import BLOCK, Int4Weight, from_awq, from_gptq
 from realengine.weights.packed_format import PackedFormat, stored_as
-from realengine.weights.table import Part, Weight
+from realengine.weights.weight import Part, Weight
 
 
 class Packed(Protocol):

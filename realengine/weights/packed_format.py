@@ -17,6 +17,7 @@ from typing import Any
 
 from hwmodels.hf.fields import wrong
 from kernels.int4_weight import GROUP_SIZES
+from realengine.weights.fp8_config import is_fp8
 
 CONFIG = "quantization_config"
 METHODS = ("awq", "gptq")
@@ -41,11 +42,13 @@ class PackedFormat:
 
         Raises ValueError for formats that are not supported.
         """
-        if not config:
+        if not config or is_fp8(config):
             return None
         method = config.get("quant_method") if isinstance(config, Mapping) else None
         if method not in METHODS:
-            raise wrong(f"{CONFIG}.quant_method", method, f"supported: plain weights, {', '.join(METHODS)}")
+            raise wrong(
+                f"{CONFIG}.quant_method", method, f"supported: plain weights, fp8, {', '.join(METHODS)}"
+            )
         bits = config.get("bits", config.get("w_bit"))
         if bits != BITS:
             raise wrong(f"{CONFIG}.bits", bits, f"must be {BITS}")

@@ -10,7 +10,7 @@ import hashlib
 
 import torch
 
-from realengine.weights.table import Weight
+from realengine.weights.weight import Weight
 
 STANDARD_DEVIATION = 0.02
 

@@ -15,7 +15,8 @@ from hwmodels.hf.config import load_json_object
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATS = ("F32", "F16", "BF16")
-INTEGERS = ("I32", "I64")
+FP8 = "F8_E4M3"
+INTEGERS = ("I32", "I64", "U8")
 
 
 class SafetensorsCheckpoint:
@@ -50,6 +51,15 @@ class SafetensorsCheckpoint:
                 "weights of AWQ and GPTQ with their quantization_config)"
             )
         part: torch.Tensor = stored[tuple(take)]
+        return part
+
+    def is_fp8(self, name: str) -> bool:
+        """Returns whether a tensor is stored in FP8 (e4m3)."""
+        return bool(self._handles[self._files[name]].get_slice(name).get_dtype() == FP8)
+
+    def read_fp8(self, name: str, take: Sequence[slice]) -> torch.Tensor:
+        """Reads the part `take` of an FP8 tensor, as stored."""
+        part: torch.Tensor = self._handles[self._files[name]].get_slice(name)[tuple(take)]
         return part
 
 

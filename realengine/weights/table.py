@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from realengine.model.architecture import Architecture
 from realengine.model.variants import LatentSizes
+from realengine.weights import gpt_oss
+from realengine.weights.weight import Index, Part, Weight, everything, part_of, whole
 
-Index = tuple[int | slice, ...]
 T = TypeVar("T")
 
 HUGGING_FACE: Mapping[str, str] = {
@@ -82,35 +83,6 @@ GGUF: Mapping[str, str] = {
     "norm": "output_norm.weight",
     "head": "output.weight",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """One checkpoint tensor and its destination: own[into] = stored[take]."""
-
-    name: str
-    """Name of the tensor in the checkpoint."""
-    shape: tuple[int, ...]
-    """Shape of the tensor in the checkpoint."""
-    into: Index
-    take: tuple[slice, ...]
-    interleaved_head_dim: int | None = None
-    """Head dimension if each head's rows are stored as interleaved rotary pairs: 0, D/2, 1, D/2 + 1, ..."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Weight:
-    """One tensor of the engine."""
-
-    name: str
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-    split: int | None = None
-    """Axis, from the end, that tensor-parallel ranks divide, here and in every part; None: not divided."""
-    divided: tuple[tuple[str, int], ...] = ()
-    """Sizes of the architecture that a tensor-parallel size must divide."""
-    offset: float = 0.0
-    """Added to the stored numbers, in fp32, in which the weight is kept (Gemma's norms)."""
 
 
 def expected(architecture: Architecture, names: Mapping[str, str] = HUGGING_FACE) -> tuple[Weight, ...]:
@@ -174,22 +146,27 @@ def _weights(architecture: Architecture, names: Mapping[str, str]) -> Iterator[W
     hidden, vocab = architecture.hidden_size, architecture.vocab_size
     rows = (("vocab_size", vocab),)
     tied = architecture.tie_word_embeddings
-    yield _whole("embedding.weight", names["embedding"], (vocab, hidden), divided=rows if tied else ())
+    yield whole("embedding.weight", names["embedding"], (vocab, hidden), divided=rows if tied else ())
     for i in range(architecture.num_layers):
         layer = {key: name.replace("{i}", str(i)) for key, name in names.items()}
         if architecture.latent is None:
             weights = [*_attention(architecture, layer, interleaved=names is GGUF)]
         else:
             weights = [*_latent_attention(architecture, architecture.latent, layer)]
-        weights += _experts(architecture, layer) if architecture.has_experts(i) else _mlp(architecture, layer)
+        if architecture.gpt_oss is not None:
+            own = {key: name.replace("{i}", str(i)) for key, name in gpt_oss.NAMES.items()}
+            weights += gpt_oss.weights_of(architecture, own)
+        else:
+            has_experts = architecture.has_experts(i)
+            weights += (_experts if has_experts else _mlp)(architecture, layer)
         if architecture.gemma is not None:
             for of in ("post_attention_norm", "post_mlp_norm"):
-                weights.append(_whole(f"{of}.weight", layer[of], (hidden,)))
+                weights.append(whole(f"{of}.weight", layer[of], (hidden,)))
         for weight in weights:
             yield replace(weight, name=f"layers.{i}.{weight.name}")
-    yield _whole("norm.weight", names["norm"], (hidden,))
+    yield whole("norm.weight", names["norm"], (hidden,))
     if not tied:
-        yield replace(_whole("head.weight", names["head"], (vocab, hidden)), split=-2, divided=rows)
+        yield replace(whole("head.weight", names["head"], (vocab, hidden)), split=-2, divided=rows)
 
 
 def _attention(
@@ -201,7 +178,7 @@ def _attention(
     order = head_dim if interleaved and architecture.model_type == "llama" else None
     orders = (order, order, None)
     rows = {"q": q, "k": kv, "v": kv}
-    yield _whole("attention_norm.weight", names["attention_norm"], (hidden,))
+    yield whole("attention_norm.weight", names["attention_norm"], (hidden,))
     if architecture.fused_projections:
         yield _fused("qkv.weight", names["fused_qkv"], (q, kv, kv), hidden, divided=heads)
     else:
@@ -211,10 +188,10 @@ def _attention(
         biases = {names[key] + "bias": size for key, size in rows.items()}
         yield _stacked("qkv.bias", biases, width=(), divided=heads, orders=orders)
     if architecture.qk_norm:
-        yield _whole("q_norm.weight", names["q_norm"], (head_dim,))
-        yield _whole("k_norm.weight", names["k_norm"], (head_dim,))
-    yield replace(_whole("o.weight", names["o"], (hidden, q)), split=-1, divided=heads[:1])
-    yield _whole("mlp_norm.weight", names["mlp_norm"], (hidden,))
+        yield whole("q_norm.weight", names["q_norm"], (head_dim,))
+        yield whole("k_norm.weight", names["k_norm"], (head_dim,))
+    yield replace(whole("o.weight", names["o"], (hidden, q)), split=-1, divided=heads[:1])
+    yield whole("mlp_norm.weight", names["mlp_norm"], (hidden,))
 
 
 def _latent_attention(
@@ -224,21 +201,21 @@ def _latent_attention(
     hidden, num_heads = architecture.hidden_size, architecture.num_heads
     heads = (("num_heads", num_heads),)
     rows = num_heads * (latent.nope_dim + latent.rope_dim)
-    yield _whole("attention_norm.weight", names["attention_norm"], (hidden,))
+    yield whole("attention_norm.weight", names["attention_norm"], (hidden,))
     if latent.query_rank is None:
-        yield replace(_whole("q.weight", names["q"] + "weight", (rows, hidden)), split=-2, divided=heads)
+        yield replace(whole("q.weight", names["q"] + "weight", (rows, hidden)), split=-2, divided=heads)
     else:
-        yield _whole("q_a.weight", names["q_a"], (latent.query_rank, hidden))
-        yield _whole("q_a_norm.weight", names["q_a_norm"], (latent.query_rank,))
-        q_b = _whole("q.weight", names["q_b"], (rows, latent.query_rank))
+        yield whole("q_a.weight", names["q_a"], (latent.query_rank, hidden))
+        yield whole("q_a_norm.weight", names["q_a_norm"], (latent.query_rank,))
+        q_b = whole("q.weight", names["q_b"], (rows, latent.query_rank))
         yield replace(q_b, split=-2, divided=heads)
-    yield _whole("kv_a.weight", names["kv_a"], (latent.width, hidden))
-    yield _whole("kv_a_norm.weight", names["kv_a_norm"], (latent.rank,))
+    yield whole("kv_a.weight", names["kv_a"], (latent.width, hidden))
+    yield whole("kv_a_norm.weight", names["kv_a_norm"], (latent.rank,))
     rows = num_heads * (latent.nope_dim + latent.value_dim)
-    yield replace(_whole("kv_b.weight", names["kv_b"], (rows, latent.rank)), split=-2, divided=heads)
+    yield replace(whole("kv_b.weight", names["kv_b"], (rows, latent.rank)), split=-2, divided=heads)
     columns = num_heads * latent.value_dim
-    yield replace(_whole("o.weight", names["o"], (hidden, columns)), split=-1, divided=heads)
-    yield _whole("mlp_norm.weight", names["mlp_norm"], (hidden,))
+    yield replace(whole("o.weight", names["o"], (hidden, columns)), split=-1, divided=heads)
+    yield whole("mlp_norm.weight", names["mlp_norm"], (hidden,))
 
 
 def _mlp(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
@@ -247,7 +224,7 @@ def _mlp(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weigh
     if architecture.fused_projections:
         divided = (("intermediate_size", size),)
         yield _fused("gate_up.weight", names["fused_gate_up"], (size, size), hidden, divided=divided)
-        yield replace(_whole("down.weight", names["down"], (hidden, size)), split=-1, divided=divided)
+        yield replace(whole("down.weight", names["down"], (hidden, size)), split=-1, divided=divided)
         return
     yield from _mlp_of("gate_up", "down", stored, sizes, "intermediate_size")
 
@@ -260,7 +237,7 @@ def _mlp_of(
     divided = ((key, size),)
     rows = {stored[0]: size, stored[1]: size}
     yield _stacked(f"{gate_up}.weight", rows, width=(hidden,), divided=divided)
-    yield replace(_whole(f"{down}.weight", stored[2], (hidden, size)), split=-1, divided=divided)
+    yield replace(whole(f"{down}.weight", stored[2], (hidden, size)), split=-1, divided=divided)
 
 
 def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
@@ -276,14 +253,14 @@ def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[W
         columns = slice(0, shape[1])
         if "{e}" not in names[key]:
             into: Index = (slice(0, experts), rows, columns)
-            yield _part(names[key], (experts, *shape), into)
+            yield part_of(names[key], (experts, *shape), into)
             return
         for e in range(experts):
-            yield _part(names[key].replace("{e}", str(e)), shape, (e, rows, columns))
+            yield part_of(names[key].replace("{e}", str(e)), shape, (e, rows, columns))
 
-    yield _whole("router.weight", names["router"], (experts, hidden))
+    yield whole("router.weight", names["router"], (experts, hidden))
     if architecture.routing.has_correction:
-        yield _whole("correction.bias", names["correction"], (experts,))
+        yield whole("correction.bias", names["correction"], (experts,))
     if architecture.shared_intermediate_size:
         shared = architecture.shared_intermediate_size
         yield from _mlp_of(
@@ -312,13 +289,6 @@ def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[W
     )
 
 
-def _whole(
-    name: str, stored: str, shape: tuple[int, ...], *, divided: tuple[tuple[str, int], ...] = ()
-) -> Weight:
-    """Returns a weight of one unchanged checkpoint tensor."""
-    return Weight(name=name, shape=shape, parts=(_part(stored, shape, _all(shape)),), divided=divided)
-
-
 def _stacked(
     name: str,
     rows: Mapping[str, int],
@@ -330,8 +300,8 @@ def _stacked(
     """Returns a weight of checkpoint tensors [rows, *width], one below the other."""
     parts, start = [], 0
     for (stored, size), order in zip(rows.items(), orders or [None] * len(rows), strict=True):
-        into = (slice(start, start + size), *_all(width))
-        parts.append(_part(stored, (size, *width), into, order))
+        into = (slice(start, start + size), *everything(width))
+        parts.append(part_of(stored, (size, *width), into, order))
         start += size
     split = -1 - len(width)
     return Weight(name=name, shape=(start, *width), parts=tuple(parts), split=split, divided=divided)
@@ -347,14 +317,6 @@ def _fused(
     parts, start, total = [], 0, sum(rows)
     for size in rows:
         at = (slice(start, start + size), slice(0, width))
-        parts.append(replace(_part(stored, (total, width), at), take=at))
+        parts.append(replace(part_of(stored, (total, width), at), take=at))
         start += size
     return Weight(name=name, shape=(total, width), parts=tuple(parts), split=-2, divided=divided)
-
-
-def _part(stored: str, shape: tuple[int, ...], into: Index, order: int | None = None) -> Part:
-    return Part(name=stored, shape=shape, into=into, take=_all(shape), interleaved_head_dim=order)
-
-
-def _all(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(0, size) for size in shape)

@@ -8,19 +8,24 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernels.moe as moe
+import kernels.moe_routing as moe_routing
 from kernels.moe import (
-    Routing,
-    moe_align,
-    moe_align_reference,
+    Biases,
+    Clamp,
     moe_combine,
     moe_gemm,
     moe_gemm_reference,
     moe_mlp,
     moe_mlp_reference,
+)
+from kernels.moe_routing import (
+    Routing,
+    moe_align,
+    moe_align_reference,
     moe_route,
     moe_route_reference,
 )
+from kernels.mxfp4_weight import Mxfp4Weight, dense_mxfp4, quantise_mxfp4
 
 
 @settings(max_examples=15)
@@ -81,7 +86,7 @@ def test_entries_in_the_order_of_their_experts(
     chosen[torch.rand(tokens, choices, generator=random) < none_share] = -1
     with pytest.MonkeyPatch.context() as patch:
         if small_chunks:  # several programs
-            patch.setattr(moe, "ONE_HOT_ELEMENTS", 512)
+            patch.setattr(moe_routing, "ONE_HOT_ELEMENTS", 512)
         alignment = moe_align(guarded(chosen), experts, block_rows)
     flat = chosen.flatten().tolist()
     wanted = [[entry for entry, expert in enumerate(flat) if expert == one] for one in range(experts)]
@@ -139,6 +144,49 @@ def test_mlp_is_the_weighted_sum_of_its_experts(generator, assert_close, tokens,
             expected[token] += weight * (w2[expert].float() @ (F.silu(gate) * up))
     assert_close(moe_mlp(x, w13, w2, routing), expected.to(dtype), terms=4)
     assert_close(moe_mlp_reference(x, w13, w2, routing), expected.to(dtype), terms=4)
+
+
+@pytest.mark.parametrize("tokens", [1, 24])
+@pytest.mark.parametrize("packed", [False, True])
+def test_biases_and_the_clamped_activation(generator, assert_close, tokens, packed):
+    random, (experts, hidden, inner) = generator(tokens), (4, 64, 32)
+    x = torch.randn(tokens, hidden, generator=random).half()
+    weights = [
+        torch.randn(shape, generator=random) * 0.4
+        for shape in ((experts, 2 * inner, hidden), (experts, hidden, inner))
+    ]
+    given = [quantise_mxfp4(w) if packed else w.half() for w in weights]
+    dense = [dense_mxfp4(w) if packed else w.float() for w in given]
+    up_bias, down_bias = (torch.randn(w.shape[:2], generator=random).half() for w in weights)
+    clamp, biases = Clamp(1.702, 1.5), Biases(up_bias, down_bias)
+    routing = moe_route(torch.randn(tokens, experts, generator=random), 2)
+    expected = torch.zeros(tokens, hidden)
+    for token in range(tokens):
+        for weight, expert in zip(routing.weights_TJ[token], routing.experts_TJ[token].tolist(), strict=True):
+            both = dense[0][expert] @ x[token].float() + up_bias[expert].float()
+            gate, up = both[:inner].clamp(max=1.5), both[inner:].clamp(-1.5, 1.5)
+            inside = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+            expected[token] += weight * (dense[1][expert] @ inside + down_bias[expert].float())
+    for function in (moe_mlp, moe_mlp_reference):
+        found = function(x, *given, routing, biases=biases, clamp=clamp)
+        assert_close(found, expected.half(), terms=16)
+
+
+def test_mxfp4_rounds_to_the_nearest_of_its_numbers(generator):
+    weight = torch.randn(3, 5, 64, generator=generator(1)) * 10.0 ** torch.arange(-2, 1)[:, None, None]
+    packed = quantise_mxfp4(weight)
+    assert packed.codes.shape == (3, 5, 32)
+    assert packed.scales.shape == (3, 5, 2)
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    every = torch.cat([numbers, -numbers])
+    scales = (packed.scales.float() - 127).exp2().repeat_interleave(32, -1)
+    nearest = (weight / scales)[..., None].sub(every).abs().min(-1).values * scales
+    torch.testing.assert_close((dense_mxfp4(packed) - weight).abs(), nearest)
+    assert torch.equal(dense_mxfp4(quantise_mxfp4(dense_mxfp4(packed))), dense_mxfp4(packed))
+    byte = Mxfp4Weight(torch.tensor([[0x72] + [0] * 15], dtype=torch.uint8), torch.tensor([[128]]))
+    assert dense_mxfp4(byte)[0, :3].tolist() == [2.0, 12.0, 0.0]  # low bits first; 1 and 6, times 2
+    with pytest.raises(ValueError, match="48 inputs: mxfp4 supports multiples of 32"):
+        quantise_mxfp4(torch.zeros(2, 48))
 
 
 def test_experts_elsewhere_are_left_out():

@@ -16,7 +16,7 @@ from realengine.ahead import launches as ahead
 from realengine.ahead import zeros
 from realengine.ahead.setups import DRAFTERS, SETUPS, Setup
 from realengine.model.architecture import Architecture
-from realengine.model.quantization import QUANTIZATIONS
+from realengine.model.quantization import LINEAR_QUANTIZATIONS
 from realengine.speculation.settings import PROPOSERS
 from realengine.weights.load import load_weights
 
@@ -118,7 +118,7 @@ def test_chunks_copies_and_swaps_are_launched():
     assert "draw_kernel" not in launched(setup, "nothing drawn")
 
 
-@pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
+@pytest.mark.parametrize("quantization", [None, *LINEAR_QUANTIZATIONS])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_weights_are_alike_to_loaded_ones(quantization, world_size):
     architecture = Architecture(

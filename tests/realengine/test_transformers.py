@@ -3,11 +3,15 @@
 These find mistakes that our textbook model and our engine have in common.
 """
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 hf = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from kernels.mxfp4_weight import Mxfp4Weight, dense_mxfp4, quantise_mxfp4  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
 from realengine.build import build_engine  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
@@ -113,6 +117,18 @@ MODELS = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "sliding_window": 7,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.0,
+            "hidden_size": 64,
+            "rope_parameters": YARN | {"truncate": False},
+            "attn_implementation": "eager",
+        },
+    ),
     "phi3": ("Phi3", {"tie_word_embeddings": False, "sliding_window": 7}),
     "phi3, part of a head rotated, short factors": (
         "Phi3",
@@ -161,7 +177,7 @@ def saved(request, tmp_path_factory):
     model = getattr(hf, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith(("norm.weight", ".bias")):  # ones and zeros, as they are made
+            if name.endswith(("norm.weight", "bias", "sinks")):  # ones and zeros, as they are made
                 weight.add_(torch.randn_like(weight), alpha=0.3)
     folder = tmp_path_factory.mktemp("saved")
     model.save_pretrained(folder)
@@ -210,3 +226,34 @@ def test_logits_are_far_from_those_of_a_model_with_another_rope(saved):
         decoder_of(other, weights, TORCH, 128), KvCache(spec, 70, 4, torch.float32, CPU), [tokens]
     )[0]
     assert (found - logits_of(model, tokens)).abs().max() > 0.1
+
+
+def test_experts_in_mxfp4_are_those_that_transformers_has_unpacked(tmp_path):
+    """The published layout, written tensor by tensor, with numbers that 4 bits can hold."""
+    family, settings = MODELS["gpt-oss"]
+    torch.manual_seed(1)
+    config = getattr(hf, f"{family}Config")(**COMMON | settings)
+    model = getattr(hf, f"{family}ForCausalLM")(config).eval()
+    stored = {}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("norm.weight", "bias", "sinks")):
+                weight.add_(torch.randn_like(weight), alpha=0.3)
+            if not name.endswith(("gate_up_proj", "down_proj")):
+                stored[name] = weight.clone()
+                continue
+            packed = quantise_mxfp4(weight.transpose(1, 2))
+            weight.copy_(dense_mxfp4(packed).transpose(1, 2))
+            stored[f"{name}_blocks"] = packed.codes.unflatten(2, (-1, 16))
+            stored[f"{name}_scales"] = packed.scales
+    save_file(stored, tmp_path / "model.safetensors")
+    fields = {**config.to_dict(), "quantization_config": {"quant_method": "mxfp4"}, "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    spec = Architecture.from_path(tmp_path)
+    weights = load_weights(tmp_path, spec, torch.float32, CPU)
+    assert isinstance(weights["layers.0.experts_down.weight"], Mxfp4Weight)
+    sequences = prompts(VOCAB)
+    cache = KvCache(spec, 70, 4, torch.float32, CPU)
+    found = all_logits(decoder_of(spec, weights, TORCH, 128), cache, sequences)
+    for tokens, logits in zip(sequences, found, strict=True):
+        torch.testing.assert_close(logits, logits_of(model, tokens), rtol=1e-4, atol=1e-4)

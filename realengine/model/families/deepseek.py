@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 from hwmodels.hf.fields import Fields, wrong
-from realengine.model.config_fields import check_variants, rope_of
+from realengine.model.config_fields import check_plain_weights, check_variants, rope_of
 from realengine.model.variants import ExpertRouting, LatentSizes, Scoring
-from realengine.weights.packed_format import PackedFormat
 
 NEEDED = (
     "kv_lora_rank",
@@ -25,8 +24,7 @@ NEEDED = (
 def fields_of(fields: Fields) -> dict[str, Any]:
     """Returns the fields of an `Architecture` that this family has of its own."""
     check_variants(fields)
-    if PackedFormat.from_config(fields.value("quantization_config")) is not None:
-        raise wrong("quantization_config", "AWQ or GPTQ", "4-bit weights are not computed for this family")
+    check_plain_weights(fields)
     nope_dim, rope_dim = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim")
     inner, num_layers = fields.whole("moe_intermediate_size"), fields.whole("num_hidden_layers")
     first = fields.count("first_k_dense_replace")

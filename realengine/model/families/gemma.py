@@ -7,7 +7,7 @@ from typing import Any
 
 from hwmodels.checks import is_finite
 from hwmodels.hf.fields import Fields, wrong
-from realengine.model.config_fields import number, scaling_of
+from realengine.model.config_fields import check_plain_weights, number, scaling_of
 from realengine.model.variants import GemmaParts
 
 NEEDED = ("num_key_value_heads", "head_dim", "query_pre_attn_scalar")
@@ -26,8 +26,7 @@ def fields_of(fields: Fields) -> dict[str, Any]:
     for name in ("attention_bias", "use_bidirectional_attention"):
         if fields.flag(name, default=False):
             raise wrong(name, True, "is not computed; must be false")
-    if fields.value("quantization_config") is not None:
-        raise wrong("quantization_config", fields.value("quantization_config"), "is not read for this family")
+    check_plain_weights(fields)
     num_layers, kind = fields.whole("num_hidden_layers"), str(fields.value("model_type"))
     kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
     if kinds is None:

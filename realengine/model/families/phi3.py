@@ -11,6 +11,7 @@ from realengine.model.config_fields import (
     DEFAULT_ROPE_THETA,
     check_activation,
     check_no_biases,
+    check_plain_weights,
     head_dim_of,
     scaling_of,
 )
@@ -22,8 +23,7 @@ def fields_of(fields: Fields) -> dict[str, Any]:
     """Returns the fields of an `Architecture` that this family has of its own."""
     check_activation(fields)
     check_no_biases(fields)
-    if fields.value("quantization_config") is not None:
-        raise wrong("quantization_config", fields.value("quantization_config"), "is not read for this family")
+    check_plain_weights(fields)
     num_heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     head_dim = fields.whole_or_none("head_dim") or head_dim_of(hidden, num_heads)
     given = fields.value("rope_parameters") or fields.value("rope_scaling") or {}

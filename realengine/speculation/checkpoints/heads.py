@@ -18,7 +18,7 @@ from realengine.speculation.checkpoints.source import read_weights, whole
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.settings import DraftSource
 from realengine.weights.safetensors import SafetensorsCheckpoint
-from realengine.weights.table import Weight
+from realengine.weights.weight import Weight
 
 Block = tuple[torch.Tensor, torch.Tensor | None]
 _PUBLISHED = re.compile(r"(medusa_heads\.)?(\d+)\.(\d+)\.linear\.weight")

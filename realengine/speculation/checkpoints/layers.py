@@ -21,7 +21,8 @@ from realengine.speculation.checkpoints.source import read_weights, whole
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.settings import DraftSource
 from realengine.weights.safetensors import SafetensorsCheckpoint
-from realengine.weights.table import HUGGING_FACE, Weight, expected
+from realengine.weights.table import HUGGING_FACE, expected
+from realengine.weights.weight import Weight
 
 EMBEDDING = "embed_tokens.weight"
 D2T, T2D = "d2t", "t2d"

@@ -13,7 +13,7 @@ from realengine.speculation.settings import DraftSource
 from realengine.weights.load import load_table
 from realengine.weights.random import random_weight
 from realengine.weights.safetensors import SafetensorsCheckpoint
-from realengine.weights.table import Part, Weight
+from realengine.weights.weight import Part, Weight
 
 
 def read_weights(

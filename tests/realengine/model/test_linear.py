@@ -5,7 +5,7 @@ import torch
 
 from realengine.model.backend import TORCH, TRITON
 from realengine.model.linear import W4A16, W8A8, W8A16, Dense, make_linear
-from realengine.model.quantization import QUANTIZATIONS, quantised
+from realengine.model.quantization import LINEAR_QUANTIZATIONS, quantised
 from tests.realengine.eager import dense
 
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def in_8_bits(x, quantization):
     ) * scale
 
 
-@pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
+@pytest.mark.parametrize("quantization", [None, *LINEAR_QUANTIZATIONS])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 7])
 def test_a_layer_is_the_product_with_its_rounded_weight(quantization, has_bias, num_tokens):

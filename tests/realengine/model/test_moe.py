@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from kernels.moe import (
-    moe_align,
-    moe_gemm,
-    moe_gemm_reference,
-    moe_mlp,
-    moe_mlp_reference,
-    moe_route_reference,
-)
+from kernels.moe import moe_gemm, moe_gemm_reference, moe_mlp, moe_mlp_reference
+from kernels.moe_routing import moe_align, moe_route_reference
 from kernels.w8a16 import Int8Weight
 from realengine.model.architecture import Architecture
 from realengine.model.backend import TORCH

@@ -14,7 +14,7 @@ from realengine.model.architecture import Architecture
 from realengine.model.backend import TORCH
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
-from realengine.model.quantization import QUANTIZATIONS, concatenated, quantised
+from realengine.model.quantization import LINEAR_QUANTIZATIONS, concatenated, quantised
 from realengine.weights import load
 from realengine.weights.load import load_weights
 from tests.realengine.eager import dense, eager_logits
@@ -37,7 +37,7 @@ def rounded_model(config, quantization, std=0.2):
     return spec, plain, weights, Decoder(spec, weights, TORCH, 128)
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", LINEAR_QUANTIZATIONS)
 def test_every_linear_layer_of_the_blocks_is_rounded_and_nothing_else(quantization):
     weights = load_weights(
         None, Architecture.from_hf(CONFIGS["qwen3"]), torch.float32, CPU, quantization=quantization
@@ -96,7 +96,7 @@ def test_fp8_keeps_three_bits_behind_the_first():
     assert ((rounded - weight).abs() <= weight.abs() * 2**-4 * 1.001)[normal].all()
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", LINEAR_QUANTIZATIONS)
 def test_rows_rounded_a_slice_at_a_time_are_the_same(quantization, monkeypatch):
     weight = random(50, 64)
     whole = quantised(NAME, weight, quantization)

@@ -217,8 +217,8 @@ def test_damaged_tensors_are_named(tmp_path, name, tensor, message):
     ("config", "message"),
     [
         (
-            {"quant_method": "fp8"},
-            r"quantization_config\.quant_method=.*fp8.*: supported: plain weights, awq, gptq",
+            {"quant_method": "exl2"},
+            r"quantization_config\.quant_method=.*exl2.*: supported: plain weights, fp8, awq, gptq",
         ),
         (AWQ | {"bits": 8}, r"quantization_config\.bits=8: must be 4"),
         (AWQ | {"group_size": 16}, r"quantization_config\.group_size=16: must be 32, 64, 128 or -1"),
