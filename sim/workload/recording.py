@@ -7,7 +7,7 @@ with others, it says what the same clients would have seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
@@ -93,7 +93,7 @@ class Recording:
         ]
         return ListedSource(arrivals, notes=notes)
 
-    def _arrival(self, row: dict[str, Any], prompt: int, output: int, max_model_len: int) -> Arrival:
+    def _arrival(self, row: dict[Hashable, Any], prompt: int, output: int, max_model_len: int) -> Arrival:
         segments = tuple(_segments(row["contents"], row["content_tokens"], prompt))
         limit = None if row["max_tokens"] == NONE else min(row["max_tokens"], max_model_len - prompt)
         request = Request(
