@@ -110,6 +110,8 @@ def windows_of(fields: Fields, model_type: str, num_layers: int) -> tuple[int | 
     """Returns the sliding window and the layers without it."""
     if model_type == "llama":
         return None, ()
+    if model_type == "mixtral":
+        return fields.whole_or_none("sliding_window"), ()
     if model_type == "mistral":
         if "sliding_window" in fields.config:
             return fields.whole_or_none("sliding_window"), ()

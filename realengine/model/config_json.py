@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hwmodels.hf.fields import Fields
 from realengine.model.config_fields import (
+    check_plain_weights,
     check_variants,
     dtype_of,
     experts_of,
@@ -70,6 +71,17 @@ def _deepseek(fields: Fields) -> dict[str, Any]:
     return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **deepseek.fields_of(fields)})
 
 
+def _mixtral(fields: Fields) -> dict[str, Any]:
+    experts = {
+        "num_experts": fields.whole("num_local_experts"),
+        "num_experts_per_tok": fields.whole("num_experts_per_tok"),
+        "moe_intermediate_size": fields.whole("intermediate_size"),
+        "norm_topk_prob": True,
+    }
+    check_plain_weights(fields)
+    return _plain("mixtral", **experts)(fields)
+
+
 def _gpt_oss(fields: Fields) -> dict[str, Any]:
     theta, scaling = rope_of(fields)
     return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **gpt_oss.fields_of(fields)})
@@ -91,6 +103,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(KV_HEADS, _plain("qwen2", qkv_bias=True)),
     "qwen3": Family(QWEN3, _plain("qwen3", qk_norm=True)),
     "qwen3_moe": Family((*QWEN3, *EXPERTS), _plain("qwen3_moe", qk_norm=True)),
+    "mixtral": Family((*KV_HEADS, "num_local_experts", "num_experts_per_tok"), _mixtral),
     "deepseek_v2": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
     "deepseek_v3": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
     "gpt_oss": Family((*REQUIRED, *gpt_oss.NEEDED), _gpt_oss),

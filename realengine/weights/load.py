@@ -89,6 +89,8 @@ def load_weights(
     if source is None:
         weights = expected(architecture)
         quantization = "w4a16" if architecture.packed is not None else quantization
+        if architecture.gpt_oss is not None and architecture.gpt_oss.is_packed:
+            quantization = quantization or "mxfp4"  # as the checkpoint
 
         def made(weight: Weight, share: Weight) -> torch.Tensor | QuantisedWeight:
             return quantised(

@@ -57,6 +57,13 @@ HUGGING_FACE: Mapping[str, str] = {
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
 }
+MIXTRAL: Mapping[str, str] = {
+    "router": "model.layers.{i}.block_sparse_moe.gate.weight",
+    "expert_gate": "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
+    "expert_up": "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
+    "expert_down": "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
+}
+"""Names of Mixtral that differ from Hugging Face's names of other families."""
 GEMMA: Mapping[str, str] = {
     "post_attention_norm": "model.layers.{i}.post_attention_layernorm.weight",
     "mlp_norm": "model.layers.{i}.pre_feedforward_layernorm.weight",
@@ -89,6 +96,8 @@ def expected(architecture: Architecture, names: Mapping[str, str] = HUGGING_FACE
     """Returns every weight of the architecture, unsharded; head.weight only if it is not the embedding."""
     if names is HUGGING_FACE and architecture.gemma is not None:
         names = {**names, **GEMMA}
+    if names is HUGGING_FACE and architecture.model_type == "mixtral":
+        names = {**names, **MIXTRAL}
     weights = tuple(_weights(architecture, names))
     if architecture.gemma is None:
         return weights

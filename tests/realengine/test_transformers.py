@@ -107,6 +107,7 @@ MODELS = {
     ),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}),
     "gemma2": ("Gemma2", CAPS | {"sliding_window": 7, "attn_implementation": "eager"}),
     "gemma3": (
         "Gemma3",

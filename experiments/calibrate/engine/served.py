@@ -33,6 +33,13 @@ MODEL_TYPES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MixtralForCausalLM": "mixtral",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "GptOssForCausalLM": "gpt_oss",
+    "Phi3ForCausalLM": "phi3",
 }
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 QUANTIZATIONS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "int8": "int8", "fp8": "fp8"}
@@ -61,7 +68,8 @@ def architecture_of(node: Mapping[str, Any]) -> Architecture:
             f"it supports {', '.join(MODEL_TYPES)}"
         )
     # Defaults that do not change times; most files of the group leave them out.
-    return Architecture.from_hf({"model_type": model_type, "rms_norm_eps": 1e-5} | config)
+    defaults = {"model_type": model_type, "rms_norm_eps": 1e-5, "query_pre_attn_scalar": 256}
+    return Architecture.from_hf(defaults | config)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +112,11 @@ def serve(
     Raises ValueError if the engine does not support the model's number formats, or if the KV cache is too
     small for one sequence of max_model_len tokens.
     """
+    if not architecture.is_plain:
+        raise ValueError(
+            f"model_type={architecture.model_type}: the operators of this family are not watched yet; choose "
+            "a model with Llama's layers, such as llama, mistral, qwen3 or mixtral"
+        )
     backend = choose_backend(None, device)
     dtype, kv_dtype = DTYPES[TORCH_DTYPES[model.dtype]], kv_dtype_of(model)
     quantization = quantization_of(model)
