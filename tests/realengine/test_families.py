@@ -22,6 +22,7 @@ from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.weights.load import load_weights
 from tests.realengine.adapters import random_adapter
+from tests.realengine.recorded import record_on_cpu
 from tests.realengine.steps import all_logits
 from tests.realengine.test_engine import LLAMA, prompts, tokens_of
 
@@ -151,6 +152,40 @@ def test_every_way_to_serve_gives_the_same_tokens(config, way, expected):
         assert llm.engine.core.num_preemptions
 
 
+@pytest.mark.parametrize("drafts", [False, True], ids=["decodes", "drafts"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_steps_replayed_as_graphs_give_the_same_tokens(config, drafts, expected, monkeypatch):
+    recorders = record_on_cpu(monkeypatch)
+    more = {"speculative_config": WAYS["drafts"]["speculative_config"]} if drafts else {}
+    llm = make(config, use_graphs=True, **more)
+    assert tokens_of(llm.generate(prompts(), GREEDY)) == expected(config)
+    assert sum(recorder.num_replayed for recorder in recorders)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_draft_of_the_same_family_changes_no_token(config, expected):
+    draft = {
+        "method": "draft_model",
+        "num_speculative_tokens": 2,
+        "model": Architecture.from_hf(CONFIGS[config]),
+    }
+    llm = make(config, speculative_config=draft, scheduling=Fcfs(preemption_mode="swap"), num_kv_blocks=9)
+    outputs = llm.generate(prompts(), GREEDY)
+    assert tokens_of(outputs) == expected(config)
+    assert any(output.drafts for output in outputs)
+    assert llm.engine.core.num_preemptions
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_several_outputs_share_their_prompt_s_kv(config):
+    params = SamplingParams(n=2, max_tokens=6, ignore_eos=True, seed=3)
+    one, other = make(config), make(config, num_kv_blocks=9, max_num_seqs=4)
+    asked = [prompts()[place] for place in (1, 2, 5)]
+    assert [output.outputs for output in one.generate(asked, params)] == [
+        output.outputs for output in other.generate(asked, params)
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_two_ranks_give_the_same_tokens(config, monkeypatch):
@@ -187,6 +222,11 @@ def test_what_is_not_computed_is_refused_by_name(config):
             make(config, speculative_config=tree)
         with pytest.raises(ValueError, match="latent rows are kept in the model's dtype; set it to auto"):
             make(config, kv_cache_dtype="int8")
+    for method in ("eagle", "eagle3", "mtp"):
+        layer = {"method": method, "num_speculative_tokens": 2}
+        layer |= {} if method == "mtp" else {"model": "nowhere"}
+        with pytest.raises(ValueError, match=f"method={method}: layers that draft are not computed"):
+            make(config, speculative_config=layer)
     with pytest.raises(ValueError, match=f"LoRA is not computed for model_type={config}"):
         make(config, lora_adapters={"a": random_adapter(Architecture.from_hf(LLAMA), rank=2, seed=1)})
 
