@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,16 +56,21 @@ def made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
 
 
 def made_cache(
-    num_seqs: int, context_len: int, model: Dimensions, dtype: torch.dtype, device: torch.device
+    context_lens: Sequence[int], model: Dimensions, dtype: torch.dtype, device: torch.device
 ) -> tuple[PagedKv, Contexts]:
-    """Returns a cache with the scales of its dtype, and sequences of equal length over shuffled blocks."""
-    max_blocks = triton.cdiv(context_len, 16)
-    num_blocks = num_seqs * max_blocks + 1
+    """Returns a cache with the scales of its dtype, and sequences of these lengths over shuffled blocks."""
+    num_seqs, longest = len(context_lens), max(context_lens)
+    max_blocks = triton.cdiv(longest, 16)
+    num_used = [triton.cdiv(length, 16) for length in context_lens]
+    num_blocks = sum(num_used) + 1
     shape = num_blocks, 16, model.num_kv_heads, model.head_dim
-    tables = torch.randperm(num_blocks - 1, device=device).view(num_seqs, max_blocks).int() + 1
-    lens = torch.full((num_seqs,), context_len, dtype=torch.int32, device=device)
+    tables = torch.zeros(num_seqs, max_blocks, dtype=torch.int32, device=device)
+    shuffled = torch.randperm(num_blocks - 1, device=device).int() + 1
+    for seq, blocks in enumerate(shuffled.split(num_used)):
+        tables[seq, : len(blocks)] = blocks
+    lens = torch.tensor(context_lens, dtype=torch.int32, device=device)
     scales: list[torch.Tensor] = []
     if dtype in QUANTISED:
         scales = [made(shape[:3], torch.float32, device).abs_().mul_(0.02) for _ in range(2)]
     kv = PagedKv(made(shape, dtype, device), made(shape, dtype, device), *scales)
-    return kv, Contexts(tables, lens, context_len)
+    return kv, Contexts(tables, lens, longest)

@@ -1,17 +1,19 @@
 """Paged decode attention: one query token per sequence against its blocks of KV cache.
 
-Split-KV as in Flash-Decoding (Dao et al., 2023): the context of a sequence and KV head is split over several
-programs, each with a running softmax, and a second kernel combines the splits by their log-sum-exp. The query
-heads of a KV head are the rows of one tile (GQA), padded to 16 for the tensor cores, so that each key and
-value is read once. The kernel is memory-bound: 4 * head_dim bytes per token and KV head in bf16, for
-4 * head_dim * group flops.
+Split-KV as in Flash-Decoding (Dao et al., 2023), with ranges of equal length instead of a number of splits
+(`kernels.even_split`): each program has a running softmax over its part of a context, and a second kernel
+combines the parts of a context by their log-sum-exp. So a long context among short ones delays nothing: with
+one sequence of 32k tokens and 63 of 1k in Llama-3.1-8B on an H200, 528 programs read at most 1,504 tokens of
+a KV head each; with a program per sequence and KV head, one would read 32,768. The query heads of a KV head
+are the rows of one tile (GQA), padded to 16 for the tensor cores, so that each key and value is read once.
+The kernel is memory-bound: 4 * head_dim bytes per token and KV head in bf16, for 4 * head_dim * group flops.
 
 It supports sliding windows, attention sinks, ALiBi and soft-capped scores
-(`kernels.attention.AttentionOptions`). The last bits of the output depend on num_splits, which depends on the
-size of the batch unless it is given.
+(`kernels.attention.AttentionOptions`). The last bits of the output depend on where ranges end, so on the
+context lengths of the batch.
 
 Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M largest number
-of blocks of a sequence, L tokens of one context, S splits.
+of blocks of a sequence, L tokens of one context.
 """
 
 from __future__ import annotations
@@ -24,29 +26,23 @@ import triton
 import triton.language as tl
 
 from kernels.attention import (
-    LOG2E,
     PLAIN,
     STEP_ARGS,
     AttentionOptions,
     Contexts,
     capped,
     check_caches,
-    check_num_splits,
     check_options,
     check_sequences,
-    choose_num_splits,
-    combine_splits,
-    make_partials,
-    min_tiles_of_a_split,
-    nearest,
     padded,
-    sm_count,
+    shared_split,
     widened,
 )
-from kernels.attention_models import MODELS, Dimensions, made, made_cache
+from kernels.attention_models import MODELS, made, made_cache
 from kernels.attention_reference import attend, gather_slots, slots_of
 from kernels.case import Case
-from kernels.launch import INTERPRETER, launch, target
+from kernels.even_split import LOG2E, combine_parts, make_parts, num_ranges_of
+from kernels.launch import INTERPRETER, launch, nearest, target
 from kernels.paged_kv import PagedKv
 
 MAX_GATHERED = 8192  # maximum tokens that the reference gathers at once, padding included
@@ -80,13 +76,13 @@ def decode_attention(
     contexts: Contexts,
     options: AttentionOptions = PLAIN,
     *,
-    num_splits: int | None = None,
+    num_ranges: int | None = None,
     out_BHD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the attention of each sequence's newest token over its context, its own KV included.
 
     q_BHD: fp32, fp16 or bf16, last dimension contiguous; head_dim a multiple of 16, at most 256. kv: last
-    dimensions contiguous. num_splits: programs per context; None: as many as fill the chip. The result is
+    dimensions contiguous. num_ranges: programs per KV head; None: as many as fill the chip. The result is
     out_BHD, or a new tensor if that is None, of q's dtype. Raises ValueError for unsupported arguments.
     """
     tables, lens = contexts.block_tables_BM, contexts.lens_B
@@ -104,19 +100,16 @@ def decode_attention(
     block_h = min(max(16, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32)
     head_tiles = num_kv_heads * triton.cdiv(group, block_h)
     tile = _tile_of(head_dim, q_BHD.dtype)
-    if num_splits is None:
-        seen = contexts.max_len if options.window is None else min(contexts.max_len, options.window)
-        num_splits = choose_num_splits(num_seqs * head_tiles, seen, sm_count(q_BHD.device) * tile.resident)
-    check_num_splits(num_splits)
-
+    num_ranges = num_ranges_of(num_ranges, head_tiles, tile.resident, q_BHD.device)
+    split = shared_split(contexts, num_ranges, tile.block_n, options.window)
+    parts = make_parts(split, num_heads, head_dim)
     out = torch.empty_like(q_BHD, memory_format=torch.contiguous_format) if out_BHD is None else out_BHD
-    partial, partial_lse = make_partials(q_BHD, head_dim, num_splits)
     launch(
         decode_attention_kernel,
-        (num_seqs, head_tiles, num_splits),
+        (num_ranges, head_tiles),
         out,
-        partial,
-        partial_lse,
+        *parts,
+        split.table,
         q_BHD,
         *kv,
         tables,
@@ -131,6 +124,7 @@ def decode_attention(
         *kv.keys.stride()[:3],
         *kv.values.stride()[:3],
         tables.stride(0),
+        num_seqs,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -138,13 +132,10 @@ def decode_attention(
         BLOCK_H=block_h,
         BLOCK_N=tile.block_n,
         BLOCK_D=padded(head_dim),
-        MIN_TILES=min_tiles_of_a_split(tile.block_n),
-        SPLIT=num_splits > 1,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if partial is not None and partial_lse is not None:
-        combine_splits(out, partial, partial_lse, options.sinks_H)
+    combine_parts(out, parts, split, options.sinks_H)
     return out
 
 
@@ -212,7 +203,7 @@ def _by_length(lengths: list[int]) -> list[list[int]]:
 
 
 def cases() -> Iterator[Case]:
-    """Yields decode steps of several models; block_size 16."""
+    """Yields decode steps of several models, one of them with mixed lengths; block_size 16."""
     bf16 = torch.bfloat16
     for name, num_seqs, context_len, dtype in (
         ("llama_8b", 64, 1024, bf16),
@@ -229,34 +220,35 @@ def cases() -> Iterator[Case]:
         ("phi3_mini", 16, 2048, bf16),
         ("falcon_7b", 16, 2048, bf16),
     ):
-        model = MODELS[name]
-        seen = min(context_len, model.window or context_len)
-        kv_bytes = 2 * num_seqs * seen * model.num_kv_heads * model.head_dim * dtype.itemsize
-        yield Case(
-            f"{name}-{str(dtype).removeprefix('torch.')}-batch{num_seqs}-context{context_len}",
-            _make(model, num_seqs, context_len, dtype),
-            bytes_moved=kv_bytes + 4 * num_seqs * model.num_heads * model.head_dim,
-            flops=4 * num_seqs * seen * model.num_heads * model.head_dim,
-        )
+        yield _case(name, f"batch{num_seqs}-context{context_len}", [context_len] * num_seqs, dtype)
+    yield _case("llama_8b", "batch64-mixed", [32768] + [1024] * 63, bf16)
 
 
-def _make(
-    model: Dimensions, num_seqs: int, context_len: int, dtype: torch.dtype
-) -> Callable[[torch.device], Callable[[], object]]:
+def _case(model_name: str, name: str, lens: list[int], dtype: torch.dtype) -> Case:
+    model = MODELS[model_name]
+    seen = sum(min(length, model.window or length) for length in lens)
+
     def make(device: torch.device) -> Callable[[], object]:
-        kv, contexts = made_cache(num_seqs, context_len, model, dtype, device)
-        q = made((num_seqs, model.num_heads, model.head_dim), torch.bfloat16, device)
+        kv, contexts = made_cache(lens, model, dtype, device)
+        q = made((len(lens), model.num_heads, model.head_dim), torch.bfloat16, device)
         options = model.options(device)
         return lambda: decode_attention(q, kv, contexts, options)
 
-    return make
+    kv_bytes = 2 * seen * model.num_kv_heads * model.head_dim * dtype.itemsize
+    return Case(
+        f"{model_name}-{str(dtype).removeprefix('torch.')}-{name}",
+        make,
+        bytes_moved=kv_bytes + 4 * len(lens) * model.num_heads * model.head_dim,
+        flops=4 * seen * model.num_heads * model.head_dim,
+    )
 
 
 @triton.jit(do_not_specialize=STEP_ARGS, do_not_specialize_on_alignment=STEP_ARGS)
 def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
     out_ptr,
-    partial_ptr,
-    partial_lse_ptr,
+    part_ptr,
+    part_lse_ptr,
+    table_ptr,
     q_ptr,
     key_ptr,
     value_ptr,
@@ -280,6 +272,7 @@ def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
     stride_vp,
     stride_vk,
     stride_tb,
+    num_units,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -287,13 +280,10 @@ def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    MIN_TILES: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
-    """Computes one split of attention; grid: sequences, KV heads times tiles of their query heads, splits."""
-    seq = tl.program_id(0)
-    split = tl.program_id(2)
-    num_splits = tl.num_programs(2)
+    """Computes the parts of one range; grid: ranges, KV heads times tiles of their query heads."""
+    index = tl.program_id(0)
+    num_ranges = tl.num_programs(0)
     tiles_per_group: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
     kv_head = tl.program_id(1) // tiles_per_group
     row = (tl.program_id(1) % tiles_per_group) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -302,69 +292,72 @@ def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
     d = tl.arange(0, BLOCK_D)
     d_ok = d < HEAD_DIM
     row_ok = head_ok[:, None] & d_ok[None, :]
-    lse_row = (seq.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * num_splits + split
-
-    length = tl.load(context_lens_ptr + seq)
-    start = 0
-    if window is not None:
-        start = tl.maximum(length - window, 0)
-    first_tile = start // BLOCK_N
-    num_tiles = tl.cdiv(length, BLOCK_N) - first_tile
-    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES) if SPLIT else num_tiles
-    lo = (first_tile + split * tiles_per_split) * BLOCK_N
-    hi = tl.minimum(lo + tiles_per_split * BLOCK_N, length)
-    if SPLIT:  # noqa: SIM102  a constant; nested, so that nothing is compiled if it is false
-        if lo >= hi:
-            tl.store(partial_lse_ptr + lse_row, tl.full([BLOCK_H], float("-inf"), tl.float32), mask=head_ok)
-            return
-
-    q = tl.load(
-        q_ptr + seq.to(tl.int64) * stride_qb + head[:, None] * stride_qh + d[None, :], mask=row_ok, other=0.0
-    )
     if alibi_slopes_ptr is not None:
         slope = tl.load(alibi_slopes_ptr + head, mask=head_ok, other=0.0) * LOG2E
-    top = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-    table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_tb
-    for first in tl.range(lo, hi, BLOCK_N):
-        n = first + tl.arange(0, BLOCK_N)
-        seen = n < hi
-        if window is not None:
-            seen = seen & (n >= start)
-        block = tl.load(table_ptr + n // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        kv_ok = seen[:, None] if HEAD_DIM == BLOCK_D else seen[:, None] & d_ok[None, :]
-        key_row = block * stride_kn + (n % BLOCK_SIZE) * stride_kp + kv_head * stride_kk
-        k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=kv_ok, other=0.0)
-        scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision="ieee") * scale
-        if key_scales_ptr is not None:
-            scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-            scores *= tl.load(key_scales_ptr + scale_row, mask=seen, other=0.0)[None, :]
-        scores = capped(scores, softcap) if softcap is not None else scores * LOG2E
-        if alibi_slopes_ptr is not None:
-            scores += slope[:, None] * (n - length + 1).to(tl.float32)[None, :]
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        p = tl.exp2(scores - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(p, 1)
-        top = new_top
-        if value_scales_ptr is not None:
-            p *= tl.load(value_scales_ptr + scale_row, mask=seen, other=0.0)[None, :]
-        value_row = block * stride_vn + (n % BLOCK_SIZE) * stride_vp + kv_head * stride_vk
-        v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=kv_ok, other=0.0)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(p.to(q.dtype), widened(v, q.dtype), acc, input_precision="ieee")
 
-    if SPLIT:
-        tl.store(partial_lse_ptr + lse_row, top + tl.log2(total), mask=head_ok)
-        tl.store(partial_ptr + lse_row[:, None] * HEAD_DIM + d[None, :], acc / total[:, None], mask=row_ok)
-    else:
-        if sinks_ptr is not None:
-            sink = tl.load(sinks_ptr + head, mask=head_ok, other=0.0) * LOG2E
-            new_top = tl.maximum(top, sink)
-            acc = acc * tl.exp2(top - new_top)[:, None]
-            total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
-        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-        out_row = seq.to(tl.int64) * stride_ob + head * stride_oh
-        tl.store(out_ptr + out_row[:, None] + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=row_ok)
+    size = tl.load(table_ptr + num_units + 1 + num_ranges)
+    begin = index * size
+    at = begin
+    end = tl.minimum(begin + size, tl.load(table_ptr + num_units))
+    seq = tl.load(table_ptr + num_units + 1 + index)
+    while at < end:
+        seq_start = tl.load(table_ptr + seq)
+        seq_end = tl.load(table_ptr + seq + 1)
+        stop = tl.minimum(end, seq_end)
+        length = tl.load(context_lens_ptr + seq)
+        start = 0
+        if window is not None:
+            start = tl.maximum(length - window, 0)
+        first_tile = start // BLOCK_N - seq_start
+        lo = (first_tile + at) * BLOCK_N
+        hi = tl.minimum((first_tile + stop) * BLOCK_N, length)
+        q_at = q_ptr + seq.to(tl.int64) * stride_qb
+        q = tl.load(q_at + head[:, None] * stride_qh + d[None, :], mask=row_ok, other=0.0)
+        top = tl.full([BLOCK_H], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_H], tl.float32)
+        acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+        blocks_ptr = block_tables_ptr + seq.to(tl.int64) * stride_tb
+        for first in tl.range(lo, hi, BLOCK_N):
+            n = first + tl.arange(0, BLOCK_N)
+            seen = n < hi
+            if window is not None:
+                seen = seen & (n >= start)
+            block = tl.load(blocks_ptr + n // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+            kv_ok = seen[:, None] if HEAD_DIM == BLOCK_D else seen[:, None] & d_ok[None, :]
+            key_row = block * stride_kn + (n % BLOCK_SIZE) * stride_kp + kv_head * stride_kk
+            k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=kv_ok, other=0.0)
+            scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision="ieee") * scale
+            if key_scales_ptr is not None:
+                scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+                scores *= tl.load(key_scales_ptr + scale_row, mask=seen, other=0.0)[None, :]
+            scores = capped(scores, softcap) if softcap is not None else scores * LOG2E
+            if alibi_slopes_ptr is not None:
+                scores += slope[:, None] * (n - length + 1).to(tl.float32)[None, :]
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            p = tl.exp2(scores - new_top[:, None])
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(p, 1)
+            top = new_top
+            if value_scales_ptr is not None:
+                p *= tl.load(value_scales_ptr + scale_row, mask=seen, other=0.0)[None, :]
+            value_row = block * stride_vn + (n % BLOCK_SIZE) * stride_vp + kv_head * stride_vk
+            v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=kv_ok, other=0.0)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(p.to(q.dtype), widened(v, q.dtype), acc, input_precision="ieee")
+
+        if (at == seq_start) & (stop == seq_end):
+            if sinks_ptr is not None:
+                sink = tl.load(sinks_ptr + head, mask=head_ok, other=0.0) * LOG2E
+                new_top = tl.maximum(top, sink)
+                acc = acc * tl.exp2(top - new_top)[:, None]
+                total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
+            acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+            out_row = seq.to(tl.int64) * stride_ob + head * stride_oh
+            tl.store(out_ptr + out_row[:, None] + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=row_ok)
+        else:
+            part_row = (2 * index + (at > begin).to(tl.int32)) * (NUM_KV_HEADS * GROUP) + head
+            tl.store(part_lse_ptr + part_row, top + tl.log2(total), mask=head_ok)
+            tl.store(part_ptr + part_row[:, None] * HEAD_DIM + d[None, :], acc / total[:, None], mask=row_ok)
+        at = stop
+        seq += 1

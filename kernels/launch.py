@@ -7,7 +7,7 @@ alignment (see `kernels.ahead`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -17,6 +17,7 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 
 INTERPRETER = "interpreter"
+SM_COUNTS = {"sm_80": 108, "sm_90": 132, "gfx942": 304, INTERPRETER: 4}
 Grid = tuple[int, ...]
 Compile = Callable[[Any, Grid, tuple[Any, ...], dict[str, Any]], None]
 
@@ -50,6 +51,27 @@ def target() -> str:
     if _compile is not None:
         return _compile[0]
     return _device_target()
+
+
+def sm_count(device: torch.device) -> int:
+    """Returns the number of multiprocessors (compute units) of the device, or of the compilation target."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return SM_COUNTS[nearest(target(), SM_COUNTS)]
+
+
+@cache
+def _nearest(name: str, names: tuple[str, ...]) -> str:
+    if name in names:
+        return name
+    if name.startswith("gfx"):
+        return "gfx942"
+    return "sm_90" if name.startswith("sm_") and int(name[3:]) >= 90 else "sm_80"
+
+
+def nearest(name: str, table: Mapping[str, object]) -> str:
+    """Returns the key that chip `name` uses in a table by target: its own, or the most similar chip's."""
+    return _nearest(name, tuple(table))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ rope_dim numbers of the rotated key. With W_UK absorbed into the query and W_UV 
 is multi-query attention with keys of latent_dim + rope_dim and values of latent_dim: each row is read from
 memory once and used by all heads, which makes it compute-heavy for a decode kernel (2 * num_heads * 1,088
 flops for 1,152 bytes per token at 512 + 64 in bf16: near the ridge with 128 heads, bandwidth-bound with 16).
-The context is split over programs as in `kernels.decode_attention`, with the same second pass.
+The contexts are split over programs as in `kernels.decode_attention`, with the same second pass.
 
 Shapes: B sequences, H query heads, C latent_dim + rope_dim, V latent_dim, N blocks, P block_size, M largest
 number of blocks of a sequence.
@@ -20,24 +20,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import (
-    DTYPES,
-    LOG2E,
-    AttentionOptions,
-    Contexts,
-    check_num_splits,
-    check_sequences,
-    choose_num_splits,
-    combine_splits,
-    make_partials,
-    min_tiles_of_a_split,
-    nearest,
-    sm_count,
-)
+from kernels.attention import DTYPES, STEP_ARGS, AttentionOptions, Contexts, check_sequences, shared_split
 from kernels.attention_models import made
 from kernels.attention_reference import attend, gather_tokens
 from kernels.case import Case
-from kernels.launch import INTERPRETER, launch, target
+from kernels.even_split import LOG2E, combine_parts, make_parts, num_ranges_of, sequence_of
+from kernels.launch import INTERPRETER, launch, nearest, target
 
 LATENT_DIMS = (64, 128, 256, 512)
 ROPE_DIMS = (16, 32, 64, 128)
@@ -70,7 +58,7 @@ def mla_decode(
     *,
     scale: float,
     latent_dim: int = 512,
-    num_splits: int | None = None,
+    num_ranges: int | None = None,
     out_BHV: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns attention of each sequence's newest token over its context's latent rows, its own included.
@@ -90,19 +78,16 @@ def mla_decode(
     tiles = TILES[nearest(target(), TILES)]
     tile = tiles[min((key for key in tiles if key >= num_heads), default=max(tiles))]
     head_tiles = triton.cdiv(num_heads, tile.block_h)
-    if num_splits is None:
-        resident = sm_count(q_BHC.device) * tile.resident
-        num_splits = choose_num_splits(num_seqs * head_tiles, contexts.max_len, resident)
-    check_num_splits(num_splits)
-
+    num_ranges = num_ranges_of(num_ranges, head_tiles, tile.resident, q_BHC.device)
+    split = shared_split(contexts, num_ranges, tile.block_n, None)
+    parts = make_parts(split, num_heads, latent_dim)
     out = q_BHC.new_empty(num_seqs, num_heads, latent_dim) if out_BHV is None else out_BHV
-    partial, partial_lse = make_partials(q_BHC, latent_dim, num_splits)
     launch(
         mla_decode_kernel,
-        (head_tiles, num_splits, num_seqs),
+        (head_tiles, num_ranges + num_seqs),
         out,
-        partial,
-        partial_lse,
+        *parts,
+        split.table,
         q_BHC,
         latent_cache_NPC,
         tables,
@@ -113,18 +98,16 @@ def mla_decode(
         *q_BHC.stride()[:2],
         *latent_cache_NPC.stride()[:2],
         tables.stride(0),
+        num_seqs,
         BLOCK_SIZE=latent_cache_NPC.shape[1],
         LATENT_DIM=latent_dim,
         ROPE_DIM=width - latent_dim,
         BLOCK_H=tile.block_h,
         BLOCK_N=tile.block_n,
-        MIN_TILES=min_tiles_of_a_split(tile.block_n),
-        SPLIT=num_splits > 1,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if partial is not None and partial_lse is not None:
-        combine_splits(out, partial, partial_lse)
+    combine_parts(out, parts, split)
     return out
 
 
@@ -199,11 +182,12 @@ def _make(num_heads: int, num_seqs: int, context_len: int) -> Callable[[torch.de
     return make
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_ARGS, do_not_specialize_on_alignment=STEP_ARGS)
 def mla_decode_kernel(
     out_ptr,
-    partial_ptr,
-    partial_lse_ptr,
+    part_ptr,
+    part_lse_ptr,
+    table_ptr,
     q_ptr,
     cache_ptr,
     block_tables_ptr,
@@ -217,54 +201,48 @@ def mla_decode_kernel(
     stride_cn,
     stride_cp,
     stride_tb,
+    num_units,
     BLOCK_SIZE: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MIN_TILES: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
-    """Computes one split of attention.
+    """Computes one part, or nothing.
 
-    Grid: tiles of query heads (neighbouring programs share rows in L2), splits, sequences.
+    Grid: tiles of query heads (neighbouring programs share rows in L2), ranges plus sequences.
     """
     head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
-    split = tl.program_id(1)
-    num_splits = tl.num_programs(1)
-    seq = tl.program_id(2).to(tl.int64)
     head_ok = head < num_heads
     c = tl.arange(0, LATENT_DIM)
     r = tl.arange(0, ROPE_DIM)
-    # Offsets are int64 in scalars and int32 in tiles, which saves registers.
-    part_row = seq * num_heads * num_splits + split
-    part_head = head * num_splits
 
+    # A loop over the parts of a range would need more registers than there are. Part p + b is that of range p
+    # and sequence b, so a sequence's parts begin at its first range, plus b.
+    size = tl.load(table_ptr + tl.num_programs(1) + 1)
+    seq = sequence_of(table_ptr, tl.program_id(1), num_units, size)
+    index = tl.program_id(1) - seq
+    seq_start = tl.load(table_ptr + seq)
+    seq_end = tl.load(table_ptr + seq + 1)
+    at = tl.maximum(seq_start, index * size)
+    stop = tl.minimum(seq_end, index * size + size)
+    if at >= stop:
+        return
     length = tl.load(context_lens_ptr + seq)
-    num_tiles = tl.cdiv(length, BLOCK_N)
-    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES) if SPLIT else num_tiles
-    lo = split * tiles_per_split * BLOCK_N
-    hi = tl.minimum(lo + tiles_per_split * BLOCK_N, length)
-    if SPLIT:  # noqa: SIM102  a constant; nested, so that nothing is compiled if it is false
-        if lo >= hi:
-            tl.store(
-                partial_lse_ptr + part_row + part_head,
-                tl.full([BLOCK_H], float("-inf"), tl.float32),
-                mask=head_ok,
-            )
-            return
-
-    q_row = q_ptr + seq * stride_qb + head[:, None] * stride_qh
+    lo = (at - seq_start) * BLOCK_N
+    hi = tl.minimum((stop - seq_start) * BLOCK_N, length)
+    # Offsets are int64 in scalars and int32 in tiles, which saves registers.
+    q_row = q_ptr + seq.to(tl.int64) * stride_qb + head[:, None] * stride_qh
     q = tl.load(q_row + c[None, :], mask=head_ok[:, None], other=0.0)
     q_rope = tl.load(q_row + LATENT_DIM + r[None, :], mask=head_ok[:, None], other=0.0)
     top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, LATENT_DIM], tl.float32)
-    table_ptr = block_tables_ptr + seq * stride_tb
+    blocks_ptr = block_tables_ptr + seq.to(tl.int64) * stride_tb
     for first in tl.range(lo, hi, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         seen = n < hi
-        block = tl.load(table_ptr + n // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        block = tl.load(blocks_ptr + n // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
         row = cache_ptr + (block * stride_cn + (n % BLOCK_SIZE) * stride_cp)[:, None]
         latent = tl.load(row + c[None, :], mask=seen[:, None], other=0.0)
         rope = tl.load(row + LATENT_DIM + r[None, :], mask=seen[:, None], other=0.0)
@@ -280,13 +258,10 @@ def mla_decode_kernel(
         acc = tl.dot(p.to(latent.dtype), latent, acc, input_precision="ieee")
 
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    if SPLIT:
-        tl.store(partial_lse_ptr + part_row + part_head, top + tl.log2(total), mask=head_ok)
-        tl.store(
-            partial_ptr + part_row * LATENT_DIM + (part_head[:, None] * LATENT_DIM + c[None, :]),
-            acc,
-            mask=head_ok[:, None],
-        )
-    else:
-        out_at = out_ptr + seq * stride_ob + (head[:, None] * stride_oh + c[None, :])
+    if (at == seq_start) & (stop == seq_end):
+        out_at = out_ptr + seq.to(tl.int64) * stride_ob + (head[:, None] * stride_oh + c[None, :])
         tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=head_ok[:, None])
+    else:
+        part_row = (2 * index + (at > index * size).to(tl.int32)) * num_heads + head
+        tl.store(part_lse_ptr + part_row, top + tl.log2(total), mask=head_ok)
+        tl.store(part_ptr + (part_row[:, None] * LATENT_DIM + c[None, :]), acc, mask=head_ok[:, None])

@@ -5,8 +5,8 @@ tokens times the query heads of one KV head, so that few tokens also fill a tile
 speculative step. The tiles of all sequences are one grid dimension, and a program finds its sequence by a
 binary search over query_start_loc, so the host need not read the lengths. Key tiles that are visible to all
 rows use a loop without masks; only the diagonal and the edge of the window use masks. The kernel is
-compute-bound: 4 * head_dim flops per head and visible (query, key) pair. With few queries and a long context
-it is memory-bound, and the context is split over programs as in decode (num_splits).
+compute-bound: 4 * head_dim flops per head and visible (query, key) pair. With few queries per sequence, such
+as those that verify drafts, it is memory-bound, and the contexts are split evenly over programs as in decode.
 
 A tree mask [q, q] per sequence replaces the causal mask within the chunk: drafts of tree speculation
 (SpecInfer, 2024). It may cover b tokens before the chunk, too: [q, b + q]. With a window or ALiBi it needs
@@ -26,26 +26,21 @@ from kernels.attention import (
     AttentionOptions,
     Contexts,
     check_caches,
-    check_num_splits,
     check_options,
     check_sequences,
-    choose_num_splits,
-    combine_splits,
-    make_partials,
-    min_tiles_of_a_split,
-    nearest,
     padded,
-    sm_count,
+    shared_split,
 )
 from kernels.attention_models import MODELS, Dimensions, made, made_cache
 from kernels.attention_reference import attend, gather_tokens
 from kernels.case import Case
 from kernels.decode_attention import decode_attention_reference
-from kernels.launch import INTERPRETER, launch, target
+from kernels.even_split import MIN_RANGE_TOKENS, combine_parts, make_parts, num_ranges_of
+from kernels.launch import INTERPRETER, launch, nearest, sm_count, target
 from kernels.paged_kv import PagedKv
-from kernels.prefill_attention_kernels import prefill_attention_kernel
+from kernels.prefill_attention_kernels import prefill_attention_kernel, prefill_parts_kernel
 
-MAX_PARTIAL_BYTES = 64 << 20
+RESIDENT = 2  # programs of a multiprocessor between which contexts are split
 
 
 class Tile(NamedTuple):
@@ -112,13 +107,14 @@ def prefill_attention(
     options: AttentionOptions = PLAIN,
     *,
     tree: DraftTree | None = None,
-    num_splits: int | None = None,
+    num_ranges: int | None = None,
     out_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns causal attention of each sequence's newest tokens over its context; their KV is in the cache.
 
-    Rows that belong to no sequence are not written. Other arguments: see decode_attention. Raises ValueError
-    for unsupported arguments.
+    Rows that belong to no sequence are not written. num_ranges: programs per KV head between which contexts
+    are split; None: as many as fill the chip if there are few queries, else contexts are not split. Other
+    arguments: see decode_attention. Raises ValueError for unsupported arguments.
     """
     tables, lens, starts = contexts.block_tables_BM, contexts.lens_B, chunks.start_loc
     num_seqs = lens.shape[0]
@@ -128,19 +124,9 @@ def prefill_attention(
     group = num_heads // num_kv_heads
     tile = _tile_for(q_THD, kv, chunks, options, tree)
     tokens_per_tile = tile.block_m // group
-    num_tiles = num_tokens // tokens_per_tile + num_seqs
-    if num_splits is None:
-        num_splits = _choose_num_splits(q_THD, num_tiles * num_kv_heads, contexts.max_len, options.window)
-    check_num_splits(num_splits)
-
+    num_units = num_tokens // tokens_per_tile + num_seqs
     out = torch.empty_like(q_THD, memory_format=torch.contiguous_format) if out_THD is None else out_THD
-    partial, partial_lse = make_partials(q_THD, head_dim, num_splits)
-    launch(
-        prefill_attention_kernel,
-        (num_tiles, num_kv_heads, num_splits),
-        out,
-        partial,
-        partial_lse,
+    arguments = (
         q_THD,
         *kv,
         tables,
@@ -156,26 +142,46 @@ def prefill_attention(
         options.softcap,
         options.window,
         num_seqs,
+    )
+    strides = (
         *out.stride()[:2],
         *q_THD.stride()[:2],
         *kv.keys.stride()[:3],
         *kv.values.stride()[:3],
         tables.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        BLOCK_M=tile.block_m,
-        BLOCK_Q=tokens_per_tile,
-        BLOCK_N=tile.block_n,
-        BLOCK_D=padded(head_dim),
-        MIN_TILES=min_tiles_of_a_split(tile.block_n),
-        SPLIT=num_splits > 1,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
-    if partial is not None and partial_lse is not None:
-        combine_splits(out, partial, partial_lse, options.sinks_H)
+    meta = {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_Q": tokens_per_tile,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": padded(head_dim),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+    few = num_units * num_kv_heads < sm_count(q_THD.device) or chunks.max_len <= tokens_per_tile
+    if num_ranges is None and not (few and contexts.max_len > MIN_RANGE_TOKENS):
+        launch(prefill_attention_kernel, (num_units, num_kv_heads), out, *arguments, *strides, **meta)
+        return out
+    num_ranges = num_ranges_of(num_ranges, num_kv_heads, RESIDENT, q_THD.device)
+    of_chunks = {"query_start_loc": starts, "block_q": tokens_per_tile}
+    split = shared_split(
+        contexts,
+        num_ranges,
+        tile.block_n,
+        options.window,
+        num_units=num_units,
+        is_tree=tree is not None,
+        num_before=0 if tree is None else tree.num_before,
+        **of_chunks,
+    )
+    parts = make_parts(split, tokens_per_tile * num_heads, head_dim)
+    arguments = (*parts, split.table, *arguments, num_units)
+    launch(prefill_parts_kernel, (num_ranges, num_kv_heads), out, *arguments, *strides, **meta)
+    combine_parts(out, parts, split, options.sinks_H, **of_chunks)
     return out
 
 
@@ -256,12 +262,14 @@ def _tile_for(
         return _tree_tile(
             head_dim, group, max_len, extra=kv.key_scales is not None or _needs_positions(options)
         )
+    is_sm_80 = nearest(target(), TILES) == "sm_80"
+    if is_sm_80 and options.window is not None and padded(head_dim) == 128:  # 128 rows spill
+        max_len = min(max_len, max(64 // group, 1))
     tile = tile_of(head_dim, group, max_len)
     # Tiles of 16 rows with scales have enough registers; with 32 keys ptxas would aim at more programs per
     # multiprocessor, and spill.
     if kv.key_scales is not None and tile.block_m > 16:
-        few_registers = options.window is not None and nearest(target(), TILES) == "sm_80"
-        return tile._replace(block_n=16 if few_registers else 32)
+        return tile._replace(block_n=16 if is_sm_80 else 32)
     return tile
 
 
@@ -291,18 +299,6 @@ def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
         )
     rows = group * max_query_len
     return next((t for t in tiles if t.block_m >= rows), tiles[-1])
-
-
-def _choose_num_splits(
-    q_THD: torch.Tensor, num_programs: int, max_context_len: int, window: int | None
-) -> int:
-    """Returns the number of splits: 1 if tiles fill the chip, else limited by MAX_PARTIAL_BYTES."""
-    num_sms = sm_count(q_THD.device)
-    if num_programs >= num_sms:
-        return 1
-    seen = max_context_len if window is None else min(max_context_len, window + q_THD.shape[0])
-    most = MAX_PARTIAL_BYTES // max(1, 4 * q_THD.numel())
-    return max(1, min(most, choose_num_splits(num_programs, seen, 2 * num_sms)))
 
 
 def _needs_positions(options: AttentionOptions) -> bool:
@@ -386,7 +382,7 @@ def _make(
     model: Dimensions, num_seqs: int, query_len: int, context_len: int, dtype: torch.dtype, tree: bool
 ) -> Callable[[torch.device], Callable[[], object]]:
     def make(device: torch.device) -> Callable[[], object]:
-        kv, contexts = made_cache(num_seqs, context_len, model, dtype, device)
+        kv, contexts = made_cache([context_len] * num_seqs, model, dtype, device)
         q = made((num_seqs * query_len, model.num_heads, model.head_dim), torch.bfloat16, device)
         starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device) * query_len
         options, drafts = model.options(device), None

@@ -1,133 +1,19 @@
-"""Kernel of `kernels.prefill_attention`, which documents it and is its only launcher."""
+"""Kernels of `kernels.prefill_attention`, which documents and launches them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from kernels.attention import LOG2E, STEP_ARGS, capped, widened
+from kernels.attention import STEP_ARGS
+from kernels.prefill_attention_tiles import attended, place_of, store_rows
 
 CHUNK_STEP_ARGS = [*STEP_ARGS, "query_start_loc_ptr", "num_seqs", "tree_num_before"]
 
 
-@triton.jit
-def _sequence_of(query_start_loc_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
-    """Returns the sequence of a tile; sequence b's tiles start at query_start_loc[b] // BLOCK_Q + b."""
-    left = 0
-    right = num_seqs
-    while right - left > 1:
-        middle = (left + right) // 2
-        if tl.load(query_start_loc_ptr + middle) // BLOCK_Q + middle <= tile:
-            left = middle
-        else:
-            right = middle
-    return left
-
-
-@triton.jit
-def _attend_tiles(  # noqa: C901, PLR0912, PLR0915  a Triton kernel is one function
-    acc,
-    total,
-    top,
-    q,
-    key_ptr,
-    value_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
-    table_ptr,
-    positions_ptr,
-    tree_ptr,
-    slope,
-    scale,
-    softcap,
-    window,
-    query_pos,
-    query,
-    prefix,
-    start,
-    length,
-    lo,
-    hi,
-    kv_head,
-    stride_kn,
-    stride_kp,
-    stride_kk,
-    stride_vn,
-    stride_vp,
-    stride_vk,
-    MASKED: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Continues the running softmax over keys lo to hi; without MASKED all rows see all of these keys."""
-    d = tl.arange(0, BLOCK_D)
-    for first in tl.range(lo, hi, BLOCK_N):
-        n = first + tl.arange(0, BLOCK_N)
-        if MASKED:
-            there = (n >= start) & (n < length)
-            block = tl.load(table_ptr + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-            kv_ok = there[:, None] & (d < HEAD_DIM)[None, :]
-        else:
-            block = tl.load(table_ptr + n // BLOCK_SIZE).to(tl.int64)
-            kv_ok = (d < HEAD_DIM)[None, :] if HEAD_DIM != BLOCK_D else None
-        other = None if kv_ok is None else 0.0
-        key_row = block * stride_kn + (n % BLOCK_SIZE) * stride_kp + kv_head * stride_kk
-        k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=kv_ok, other=other)
-        scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision="ieee")
-        if key_scales_ptr is not None:
-            scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-            if MASKED:
-                key_scale = tl.load(key_scales_ptr + scale_row, mask=there, other=0.0)
-            else:
-                key_scale = tl.load(key_scales_ptr + scale_row)
-            scores *= key_scale[None, :]
-        scores = capped(scores * scale, softcap) if softcap is not None else scores * (scale * LOG2E)
-        if slope is not None or MASKED:
-            key_pos = n
-            if positions_ptr is not None:
-                own = tl.load(positions_ptr + (n - prefix), mask=(n >= prefix) & (n < length), other=0)
-                key_pos = tl.where(n >= prefix, own, n)
-        if slope is not None:
-            scores += slope[:, None] * (key_pos[None, :] - query_pos[:, None]).to(tl.float32)
-        if MASKED:
-            if tree_ptr is None:
-                seen = n[None, :] <= query_pos[:, None]
-            else:
-                bit = tree_ptr + query[:, None] * (length - prefix) + (n - prefix)[None, :]
-                in_chunk = ((n >= prefix) & (n < length))[None, :] & (query < length - prefix)[:, None]
-                seen = tl.load(bit, mask=in_chunk, other=0) != 0
-                seen = seen | (n < prefix)[None, :]
-            if window is not None:
-                seen = seen & (key_pos[None, :] > query_pos[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # Rows that have seen no key yet have a maximum of -inf.
-        base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
-        p = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(p, 1)
-        top = new_top
-        if value_scales_ptr is not None:
-            if MASKED:
-                value_scale = tl.load(value_scales_ptr + scale_row, mask=there, other=0.0)
-            else:
-                value_scale = tl.load(value_scales_ptr + scale_row)
-            p *= value_scale[None, :]
-        value_row = block * stride_vn + (n % BLOCK_SIZE) * stride_vp + kv_head * stride_vk
-        v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=kv_ok, other=other)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(p.to(q.dtype), widened(v, q.dtype), acc, input_precision="ieee")
-    return acc, total, top
-
-
 @triton.jit(do_not_specialize=CHUNK_STEP_ARGS, do_not_specialize_on_alignment=CHUNK_STEP_ARGS)
-def prefill_attention_kernel(  # noqa: PLR0912, PLR0915  a Triton kernel is one function
+def prefill_attention_kernel(
     out_ptr,
-    partial_ptr,
-    partial_lse_ptr,
     q_ptr,
     key_ptr,
     value_ptr,
@@ -165,153 +51,175 @@ def prefill_attention_kernel(  # noqa: PLR0912, PLR0915  a Triton kernel is one 
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    MIN_TILES: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
-    """Computes one tile and split of attention.
-
-    Grid: tiles of all sequences (the last first), KV heads, splits.
-    """
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    """Computes one unit of attention; grid: units of all sequences (the last first), KV heads."""
+    unit = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    num_splits = tl.num_programs(2)
-    seq = _sequence_of(query_start_loc_ptr, tile, num_seqs, BLOCK_Q)
-    chunk_start = tl.load(query_start_loc_ptr + seq)
-    num_queries = tl.load(query_start_loc_ptr + seq + 1) - chunk_start
-    first_query = (tile - chunk_start // BLOCK_Q - seq) * BLOCK_Q
+    seq, chunk_start, num_queries, first_query = place_of(unit, query_start_loc_ptr, num_seqs, BLOCK_Q)
     if first_query >= num_queries:
         return
-    length = tl.load(context_lens_ptr + seq)
-    prefix = length - num_queries
-
-    m = tl.arange(0, BLOCK_M)
-    query = first_query + m // GROUP
-    head = kv_head * GROUP + m % GROUP
-    d = tl.arange(0, BLOCK_D)
-    row_there = (m < BLOCK_Q * GROUP) & (query < num_queries)
-    row_ok = row_there[:, None] & (d < HEAD_DIM)[None, :]
-    # Offsets are int64 in scalars and int32 in tiles, which saves registers.
-    first_token = (chunk_start + first_query).to(tl.int64)
-    token = m // GROUP
-    part_tile = first_token * (NUM_KV_HEADS * GROUP) * num_splits + split
-    part_row = (token * (NUM_KV_HEADS * GROUP) + head) * num_splits
-
-    # Positions of the rows; keys that some row sees (start to end), and that all rows see (full_start to
-    # full_end).
-    last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
-    query_pos = prefix + query
-    own_positions_ptr = None
-    if tree_mask_ptr is None:
-        tree_ptr = None
-        first_pos = prefix + first_query
-        last_pos = prefix + last_query
-        end = last_pos + 1
-        full_end = first_pos + 1
-    else:
-        tree_ptr = tree_mask_ptr + tl.load(tree_mask_start_ptr + seq)
-        prefix -= tree_num_before  # from here on the mask decides
-        first_pos = prefix
-        last_pos = length - 1
-        end = length
-        full_end = prefix
-        if positions_ptr is not None:
-            own_positions_ptr = positions_ptr + chunk_start + seq * tree_num_before
-            query_pos = tl.load(own_positions_ptr + tree_num_before + query, mask=row_there, other=0)
-        query = tl.where(row_there, query, length)  # rows of no query read no mask
-    start = 0
-    full_start = 0
-    if window is not None:
-        start = tl.maximum(first_pos - window + 1, 0)
-        full_start = tl.maximum(last_pos - window + 1, 0)
-
-    first_tile = start // BLOCK_N
-    num_tiles = tl.cdiv(end, BLOCK_N) - first_tile
-    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES) if SPLIT else num_tiles
-    lo = first_tile + split * tiles_per_split
-    hi = tl.minimum(lo + tiles_per_split, first_tile + num_tiles)
-    if SPLIT:  # noqa: SIM102  a constant; nested, so that nothing is compiled if it is false
-        if lo >= hi:
-            tl.store(
-                partial_lse_ptr + part_tile + part_row,
-                tl.full([BLOCK_M], float("-inf"), tl.float32),
-                mask=row_there,
-            )
-            return
-    full_lo = tl.minimum(tl.maximum(tl.cdiv(full_start, BLOCK_N), lo), hi)
-    full_hi = tl.minimum(tl.maximum(full_end // BLOCK_N, full_lo), hi)
-
-    q = tl.load(
-        q_ptr + first_token * stride_qt + (token * stride_qt + head * stride_qh)[:, None] + d[None, :],
-        mask=row_ok,
-        other=0.0,
+    acc, total, top = attended(
+        seq,
+        chunk_start,
+        num_queries,
+        first_query,
+        kv_head,
+        0,
+        1 << 30,
+        q_ptr,
+        key_ptr,
+        value_ptr,
+        key_scales_ptr,
+        value_scales_ptr,
+        block_tables_ptr,
+        context_lens_ptr,
+        alibi_slopes_ptr,
+        tree_mask_ptr,
+        tree_mask_start_ptr,
+        positions_ptr,
+        tree_num_before,
+        scale,
+        softcap,
+        window,
+        stride_qt,
+        stride_qh,
+        stride_kn,
+        stride_kp,
+        stride_kk,
+        stride_vn,
+        stride_vp,
+        stride_vk,
+        stride_tb,
+        NUM_KV_HEADS=NUM_KV_HEADS,
+        GROUP=GROUP,
+        HEAD_DIM=HEAD_DIM,
+        BLOCK_SIZE=BLOCK_SIZE,
+        BLOCK_M=BLOCK_M,
+        BLOCK_Q=BLOCK_Q,
+        BLOCK_N=BLOCK_N,
+        BLOCK_D=BLOCK_D,
     )
-    slope = None
-    if alibi_slopes_ptr is not None:
-        slope = tl.load(alibi_slopes_ptr + head, mask=row_there, other=0.0) * LOG2E
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_tb
-    # Three parts: the window's edge, the keys that all rows see, the diagonal.
-    for part in tl.static_range(3):
-        if part != 0 or window is not None:
-            acc, total, top = _attend_tiles(
-                acc,
-                total,
-                top,
-                q,
+    store_rows(
+        out_ptr, acc, total, top, chunk_start, num_queries, first_query, kv_head, sinks_ptr, stride_ot,
+        stride_oh, GROUP, HEAD_DIM, BLOCK_M, BLOCK_Q, BLOCK_D,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=CHUNK_STEP_ARGS, do_not_specialize_on_alignment=CHUNK_STEP_ARGS)
+def prefill_parts_kernel(
+    out_ptr,
+    part_ptr,
+    part_lse_ptr,
+    table_ptr,
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    block_tables_ptr,
+    query_start_loc_ptr,
+    context_lens_ptr,
+    sinks_ptr,
+    alibi_slopes_ptr,
+    tree_mask_ptr,
+    tree_mask_start_ptr,
+    positions_ptr,
+    tree_num_before,
+    scale,
+    softcap,
+    window,
+    num_seqs,
+    num_units,
+    stride_ot,
+    stride_oh,
+    stride_qt,
+    stride_qh,
+    stride_kn,
+    stride_kp,
+    stride_kk,
+    stride_vn,
+    stride_vp,
+    stride_vk,
+    stride_tb,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Computes the parts of one range of key tiles; grid: ranges, KV heads."""
+    index = tl.program_id(0)
+    num_ranges = tl.num_programs(0)
+    kv_head = tl.program_id(1)
+    size = tl.load(table_ptr + num_units + 1 + num_ranges)
+    begin = index * size
+    at = begin
+    end = tl.minimum(begin + size, tl.load(table_ptr + num_units))
+    unit = tl.load(table_ptr + num_units + 1 + index)
+    while at < end:
+        unit_start = tl.load(table_ptr + unit)
+        unit_end = tl.load(table_ptr + unit + 1)
+        stop = tl.minimum(end, unit_end)
+        seq, chunk_start, num_queries, first_query = place_of(unit, query_start_loc_ptr, num_seqs, BLOCK_Q)
+        if first_query < num_queries:
+            acc, total, top = attended(
+                seq,
+                chunk_start,
+                num_queries,
+                first_query,
+                kv_head,
+                at - unit_start,
+                stop - unit_start,
+                q_ptr,
                 key_ptr,
                 value_ptr,
                 key_scales_ptr,
                 value_scales_ptr,
-                table_ptr,
-                own_positions_ptr,
-                tree_ptr,
-                slope,
+                block_tables_ptr,
+                context_lens_ptr,
+                alibi_slopes_ptr,
+                tree_mask_ptr,
+                tree_mask_start_ptr,
+                positions_ptr,
+                tree_num_before,
                 scale,
                 softcap,
                 window,
-                query_pos,
-                query,
-                prefix,
-                start,
-                length,
-                (lo if part == 0 else full_lo if part == 1 else full_hi) * BLOCK_N,
-                (full_lo if part == 0 else full_hi if part == 1 else hi) * BLOCK_N,
-                kv_head,
+                stride_qt,
+                stride_qh,
                 stride_kn,
                 stride_kp,
                 stride_kk,
                 stride_vn,
                 stride_vp,
                 stride_vk,
-                MASKED=part != 1,
+                stride_tb,
                 NUM_KV_HEADS=NUM_KV_HEADS,
+                GROUP=GROUP,
                 HEAD_DIM=HEAD_DIM,
                 BLOCK_SIZE=BLOCK_SIZE,
+                BLOCK_M=BLOCK_M,
+                BLOCK_Q=BLOCK_Q,
                 BLOCK_N=BLOCK_N,
                 BLOCK_D=BLOCK_D,
             )
-
-    if SPLIT:
-        tl.store(
-            partial_lse_ptr + part_tile + part_row,
-            top + tl.log2(tl.where(total > 0, total, 1.0)),
-            mask=row_there,
-        )
-        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(
-            partial_ptr + part_tile * HEAD_DIM + (part_row[:, None] * HEAD_DIM + d[None, :]), acc, mask=row_ok
-        )
-    else:
-        if sinks_ptr is not None:
-            sink = tl.load(sinks_ptr + head, mask=row_there, other=0.0) * LOG2E
-            new_top = tl.maximum(top, sink)
-            acc = acc * tl.exp2(top - new_top)[:, None]
-            total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
-        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-        out_at = (
-            out_ptr + first_token * stride_ot + (token * stride_ot + head * stride_oh)[:, None] + d[None, :]
-        )
-        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=row_ok)
+            if (at == unit_start) & (stop == unit_end):
+                store_rows(
+                    out_ptr, acc, total, top, chunk_start, num_queries, first_query, kv_head, sinks_ptr,
+                    stride_ot, stride_oh, GROUP, HEAD_DIM, BLOCK_M, BLOCK_Q, BLOCK_D,
+                )  # fmt: skip
+            else:
+                m = tl.arange(0, BLOCK_M)
+                d = tl.arange(0, BLOCK_D)
+                row_there = (m < BLOCK_Q * GROUP) & (first_query + m // GROUP < num_queries)
+                part = 2 * index + (at > begin).to(tl.int32)
+                row = (part * BLOCK_Q + m // GROUP) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
+                weight = tl.where(total > 0, total, 1.0)
+                tl.store(part_lse_ptr + row, top + tl.log2(weight), mask=row_there)
+                row_ok = row_there[:, None] & (d < HEAD_DIM)[None, :]
+                tl.store(part_ptr + row[:, None] * HEAD_DIM + d[None, :], acc / weight[:, None], mask=row_ok)
+        at = stop
+        unit += 1

@@ -30,7 +30,10 @@ SMALLEST = (
 
 
 class Tiles(NamedTuple):
-    """Elements (heads times half a head_dim) of queries that a program rotates, and its number of warps."""
+    """Elements (heads times half a head_dim) that a program loads at once, and its number of warps.
+
+    A program of queries loads the rotated dimensions only, one of keys and values all of them.
+    """
 
     head_tile: int
     num_warps: int
@@ -73,7 +76,8 @@ def rope_and_write_kv(
     half_block = triton.next_power_of_2(half)
     q_heads = max(1, min(triton.next_power_of_2(num_q_heads), tiles.head_tile // half_block))
     q_groups = triton.cdiv(num_q_heads, q_heads)
-    kv_heads = max(1, min(triton.next_power_of_2(num_kv_heads), tiles.head_tile // half_block))
+    block_d = triton.next_power_of_2(head_dim)
+    kv_heads = max(1, min(triton.next_power_of_2(num_kv_heads), 2 * tiles.head_tile // block_d))
     launch(
         rope_and_write_kv_kernel,
         (num_tokens, q_groups + triton.cdiv(num_kv_heads, kv_heads)),
@@ -97,7 +101,7 @@ def rope_and_write_kv(
         HALF=half,
         BLOCK_HALF=half_block,
         BLOCK_REST=triton.next_power_of_2(head_dim - 2 * half) if head_dim > 2 * half else 0,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=block_d,
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         INTERLEAVED=rotation.interleaved,

@@ -13,8 +13,12 @@ the batch. A draft token with probabilities is tested before the draw (`DraftRow
 largest logit; of equals the lowest index.
 
 The first launch has one program per chunk of a row (penalties, temperature, maxima), the second one per row.
-Thresholds are found by 4-ary search over the ordered bits of the logits, without a sort, in at most 16 passes
-over a row in the L2 cache. Shapes: S sequences, V vocabulary, R rows of counts.
+For rows that keep only some tokens, the first one lists each chunk's largest tokens. Thresholds are found by
+4-ary search over the ordered bits of the logits, without a sort, in at most 16 passes over these lists, which
+the second launch holds in registers; only if more tokens are kept than the lists have (a flat distribution),
+the passes read the whole row. So 64 rows of 128,256 bf16 logits with a top-p move 54 MB (logits read, scaled
+and listed ones written, lists read) in two launches: 13 us at 4 TB/s, not measured; 20 passes over whole rows
+would read 660 MB. Shapes: S sequences, V vocabulary, R rows of counts.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ import triton
 
 from kernels.case import Case
 from kernels.launch import INTERPRETER, launch, target
-from kernels.sampling_kernels import ACCEPT, DRAW, RESIDUAL, draw_kernel, scale_kernel
+from kernels.philox import uniform_reference
+from kernels.sampling_chunks import scale_kernel
+from kernels.sampling_kernels import ACCEPT, RESIDUAL, draw_kernel
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_VOCAB = 1 << 20
@@ -36,19 +42,20 @@ IN_PROMPT = 1 << 30  # bit in the count of a token of the prompt; the lower bits
 
 
 class Tiles(NamedTuple):
-    """Logits per program: `chunk` in the first launch (fixed by the vocabulary), `tile` in the second."""
+    """Logits per program: `chunk` in the first launch, `tile` at once in the second; listed ones of a row."""
 
     chunk: int
     tile: int
+    listed: int
     chunk_warps: int
     row_warps: int
 
 
 TILES = {
-    "sm_80": Tiles(4096, 8192, 8, 8),
-    "sm_90": Tiles(4096, 8192, 8, 8),
-    "gfx942": Tiles(4096, 4096, 8, 16),
-    INTERPRETER: Tiles(4096, 4096, 8, 16),
+    "sm_80": Tiles(4096, 4096, 4096, 16, 16),
+    "sm_90": Tiles(4096, 8192, 8192, 16, 16),
+    "gfx942": Tiles(4096, 4096, 8192, 8, 16),
+    INTERPRETER: Tiles(4096, 4096, 256, 8, 16),
 }
 
 
@@ -194,31 +201,6 @@ def keep_reference(
     return kept
 
 
-def uniform_reference(
-    seed: torch.Tensor, request: torch.Tensor, position: torch.Tensor, purpose: int = DRAW.value
-) -> torch.Tensor:
-    """Returns a uniform number in [0, 1) of 24 bits for each (seed, request, position), fp32 [S]."""
-    word = (1 << 32) - 1
-    counter = (position & word, request & word, (request >> 32) & word, torch.full_like(position, purpose))
-    random = philox_reference(counter, (seed & word, (seed >> 32) & word))[0]
-    return (random >> 8).float() / (1 << 24)
-
-
-def philox_reference(
-    counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """Computes Philox4x32-10: four random words from four counter and two key words, 32 bits in int64."""
-    word = (1 << 32) - 1
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        high_0, low_0 = _product(c0, 0xD2511F53)
-        high_1, low_1 = _product(c2, 0xCD9E8D57)
-        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
-        k0, k1 = (k0 + 0x9E3779B9) & word, (k1 + 0xBB67AE85) & word
-    return c0, c1, c2, c3
-
-
 def cases() -> Iterator[Case]:
     """Yields the vocabularies of SmolLM2, Llama 3.1 and Qwen3: greedy, temperature only, all settings."""
     for num_seqs, vocab in ((1, 49152), (1, 128256), (64, 128256), (64, 151936)):
@@ -242,10 +224,19 @@ def _run(
         raise ValueError(f"out: {out.dtype} {list(out.shape)}; must be contiguous int64 [{num_seqs}]")
     tiles = TILES.get(target(), TILES["sm_90"])
     chunks = triton.cdiv(vocab, tiles.chunk)
-    maxima = torch.empty(num_seqs, chunks, dtype=torch.float32, device=logits.device)
-    indices = torch.empty(num_seqs, chunks, dtype=torch.int32, device=logits.device)
-    is_greedy = sampling is None
-    scaled = None if is_greedy else torch.empty(num_seqs, vocab, dtype=torch.float32, device=logits.device)
+    block_chunks = triton.next_power_of_2(chunks)
+    slots = max(1, min(tiles.chunk, tiles.listed // block_chunks))
+    shape, device, is_greedy = (num_seqs, chunks), logits.device, sampling is None
+    maxima = torch.empty(shape, dtype=torch.float32, device=device)
+    indices = torch.empty(shape, dtype=torch.int32, device=device)
+    scaled, *lists = (None,) * 5
+    if not is_greedy:
+        scaled = torch.empty(num_seqs, vocab, dtype=torch.float32, device=device)
+        lists = [torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2)]
+        lists += [
+            torch.empty(*shape, slots, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32)
+        ]
+    settings = (None,) * 7 if sampling is None else _values(sampling)
     launch(
         scale_kernel,
         (num_seqs, chunks),
@@ -253,7 +244,8 @@ def _run(
         scaled,
         maxima,
         indices,
-        None if sampling is None else sampling.temperature,
+        *lists,
+        *settings[:4],
         *((None,) * 5 if penalties is None else _values(penalties)),
         logits.stride(0),
         0 if penalties is None else penalties.counts.stride(0),
@@ -261,6 +253,7 @@ def _run(
         PENALTIES=penalties is not None,
         GREEDY=is_greedy,
         CHUNK=tiles.chunk,
+        SLOTS=slots,
         num_warps=tiles.chunk_warps,
     )
     launch(
@@ -269,14 +262,17 @@ def _run(
         scaled,
         maxima,
         indices,
+        *lists,
         out,
-        *((None,) * 7 if sampling is None else _values(sampling)),
+        *settings,
         *((None,) * 3 if drafts is None else drafts),
         vocab,
         chunks,
         GREEDY=is_greedy,
         TILE=tiles.tile,
-        BLOCK_CHUNKS=triton.next_power_of_2(chunks),
+        CHUNK=tiles.chunk,
+        SLOTS=slots,
+        BLOCK_CHUNKS=block_chunks,
         num_warps=1 if is_greedy else tiles.row_warps,
     )
     return out
@@ -349,15 +345,6 @@ def _verified(weights: torch.Tensor, counter: tuple[torch.Tensor, ...], drafts: 
     instead = _first_above(left, uniform_reference(*counter, RESIDUAL.value))
     drawn = torch.where(is_draft, instead, _first_above(weights, uniform_reference(*counter)))
     return torch.where(is_accepted, drafts.tokens, drawn)
-
-
-def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the high and low 32-bit words of x * factor, by halves, as the product may overflow int64."""
-    upper = (x >> 16) * factor
-    lower = (x & 0xFFFF) * factor
-    middle = (upper & 0xFFFFFFFF) + (lower >> 16)
-    high = (upper >> 32 << 16) + (middle >> 16)
-    return high, ((middle & 0xFFFF) << 16) | (lower & 0xFFFF)
 
 
 def _greedy_case(num_seqs: int, vocab: int) -> Callable[[torch.device], Callable[[], object]]:

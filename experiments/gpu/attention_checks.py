@@ -85,10 +85,10 @@ def _decode(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dtyp
     options = _options(random, model)
     reference = decode_attention_reference(q.double(), _wide(kv), contexts, options)
     pairs = {}
-    for num_splits in (None, 1, 5):
+    for num_ranges in (None, 1, 5):
         out = torch.full_like(q, torch.nan)
-        decode_attention(q, kv, contexts, options, num_splits=num_splits, out_BHD=out)
-        pairs[f"splits {num_splits}"] = out, reference
+        decode_attention(q, kv, contexts, options, num_ranges=num_ranges, out_BHD=out)
+        pairs[f"ranges {num_ranges}"] = out, reference
     return compared(pairs, random.dtype(dtype))
 
 
@@ -103,10 +103,10 @@ def _prefill(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dty
     chunks, options = Chunks(starts, max(query_lens)), _options(random, model)
     reference = prefill_attention_reference(q.double(), _wide(kv), contexts, chunks, options)
     pairs = {}
-    for num_splits in (None, 1, 3):
+    for num_ranges in (None, 1, 3):
         out = torch.full_like(q, torch.nan)
-        prefill_attention(q, kv, contexts, chunks, options, num_splits=num_splits, out_THD=out)
-        pairs[f"splits {num_splits}"] = out, reference
+        prefill_attention(q, kv, contexts, chunks, options, num_ranges=num_ranges, out_THD=out)
+        pairs[f"ranges {num_ranges}"] = out, reference
     return compared(pairs, random.dtype(dtype))
 
 
@@ -128,11 +128,11 @@ def _mla(random: Random, num_heads: int) -> Mapping[str, Any]:
     contexts, scale = Contexts(tables, context_lens, max(lens)), 192**-0.5
     reference = mla_decode_reference(q.double(), cache[:, :, 0].double(), contexts, scale=scale)
     pairs = {}
-    for num_splits in (None, 1, 3):
+    for num_ranges in (None, 1, 3):
         out = torch.full((len(lens), num_heads, 512), torch.nan, dtype=q.dtype, device=random.device)
         latents = cache[:, :, 0].contiguous()
-        mla_decode(q, latents, contexts, scale=scale, num_splits=num_splits, out_BHV=out)
-        pairs[f"splits {num_splits}"] = out, reference
+        mla_decode(q, latents, contexts, scale=scale, num_ranges=num_ranges, out_BHV=out)
+        pairs[f"ranges {num_ranges}"] = out, reference
     return compared(pairs, random.dtype(BF16))
 
 

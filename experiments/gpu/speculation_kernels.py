@@ -60,7 +60,7 @@ def verify_case(num_seqs: int, context_len: int, num_drafts: int) -> Case:
     model, num_rows = MODELS["llama_8b"], 1 + num_drafts
 
     def make(device: torch.device) -> Call:
-        kv, contexts = made_cache(num_seqs, context_len, model, interpreted(device), device)
+        kv, contexts = made_cache([context_len] * num_seqs, model, interpreted(device), device)
         q = normal((num_seqs * num_rows, model.num_heads, model.head_dim), device)
         starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device) * num_rows
         return lambda: prefill_attention(q, kv, contexts, Chunks(starts, num_rows))

@@ -53,6 +53,7 @@ def targeted(quick: bool) -> Iterator[tuple[Case, Target]]:
         return
     for num_seqs, context_len in ((16, 4096), (64, 4096), (32, 16384)):
         yield decode_case(num_seqs, context_len), DECODE
+    yield decode_case(63, 1024, num_long=1, long_len=32768), DECODE
     yield decode_case(1, 32768), DECODE_ALONE
     yield prefill_case(8192), PREFILL
     yield from ((case, FUSED) for case in _fused(8192, 4096, 14336))
@@ -71,21 +72,22 @@ def others(quick: bool) -> Iterator[Case]:
     return (case for case in found if case is not None and (not quick or "-1x" in case.name))
 
 
-def decode_case(num_seqs: int, context_len: int) -> Case:
-    """Returns the case of Llama-3.1-8B's decode attention in bf16."""
-    model = MODELS["llama_8b"]
+def decode_case(num_seqs: int, context_len: int, num_long: int = 0, long_len: int = 0) -> Case:
+    """Returns the case of Llama-3.1-8B's decode attention in bf16, with num_long longer sequences beside."""
+    model, lens = MODELS["llama_8b"], [long_len] * num_long + [context_len] * num_seqs
 
     def make(device: torch.device) -> Call:
-        kv, contexts = made_cache(num_seqs, context_len, model, interpreted(device), device)
-        q = normal((num_seqs, model.num_heads, model.head_dim), device)
+        kv, contexts = made_cache(lens, model, interpreted(device), device)
+        q = normal((len(lens), model.num_heads, model.head_dim), device)
         return lambda: decode_attention(q, kv, contexts)
 
-    kv_elements = 2 * num_seqs * context_len * model.num_kv_heads * model.head_dim
+    kv_elements = 2 * sum(lens) * model.num_kv_heads * model.head_dim
+    beside = f"-and{num_long}x{long_len}" if num_long else ""
     return Case(
-        f"decode_attention/llama_8b-batch{num_seqs}-context{context_len}",
+        f"decode_attention/llama_8b-batch{num_seqs}-context{context_len}{beside}",
         make,
-        2.0 * kv_elements + 4.0 * num_seqs * model.num_heads * model.head_dim,
-        4.0 * num_seqs * context_len * model.num_heads * model.head_dim,
+        2.0 * kv_elements + 4.0 * len(lens) * model.num_heads * model.head_dim,
+        4.0 * sum(lens) * model.num_heads * model.head_dim,
     )
 
 
@@ -94,7 +96,7 @@ def prefill_case(length: int) -> Case:
     model = MODELS["llama_8b"]
 
     def make(device: torch.device) -> Call:
-        kv, contexts = made_cache(1, length, model, interpreted(device), device)
+        kv, contexts = made_cache([length], model, interpreted(device), device)
         q = normal((length, model.num_heads, model.head_dim), device)
         starts = torch.tensor([0, length], dtype=torch.int32, device=device)
         return lambda: prefill_attention(q, kv, contexts, Chunks(starts, length))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.attention import AttentionOptions, Contexts
+from kernels.attention import AttentionOptions
 from kernels.mxfp4_weight import Mxfp4Weight
 from kernels.paged_kv import LatentKv, PagedKv
 from kernels.prefill_attention import Chunks
@@ -228,29 +228,25 @@ class Decoder:
         num_decodes, num_rows = batch.num_decodes, batch.num_rows
         attended = torch.empty_like(q, memory_format=torch.contiguous_format)
         if num_decodes:
-            decodes = _contexts(batch, slice(num_decodes))
+            decodes = batch.contexts(0, num_decodes)
             out = attended[:num_decodes]
             self._backend.decode_attention(q[:num_decodes], kv, decodes, options, out_BHD=out)
         first, start, starts = num_decodes, num_decodes, batch.chunk_starts
         if batch.tree is not None:
             tree, num_seqs, num_tokens = batch.tree
-            rows, tokens = slice(first, first + num_seqs), slice(start, start + num_tokens)
+            last, tokens = first + num_seqs, slice(start, start + num_tokens)
             chunks = Chunks(starts[: num_seqs + 1], batch.max_query_len)
             out = attended[tokens]
             self._backend.prefill_attention(
-                q[tokens], kv, _contexts(batch, rows), chunks, options, tree=tree, out_THD=out
+                q[tokens], kv, batch.contexts(first, last), chunks, options, tree=tree, out_THD=out
             )
-            first, start, starts = rows.stop, tokens.stop, starts[num_seqs:] - num_tokens
+            first, start, starts = last, tokens.stop, starts[num_seqs:] - num_tokens
         if first < num_rows:
-            contexts = _contexts(batch, slice(first, None))
+            contexts = batch.contexts(first, num_rows)
             out = attended[start:]
             chunks = Chunks(starts, batch.max_query_len)
             self._backend.prefill_attention(q[start:], kv, contexts, chunks, options, out_THD=out)
         return attended
-
-
-def _contexts(batch: Batch, rows: slice) -> Contexts:
-    return Contexts(batch.block_tables_BM[rows], batch.context_lens_B[rows], batch.max_context_len)
 
 
 def _layer(

@@ -84,9 +84,7 @@ class LatentDecoder(Decoder):
         num_decodes = batch.num_decodes
         if num_decodes:
             decodes = slice(num_decodes)
-            contexts = Contexts(
-                batch.block_tables_BM[decodes], batch.context_lens_B[decodes], batch.max_context_len
-            )
+            contexts = batch.contexts(0, num_decodes)
             out_THV[decodes] = self._absorbed(
                 layer, q_nope_THN[decodes], rotated_THR[decodes], kv.rows, contexts
             )

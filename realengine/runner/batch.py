@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
+from kernels.attention import Contexts
 from kernels.lora import Segments
 from kernels.prefill_attention import DraftTree
 
@@ -50,7 +51,18 @@ class Batch:
     tree: TreeRows | None = None
     """The rows with token trees, which come before the other chunks; None: there are none."""
 
+    _contexts: dict[tuple[int, int], Contexts] = field(default_factory=dict, init=False, repr=False)
+
     @property
     def num_rows(self) -> int:
         """Number of rows, B."""
         return len(self.context_lens_B)
+
+    def contexts(self, first: int, end: int) -> Contexts:
+        """Returns the contexts of rows first to end; all layers get the same, and share what they compute."""
+        found = self._contexts.get((first, end))
+        if found is None:
+            rows = slice(first, end)
+            tables_BM, lens_B = self.block_tables_BM[rows], self.context_lens_B[rows]
+            found = self._contexts[first, end] = Contexts(tables_BM, lens_B, self.max_context_len, {})
+        return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import MAX_SPLITS, AttentionOptions, Contexts, choose_num_splits
+from kernels.attention import AttentionOptions, Contexts
 from kernels.decode_attention import decode_attention, decode_attention_reference
 from kernels.paged_kv import PagedKv
 from tests.kernels.paged_kv import paged, plain
@@ -25,7 +25,7 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
     window = data.draw(st.sampled_from([None, 1, 5, 40]))
     softcap = data.draw(st.sampled_from([None, 2.0]))
-    num_splits = data.draw(st.sampled_from([1, 2, 3]))
+    num_ranges = data.draw(st.sampled_from([None, 1, 2, 3, 7]))
     gen = generator(data.draw(st.integers(0, 99)))
     kv, contexts, dense = paged(lens, block_size, num_kv_heads, head_dim, dtype, guarded, gen)
     num_heads = num_kv_heads * group
@@ -49,12 +49,12 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
         ]
     ).to(dtype)
     assert_close(decode_attention_reference(q, kv, contexts, options), expected, terms=4)
-    assert_close(decode_attention(q, kv, contexts, options, num_splits=num_splits), expected, terms=4)
+    assert_close(decode_attention(q, kv, contexts, options, num_ranges=num_ranges), expected, terms=4)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("num_splits", [1, 2])
-def test_quantised_kv(kv_dtype, num_splits, guarded, generator, assert_close):
+@pytest.mark.parametrize("num_ranges", [1, 2])
+def test_quantised_kv(kv_dtype, num_ranges, guarded, generator, assert_close):
     gen = generator(1)
     lens = [17, 40]
     (keys, values, *_), contexts, _ = paged(lens, 16, 2, 32, torch.float32, guarded, gen)
@@ -66,7 +66,7 @@ def test_quantised_kv(kv_dtype, num_splits, guarded, generator, assert_close):
     )
     q = torch.randn(2, 6, 32, generator=gen)
     kv = PagedKv(*map(guarded, (stored_keys, stored_values, key_scales, value_scales)))
-    got = decode_attention(q, kv, contexts, num_splits=num_splits)
+    got = decode_attention(q, kv, contexts, num_ranges=num_ranges)
     for i, n in enumerate(lens):
         at = torch.arange(n)
         where = contexts.block_tables_BM[i].long()[at // 16], at % 16
@@ -86,25 +86,12 @@ def test_empty_context_and_strided_views(guarded, generator, assert_close):
     contexts = contexts._replace(lens_B=torch.tensor([0, 20], dtype=torch.int32))
     packed = torch.randn(2, 8, 64, generator=gen)
     q = packed[:, 1:5]
-    for num_splits in (1, 2):
+    for num_ranges in (1, 2):
         out = torch.full((2, 4, 64), torch.nan)
         apart = PagedKv(pool[:, 0], pool[:, 1])
-        assert decode_attention(q, apart, contexts, num_splits=num_splits, out_BHD=out) is out
+        assert decode_attention(q, apart, contexts, num_ranges=num_ranges, out_BHD=out) is out
         assert_close(out, decode_attention_reference(q, kv, contexts), terms=4)
         assert not out[0].any()
-
-
-@given(programs=st.integers(0, 5000), tokens=st.integers(0, 200_000), resident=st.sampled_from([4, 432, 528]))
-@example(programs=8, tokens=32768, resident=396)
-@example(programs=2048, tokens=1024, resident=396)
-def test_num_splits_fill_the_chip(programs, tokens, resident):
-    num_splits = choose_num_splits(programs, tokens, resident)
-    assert 1 <= num_splits <= MAX_SPLITS
-    assert num_splits == 1 or num_splits <= -(-tokens // 256)
-    if programs >= 8 * resident:
-        assert num_splits == 1
-    if 0 < programs * 8 <= resident and tokens >= 16384:
-        assert programs * num_splits >= 0.8 * resident or num_splits >= 0.8 * MAX_SPLITS
 
 
 def test_refusals_say_what_is_supported():
@@ -113,9 +100,9 @@ def test_refusals_say_what_is_supported():
     tables, lens = torch.ones(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     plain_kv = PagedKv(cache, cache)
 
-    def call(q=q, kv=plain_kv, tables=tables, num_splits=None, **options):
+    def call(q=q, kv=plain_kv, tables=tables, num_ranges=None, **options):
         contexts = Contexts(tables, lens, 1)
-        return decode_attention(q, kv, contexts, AttentionOptions(**options), num_splits=num_splits)
+        return decode_attention(q, kv, contexts, AttentionOptions(**options), num_ranges=num_ranges)
 
     scales = torch.ones(2, 16, 2)
     for match, wrong in (
@@ -132,7 +119,7 @@ def test_refusals_say_what_is_supported():
         ("window of 0", {"window": 0}),
         ("softcap of 0", {"softcap": 0.0}),
         ("sinks: must be contiguous float32", {"sinks_H": torch.zeros(3)}),
-        ("num_splits of 65: must be 1 to 64", {"num_splits": 65}),
+        ("num_ranges of 0: must be 1 to 2048", {"num_ranges": 0}),
     ):
         with pytest.raises(ValueError, match=match):
             call(**wrong)

@@ -19,9 +19,9 @@ from tests.kernels.paged_kv import paged, plain
     num_heads=st.sampled_from([1, 5, 16, 20]),
     dims=st.sampled_from([(64, 16), (128, 64), (512, 64)]),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
-    num_splits=st.sampled_from([1, 2, 3]),
+    num_ranges=st.sampled_from([1, 2, 3, 7]),
 )
-def test_equals_plain_softmax(lens, num_heads, dims, dtype, num_splits, guarded, generator, assert_close):
+def test_equals_plain_softmax(lens, num_heads, dims, dtype, num_ranges, guarded, generator, assert_close):
     gen = generator(sum(lens))
     latent_dim, rope_dim = dims
     kv, contexts, dense = paged(lens, 16, 1, sum(dims), dtype, guarded, gen)
@@ -32,7 +32,7 @@ def test_equals_plain_softmax(lens, num_heads, dims, dtype, num_splits, guarded,
         [plain(q[i], rows, rows[..., :latent_dim], options["scale"]) for i, (rows, _) in enumerate(dense)]
     ).to(dtype)
     assert_close(mla_decode_reference(q, cache, contexts, **options), expected, terms=4)
-    assert_close(mla_decode(q, cache, contexts, num_splits=num_splits, **options), expected, terms=4)
+    assert_close(mla_decode(q, cache, contexts, num_ranges=num_ranges, **options), expected, terms=4)
 
 
 def test_equals_attention_with_the_latents_expanded(generator, assert_close):
@@ -61,9 +61,9 @@ def test_empty_context_gives_zeros():
     cache[1] = 1.0
     tables = torch.tensor([[0], [1]], dtype=torch.int32)
     lens = torch.tensor([0, 16], dtype=torch.int32)
-    for num_splits in (1, 2):
+    for num_ranges in (1, 2):
         contexts = Contexts(tables, lens, 16)
-        out = mla_decode(q, cache, contexts, scale=0.1, latent_dim=64, num_splits=num_splits)
+        out = mla_decode(q, cache, contexts, scale=0.1, latent_dim=64, num_ranges=num_ranges)
         assert not out[0].any()
         torch.testing.assert_close(out[1], torch.ones(4, 64))
 
@@ -83,7 +83,7 @@ def test_refusals_say_what_is_supported():
         ("latent cache of torch.float32", {"cache": cache[..., :64]}),
         ("one block table", {"tables": tables.repeat(2, 1)}),
         ("int32", {"tables": tables.long()}),
-        ("num_splits of 0", {"num_splits": 0}),
+        ("num_ranges of 0", {"num_ranges": 0}),
     ):
         with pytest.raises(ValueError, match=match):
             call(**wrong)

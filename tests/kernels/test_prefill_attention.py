@@ -41,7 +41,7 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
     window = data.draw(st.sampled_from([None, 1, 6, 40]))
     softcap = data.draw(st.sampled_from([None, 2.0]))
-    num_splits = data.draw(st.sampled_from([1, 1, 2]))
+    num_ranges = data.draw(st.sampled_from([None, 1, 2, 5]))
     gen = generator(data.draw(st.integers(0, 99)))
     kv, contexts, dense = paged(lens, block_size, num_kv_heads, head_dim, dtype, guarded, gen)
     num_heads = num_kv_heads * group
@@ -65,12 +65,12 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
             ).to(dtype)
             token += 1
     assert_close(prefill_attention_reference(*args), expected, terms=4)
-    assert_close(prefill_attention(*args, num_splits=num_splits), expected, terms=4)
+    assert_close(prefill_attention(*args, num_ranges=num_ranges), expected, terms=4)
 
 
 @pytest.mark.parametrize("window", [None, 5, 59, 60])
-@pytest.mark.parametrize("num_splits", [1, 2])
-def test_tile_edges_and_freed_blocks(window, num_splits, guarded, generator, assert_close):
+@pytest.mark.parametrize("num_ranges", [1, 2])
+def test_tile_edges_and_freed_blocks(window, num_ranges, guarded, generator, assert_close):
     """The diagonal and the window's edge cross tiles; blocks before the window are the null block, NaN."""
     kv, contexts, dense = paged([97], 16, 1, 32, torch.float32, guarded, generator(6))
     freed = contexts.block_tables_BM.clone()
@@ -83,12 +83,12 @@ def test_tile_edges_and_freed_blocks(window, num_splits, guarded, generator, ass
         [plain(q[i], k[: 87 + i], v[: 87 + i], 32**-0.5, window=window) for i in range(11)]
     ).float()
     assert_close(prefill_attention_reference(*args), expected, terms=4)
-    assert_close(prefill_attention(*args, num_splits=num_splits), expected, terms=4)
+    assert_close(prefill_attention(*args, num_ranges=num_ranges), expected, terms=4)
 
 
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("num_splits", [1, 2])
-def test_tree(window, num_splits, guarded, generator, assert_close):
+@pytest.mark.parametrize("num_ranges", [1, 2])
+def test_tree(window, num_ranges, guarded, generator, assert_close):
     """Two trees of drafts: each node sees the prefix, its ancestors and itself, at its depth's position."""
     parents = [[-1, 0, 0, 1, 1, 2, 5], [-1, 0, 1]]
     prefixes = [60, 2]
@@ -120,14 +120,14 @@ def test_tree(window, num_splits, guarded, generator, assert_close):
             ).float()
             token += 1
     assert_close(prefill_attention_reference(*args, tree=drafts), expected, terms=4)
-    assert_close(prefill_attention(*args, tree=drafts, num_splits=num_splits), expected, terms=4)
+    assert_close(prefill_attention(*args, tree=drafts, num_ranges=num_ranges), expected, terms=4)
 
 
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("num_splits", [1, 2])
+@pytest.mark.parametrize("num_ranges", [1, 2])
 @pytest.mark.parametrize("num_heads", [2, 3])
 def test_the_last_level_of_a_tree_is_as_in_the_whole_tree(
-    num_heads, window, num_splits, guarded, generator, assert_close
+    num_heads, window, num_ranges, guarded, generator, assert_close
 ):
     """The mask also covers the levels before, which are in the cache only."""
     depths, num_nodes, num_last = [0, 1, 1, 2, 2, 2, 2], 7, 4
@@ -153,7 +153,7 @@ def test_the_last_level_of_a_tree_is_as_in_the_whole_tree(
     args = (q[:, -num_last:].flatten(0, 1), kv, contexts, chunks_of([num_last] * 3), options)
     expected = expected.flatten(0, 1)
     assert_close(prefill_attention_reference(*args, tree=level), expected, terms=4)
-    assert_close(prefill_attention(*args, tree=level, num_splits=num_splits), expected, terms=4)
+    assert_close(prefill_attention(*args, tree=level, num_ranges=num_ranges), expected, terms=4)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])

@@ -8,8 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels import sampling as module
+from kernels.philox import philox_reference, uniform_reference
 from kernels.sampling import (
     IN_PROMPT,
+    TILES,
     Penalties,
     Sampling,
     count_tokens,
@@ -17,10 +20,8 @@ from kernels.sampling import (
     greedy_reference,
     keep_reference,
     mark_prompt,
-    philox_reference,
     sample,
     sample_reference,
-    uniform_reference,
 )
 from tests.examples import examples
 
@@ -275,3 +276,18 @@ def test_rows_may_be_apart_and_none_is_fine(generator):
 def test_sample_rejects(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+@pytest.mark.parametrize("listed", [1, 64, 16384])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 6.0])
+def test_lists_of_the_largest_tokens_change_no_draw(listed, spread, monkeypatch, generator):
+    """Lists that hold every kept token, some or none; flat and peaked distributions, many equal logits."""
+    tiles = {"interpreter": TILES["interpreter"]._replace(listed=listed)}
+    monkeypatch.setattr(module, "TILES", tiles | {"sm_90": tiles["interpreter"]})
+    choices = [(0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (3000, 0.8, 0.0), (7, 0.5, 0.1), (0, 0.999, 0.3)]
+    logits = (spread * torch.randn(len(choices), 9000, generator=generator(4))).bfloat16()
+    logits[:, ::7] = -torch.inf
+    top_k, top_p, min_p = (list(column) for column in zip(*choices, strict=True))
+    for seed in range(2):
+        sampling = make_sampling(len(choices), top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        assert sample(logits, sampling).tolist() == sample_reference(logits, sampling).tolist()
