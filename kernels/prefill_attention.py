@@ -282,7 +282,8 @@ def _tree_tile(head_dim: int, group: int, max_query_len: int, *, extra: bool) ->
     most_rows = 16 if width > 128 else 64
     tile = tile_of(head_dim, group, min(max_query_len, max(most_rows // group, 1)))
     if tile.block_m > 16:
-        return tile._replace(block_n=32, num_warps=8)
+        few_registers = extra and nearest(target(), TILES) == "sm_80"
+        return tile._replace(block_n=16 if few_registers else 32, num_warps=8)
     if width != 128:
         return tile
     return tile._replace(block_n=64 if extra else 32, num_warps=8)
