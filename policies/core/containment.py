@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import cast
+from weakref import WeakMethod
 
 from policies.core.sequence import Sequence
 from policies.core.sequence_view import SequenceView
@@ -17,6 +18,17 @@ Report = Callable[[Sequence, Exception], None]
 
 LAST = (float("inf"),)
 """Rank of a prefill whose `chunk_rank` has failed."""
+
+
+def weakly(report: Report) -> Report:
+    """Returns a call of a method that does not keep its object alive, as the engine owns the core."""
+    method = WeakMethod(report)
+
+    def call(seq: Sequence, error: Exception) -> None:
+        if (found := method()) is not None:
+            found(seq, error)
+
+    return call
 
 
 def contain(state: EngineState, report: Report) -> None:

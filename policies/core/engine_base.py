@@ -13,7 +13,7 @@ from policies.adapters.serving import AdapterState
 from policies.batching import Batching, max_unasked_of
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
-from policies.core.containment import Report, contain
+from policies.core.containment import Report, contain, weakly
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.core.livelock import PreemptionWatch, WaitWatch
 from policies.core.plan import (
@@ -380,8 +380,9 @@ class EngineBase:
         """Has errors that policies raise about one sequence reported from now on, in place of raised.
 
         The caller aborts the sequence before the next plan. Errors about a whole step are still raised.
+        report: a method; its object is not kept alive.
         """
-        contain(self._state, report)
+        contain(self._state, weakly(report))
 
     def check_integrity(self) -> None:
         """Asserts between commit and plan: blocks free + owned = all, every slot has at most one owner."""

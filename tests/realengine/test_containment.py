@@ -1,9 +1,11 @@
 """Errors about one request end that request; an engine that cannot go on refuses all work with one error."""
 
 import asyncio
+import gc
 import random
 import re
 import warnings
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -242,3 +244,16 @@ def test_params_of_another_type_are_refused_and_the_engine_goes_on(expected):
     with pytest.raises(ValueError, match=re.escape("params={'n': 1}: must be SamplingParams")):
         llm.engine.add([1], {"n": 1})
     assert llm.generate(prompts(1), GREEDY)[0].outputs[0].token_ids == expected[0]
+
+
+def test_an_engine_that_is_forgotten_is_freed_at_once():
+    """Ranks and memory end with the engine, without a run of the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        engine = make().engine
+        ended = weakref.ref(engine)
+        del engine
+        assert ended() is None
+    finally:
+        gc.enable()

@@ -225,7 +225,7 @@ def supported(fields, chip, backend=TRITON, dtype=torch.bfloat16, kv_dtype=None,
         ({}, {"quantization": "w4a16", "dtype": torch.float32}, "dtype=torch.float32: quantization=w4a16"),
         (MOE, {"dtype": torch.float32}, "dtype=torch.float32: a mixture of experts needs"),
         (MOE | {"num_experts": 513}, {}, "of num_experts=513: the Triton kernels support up to 32 of 512"),
-        (MOE, {"quantization": "w4a16"}, "quantization=w4a16: experts.*use w8a16 or None"),
+        (MOE, {"quantization": "w4a16"}, "quantization=w4a16: experts.*use w8a16, mxfp4 or None"),
         (
             {"intermediate_size": 60},
             {"quantization": "w4a16"},
