@@ -29,10 +29,18 @@ class AttentionTable:
     before them:
 
         s chunks of T / s, one by one,   after   A / T - T / s  each              N = 2 (Q - T C / s) - T
+
+    What such an engine does once per call, or only slowly for the first chunk, the other chunks save.
     """
 
     def __init__(
-        self, *, decode: Grid, prefill: Grid, mixed: Grid | None, chunks_apart: bool = False
+        self,
+        *,
+        decode: Grid,
+        prefill: Grid,
+        mixed: Grid | None,
+        chunks_apart: bool = False,
+        saved_s: float = 0.0,
     ) -> None:
         """Takes grids of seconds by these sizes.
 
@@ -40,10 +48,12 @@ class AttentionTable:
         chunks_apart: the engine computes chunks separately; it has no `mixed`. Without `mixed`, a mixed batch
         takes the sum of both. Engines that run both in one kernel need `mixed`: they take 1.2 to 1.4 times
         the sum at the median, 4 times for 128 long decodes (vLLM 0.19, FlashAttention).
+        saved_s: seconds that each chunk after the first takes less than alone, with chunks_apart.
         """
         self._decode = decode
         self._prefill = prefill
         self._mixed = mixed
+        self._saved_s = saved_s
         self._chunks = self._apart if chunks_apart else self._cheaper
 
     def seconds(self, shape: IterationShape) -> float:
@@ -103,12 +113,13 @@ class AttentionTable:
             return cached, together, together
         return cached, together, smaller(together, chunks * at(tokens / chunks, cached_each))
 
-    @staticmethod
-    def _apart(at: Any, chunks: Any, tokens: Any, pairs: Any, ends: Any) -> tuple[Any, Any, Any]:
+    def _apart(self, at: Any, chunks: Any, tokens: Any, pairs: Any, ends: Any) -> tuple[Any, Any, Any]:
         """Computes `_cheaper` for chunks computed separately: the one chunk's seconds are the sum of all."""
         each = tokens / chunks
         squares = 2.0 * (pairs - each * (ends - tokens)) - tokens
         squares = smaller(larger(squares, tokens * each), 1.0 * tokens * tokens)
         cached = larger((pairs + 0.5 * (squares - tokens)) / tokens - each, 0.0)
-        seconds = chunks * at(each, cached)
+        first_s = at(each, cached)
+        others_s = larger(first_s - self._saved_s, 0.0)
+        seconds = first_s + (chunks - 1) * others_s
         return cached, seconds, seconds

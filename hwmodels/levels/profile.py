@@ -14,6 +14,8 @@ A table maps column names to arrays (of a parquet or CSV file, for example), one
     decode_kv_tokens    attention: KV tokens that each of these sequences attends to
     chunks_apart        attention: 1 if the engine computes prompt chunks one by one, each against all keys up
                         to its last; 0 (or no such column) if all in one kernel: see `AttentionTable`
+    prefill_seqs        attention with chunks_apart: chunks of these sizes in one step (default 1); rows
+                        with several say how much less time each takes than one alone, which has a row, too
 
 Columns that no component in the table needs may be absent. Attention is measured on a grid (holes are
 interpolated): decodes alone, a chunk alone and, for engines that batch both, both.
@@ -126,7 +128,9 @@ def _columns(rows: Rows) -> dict[str, NDArray[Any]]:
     for name in ("calls", "latency_us", *sizes):
         columns[name] = np.asarray(rows[name], dtype=np.float64)
     _check_values(columns, sizes)
-    columns["chunks_apart"] = np.asarray(rows.get("chunks_apart", np.zeros(len(columns["operator"]))))
+    count = len(columns["operator"])
+    columns["chunks_apart"] = np.asarray(rows.get("chunks_apart", np.zeros(count)))
+    columns["prefill_seqs"] = np.asarray(rows.get("prefill_seqs", np.ones(count)), dtype=np.float64)
     return columns
 
 
@@ -189,6 +193,7 @@ def _operator(
 
 
 def _attention(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], calls: int) -> AttentionTable:
+    several, own = own[columns["prefill_seqs"][own] > 1], own[~(columns["prefill_seqs"][own] > 1)]
     _refuse_repeats(columns, own, ATTENTION_SIZES)
     chunk, decodes = columns["prefill_tokens"][own] > 0, columns["decode_seqs"][own] > 0
     _refuse(
@@ -206,7 +211,27 @@ def _attention(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], calls
     chunks_apart = bool(_constant(columns, own, "chunks_apart"))
     if chunks_apart and mixed is not None:
         raise ValueError("profile: chunks_apart=1: must have no rows of chunks with decodes; these add up")
-    return AttentionTable(decode=decode, prefill=prefill, mixed=mixed, chunks_apart=chunks_apart)
+    if len(several) and not chunks_apart:
+        raise ValueError("profile: prefill_seqs > 1: must not occur with chunks_apart=0; remove these rows")
+    saved_s = _saved_seconds(columns, several, prefill, calls)
+    return AttentionTable(
+        decode=decode, prefill=prefill, mixed=mixed, chunks_apart=chunks_apart, saved_s=saved_s
+    )
+
+
+def _saved_seconds(
+    columns: Mapping[str, NDArray[Any]], several: NDArray[np.intp], alone: Grid, calls: int
+) -> float:
+    """Returns the median of the seconds that a chunk takes less after another one than alone; 0 without rows.
+
+    several: rows of steps with several chunks. alone: seconds of all layers for one chunk.
+    """
+    if not len(several):
+        return 0.0
+    count = columns["prefill_seqs"][several]
+    sizes = (columns[name][several] for name in ATTENTION_SIZES[:2])
+    together_s = calls * columns["latency_us"][several] * 1e-6
+    return float(np.median((count * alone.at_many(*sizes) - together_s) / (count - 1)))
 
 
 def _attention_grid(

@@ -7,7 +7,7 @@ A draft states what it stores beside the target model: weights and KV of one dev
     HeadDraft    Medusa: heads on the last hidden state, all at once
     SkipDraft    the target itself with some of its layers, on the KV of these layers
     HostDraft    a search on the host: n-grams of the prompt, suffix trees
-    PassDraft    rows of the target's own pass: lookahead decoding
+    PassDraft    rows of the target's own pass, or of a further one: lookahead decoding
 """
 
 from __future__ import annotations
@@ -315,21 +315,34 @@ class PassDraft(InTarget):
     """
 
     extra_tokens: int
+    columns: int = 1
+    """W: rows from which a pass of its own samples tokens; in the pass that verifies, all are sampled."""
+    own_pass: bool = False
+    """Whether the rows are computed after the pass that verifies, in one of their own, as our engine does."""
     start_s: float = 0.0
     """Seconds after each pass in which the devices wait for the host, which keeps the pool of n-grams."""
 
     def __post_init__(self) -> None:
         check_whole("extra_tokens", self.extra_tokens)
+        check_whole("columns", self.columns)
         check_finite("start_s", self.start_s, unit="s", zero_allowed=True)
 
     @classmethod
-    def of_window(cls, window: int, ngram: int, start_s: float = 0.0) -> PassDraft:
+    def of_window(cls, window: int, ngram: int, own_pass: bool = False, start_s: float = 0.0) -> PassDraft:
         """Returns the rows of a window of W places and n-grams of N tokens."""
-        return cls(extra_tokens=window * (ngram - 1), start_s=start_s)
+        return cls(extra_tokens=window * (ngram - 1), columns=window, own_pass=own_pass, start_s=start_s)
+
+    def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
+        """Raises ValueError for a pass of its own in a pipeline."""
+        if self.own_pass and layout.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"own_pass=true: pipeline_parallel_size={layout.pipeline_parallel_size}: must be 1; set "
+                "own_pass to false"
+            )
 
     @property
     def pass_tokens(self) -> int:
-        return self.extra_tokens
+        return 0 if self.own_pass else self.extra_tokens
 
 
 def _ranks(layout: ParallelLayout) -> Ranks:

@@ -48,6 +48,7 @@ from hwmodels.speculation.draft import (
 )
 from hwmodels.speculation.relative import TargetScale
 from hwmodels.speculation.steps import DraftShape, Steps, drafting_context, drafts_of, waiting
+from hwmodels.speculation.windows import Windows
 
 
 class Drafting(Protocol):
@@ -265,7 +266,11 @@ def _(draft: HostDraft, replica: Replica, shape: DraftShape) -> Drafting:
 
 @drafting_of.register
 def _(draft: PassDraft, replica: Replica, shape: DraftShape) -> Drafting:
-    return Searches(HostDraft(start_s=draft.start_s))  # guesses are refined in the pass itself
+    if not draft.own_pass:
+        return Searches(HostDraft(start_s=draft.start_s))  # guesses are refined in the pass itself
+    host = replace(replica.host, iteration_s=0.0, sequence_s=0.0)
+    target = replace(replica, host=host).roofline(replica.calibration)
+    return Windows(target, guesses=draft.extra_tokens, columns=draft.columns, start_s=draft.start_s)
 
 
 def _roofline(

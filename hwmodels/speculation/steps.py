@@ -28,7 +28,7 @@ class DraftShape(NamedTuple):
     level_rows: tuple[int, ...] = ()
     """Nodes by level of a tree, from the first level on; (): a chain."""
     share: Fraction = Fraction(1)
-    """Share of the verified draft tokens that a draft with KV computes in its first step."""
+    """Share of the verified draft tokens in the first step of a draft with KV; 0: its rows are decodes."""
 
     @classmethod
     def of_tree(cls, level_rows: tuple[int, ...]) -> DraftShape:
@@ -199,6 +199,10 @@ class Steps:
             some = larger(seqs, 1)
             return IterationShape(some, drafting_context(shape), 0, 0, 0, 0, some)
         decodes, context = shape.decode_seqs, shape.decode_context_tokens
+        if not self._shape.share:  # each row is that of a decode, with its own look at the context
+            rows = 1 + self._extra
+            own = DraftWork(0, 0, 0, 0, 0)
+            return IterationShape(rows * decodes, rows * context, *shape[2:6], seqs, None, own)
         if self._shape.share != 1:
             kept, of = self._shape.share.as_integer_ratio()
             tokens, pairs = divided_up(kept * tokens, of), divided_up(kept * pairs, of)

@@ -18,6 +18,8 @@ from realengine.speculation.graphs import captured_levels
 CPU_KV_BYTES = 1 << 30
 GIB = 1 << 30
 GRAPH_BYTES = GIB  # rough estimate for captured steps of one number of drafts, and libraries' workspaces
+CPU_NO_MEMORY = "can't allocate memory"
+"""Part of the message of torch's RuntimeError on a CPU; on a GPU it is a torch.OutOfMemoryError."""
 
 
 class Memory(NamedTuple):
@@ -104,12 +106,12 @@ class MemoryPlan:
         return num_blocks
 
     def no_room(self, num_blocks: int, device: torch.device) -> ValueError:
-        """Returns the error of a number of KV blocks for which the GPU has no memory."""
+        """Returns the error of a number of KV blocks for which the device has no memory."""
         what = "weights of the model and of its draft" if self.has_drafts else "weights"
         if self.probs_bytes:
             what += f" and {self.probs_bytes / GIB:.2f} GiB of distributions of draft tokens"
         return ValueError(
-            f"num_kv_blocks={num_blocks}: the GPU has no memory for "
+            f"num_kv_blocks={num_blocks}: the {'CPU' if device.type == 'cpu' else 'GPU'} has no memory for "
             f"{num_blocks * self.block_bytes / GIB:.2f} GiB of KV beside the {what}; "
             f"{self.num_blocks(device)} blocks would fit, as with num_kv_blocks=None"
         )

@@ -20,7 +20,7 @@ from realengine.model.lora_adapter import Adapter
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
-from realengine.runner.memory import GIB, Memory, MemoryPlan
+from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
 from realengine.runner.parallel import Group
 from realengine.serving.model import Model
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings, on_gpu_by_default
@@ -111,7 +111,9 @@ def build_executor(
             adapters=adapters,
             graph_sizes=default_sizes(settings.max_num_seqs) if captures else (),
         )
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and CPU_NO_MEMORY not in str(error):
+            raise
         raise plan.no_room(num_blocks, device) from None
     if captures:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

@@ -30,6 +30,9 @@ CHUNKS = (2, 6, 14, 30, 62, 94, 126, 190, 254, 382, 510, 766, 1022, 1534, 2046, 
 Prompts have any length, and sizes that fill their tiles are up to 10 % faster on a CPU.
 """
 CACHED = (0, 256, 2048, 8192, 32768)
+VERIFYING = ((2, 8), (6, 2), (6, 4), (6, 8), (14, 4), (14, 8))
+"""New tokens of each chunk, and chunks, of steps with several: the rows of sequences that verify drafts."""
+VERIFYING_CACHED = 256
 
 
 class Point(NamedTuple):
@@ -40,6 +43,8 @@ class Point(NamedTuple):
     cached_tokens: int = 0
     decode_seqs: int = 0
     decode_kv_tokens: int = 0
+    prefill_seqs: int = 1
+    """Chunks of the step, all of the same size."""
 
 
 def decode_points(max_num_seqs: int, max_model_len: int) -> list[Point]:
@@ -67,6 +72,19 @@ def prefill_points(max_num_batched_tokens: int, max_model_len: int) -> list[Poin
         Point(Step(chunks=(Chunk(cached, new),)), prefill_tokens=new, cached_tokens=cached)
         for new in upto(CHUNKS, min(max_num_batched_tokens, max_model_len) - 2)
         for cached in upto(CACHED, max_model_len)
+    ]
+
+
+def verifying_points(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[Point]:
+    """Returns steps of several chunks each, of sizes that are also measured alone."""
+    cached = VERIFYING_CACHED
+    return [
+        Point(Step(chunks=(Chunk(cached, new),) * count), new, cached, prefill_seqs=count)
+        for new, count in VERIFYING
+        if count <= max_num_seqs
+        and count * new < max_num_batched_tokens
+        and cached < max_model_len
+        and new < min(max_num_batched_tokens, max_model_len) - 2
     ]
 
 

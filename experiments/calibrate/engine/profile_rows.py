@@ -57,7 +57,7 @@ def profile_rows(sections: Sequence[Sections], num_layers: int) -> pd.DataFrame:
             size = point.step.num_drawn if operator.component == "lm_head" else point.step.num_tokens
             by_size[name, size].append(seconds[name] / (num_layers if operator.per_layer else 1))
         attention_s = seconds.get("decode_attention", 0.0) + seconds.get("prefill_attention", 0.0)
-        sizes = dict(zip(ATTENTION_SIZES, point[1:], strict=True))
+        sizes = dict(zip((*ATTENTION_SIZES, "prefill_seqs"), point[1:], strict=True))
         rows.append(_row("attention", "attention", num_layers, attention_s / num_layers, **sizes))
     for (name, size), times_s in sorted(by_size.items()):
         operator = OPERATORS[name]

@@ -19,7 +19,7 @@ from experiments.calibrate.engine import gpu_sections
 from experiments.calibrate.engine import measure as cpu_sections
 from experiments.calibrate.engine.collectives import RingLink, measure_link
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml, latency_yaml, plain
-from experiments.calibrate.engine.grids import decode_points, longest, prefill_points
+from experiments.calibrate.engine.grids import decode_points, longest, prefill_points, verifying_points
 from experiments.calibrate.engine.host_time import HostTime, measure_host
 from experiments.calibrate.engine.machine import Machine, measure_machine
 from experiments.calibrate.engine.measure import Progress, Sections, Total
@@ -188,6 +188,8 @@ def _operators(
         settings.limit(name) for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
     )
     points = decode_points(max_num_seqs, max_model_len) + prefill_points(max_tokens, max_model_len)
+    if device.type == "cpu":  # only the torch reference computes chunks one by one
+        points += verifying_points(max_num_seqs, max_tokens, max_model_len)
     progress("loading")
     served = serve(
         settings.model,

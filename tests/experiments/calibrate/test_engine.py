@@ -20,7 +20,14 @@ from experiments.app.cli import main  # noqa: E402
 from experiments.calibrate.engine import gpu_sections, pace, run  # noqa: E402
 from experiments.calibrate.engine.collectives import SIZES, link_of, measure_link  # noqa: E402
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml  # noqa: E402
-from experiments.calibrate.engine.grids import Point, decode_points, prefill_points, spread_around  # noqa: E402
+from experiments.calibrate.engine.grids import (  # noqa: E402
+    VERIFYING,
+    Point,
+    decode_points,
+    prefill_points,
+    spread_around,
+    verifying_points,
+)
 from experiments.calibrate.engine.host_time import measure_host  # noqa: E402
 from experiments.calibrate.engine.machine import Machine  # noqa: E402
 from experiments.calibrate.engine.measure import Sections, measure  # noqa: E402
@@ -335,6 +342,17 @@ def test_grids_are_full_and_reach_their_limits():
     assert len(decodes) == 15
     assert max(point.prefill_tokens for point in chunks) == 38
     assert len(chunks) == len({point[1:] for point in chunks})
+
+
+def test_steps_of_several_chunks_have_sizes_that_are_measured_alone():
+    points = verifying_points(32, 1024, 1024)
+    alone = {(point.prefill_tokens, point.cached_tokens) for point in prefill_points(1024, 1024)}
+    assert len(points) == len(VERIFYING)
+    for point in points:
+        assert len(point.step.chunks) == point.prefill_seqs > 1
+        assert (point.prefill_tokens, point.cached_tokens) in alone
+    assert verifying_points(32, 40, 100) == []
+    assert {point.prefill_seqs for point in verifying_points(4, 40, 512)} == {2, 4}
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64])

@@ -71,6 +71,10 @@ def test_every_module_of_multi_token_prediction_is_stored(models):
 
 def test_only_lookahead_adds_rows_to_the_pass():
     assert PassDraft(extra_tokens=60).pass_tokens == 60
+    own = PassDraft.of_window(15, 5, own_pass=True)
+    assert (own.pass_tokens, own.extra_tokens, own.columns) == (0, 60, 15)
+    with pytest.raises(ValueError, match="own_pass=true: pipeline_parallel_size=2: must be 1"):
+        own.check(None, ParallelLayout(pipeline_parallel_size=2))
     assert LayerDraft().pass_tokens == HostDraft().pass_tokens == 0
 
 

@@ -288,6 +288,20 @@ def test_lookahead_has_more_rows_in_the_pass(model_of):
     assert guessing == pytest.approx(verifying, rel=1e-3)
 
 
+def test_a_window_of_its_own_is_a_second_pass_of_the_target(model_of):
+    """4 columns of 3 guesses beside the newest token: 13 rows of each sequence, of which 4 are sampled."""
+    own = PassDraft.of_window(4, 4, own_pass=True, start_s=3e-3)
+    model, none = model_of("llama2_7b", own), model_of("llama2_7b", HostDraft())
+    shape = decodes_with_drafts(3, 1500, 8)
+    window = decodes_with_drafts(3, 1500, 12)._replace(sampled_seqs=3 * 4)
+    assert drafting(model, shape) == pytest.approx(none.seconds(window) + 3e-3)
+    assert model.flops(shape) == pytest.approx(none.flops(shape) + none.flops(window), rel=1e-6)
+    nothing = shape._replace(drafts=shape.drafts._replace(seqs=0, steps=0, drafted=0))
+    assert drafting(model, nothing) == pytest.approx(3e-3)
+    assert sum(model.breakdown(shape).values()) == pytest.approx(model.seconds(shape))
+    assert sum(line.seconds for line in model.explain(shape)) == pytest.approx(model.seconds(shape))
+
+
 def test_a_draft_with_kv_keeps_it_complete_even_if_it_drafts_nothing(models, model_of):
     eagle, skip = (
         model_of("llama2_7b", LayerDraft(**QUICK)),
@@ -350,15 +364,17 @@ def test_rows_of_a_tree_make_steps_longer(model_of):
 
 
 def test_a_draft_that_computes_only_what_lacks_its_kv_takes_two_rows_in_its_first_step(model_of, models):
-    shape = decodes_with_drafts(64, 64 * 1000, 4)
+    """Both are decode rows, each of which reads the whole context: with a long one they are no cheaper."""
+    shape = decodes_with_drafts(64, 64 * 100, 4)
     small = models["llama3_2_1b"]
     every = model_of("llama3_1_8b", ModelDraft(model=small, **QUICK))
     fewest = model_of("llama3_1_8b", ModelDraft(model=small, computes_rejected=False, **QUICK))
     assert drafting(fewest, shape) < drafting(every, shape)
     flops = [model.flops_by_purpose(shape).drafting for model in (every, fewest)]
     of_one_row = [
-        model.flops_by_purpose(decodes_with_drafts(64, 64 * 1000, 1)).drafting for model in (fewest,)
+        model.flops_by_purpose(decodes_with_drafts(64, 64 * 100, 1)).drafting for model in (fewest,)
     ]
+    assert fewest.breakdown(shape)["attention"] > every.breakdown(shape)["attention"]
     steps = [6 + 3, 2 + 3]  # rows of the first step, and one in each later one
     assert flops[0] / flops[1] == pytest.approx(steps[0] / steps[1], rel=0.25)
     assert of_one_row[0] < flops[1]
