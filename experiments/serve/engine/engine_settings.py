@@ -45,7 +45,7 @@ def engine_settings(
         )
     settings = alone_settings_of(replace(scenario, adapters=None), choose_device(device), config)
     own: dict[str, Any] = {
-        "lora_adapters": dict(chosen.lora_modules),
+        "lora_adapters": dict(chosen.lora_modules or {}),
         "adapters": adapters,
         "max_iterations": chosen.max_iterations,
         "overlap": settings.overlap and device == "cuda",  # on a CPU there is no device beside the host

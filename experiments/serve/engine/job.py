@@ -108,7 +108,7 @@ class EngineJob:
             self.served,
             load,
             max_model_len=max_model_len_of(self.served.model.architecture, self.engine),
-            adapters=list(self.chosen.lora_modules),
+            adapters=list(self.chosen.lora_modules or ()),
             has_priorities=not isinstance(self.engine.scheduling, Fcfs),
         )
 
@@ -160,7 +160,7 @@ class EngineJob:
             raise ConfigError(str(error)) from None
 
         def publish(llm: AsyncLLM) -> None:
-            events = EngineEvents(llm.engine, publisher, list(self.chosen.lora_modules))
+            events = EngineEvents(llm.engine, publisher, list(self.chosen.lora_modules or ()))
             if not events.listens:
                 raise ValueError(NOTHING_TO_REPORT)
             llm.engine.observer = events

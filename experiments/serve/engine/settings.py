@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,8 @@ class RealEngine:
 
     model: str | None = None
     """smollm2, a GGUF file, or a folder in Hugging Face's format; None: random weights, sizes of `model`."""
-    lora_modules: Mapping[str, Path] = field(default_factory=dict)
-    """LoRA adapters by the names that requests use: folders in PEFT's format."""
+    lora_modules: Mapping[str, Path] | None = None
+    """LoRA adapters by the names that requests use: folders in PEFT's format; None: there are none."""
     speculative_config: Mapping[str, Any] | None = None
     """Speculative decoding with weights, with the keys of vLLM's option; None: as the scenario says."""
     max_iterations: int = 1

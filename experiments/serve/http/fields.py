@@ -252,7 +252,7 @@ def _log_ignored(fields: BaseModel) -> None:
     for name in fields.model_extra or ():
         if name not in _known_to_be_ignored and len(_known_to_be_ignored) < 100:
             _known_to_be_ignored.add(name)
-            _LOG.info("The field %r of requests is not known and is ignored.", name[:80])
+            _LOG.warning("The field %r of requests is not known and is ignored.", name[:80])
 
 
 def _shown(value: Any) -> str:

@@ -6,12 +6,15 @@ This is what vLLM does with n > 1: the outputs share the KV of the prompt throug
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from experiments.serve.backend import Backend, Delta, Generation, TokenLogprob
+
+News = tuple[int, Delta | Exception | None]
+"""The index of an output, and a delta of it, the error that has ended it, or None at its end."""
 
 
 @dataclass(slots=True)
@@ -100,40 +103,37 @@ async def deltas_of(
             async for delta in stream:
                 yield 0, delta
         return
-    news: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue(maxsize=2 * len(generations))
+    news: asyncio.Queue[News] = asyncio.Queue(maxsize=2 * len(generations))
     tasks = [asyncio.create_task(_forward(backend, each, i, news)) for i, each in enumerate(generations)]
     try:
-        async for item in _until_all_end(news, tasks):
-            yield item
+        num_running = len(tasks)
+        while num_running:
+            index, item = await news.get()
+            if isinstance(item, Delta):
+                yield index, item
+            elif item is None:
+                num_running -= 1
+            else:
+                raise item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forward(
-    backend: Backend, generation: Generation, index: int, news: asyncio.Queue[tuple[int, Delta | None]]
-) -> None:
-    """Puts the deltas of an output into the queue, and None at its end, also after an error."""
+async def _forward(backend: Backend, generation: Generation, index: int, news: asyncio.Queue[News]) -> None:
+    """Puts the deltas of an output into the queue, and at its end None or its error.
+
+    A task that is cancelled puts nothing more, as nothing may take it from a full queue.
+    """
     try:
         async with aclosing(backend.generate(generation)) as stream:
             async for delta in stream:
                 await news.put((index, delta))
-    finally:
+    except Exception as error:
+        await news.put((index, error))
+    else:
         await news.put((index, None))
-
-
-async def _until_all_end(
-    news: asyncio.Queue[tuple[int, Delta | None]], tasks: Sequence[asyncio.Task[None]]
-) -> AsyncIterator[tuple[int, Delta]]:
-    num_running = len(tasks)
-    while num_running:
-        index, delta = await news.get()
-        if delta is not None:
-            yield index, delta
-        else:
-            num_running -= 1
-            await tasks[index]  # raises the error that has ended it
 
 
 async def whole_outputs(

@@ -46,4 +46,7 @@ def _tokenizer(path: Path | None) -> Tokenizer:
         raise ConfigError(
             f"serve.tokenizer={path}: needs {error.name}: pip install 'windtunnel[engine]'"
         ) from error
-    return ModelTokenizer.from_path(path)
+    try:
+        return ModelTokenizer.from_path(path)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"serve.tokenizer={path}: cannot be read: {error}") from error

@@ -17,7 +17,7 @@ from experiments.serve.batches.runner import CONCURRENCY
 from experiments.serve.batches.store import FileStore
 from experiments.serve.errors import ApiError
 from experiments.serve.stop import Stop
-from tests.worlds.serving import complete, get, make_job, post, served
+from tests.worlds.serving import complete, get, make_job, post, served, served_before_it_is_late
 
 COMPLETIONS = "/v1/completions"
 
@@ -87,33 +87,24 @@ def test_chats_run_in_batches():
     served(test)
 
 
-def test_batch_requests_have_the_window_as_their_deadline_and_wait_for_online_ones():
-    """One slot: with scheduling=online_batch, an online request that comes last overtakes the whole batch."""
-
-    async def test(client):
-        text = "\n".join(line(str(i), max_tokens=100) for i in range(8))
-        batch = (await create(client, text, completion_window="2h"))[1]
-        while (await get(client, f"/v1/batches/{batch['id']}"))[1]["request_counts"]["completed"] < 1:
-            await asyncio.sleep(0.01)
-        assert (await complete(client, "now", max_tokens=5, ignore_eos=True))[0] == 200
-        counts = (await get(client, f"/v1/batches/{batch['id']}"))[1]["request_counts"]
-        assert counts["completed"] < 8
-        assert (await ended(client, batch))["request_counts"]["completed"] == 8
-
-    served(test, "scheduling=online_batch", "engine.max_num_seqs=1")
+async def until_completed(client, batch, number):
+    while batch["request_counts"]["completed"] < number:
+        await asyncio.sleep(0.01)
+        batch = (await get(client, f"/v1/batches/{batch['id']}"))[1]
 
 
 def test_cancelled_batch_keeps_what_it_has():
     async def test(client):
-        text = "\n".join(line(str(i), max_tokens=2000) for i in range(3))
+        text = "\n".join(line(str(i), max_tokens=100_000 if i else 5) for i in range(3))
         batch = (await create(client, text))[1]
-        await asyncio.sleep(0.05)
+        await until_completed(client, batch, 1)
         status, cancelled = await post(client, f"/v1/batches/{batch['id']}/cancel", None)
         assert (status, cancelled["status"]) == (200, "cancelling")
         batch = await ended(client, batch)
         assert batch["status"] == "cancelled"
+        assert [row["custom_id"] for row in await content(client, batch["output_file_id"])] == ["0"]
         rows = await content(client, batch["error_file_id"])
-        assert [row["error"]["code"] for row in rows] == ["batch_cancelled"] * 3
+        assert [row["error"]["code"] for row in rows] == ["batch_cancelled"] * 2
         assert (await post(client, f"/v1/batches/{batch['id']}/cancel", None))[0] == 409
 
     served(test)
@@ -202,25 +193,26 @@ def test_store_has_a_limit():
 
 def test_a_batch_waits_while_no_replica_serves():
     async def test(client):
-        while (await complete(client))[0] == 200:
-            pass
+        assert (await complete(client))[0] == 503
         batch = await ended(client, (await create(client, line("a")))[1])
         assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
-    served(test, "failures=crash", "failures.events.0.at_s=1", "failures.events.0.duration_s=10")
+    crash = ("failures=crash", "failures.events.0.at_s=0", "failures.events.0.duration_s=10")
+    served_before_it_is_late(test, *crash)
 
 
 def test_online_requests_go_before_a_batch():
-    """One sequence at a time: an online request behind 20 of a batch is the next one, or the one after it."""
+    """With one sequence at a time, an online request overtakes a batch that has 25 s of work."""
 
     async def test(client):
-        text = "\n".join(line(f"r{i}", max_tokens=400) for i in range(20))
-        batch = (await create(client, text))[1]
-        while batch["request_counts"]["completed"] < 1:
-            batch = (await get(client, f"/v1/batches/{batch['id']}"))[1]
+        text = "\n".join(line(f"r{i}", max_tokens=400) for i in range(200))
+        batch = (await create(client, text, completion_window="2h"))[1]
+        await until_completed(client, batch, 1)
         assert (await complete(client))[0] == 200
         batch = (await get(client, f"/v1/batches/{batch['id']}"))[1]
-        assert batch["request_counts"]["completed"] <= 5
+        assert batch["request_counts"]["completed"] < 200
+        assert (await post(client, f"/v1/batches/{batch['id']}/cancel", None))[0] == 200
+        await ended(client, batch)
 
     served(test, "scheduling=online_batch", "engine.max_num_seqs=1")
 

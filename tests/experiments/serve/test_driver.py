@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import pytest
@@ -27,6 +28,9 @@ def test_clients_are_told_that_the_simulation_has_failed(monkeypatch, caplog):
         assert (await complete(client))[0] == 200
         stream = streamed(client, max_tokens=2000)
         assert (await anext(stream))["choices"]
+        body = {"prompt": "hello", "stream": True, "max_tokens": 2000}
+        raw = await client.post("/v1/completions", json=body)
+        await raw.content.readline()
 
         def fail(*_):
             raise ZeroDivisionError("a policy that fails")
@@ -35,6 +39,8 @@ def test_clients_are_told_that_the_simulation_has_failed(monkeypatch, caplog):
         events, error = await until_it_fails(stream)
         assert error is None
         assert events[-1]["error"]["code"] == 500
+        *_, failure, last, end = (await raw.text()).split("\n\n")
+        assert (json.loads(failure.removeprefix("data: ")), last, end) == (events[-1], "data: [DONE]", "")
         assert (await get(client, "/health"))[0] == 503
         assert (await complete(client))[0] == 503
         assert (await get(client, "/load"))[1] == {"server_load": 0}

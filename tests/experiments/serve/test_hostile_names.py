@@ -14,6 +14,7 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 from aiohttp import FormData
 from prometheus_client.parser import text_string_to_metric_families
 
+from experiments.serve.http import fields as http_fields
 from tests.experiments.serve.test_fuzz import CONTROLS, GETS, JSON_ROUTES
 from tests.worlds.serving import complete, get, post, served, streamed
 
@@ -118,6 +119,18 @@ def test_a_name_of_an_adapter_breaks_neither_metrics_nor_models(name):
         await stream.aclose()
 
     served(test, "adapters=fixed_slots", "time_scale=1")
+
+
+def test_an_unknown_field_is_ignored_with_a_warning_once(caplog, monkeypatch):
+    monkeypatch.setattr(http_fields, "_known_to_be_ignored", set())
+
+    async def test(client):
+        for _ in range(3):
+            assert (await complete(client, banana=1, cherry=2))[0] == 200
+
+    served(test)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [sum(repr(name) in each for each in warnings) for name in ("banana", "cherry")] == [1, 1]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
