@@ -20,7 +20,8 @@ POLL_S = 0.05
 class NoTracebacksOfClients(logging.Filter):
     """Shortens what aiohttp logs of bytes that are no HTTP/1.1 to a line, and leaves out lost connections.
 
-    Routers try HTTP/2 on every engine, and clients vanish: neither is an error of the server.
+    Routers try HTTP/2 on every engine, and clients vanish: neither is an error of the server. Neither is the
+    InvalidStateError of aiohttp for a response that ends just when the wait for it at the shutdown is over.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -28,7 +29,7 @@ class NoTracebacksOfClients(logging.Filter):
         if isinstance(error, HttpProcessingError):
             record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
             return _LOG.isEnabledFor(logging.INFO)
-        return not isinstance(error, ConnectionError)
+        return not isinstance(error, ConnectionError | asyncio.InvalidStateError)
 
 
 _LOG = logging.getLogger("windtunnel.serve.http")

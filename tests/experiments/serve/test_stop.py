@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -18,14 +21,9 @@ from tests.worlds.serving import make_job
 BODY = {"prompt": "hello", "max_tokens": 400, "stream": True}
 
 
-async def drained(
-    *, drain_s: float, signals: int, max_tokens: int = 400
-) -> tuple[int, dict[str, str], int, bool]:
-    """Stops a server while it streams.
-
-    Returns status and headers of a request that comes then, the status of /health, and whether the stream was
-    complete.
-    """
+@asynccontextmanager
+async def serving(drain_s: float) -> AsyncIterator[tuple[str, Stop]]:
+    """Yields the URL of a server and its stop; then waits for the end of the server."""
     job, stop, ready = make_job("time_scale=10"), Stop(), asyncio.get_running_loop().create_future()
     fleet = job.fleet()
     fleet.driver.start()
@@ -40,9 +38,22 @@ async def drained(
             on_ready=ready.set_result,
         )
     )
+    yield await ready, stop
+    await server
+    fleet.driver.stop()
+
+
+async def drained(
+    *, drain_s: float, signals: int, max_tokens: int = 400
+) -> tuple[int, dict[str, str], int, bool]:
+    """Stops a server while it streams.
+
+    Returns status and headers of a request that comes then, the status of /health, and whether the stream was
+    complete.
+    """
     is_whole = False
-    url = await ready
     async with (
+        serving(drain_s) as (url, stop),
         aiohttp.ClientSession(url) as session,
         session.post("/v1/completions", json=BODY | {"max_tokens": max_tokens}) as streaming,
     ):
@@ -59,8 +70,6 @@ async def drained(
                 is_whole = is_whole or b"[DONE]" in line
         except aiohttp.ClientError:
             pass
-    await server
-    fleet.driver.stop()
     return status, headers, health_status, is_whole
 
 
@@ -76,3 +85,24 @@ def test_a_second_signal_ends_at_once():
 
 def test_draining_ends_after_its_limit():
     assert not asyncio.run(drained(drain_s=0.05, signals=1, max_tokens=50_000))[3]
+
+
+def test_streams_that_end_when_the_wait_for_them_is_over_log_no_error(caplog):
+    """The loop stands still for 0.3 s, so that streams end in the same moment as the wait of the shutdown."""
+
+    async def stream(session: aiohttp.ClientSession, max_tokens: int) -> None:
+        body = BODY | {"max_tokens": max_tokens, "ignore_eos": True}
+        async with session.post("/v1/completions", json=body) as response:
+            await response.read()
+
+    async def run() -> None:
+        async with serving(30.0) as (url, stop), aiohttp.ClientSession(url) as session:
+            streams = [asyncio.create_task(stream(session, 300 + 4 * i)) for i in range(40)]
+            await asyncio.sleep(0.1)
+            stop.set()
+            stop.set()
+            asyncio.get_running_loop().call_later(0.1, time.sleep, 0.3)
+            await asyncio.gather(*streams, return_exceptions=True)
+
+    asyncio.run(run())
+    assert not [record for record in caplog.records if record.name.startswith("windtunnel.serve.http")]
