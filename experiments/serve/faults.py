@@ -67,10 +67,18 @@ class Fault:
                     raise ValueError(f"{name[:40]}: must be one of {', '.join(kinds)}")
                 if bool(equals) == (name == "reset"):
                     raise ValueError(f"{name}: {'takes no value' if equals else f'needs a value: {name}=1'}")
-                given[name] = kinds[name](value) if equals else True
+                given[name] = _number(name, value, kinds[name]) if equals else True
             return cls(**given)  # type: ignore[arg-type]
         except ValueError as error:
             raise ApiError(f"{HEADER}: {error}", param=HEADER) from None
+
+
+def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
+    """Returns the number in a text. Raises ValueError."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{name}={text[:40]}: must be a {'whole ' * (kind is int)}number") from None
 
 
 @web.middleware

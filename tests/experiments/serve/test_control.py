@@ -68,7 +68,7 @@ def test_a_server_whose_parts_are_woken_sleeps_until_all_are_awake():
 
 def test_requests_in_progress_are_aborted_by_a_sleep():
     async def test(client):
-        stream = streamed(client, max_tokens=5000, ignore_eos=True)
+        stream = streamed(client, max_tokens=100_000, ignore_eos=True)
         first = await anext(stream)
         assert (await post(client, "/sleep", None))[0] == 200
         events, error = await until_it_fails(stream)

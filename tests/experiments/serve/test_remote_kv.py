@@ -145,7 +145,8 @@ def test_kv_is_fetched_once_and_freed_if_the_client_goes_away():
         params = body["kv_transfer_params"]
         fields = {"max_tokens": 2000, "kv_transfer_params": params}
         ask = asyncio.create_task(complete(served.replicas[DECODE], PROMPT, **fields))
-        await asyncio.sleep(0.05)
+        while not served.core(DECODE).block_pool.num_used:
+            await asyncio.sleep(0.005)
         assert (await complete(served.replicas[DECODE], PROMPT, kv_transfer_params=params))[0] == 500
         ask.cancel()
         await asyncio.gather(ask, return_exceptions=True)

@@ -85,9 +85,10 @@ def test_prefixes_meet_at_a_replica_if_the_router_in_front_sends_them_there():
 
 def test_a_replica_that_is_down_is_unhealthy_and_refuses():
     crash = ("failures=crash", "failures.events.0.at_s=0.2", "failures.events.0.replicas=[1]")
+    for_ever = "failures.events.0.duration_s=1e6"
 
     async def run():
-        async with exposing("replicas=2", *crash) as (client, replicas, _):
+        async with exposing("replicas=2", *crash, for_ever) as (client, replicas, _):
             while (await get(replicas[1], "/health"))[0] == 200:
                 await asyncio.sleep(0.01)
             assert (await get(replicas[0], "/health"))[0] == 200
@@ -178,7 +179,7 @@ def test_adapters_are_in_the_metrics_of_the_replica_that_serves_them():
             assert (await post(client, "/v1/load_lora_adapter", load))[0] == 200
             names = [model["id"] for model in (await get(replicas[1], "/v1/models"))[1]["data"]]
             assert "sql" in names
-            ask = asyncio.create_task(complete(replicas[1], model="sql", max_tokens=2000))
+            ask = asyncio.create_task(complete(replicas[1], model="sql", max_tokens=100_000))
 
             async def running(index):
                 samples = (await scrape(replicas[index])).samples
