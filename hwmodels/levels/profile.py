@@ -33,6 +33,12 @@ from numpy.typing import NDArray
 from hwmodels.levels.attention_table import AttentionTable
 from hwmodels.levels.grid import Floats, Grid, fill_holes
 
+AROUND = ("inputs", "outputs")
+"""Operators of an engine's table before the first layer and after sampling: once in a launch.
+
+A draft that runs in the launch of the target's pass has none of its own.
+"""
+
 Rows = Mapping[str, Any]
 """Columns of a table, all of one length."""
 
@@ -84,9 +90,16 @@ class Profile:
         """Kernel calls in one iteration."""
         return sum(operator.calls for operator in self.operators) + self.attention_calls
 
-    def grid(self, components: Sequence[str]) -> Grid | None:
-        """Returns seconds per iteration of these components, by their one size; None if there are none."""
-        operators = [operator for operator in self.operators if operator.component in components]
+    def grid(self, components: Sequence[str], names: Sequence[str] | None = None) -> Grid | None:
+        """Returns seconds per iteration of these components, by their one size; None if there are none.
+
+        names: operators of them to be counted; None: all.
+        """
+        operators = [
+            operator
+            for operator in self.operators
+            if operator.component in components and (names is None or operator.name in names)
+        ]
         if not operators:
             return None
         counts = np.unique(np.concatenate([operator.counts for operator in operators]))

@@ -25,7 +25,7 @@ from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator
 from hwmodels.levels.explained import share_out
 from hwmodels.levels.grid import Floats
-from hwmodels.levels.profile import Profile
+from hwmodels.levels.profile import AROUND, Profile
 
 BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
 """Components that depend on one number: of tokens, lm_head of sampled rows."""
@@ -59,6 +59,7 @@ class MeasuredTable:
         self._lacking = () if "gemm" in self.missing else tuple(lacking)
         self.lacking = tuple(dict.fromkeys(op.name for op in self._lacking))
         self._by_component = {name: profile.grid((name,)) for name in BY_COUNT}
+        self._around = {name: profile.grid((name,), AROUND) for name in BY_COUNT}
         self._tokens_s = ByCount(self._tokens_seconds)
         self._rows_s = ByCount(self._rows_seconds)
         self._attention = profile.attention
@@ -108,6 +109,17 @@ class MeasuredTable:
         gpu_s = sum(parts.values())
         parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs)
         return {name: part.reshape(flat.answer_shape)[()] for name, part in parts.items()}
+
+    def model_breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Returns seconds per component without the operators around the model (`AROUND`)."""
+        flat, parts = _flat(shape), self.breakdown(shape)
+        tokens, _, _, sampled = flat.counts
+        for name, grid in self._around.items():
+            if grid is not None:
+                counts = np.asarray(sampled if name == "lm_head" else tokens, dtype=np.float64)
+                around_s = np.where(counts > 0, grid.at_many(np.maximum(counts, 1.0)), 0.0)
+                parts[name] = parts[name] - around_s.reshape(flat.answer_shape)[()]
+        return parts
 
     def explain(self, shape: IterationShape) -> list[Explained]:
         """Returns the base's operators, those of each component scaled by one factor to the measured time."""

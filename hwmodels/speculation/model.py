@@ -77,7 +77,7 @@ class SpeculativeModel:
         self._drafting = drafting_of(draft, replica, shape)
         if isinstance(base, MeasuredTable):
             modelled = replica.roofline(replica.calibration)
-            self._drafting = self._drafting.scaled_by(TargetScale(base, modelled))
+            self._drafting = self._drafting.scaled_by(TargetScale(base.model_breakdown, modelled.breakdown))
         self._ahead: HostAhead | None = None
         if replica.host.overlapped and isinstance(draft, Stepwise):
             self._ahead = HostAhead(replica.host, draft)

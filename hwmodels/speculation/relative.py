@@ -6,21 +6,25 @@ roofline as that component of the target does with the same rows and contexts.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from hwmodels.exact import Num
 from hwmodels.iterations.equal_passes import EqualPasses
-from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
+from hwmodels.iterations.iteration import DraftWork, Explained, IterationShape
 
 NOT_OPERATORS = ("host", "launch")
+
+Breakdown = Callable[[IterationShape], Mapping[str, Num]]
+"""Returns the seconds of an iteration by component."""
 
 
 class TargetScale:
     """Measured over modelled seconds of a target, by component."""
 
-    def __init__(self, measured: IterationModel, modelled: IterationModel) -> None:
+    def __init__(self, measured: Breakdown, modelled: Breakdown) -> None:
         self._measured = measured
         self._modelled = modelled
 
@@ -29,7 +33,7 @@ class TargetScale:
 
         A component that the target's model counts as 0 s is scaled as all its operators together.
         """
-        measured, modelled = self._measured.breakdown(shape), self._modelled.breakdown(shape)
+        measured, modelled = self._measured(shape), self._modelled(shape)
         names = [name for name in parts if name not in NOT_OPERATORS]
         of_all = _ratio(sum(measured[name] for name in names), sum(modelled[name] for name in names), 1.0)
         scaled = {name: parts[name] * _ratio(measured[name], modelled[name], of_all) for name in names}

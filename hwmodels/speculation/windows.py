@@ -43,11 +43,13 @@ class Windows:
 
     def flops(self, shape: IterationShape) -> Num:
         """Returns the FLOPs of the pass."""
-        return self._count(shape) * self._target.flops(self._pass(shape))
+        flops: Num = self._count(shape) * self._target.flops(self._pass(shape))
+        return flops
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Returns the bytes of weights and KV that the pass reads."""
-        return self._count(shape) * self._target.bytes_moved(self._pass(shape))
+        moved: Num = self._count(shape) * self._target.bytes_moved(self._pass(shape))
+        return moved
 
     def _count(self, shape: IterationShape) -> Any:
         """Returns the number of passes, 0 or 1."""

@@ -47,14 +47,26 @@ ENGINE_NAMES = {"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "do
 
 
 def profile_rows(sections: Sequence[Sections], num_layers: int) -> pd.DataFrame:
-    """Returns one row per measurement; if several steps measure the same, their median."""
+    """Returns one row per measurement; if several steps measure the same, their median.
+
+    For the LM head these are the steps with the fewest tokens: decodes, of which it is a large share. After a
+    long chunk its weights are no longer in the caches of a CPU.
+    """
     by_size: dict[tuple[str, int], list[float]] = defaultdict(list)
+    fewest: dict[int, int] = {}  # by sampled rows: tokens of the smallest step
+    for point, _ in sections:
+        rows_drawn, tokens = point.step.num_drawn, point.step.num_tokens
+        fewest[rows_drawn] = min(tokens, fewest.get(rows_drawn, tokens))
     rows = []
     for point, seconds in sections:
         for name, operator in OPERATORS.items():
             if name not in seconds:
                 continue
-            size = point.step.num_drawn if operator.component == "lm_head" else point.step.num_tokens
+            size = point.step.num_tokens
+            if operator.component == "lm_head":
+                size = point.step.num_drawn
+                if point.step.num_tokens > fewest[size]:
+                    continue
             by_size[name, size].append(seconds[name] / (num_layers if operator.per_layer else 1))
         attention_s = seconds.get("decode_attention", 0.0) + seconds.get("prefill_attention", 0.0)
         sizes = dict(zip((*ATTENTION_SIZES, "prefill_seqs"), point[1:], strict=True))

@@ -330,6 +330,10 @@ def test_profile_rows_divide_by_layers_and_take_medians():
     assert found["qkv_proj", 4.0].tolist() == [3, pytest.approx(200)]
     heads = rows[rows["operator"] == "lm_head"]
     assert dict(zip(heads["num_seqs"], heads["latency_us"], strict=True)) == pytest.approx({1: 500, 4: 1000})
+    fewer = Point(Step(contexts=(9,)), decode_seqs=1, decode_kv_tokens=9)
+    sections = [Sections(chunk, {"lm_head": 0.5e-3}), Sections(fewer, {"lm_head": 0.3e-3})]
+    heads = profile_rows(sections, num_layers=3).query("operator == 'lm_head'")
+    assert heads["latency_us"].tolist() == pytest.approx([300])  # not after the longer chunk
     attention = rows[rows["operator"] == "attention"]
     assert attention["latency_us"].tolist() == pytest.approx([200, 400])
     assert attention["decode_kv_tokens"].tolist() == [20, 0]

@@ -110,6 +110,18 @@ def test_an_iteration_is_the_sum_of_its_operators():
     assert table.seconds(decode(10, 6_000)) == pytest.approx(expected_us * 1e-6)
 
 
+def test_the_model_s_own_seconds_are_those_without_the_operators_around_it():
+    inputs = rows_of("inputs", "elementwise", 1, [1, 100], [5, 5])
+    outputs = rows_of("outputs", "lm_head", 1, [1, 100], [7, 7])
+    with_both, without = make_table(GEMM, NORM, LM_HEAD, inputs, outputs), make_table(GEMM, NORM, LM_HEAD)
+    shape = decode(np.array([1, 10]), np.array([100, 6_000]))
+    own, wanted = with_both.model_breakdown(shape), without.breakdown(shape)
+    for name, seconds in with_both.breakdown(shape).items():
+        assert own[name] == pytest.approx(wanted[name])
+        more_s = {"elementwise": 5e-6, "lm_head": 7e-6}.get(name, 0.0)
+        assert seconds - own[name] == pytest.approx(np.full(2, more_s), abs=1e-12)
+
+
 def test_attention_between_points_is_linear_in_every_size():
     # Half way between 1 and 10 sequences and between 100 and 1,100 tokens: (10 + 20 + 30 + 130) / 4.
     table = make_table(ATTENTION)

@@ -52,7 +52,7 @@ def test_each_component_takes_the_target_s_multiple_of_its_modelled_seconds(repl
     }[kind]
     modelled = replica.roofline(replica.calibration)
     plain = drafting_of(draft, replica, shape)
-    scaled = plain.scaled_by(TargetScale(Slower(modelled), modelled))
+    scaled = plain.scaled_by(TargetScale(Slower(modelled).breakdown, modelled.breakdown))
     work = decodes_with_drafts(4, 4 * 700, 3)
     before, after = plain.breakdown(work), scaled.breakdown(work)
     assert sum(before.values()) > 0
@@ -66,15 +66,10 @@ def test_each_component_takes_the_target_s_multiple_of_its_modelled_seconds(repl
 
 
 def test_a_component_that_the_model_has_not_is_scaled_as_all_operators():
-    class Constant:
-        def __init__(self, **parts):
-            self._parts = parts
-
-        def breakdown(self, shape):
-            return self._parts
-
-    target = TargetScale(
-        Constant(gemm=6.0, attention=3.0, host=1.0), Constant(gemm=2.0, attention=0.0, host=9.0)
+    measured, modelled = (
+        {"gemm": 6.0, "attention": 3.0, "host": 1.0},
+        {"gemm": 2.0, "attention": 0.0, "host": 9.0},
     )
+    target = TargetScale(lambda _: measured, lambda _: modelled)
     found = target.scaled({"gemm": 1.0, "attention": 1.0, "host": 1.0}, None)
     assert found == {"gemm": 3.0, "attention": 4.5, "host": 1.0}
