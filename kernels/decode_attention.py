@@ -63,7 +63,7 @@ class Tile(NamedTuple):
 
 # By target, then by head_dim: the first key that is at least the head_dim padded to a power of two.
 TILES: dict[str, dict[int, Tile]] = {
-    "sm_80": {64: Tile(64, 4, 5, 4), 128: Tile(64, 4, 3, 4), 256: Tile(32, 4, 3, 3)},
+    "sm_80": {64: Tile(64, 4, 5, 4), 128: Tile(64, 4, 3, 4), 256: Tile(32, 4, 2, 3)},
     "sm_90": {64: Tile(64, 4, 5, 6), 128: Tile(32, 4, 5, 4), 256: Tile(32, 8, 5, 2)},
     "gfx942": {64: Tile(64, 4, 2, 2), 128: Tile(64, 4, 1, 1), 256: Tile(32, 4, 1, 1)},
     INTERPRETER: {256: Tile(32, 4, 1, 1)},
