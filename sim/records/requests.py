@@ -34,7 +34,7 @@ FINISHED: Final = Status.finished
 _LENGTH: Final = FinishReason.length
 
 
-EMPTY_ROW: Final[Mapping[str, float]] = {
+EMPTY_ROW: Final[Mapping[str, object]] = {
     **dict.fromkeys(("has_arrived", "status", "tenant", "model", "priority", "prompt_tokens"), 0),
     **dict.fromkeys(("pinned_tokens", "output_tokens", "longest_tokens", "preemptions", "cached_tokens"), 0),
     **dict.fromkeys(("prefill_iterations", "attempts", "tries", "lost_tokens"), 0),
