@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
+import time
 
 from aiohttp import web
 
@@ -21,7 +21,7 @@ async def fields_of(request: web.Request, kind: type[Fields]) -> Fields:
     if "Content-Type" not in request.headers or request.content_type != JSON:
         raise ApiError(f"Unsupported Media Type: Only '{JSON}' is allowed")
     body = await request.read()
-    received_s = monotonic()  # before the body is parsed, which takes time
+    received_s = time.monotonic()  # before the body is parsed, which takes time
     fields = parse(kind, body)
     if isinstance(fields, CommonFields):
         fields.received_s = received_s
