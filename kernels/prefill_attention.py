@@ -286,7 +286,7 @@ def _tree_tile(head_dim: int, group: int, max_query_len: int, *, extra: bool) ->
         return tile._replace(block_n=16 if few_registers else 32, num_warps=8)
     if width != 128:
         return tile
-    return tile._replace(block_n=64 if extra else 32, num_warps=8)
+    return tile._replace(block_n=64, num_warps=8)
 
 
 def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
