@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = time.monotonic() + asked.limit_s - RESERVE_S
     for word in asked.parts:
         if not named(word):
-            parser.error(f"there is no part {word!r}; the parts are {', '.join((*CALLS, *PARTS))}")
+            parser.error(f"there is no part {word!r}; the parts are {', '.join((*PARTS, *CALLS))}")
     if asked.device == "cpu" and not asked.quick:
         parser.error("--device cpu interprets the kernels, which takes hours at full size; add --quick")
     if asked.list:

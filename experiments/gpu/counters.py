@@ -87,7 +87,7 @@ def _number(text: str | None) -> float | None:
 
 def _reason(log: Path, stderr: str) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    errors = [line for line in [*lines, *stderr.splitlines()] if "rror" in line]
+    errors = [line for line in [*lines, *stderr.splitlines()] if "error" in line.lower()]
     return errors[-1][:200] if errors else "it printed no reason"
 
 

@@ -137,6 +137,7 @@ SEARCHES = (
         fields={
             "chunk": (2048, 4096, 8192),
             "tile": (4096, 8192, 16384),
+            "listed": (4096, 8192),
             "chunk_warps": (4, 8),
             "row_warps": (8, 16, 32),
         },

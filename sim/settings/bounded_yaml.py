@@ -57,6 +57,14 @@ def parse_yaml(text: str, where: str) -> Any:
         raise NotTextError(
             f"{where}:{line}: not valid YAML: must be text without the character U+{error.character:04X}"
         ) from None
+    except yaml.MarkedYAMLError as error:
+        if "nesting depth" in str(error.problem):  # libyaml's own limit, which it has from PyYAML 6.0.4 on
+            raise TooLargeError(_too_deep(where)) from None
+        raise
+
+
+def _too_deep(where: str) -> str:
+    return f"{where}: must nest lists and mappings at most {MAX_DEPTH} levels deep"
 
 
 def read_yaml(file: Path) -> Any:
@@ -91,7 +99,7 @@ def _check_size(text: str, where: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, count))
             if len(open_nodes) > MAX_DEPTH:
-                raise TooLargeError(f"{where}: must nest lists and mappings at most {MAX_DEPTH} levels deep")
+                raise TooLargeError(_too_deep(where))
             count += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()

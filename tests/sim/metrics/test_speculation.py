@@ -33,6 +33,7 @@ class HundredFlopsARow(SpeculativeModel):
 
     peak_flops_per_s = peak_bytes_per_s = 1e6
     pass_tokens = 0
+    stages = None
 
     def __init__(self):
         pass

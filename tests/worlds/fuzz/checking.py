@@ -154,7 +154,8 @@ def _check_tokens(done: Run) -> None:
     """Requires that a finished request has all of its tokens, and no request has more."""
     cores = [replica.core for replica in done.simulation.replicas]
     for row in done.records.requests.itertuples():
-        request, num_tokens, _, _ = done.source.given[row.request_id]
+        arrival = done.source.given[row.request_id]
+        request, num_tokens = arrival.request, arrival.num_output_tokens
         if row.status == "rejected" or request.branching is not None:
             continue
         allowed = {num for core in cores if (num := _num_allowed(core, request, num_tokens)) is not None}

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from experiments.conformance.recording_core import ASYNC, RecordingCore, SpeculativeRecordingCore
 from policies.core.request import Request
+from policies.speculation.engine import async_core as overlapped
 from policies.speculation.engine import core as speculative
 from sim.cluster.simulation import Simulation
 from sim.metrics.result import RunResult
@@ -96,7 +97,7 @@ def run(scenario: Scenario, *, leap: bool = True, records_decisions: bool = Fals
                 patch.object(setup_pool, "EngineCore", partial(core, RecordingCore)),
                 patch.object(speculative, "SpeculativeCore", partial(core, SpeculativeRecordingCore)),
                 patch.object(
-                    speculative, "AsyncSpeculativeCore", partial(core, ASYNC[SpeculativeRecordingCore])
+                    overlapped, "AsyncSpeculativeCore", partial(core, ASYNC[SpeculativeRecordingCore])
                 ),
             ):
                 result = scenario.run(source, _Reports())
