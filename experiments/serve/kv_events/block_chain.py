@@ -56,7 +56,7 @@ class BlockChain:
         self._salt = _own(cache_salt)
         self._hashes = [NO_PARENT]
 
-    def extra(self, block: int) -> Extra:
+    def extra_keys(self, block: int) -> Extra:
         """Returns the extra keys of a block."""
         lora = () if self.lora is None else (("lora", self.lora, self.lora_path),)
         salt = (("cache_salt", self._salt),) if self._salt and not block else ()
@@ -75,5 +75,5 @@ class BlockChain:
         hashes, size = self._hashes, self.block_size
         for number in range(len(hashes) - 1, block + 1):
             tokens = tuple(self.token_ids[number * size : (number + 1) * size])
-            hashes.append(_hashed((hashes[-1], tokens, self.extra(number) or None)))
+            hashes.append(_hashed((hashes[-1], tokens, self.extra_keys(number) or None)))
         return int.from_bytes(hashes[block + 1][-8:], "big")

@@ -120,7 +120,7 @@ class BlockHash:
         self.tokens = array("I", chain.tokens(number, number + 1))  # a fourth of a list's memory
         self.num_tiers = 0
         self._lora = chain.lora, chain.lora_number
-        self._extra = tuple(key[1] for key in chain.extra(number)) or None
+        self._extra = tuple(key[1] for key in chain.extra_keys(number)) or None
 
     def follows(self, other: BlockHash) -> bool:
         """Returns whether this is the block after another one."""
