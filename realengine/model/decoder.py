@@ -42,7 +42,7 @@ class Layer:
     attention_norm: torch.Tensor | None
     """None: the attention reads the residual as it is."""
     qkv: Linear
-    """Of latent attention, the last projection of the queries."""
+    """Projection to queries, keys and values; with latent attention, the last projection of the queries."""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Linear
