@@ -56,8 +56,8 @@ class Contexts(NamedTuple):
     """Tokens that each sequence attends to, its newest ones included; 0 gives zeros."""
     max_len: int
     """Longest context, or its bucket, known to the host."""
-    splits: dict[tuple[int | None, ...], EvenSplit] | None = None
-    """Splits that the layers of a step share; None: each call makes its own."""
+    splits: dict[tuple[Any, ...], Any] | None = None
+    """Splits and schedules that the layers of a step share; None: each call makes its own."""
 
 
 def shared_split(
@@ -68,7 +68,8 @@ def shared_split(
     splits = {} if contexts.splits is None else contexts.splits
     if key not in splits:
         splits[key] = even_split(contexts.lens_B, num_ranges, block_n, window, **chunks)
-    return splits[key]
+    split: EvenSplit = splits[key]
+    return split
 
 
 def padded(head_dim: int) -> int:

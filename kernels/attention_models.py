@@ -56,14 +56,18 @@ def made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
 
 
 def made_cache(
-    context_lens: Sequence[int], model: Dimensions, dtype: torch.dtype, device: torch.device
+    context_lens: Sequence[int],
+    model: Dimensions,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int = 16,
 ) -> tuple[PagedKv, Contexts]:
     """Returns a cache with the scales of its dtype, and sequences of these lengths over shuffled blocks."""
     num_seqs, longest = len(context_lens), max(context_lens)
-    max_blocks = triton.cdiv(longest, 16)
-    num_used = [triton.cdiv(length, 16) for length in context_lens]
+    max_blocks = triton.cdiv(longest, block_size)
+    num_used = [triton.cdiv(length, block_size) for length in context_lens]
     num_blocks = sum(num_used) + 1
-    shape = num_blocks, 16, model.num_kv_heads, model.head_dim
+    shape = num_blocks, block_size, model.num_kv_heads, model.head_dim
     tables = torch.zeros(num_seqs, max_blocks, dtype=torch.int32, device=device)
     shuffled = torch.randperm(num_blocks - 1, device=device).int() + 1
     for seq, blocks in enumerate(shuffled.split(num_used)):
