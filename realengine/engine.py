@@ -22,9 +22,10 @@ from realengine.clock import Clock, WallClock
 from realengine.observer import Observer
 from realengine.policy_errors import fatal, policies_named, policies_of, reason_of
 from realengine.runner.executor import DeviceLostError
-from realengine.runner.launch import Launch
+from realengine.runner.launch import Launch, Row
 from realengine.runner.runner import Runner
 from realengine.serving.answer import Answer
+from realengine.serving.appending import RepeatedRows, append_tokens
 from realengine.serving.content_names import ContentNames
 from realengine.serving.intake import Intake
 from realengine.serving.sampling_params import SamplingParams
@@ -72,6 +73,8 @@ class Engine:
         self._early: list[Sequence] = []  # those of them for which an overlapped engine's next commit is due
         self._parents: dict[int, tuple[int, ...]] = {}  # by request id, as in StepOutcome
         self._faulty: list[Sequence] = []  # at which a policy has failed
+        self._last_rows: list[Row] = []  # of the launch that was read last
+        self._repeated: RepeatedRows | None = None  # these rows, if they were read before
         core.contain_errors(self._note_fault)
 
     @property
@@ -258,25 +261,15 @@ class Engine:
 
     def _read(self, launch: Launch) -> list[Answer]:
         """Waits for a launch's tokens, appends them, and returns the answers that changed."""
-        columns = self._tokens_of(launch)
-        logprobs = launch.logprobs()
-        changed: list[tuple[Answer, int]] = []  # with the number of new tokens
-        stopped: dict[Sequence, Answer] = {}
-        for place, ((seq, branch), tokens) in enumerate(zip(launch.rows, columns, strict=True)):
-            answer = self._answer_of.get(seq)
-            if answer is None:
-                continue  # aborted, or it had ended before this launch
-            if not branch:
-                changed.append((answer, len(tokens)))
-            output = answer.alive[branch]
-            for token in tokens:
-                if answer.add(output, token):
-                    stopped[seq] = answer
-                    break
-            if logprobs is not None and output.logprobs is not None:
-                num_new = len(output.tokens) - len(output.logprobs)
-                num_top = answer.params.logprobs or 0
-                output.logprobs += [each.top_of(num_top) for each in logprobs[place][:num_new]]
+        if launch.rows is not self._last_rows:
+            self._last_rows, self._repeated = launch.rows, None
+        elif self._repeated is None and launch.has_single_tokens:
+            self._repeated = RepeatedRows.of(launch.rows, self._answer_of)
+        if self._repeated is None or not launch.has_single_tokens:
+            columns, logprobs = self._tokens_of(launch), launch.logprobs()
+            changed, counts, stopped = append_tokens(launch.rows, columns, logprobs, self._answer_of)
+        else:
+            changed, counts, stopped = self._repeated.append(launch.single_tokens())
         for seq, answer in stopped.items():
             remaining = tuple(i for i, output in enumerate(answer.alive) if not output.finish_reason)
             if remaining:
@@ -289,9 +282,9 @@ class Engine:
         if self.observer is not None:
             now = self.clock.now()
             self.observer.read(now)
-            for answer, num_tokens in changed:
+            for answer, num_tokens in zip(changed, counts, strict=True):
                 self.observer.emitted(answer, num_tokens, now)
-        return [answer for answer, _ in changed]
+        return changed
 
     def _tokens_of(self, launch: Launch) -> list[list[int]]:
         """Waits for the tokens of each row of a launch, and returns those that the outputs get."""
@@ -377,6 +370,7 @@ class Engine:
         self._broken = error
         lost = list(self._answer_of.values())
         self._answer_of.clear()
+        self._repeated, self._last_rows = None, []
         for answer in lost:
             answer.error = str(error)
             answer.end("error")
@@ -386,6 +380,7 @@ class Engine:
         """Ends the outputs of a request that have not ended, and names what the cache may have of it."""
         if (answer := self._answer_of.pop(seq, None)) is None:
             return
+        self._repeated, self._last_rows = None, []
         if len(answer.outputs) == 1:
             # The newest token's KV was never computed, so no request can find it.
             known = answer.prompt_tokens + answer.outputs[0].tokens[:-1]

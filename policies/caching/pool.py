@@ -263,8 +263,11 @@ class BlockPool:
 
     def draw(self, num_ids: int) -> list[int]:
         """Assigns physical ids: first those that are free again, then new ones, in order."""
-        num_again = min(num_ids, len(self._free_ids))
-        ids = [self._free_ids.pop() for _ in range(num_again)]
+        free_ids = self._free_ids
+        num_again = min(num_ids, len(free_ids))
+        ids = [free_ids.pop() for _ in range(num_again)]
+        if num_again == num_ids:  # nearly always: one id per call
+            return ids
         num_made = self._num_ids_made
         self._num_ids_made += num_ids - num_again
         assert self._num_ids_made <= self.num_blocks, "more ids were assigned than there are blocks"

@@ -117,10 +117,15 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Computes logits [S, V] of the sampled rows, on every rank; writes the KV of all tokens."""
+        return self.head(self.sampled_states(batch, cache))
+
+    @torch.inference_mode()
+    def sampled_states(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+        """Computes the final hidden states [S, H] of the sampled rows; writes the KV of all tokens."""
         hidden, residual, _ = self._blocks(batch, cache, range(len(self._layers)))
         if batch.sampled_rows_S is not None:
             hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
-        return self.head(self._final_norm(hidden, residual))
+        return self._final_norm(hidden, residual)
 
     @torch.inference_mode()
     def states(

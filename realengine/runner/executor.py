@@ -83,8 +83,10 @@ class Executor:
         if graph_sizes:
             padding = Padding(num_slots, max_blocks)
             max_loras = 0 if adapters is None else adapters.max_loras
+            hidden_size = decoder.architecture.hidden_size
+            states_BH = torch.zeros(max(graph_sizes), hidden_size, dtype=decoder.dtype, device=self.device)
             self.graphs = self.decode_graphs = DecodeGraphs(
-                self._decode, graph_sizes, padding, max_model_len, max_loras, self.device
+                self._forward, self._finish, states_BH, graph_sizes, padding, max_model_len, max_loras
             )
 
     @torch.inference_mode()
@@ -156,6 +158,10 @@ class Executor:
 
     def _decode(self, words: torch.Tensor, shape: Shape) -> Drawn:
         """Runs one decode iteration, and writes the input of the next one into its words."""
+        return self._finish(self._forward(words, shape), words, shape)
+
+    def _forward(self, words: torch.Tensor, shape: Shape) -> torch.Tensor:
+        """Computes the final hidden states [B, H] of a decode iteration."""
         views = DecodeWords.of(words, shape)
         self._tables_SM.view(-1).index_copy_(0, views.places_B.long(), views.ids_B)
         slots_B, positions_B = views.slots_B.long(), (views.contexts_B - 1).long()
@@ -176,7 +182,12 @@ class Executor:
             max_context_len=shape.max_context_len,
             adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=True),
         )
-        logits_BV = self._decoder.logits(batch, self._cache)
+        return self._decoder.sampled_states(batch, self._cache)
+
+    def _finish(self, states_BH: torch.Tensor, words: torch.Tensor, shape: Shape) -> Drawn:
+        """Draws the tokens of a decode iteration, and writes the input of the next one into its words."""
+        views = DecodeWords.of(words, shape)
+        logits_BV, slots_B = self._decoder.head(states_BH), views.slots_B.long()
         drawn = self._draw(logits_BV, shape, views.sampling_BW, slots_B, views.contexts_B.long())
         views.contexts_B.add_(1)
         views.tokens_B.fill_(ON_DEVICE)

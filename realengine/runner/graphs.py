@@ -1,7 +1,11 @@
 """Decode steps captured as CUDA graphs.
 
-A graph is captured for a number of rows and a way to draw. A step runs in the smallest graph that fits, and
-padding fills the other rows. Input words and tokens stay at fixed addresses.
+A step is two graphs: one computes the hidden states of a number of rows, the other one draws tokens from
+them. If a row has penalties or wants logprobs, the second part runs eagerly instead: it is a dozen launches,
+made while the device still runs the first part, and it may use memory that did not exist at the capture.
+
+A step runs in the smallest graphs that fit, and padding fills the other rows. Input words, hidden states and
+tokens stay at fixed addresses.
 """
 
 from __future__ import annotations
@@ -47,61 +51,74 @@ class Graphs(Protocol):
 class DecodeGraphs:
     """Captures and replays decode steps.
 
-    sizes: numbers of rows to capture. decode: runs one iteration, and writes the next input into its words.
+    sizes: numbers of rows to capture. forward: computes the hidden states of an iteration. finish: draws its
+    tokens from them, and writes the next input into its words. states_BH: memory for the hidden states of the
+    largest size.
     """
 
     def __init__(
         self,
-        decode: Callable[[torch.Tensor, Shape], Drawn],
+        forward: Callable[[torch.Tensor, Shape], torch.Tensor],
+        finish: Callable[[torch.Tensor, torch.Tensor, Shape], Drawn],
+        states_BH: torch.Tensor,
         sizes: Sequence[int],
         padding: Padding,
         max_context_len: int,
         max_loras: int,
-        device: torch.device,
     ) -> None:
         self.sizes = sorted(sizes)
-        self._decode = decode
+        self._forward = forward
+        self._finish = finish
+        self._states_BH = states_BH
         self._padding = padding
         self._max_context_len = max_context_len
         self._max_loras = max_loras
         largest = sum(DecodeWords.sizes(self._shape(self.sizes[-1], Draw.sample, bool(max_loras))))
-        self._words = torch.zeros(largest, dtype=torch.int32, device=device)
-        self._graphs: dict[Shape, Recording[Drawn]] = {}
-        self._recorder = Recorder(device)
+        self._words = torch.zeros(largest, dtype=torch.int32, device=states_BH.device)
+        self._forwards: dict[Shape, Recording[torch.Tensor]] = {}
+        self._finishes: dict[Shape, Recording[Drawn]] = {}
+        self._recorder = Recorder(states_BH.device)
 
     def size_for(self, num_rows: int) -> int | None:
-        """Returns the number of rows of the graph for a step of num_rows rows; None if too large."""
+        """Returns the number of rows of the graphs for a step of num_rows rows; None if too large."""
         place = bisect_left(self.sizes, num_rows)
         return self.sizes[place] if place < len(self.sizes) else None
 
     def fit(self, shape: Shape) -> bool:
-        """Returns whether there is a graph for a step. Penalties and logprobs are computed eagerly."""
-        return (
-            shape.is_decode
-            and shape.draw is not Draw.penalised
-            and shape.num_logprobs < 0
-            and shape.num_rows in self.sizes
-        )
+        """Returns whether there are graphs for a step."""
+        return shape.is_decode and shape.num_rows in self.sizes
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Captures all sizes, greedy and sampled, with and without adapters, before serving starts."""
         for num_rows in reversed(self.sizes):
+            for has_adapters in sorted({False, self._max_loras > 0}):
+                self._captured(self._shape(num_rows, Draw.greedy, has_adapters))
             for draw in (Draw.greedy, Draw.sample):
-                for has_adapters in {False, self._max_loras > 0}:
-                    self._captured(self._shape(num_rows, draw, has_adapters))
+                self._captured_finish(self._shape(num_rows, draw, False))
 
     def run(self, shape: Shape, words: torch.Tensor) -> Drawn:
         """Replays the iterations of a step. words: on the host, pinned."""
-        captured = self._shape(shape.num_rows, shape.draw, shape.num_segments > 0)
-        recording = self._captured(captured)
-        tokens_B = recording.result.tokens_IS[0]
+        forward = self._captured(self._shape(shape.num_rows, Draw.greedy, shape.num_segments > 0))
         self._words[: len(words)].copy_(words, non_blocking=True)
+        if shape.draw is Draw.penalised or shape.num_logprobs >= 0:
+            return self._run_eager_finish(forward, shape, len(words))
+        finish = self._captured_finish(self._shape(shape.num_rows, shape.draw, False))
+        tokens_B = finish.result.tokens_IS[0]
         drawn_IB = tokens_B.new_empty(shape.num_iterations, shape.num_rows)
         for tokens_out_B in drawn_IB:
-            recording.replay()
+            forward.replay()
+            finish.replay()
             tokens_out_B.copy_(tokens_B)
         return Drawn(drawn_IB)
+
+    def _run_eager_finish(self, forward: Recording[torch.Tensor], shape: Shape, num_words: int) -> Drawn:
+        """Replays the hidden states of the iterations, and draws their tokens without a graph."""
+        drawn = []
+        for _ in range(shape.num_iterations):
+            forward.replay()
+            drawn.append(self._finish(forward.result, self._words[:num_words], shape))
+        return Drawn(torch.cat([one.tokens_IS for one in drawn]), drawn[-1].logprobs)
 
     def _shape(self, num_rows: int, draw: Draw, has_adapters: bool) -> Shape:
         """Returns the captured shape: for any context lengths and adapters."""
@@ -117,15 +134,29 @@ class DecodeGraphs:
             num_segments=num_segments,
         )
 
-    def _captured(self, shape: Shape) -> Recording[Drawn]:
-        captured = self._graphs.get(shape)
+    def _captured(self, shape: Shape) -> Recording[torch.Tensor]:
+        """Returns the graph of the hidden states of a shape."""
+        captured = self._forwards.get(shape)
         if captured is None:
-            words = self._words[: sum(DecodeWords.sizes(shape))]
-            captured = self._recorder.record(
-                partial(self._pad, words, shape), partial(self._decode, words, shape)
-            )
-            self._graphs[shape] = captured
+            words, states_BH = self._words_of(shape), self._states_BH[: shape.num_rows]
+            run = partial(self._states_of, words, shape, states_BH)
+            captured = self._forwards[shape] = self._recorder.record(partial(self._pad, words, shape), run)
         return captured
+
+    def _captured_finish(self, shape: Shape) -> Recording[Drawn]:
+        """Returns the graph that draws the tokens of a shape."""
+        captured = self._finishes.get(shape)
+        if captured is None:
+            words, states_BH = self._words_of(shape), self._states_BH[: shape.num_rows]
+            run = partial(self._finish, states_BH, words, shape)
+            captured = self._finishes[shape] = self._recorder.record(partial(self._pad, words, shape), run)
+        return captured
+
+    def _words_of(self, shape: Shape) -> torch.Tensor:
+        return self._words[: sum(DecodeWords.sizes(shape))]
+
+    def _states_of(self, words: torch.Tensor, shape: Shape, states_BH: torch.Tensor) -> torch.Tensor:
+        return states_BH.copy_(self._forward(words, shape))
 
     def _pad(self, words: torch.Tensor, shape: Shape) -> None:
         """Fills the words with padding rows."""

@@ -52,6 +52,20 @@ class Launch:
             for column, numbers in zip(columns, self.accepted(), strict=False)
         ]
 
+    @property
+    def has_single_tokens(self) -> bool:
+        """Whether each row has one token and no log-probabilities."""
+        tokens = self._tokens
+        return tokens is not None and len(tokens) == 1 and self._accepted is None and not self._logprobs
+
+    def single_tokens(self) -> list[int]:
+        """Waits for the token of each row, and returns them, if each row has one."""
+        assert self._tokens is not None
+        if self._event is not None:
+            self._event.synchronize()
+        tokens: list[int] = self._tokens[0, : len(self.rows)].tolist()
+        return tokens
+
     def accepted(self) -> list[list[int]]:
         """Returns the accepted draft tokens of each row, by iteration; valid after `tokens`."""
         assert self._accepted is not None
@@ -60,15 +74,15 @@ class Launch:
 
     def logprobs(self) -> list[list[TokenLogprobs]] | None:
         """Returns the log-probabilities of each row's tokens, if requested; valid after `tokens`."""
-        if not self._logprobs:
+        if self._tokens is None or not self._logprobs:
             return None
+        stride = self._tokens.shape[1]  # rows of padding may follow ours
         drawn_S, top_SK, tokens_SK = (part.tolist() for part in self._logprobs)
-        every = [
-            TokenLogprobs(own, dict(zip(tokens, top, strict=True)))
-            for own, top, tokens in zip(drawn_S, top_SK, tokens_SK, strict=True)
-        ]
-        num_rows = len(self.rows)
-        return [every[row::num_rows] for row in range(num_rows)]
+
+        def of(row: int) -> TokenLogprobs:
+            return TokenLogprobs(drawn_S[row], dict(zip(tokens_SK[row], top_SK[row], strict=True)))
+
+        return [[of(row) for row in range(place, len(drawn_S), stride)] for place in range(len(self.rows))]
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

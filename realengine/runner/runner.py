@@ -11,7 +11,6 @@ Letters of array names: S slots (one more than max_num_seqs, for padding), L tok
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from policies.core.engine import EngineCore
 from policies.core.plan import Chunk, StepPlan, Transfer
 from policies.core.sequence import Sequence
 from realengine.model.lora import NO_ADAPTER, AdapterBank, make_segments, num_decode_segments
+from realengine.runner.decode_rows import DecodeRows, MemberRows, RepeatedStep
 from realengine.runner.graphs import DecodeGraphs, Drawn
 from realengine.runner.host_kv import HostPlaces
 from realengine.runner.launch import Launch, Row
@@ -27,7 +27,6 @@ from realengine.runner.stop_masks import ChangedMasks
 from realengine.runner.work import (
     ON_DEVICE,
     SAMPLING,
-    SAMPLING_WORDS,
     Draw,
     Padding,
     PenaltyInit,
@@ -74,6 +73,7 @@ class Runner:
         self._num_logprobs_S = np.full(num_rows, -1, np.int8)  # -1: no logprobs
         self._host = HostPlaces()
         self._lora_S = np.full(num_rows, NO_ADAPTER, np.int64)  # adapter slot of each sequence
+        self._members = MemberRows(core.decodes, self._lora_S)
         self._adapter_loads: list[tuple[str, int]] = []  # for the next launch, as the following lists
         self._penalty_inits: list[PenaltyInit] = []
         self._masks = ChangedMasks()
@@ -95,6 +95,7 @@ class Runner:
         its adapter, which must be resident. stop_tokens: they are not drawn before `params.min_tokens`.
         """
         slot = seq.slots[branch]
+        self._members.forget()
         self._tokens_SL[slot, : len(tokens)] = tokens
         self._num_on_host_S[slot] = len(tokens)
         self._num_ids_S[slot] = 0
@@ -145,21 +146,17 @@ class Runner:
 
         Returns without waiting for the device. On a RuntimeError all block tables are sent again.
         """
-        rows, slots, contexts = self._decode_rows(plan)
-        self._update_tables(plan, slots, contexts, num_iterations)
+        decoding = self._decoding(plan)
+        self._update_tables(plan, decoding, num_iterations)
         copies = None
         if plan.branched:
-            branch_rows, branch_slots, branch_contexts = self._branch_rows(plan)
-            rows += branch_rows
-            slots, contexts = np.append(slots, branch_slots), np.append(contexts, branch_contexts)
+            decoding = self._with_branches(plan, decoding)
             copies = np.array(self._core.branched.copies(plan), np.int32).reshape(-1, 2)
-        if (self._lora_S[slots] != NO_ADAPTER).any():  # rows sorted by adapter need the fewest segments
-            order = np.argsort(self._lora_S[slots], kind="stable")
-            rows, slots, contexts = [rows[row] for row in order], slots[order], contexts[order]
+        rows = decoding.rows
         if plan.chunks:
-            rows, shape, words = self._pack_mixed(plan, rows, slots, contexts)
+            rows, shape, words = self._pack_mixed(plan, decoding)
         else:
-            shape, words = self._pack_decode(slots, contexts, num_iterations)
+            shape, words = self._pack_decode(decoding, num_iterations)
         work = Work(
             shape=shape,
             words=words,
@@ -179,47 +176,43 @@ class Runner:
         except RuntimeError:
             self._tables_SM.fill(-1)  # it is unknown which updates the device has made
             self._num_ids_S.fill(0)
+            self._members.forget()
             raise
         self._adapter_loads.clear()
         self._penalty_inits.clear()
         self._masks.changed.clear()
         return launch
 
-    def _decode_rows(self, plan: StepPlan) -> tuple[list[Row], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns rows, slots and context lengths (including the new token) of the decoding sequences."""
+    def _decoding(self, plan: StepPlan) -> DecodeRows:
+        """Returns the rows of the decoding sequences of a plan, without those that have branches."""
+        if not plan.idle and plan.decoding is self._core.decodes:
+            return self._members.current()
         idle = set(plan.idle)
-        members = [seq for seq in plan.decoding if seq not in idle] if idle else list(plan.decoding)
-        slots = np.array([seq.slot for seq in members], np.int64)
-        return list(zip(members, repeat(0))), slots, self._core.decodes.num_computed_S[slots] + 1
+        return DecodeRows.of([seq for seq in plan.decoding if seq not in idle], self._lora_S)
 
-    def _branch_rows(self, plan: StepPlan) -> tuple[list[Row], list[int], list[int]]:
-        """Returns rows, slots and context lengths of decoding sequences with branches: one row per branch."""
-        rows, slots, contexts = [], [], []
+    def _with_branches(self, plan: StepPlan, decoding: DecodeRows) -> DecodeRows:
+        """Returns rows and those of the sequences with branches: one row per branch."""
+        rows, slots, origins = list(decoding.rows), [decoding.slots_B], [decoding.origins_B]
         for seq in plan.branched:
             context = self._core.branched.context_len(seq)
             for branch, ids in enumerate(self._core.branched.block_ids(seq)):
                 slot = seq.slots[branch]
                 rows.append((seq, branch))
-                slots.append(slot)
-                contexts.append(context)
+                slots.append(np.array([slot]))
+                origins.append(np.array([context - 1 - self._core.decodes.clock]))
                 self._update_block_ids(slot, 0, ids)
-        return rows, slots, contexts
+        return DecodeRows(rows, np.concatenate(slots), np.concatenate(origins), self._lora_S)
 
-    def _update_tables(
-        self,
-        plan: StepPlan,
-        slots: NDArray[np.int64],
-        contexts: NDArray[np.int64],
-        num_iterations: int,
-    ) -> None:
+    def _update_tables(self, plan: StepPlan, decoding: DecodeRows, num_iterations: int) -> None:
         """Updates the block tables with the blocks that sequences have got since their last step."""
-        num_blocks = -(-(contexts + num_iterations - 1) // self._block_size)
-        members = None
-        for row in np.flatnonzero(num_blocks > self._num_ids_S[slots]).tolist():
-            if members is None:
-                members = {seq.slot: seq for seq in plan.decoding}
-            slot = int(slots[row])
-            self._update_table(members[slot], slot, int(contexts[row]) + num_iterations - 1)
+        last_clock = self._core.decodes.clock + num_iterations - 1
+        if not decoding.have_blocks(last_clock):
+            num_tokens = decoding.contexts_B(last_clock)
+            num_ids = self._num_ids_S[decoding.slots_B]
+            for row in np.flatnonzero(num_tokens > num_ids * self._block_size).tolist():
+                seq, _ = decoding.rows[row]
+                self._update_table(seq, int(decoding.slots_B[row]), int(num_tokens[row]))
+            decoding.note_blocks(self._num_ids_S, self._block_size)
         for chunk in plan.chunks:
             if not self._core.branched.is_recomputing(chunk.seq):
                 slot = chunk.seq.slots[0]
@@ -233,20 +226,42 @@ class Runner:
 
     def _update_block_ids(self, slot: int, first: int, ids: list[int]) -> None:
         """Updates a slot's block ids from index `first` on, if they have changed."""
+        if len(ids) == first + 1:  # as in nearly all decode steps that need a block
+            if self._tables_SM[slot, first] != ids[first]:
+                self._tables_SM[slot, first] = ids[first]
+                self._updates.append((slot * self._padding.max_blocks + first, ids[first]))
+            return
         table = np.array(ids[first:], np.int32)
         changed = np.flatnonzero(self._tables_SM[slot, first : len(ids)] != table)
         self._tables_SM[slot, first + changed] = table[changed]
         places = slot * self._padding.max_blocks + first + changed
         self._updates += zip(places.tolist(), table[changed].tolist(), strict=True)
 
-    def _pack_decode(
-        self, slots: NDArray[np.int64], contexts: NDArray[np.int64], num_iterations: int
-    ) -> tuple[Shape, NDArray[np.int32]]:
+    def _pack_decode(self, decoding: DecodeRows, num_iterations: int) -> tuple[Shape, NDArray[np.int32]]:
         """Packs a step in which every row brings and draws one token, padded to a fitting graph's rows."""
+        if decoding.step is None:
+            decoding.step = self._repeated(decoding)
+        words, (tokens, _, context, places, ids) = decoding.step.copy()
+        clock, num_rows = self._core.decodes.clock, len(decoding.rows)
+        contexts_B = decoding.contexts_B(clock)
+        if not decoding.on_device:
+            tokens[:num_rows] = known_B = self._input_tokens(decoding.slots_B, contexts_B)
+            decoding.on_device = bool((known_B == ON_DEVICE).all())
+        context[:num_rows] = contexts_B
+        if self._updates:
+            updates = np.array(self._updates[: len(places)], np.int32)
+            del self._updates[: len(places)]
+            places[: len(updates)], ids[: len(updates)] = updates.T
+        max_context_len = decoding.max_context(clock + num_iterations - 1)
+        shape = decoding.step.shape._replace(max_context_len=max_context_len, num_iterations=num_iterations)
+        return shape, words
+
+    def _repeated(self, decoding: DecodeRows) -> RepeatedStep:
+        """Returns what all steps of these rows have in common."""
+        slots = decoding.slots_B
         num_rows = len(slots)
         draw, num_logprobs = self._draw_and_logprobs(slots)
-        max_context_len = int(contexts.max()) + num_iterations - 1
-        if self._graphs is not None and draw is not Draw.penalised and num_logprobs < 0:
+        if self._graphs is not None:
             num_rows = self._graphs.size_for(num_rows) or num_rows
         segments = self._segments(slots, np.ones(len(slots), np.int64), num_rows)
         shape = Shape(
@@ -255,50 +270,27 @@ class Runner:
             num_drawn=num_rows,
             num_decodes=num_rows,
             max_query_len=0,
-            max_context_len=max_context_len,
+            max_context_len=0,
             draw=draw,
-            num_iterations=num_iterations,
             num_logprobs=num_logprobs,
             num_segments=len(segments) // 2,
         )
-        words = np.zeros((SAMPLING_WORDS + 5) * num_rows + len(segments), np.int32)
-        words[len(words) - len(segments) :] = segments
-        if draw is not Draw.greedy:
-            padded = np.append(slots, np.full(num_rows - len(slots), self._padding.slot))
-            words[: SAMPLING_WORDS * num_rows] = pack_sampling(self._sampling_S[padded])
-        columns = words[SAMPLING_WORDS * num_rows :][: 5 * num_rows]
-        tokens, slot, context, places, ids = columns.reshape(5, num_rows)
-        tokens[: len(slots)] = self._input_tokens(slots, contexts)
-        slot[: len(slots)] = slots
-        slot[len(slots) :] = self._padding.slot
-        context[:] = 1
-        context[: len(slots)] = contexts
-        places[:] = self._padding.place
-        if self._updates:
-            updates = np.array(self._updates[:num_rows], np.int32)
-            del self._updates[:num_rows]
-            places[: len(updates)], ids[: len(updates)] = updates.T
-        return shape, words
+        return RepeatedStep.of(slots, shape, self._sampling_S, segments, self._padding)
 
-    def _pack_mixed(
-        self,
-        plan: StepPlan,
-        rows: list[Row],
-        decode_slots: NDArray[np.int64],
-        decode_contexts: NDArray[np.int64],
-    ) -> tuple[list[Row], Shape, NDArray[np.int32]]:
+    def _pack_mixed(self, plan: StepPlan, decoding: DecodeRows) -> tuple[list[Row], Shape, NDArray[np.int32]]:
         """Packs a step with the decodes first, and then the prompt chunks.
 
-        rows: the (sequence, branch) of each token that the decodes draw; returned with those of the chunks.
+        Returns the (sequence, branch) of each token that is drawn, too.
         """
-        num_decodes = len(decode_slots)
+        decode_slots, num_decodes = decoding.slots_B, len(decoding.slots_B)
+        decode_contexts = decoding.contexts_B(self._core.decodes.clock)
         tokens = [self._input_tokens(decode_slots, decode_contexts)]
         positions = [decode_contexts - 1]
         token_slots = [decode_slots]
         slots, contexts = [decode_slots], [decode_contexts]
         counts = [np.ones(num_decodes, np.int64)]
         drawn, drawn_slots = list(range(num_decodes)), decode_slots.tolist()
-        rows = list(rows)
+        rows = list(decoding.rows)
         num_tokens = num_decodes
         prefill_rows = [row for chunk in plan.chunks for row in self._prefill_rows(chunk)]
         for seq, slot, first, num_new, drawing in prefill_rows:

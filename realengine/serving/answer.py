@@ -96,10 +96,13 @@ class Answer:
     num_cached_tokens: int = 0
     """Tokens of the prompt whose KV was found in the cache when the request was first admitted."""
 
-    def add(self, output: Output, token: int) -> bool:
-        """Appends a token to an output; returns whether it ends the output."""
-        output.tokens.append(token)
-        may_end, watched = len(output.tokens) > self.params.min_tokens, output.watched
+    def ends(self, output: Output) -> bool:
+        """Ends an output if its newest token or a stop string in its text does; returns whether it has ended.
+
+        Called for each token of `stop_tokens`, and for each token of an output that is watched.
+        """
+        token, watched = output.tokens[-1], output.watched
+        may_end = len(output.tokens) > self.params.min_tokens
         if watched is not None and watched.add(token, may_end=may_end):
             output.stop_reason = watched.found
         elif token not in self.stop_tokens or not may_end:

@@ -85,7 +85,7 @@ def replayed(recorders, params=GREEDY, **settings):
 def test_plain_decodes_in_graphs_give_the_same_tokens(recorders, way):
     tokens, num = replayed(recorders, WAYS[way])
     assert tokens == expected(WAYS[way])
-    assert (num > 0) == (way in ("greedy", "sampled"))
+    assert num > 0
 
 
 @pytest.mark.parametrize("method", DRAFTERS)

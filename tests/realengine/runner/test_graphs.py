@@ -1,0 +1,74 @@
+"""Decode steps in graphs with any kinds of requests (a recomputed call stands for a CUDA graph)."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch", reason="the engine needs torch")
+
+import torch
+
+from realengine.runner.executor import Executor
+from realengine.serving.sampling_params import SamplingParams
+from tests.realengine.recorded import record_on_cpu
+from tests.realengine.test_engine import make, prompts
+
+torch.set_num_threads(1)
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+KINDS = {
+    "penalties": replace(GREEDY, presence_penalty=0.7, repetition_penalty=1.3),
+    "logprobs": replace(GREEDY, logprobs=3),
+    "penalties_and_logprobs": replace(GREEDY, temperature=0.9, seed=5, frequency_penalty=0.7, logprobs=1),
+    "masks": replace(GREEDY, min_tokens=9, stop_token_ids=tuple(range(20, 60))),
+}
+
+
+@pytest.fixture
+def recorders(monkeypatch):
+    return record_on_cpu(monkeypatch)
+
+
+def outputs(params, **settings):
+    found = make(**settings).generate(prompts(), params)
+    return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in found]
+
+
+def counted(monkeypatch, name):
+    """Counts the calls of a method of executors."""
+    inner, calls = getattr(Executor, name), []
+
+    def call(self, *args):
+        calls.append(args)
+        return inner(self, *args)
+
+    monkeypatch.setattr(Executor, name, call)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"overlap": True, "max_iterations": 4}], ids=["plain", "iterations"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_row_of_a_kind_keeps_the_batch_in_the_graphs(recorders, monkeypatch, kind, settings):
+    params = [KINDS[kind] if row == 2 else GREEDY for row in range(len(prompts()))]
+    expected = outputs(params)
+    eager_decodes = counted(monkeypatch, "_decode")
+    assert outputs(params, use_graphs=True, **settings) == expected
+    assert recorders[-1].num_replayed > 0
+    assert not eager_decodes
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled", *KINDS])
+def test_only_penalties_make_the_engine_count_tokens(recorders, monkeypatch, kind):
+    params = {"greedy": GREEDY, "sampled": replace(GREEDY, temperature=1.0), **KINDS}[kind]
+    calls = counted(monkeypatch, "_counts")
+    outputs(params, use_graphs=True)
+    assert bool(calls) == (kind not in ("greedy", "sampled", "logprobs"))
+
+
+def test_no_graph_is_captured_in_service(recorders):
+    llm = make(use_graphs=True)
+    num_recorded = recorders[-1].num_recorded
+    llm.generate(prompts(), [list(KINDS.values())[row % len(KINDS)] for row in range(len(prompts()))])
+    assert recorders[-1].num_recorded == num_recorded == 3 * len(llm.engine.runner._graphs.sizes)
