@@ -19,6 +19,7 @@ from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
 from realengine.model.lora_adapter import Adapter
+from realengine.runner.graph_mode import check_mode
 from realengine.speculation.settings import SpeculationSettings
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -61,8 +62,12 @@ class EngineSettings:
     """Host memory for swapped-out KV, in GiB per GPU; allocated when needed."""
     tensor_parallel_size: int = 1
     """Number of GPUs (processes, on a CPU) that share the model's heads and matrices."""
-    use_graphs: bool | None = None
-    """Whether decode steps, or passes that verify drafts, are captured as CUDA graphs; None: on a GPU."""
+    cudagraph_mode: str | None = None
+    """Which steps run as CUDA graphs: NONE, PIECEWISE, FULL_DECODE_ONLY or FULL_AND_PIECEWISE.
+
+    FULL_...: decode steps and passes that verify drafts. PIECEWISE: other steps of up to 512 tokens, without
+    their attention. None: FULL_AND_PIECEWISE on a GPU, NONE on a CPU.
+    """
     overlap: bool | None = None
     """Whether a step is launched before the tokens of the last one are read; None: on a GPU."""
     max_iterations: int = 1
@@ -96,6 +101,7 @@ class EngineSettings:
         for name, holds, allowed in checks:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
+        check_mode(self.cudagraph_mode)
         if isinstance(self.speculative_config, Mapping):
             object.__setattr__(self, "speculative_config", SpeculationSettings.of(self.speculative_config))
         elif not isinstance(self.speculative_config, SpeculationSettings | None):

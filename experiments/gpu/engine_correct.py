@@ -16,13 +16,14 @@ from experiments.gpu.record import Record
 
 BF16_LOGPROB = 0.05  # largest accepted mean difference of log-probabilities in bf16, in nats
 VARIANTS: Mapping[str, dict[str, Any]] = {
-    "kernels": {"use_graphs": False, "overlap": False},
-    "graphs": {"use_graphs": True, "overlap": False},
-    "overlap": {"use_graphs": False, "overlap": True},
-    "graphs_and_overlap": {"use_graphs": True, "overlap": True},
-    "four_iterations": {"use_graphs": True, "overlap": True, "max_iterations": 4},
+    "kernels": {"cudagraph_mode": "NONE", "overlap": False},
+    "graphs": {"cudagraph_mode": "FULL_DECODE_ONLY", "overlap": False},
+    "pieces": {"cudagraph_mode": "PIECEWISE", "overlap": False},
+    "overlap": {"cudagraph_mode": "NONE", "overlap": True},
+    "graphs_and_overlap": {"cudagraph_mode": "FULL_AND_PIECEWISE", "overlap": True},
+    "four_iterations": {"cudagraph_mode": "FULL_AND_PIECEWISE", "overlap": True, "max_iterations": 4},
     "few_blocks": {
-        "use_graphs": True,
+        "cudagraph_mode": "FULL_AND_PIECEWISE",
         "overlap": True,
         "num_kv_blocks": 40,
     },  # so few that requests are preempted
@@ -53,7 +54,7 @@ def run(record: Record) -> None:
     if record.measure("reference", reference) is None or not expected:
         return
     for name, settings in VARIANTS.items():
-        if device.type == "cpu" and settings["use_graphs"]:
+        if device.type == "cpu" and settings["cudagraph_mode"] != "NONE":
             continue
         given = {**common, "backend": "triton", **settings}
         found = partial(_tokens, record, architecture, requests, **given)
@@ -97,7 +98,7 @@ def _bf16(record: Record, requests: list[Request], common: Mapping[str, Any]) ->
     """Compares the first output token's log-probabilities of the torch and Triton backends in bf16."""
     found = []
     for backend in ("torch", "triton"):
-        settings = {**common, "dtype": "bfloat16", "backend": backend, "use_graphs": False}
+        settings = {**common, "dtype": "bfloat16", "backend": backend, "cudagraph_mode": "NONE"}
         with served(SMALL, record.device, **settings) as llm:
             params = [params_of(r._replace(num_output_tokens=1), logprobs=5) for r in requests]
             outputs = llm.generate([r.prompt for r in requests], params)

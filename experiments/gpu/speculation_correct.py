@@ -86,7 +86,7 @@ def variants(
         yield f"draft_model_of_itself/k{num_drafts}", _draft("draft_model", architecture, num_drafts), {}
     itself = _draft("draft_model", architecture, 4)
     yield "draft_model_of_itself/not_overlapped", itself, {"overlap": False}
-    yield "draft_model_of_itself/without_graphs", itself, {"use_graphs": False}
+    yield "draft_model_of_itself/without_graphs", itself, {"cudagraph_mode": "NONE"}
     yield "draft_model_of_itself/adaptive", itself | {"draft_length": Adaptive()}, {}
     by_size = ByBatchSize(num_speculative_tokens_per_batch_size=((1, 8, 4), (9, 16, 2), (17, 32, 0)))
     yield "draft_model_of_itself/by_batch_size", itself | {"draft_length": by_size}, {}

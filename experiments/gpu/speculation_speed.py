@@ -76,7 +76,7 @@ def run(record: Record) -> None:
 def _without_graphs(record: Record, spec: Architecture, config: dict[str, Any], batch: int) -> None:
     """Measures the smallest batch with passes that are launched kernel by kernel."""
     coin = Coin(RATES[-1])
-    settings = {"speculative_config": config, "use_graphs": False}
+    settings = {"speculative_config": config, "cudagraph_mode": "NONE"}
     with accepting(coin), _engine(record, "eager", spec, settings) as llm:
         if llm is not None:
             name = f"draft_model/alpha{RATES[-1]}/batch{batch}/eager"

@@ -177,18 +177,58 @@ class Decoder:
         hidden = residual if norm is None else kernels.rms_norm(residual, norm, eps)
         found = {}
         for place, i in enumerate(layers):
-            layer = self._layers[i]
             if i in taps:  # kernels write into new tensors, so that this one stays as it is
                 found[i] = residual
             hidden = self.attend(i, hidden, batch, cache.layers[i])
-            hidden, residual = kernels.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-            hidden = self.mlp(i, hidden, batch)
-            if place + 1 < len(layers):
-                next_norm = self._layers[layers[place + 1]].attention_norm
-                hidden, residual = kernels.add_rms_norm(hidden, residual, next_norm, eps)
+            following = layers[place + 1] if place + 1 < len(layers) else None
+            hidden, residual = self._after_attention(i, following, hidden, residual, batch)
         if len(self._layers) in taps:
             found[len(self._layers)] = hidden + residual
         return hidden, residual, found
+
+    def _after_attention(
+        self, index: int, following: int | None, hidden: torch.Tensor, residual: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes a layer after its attention, and the norm before the attention of the following one."""
+        kernels, eps = self._backend, self.architecture.rms_norm_eps
+        hidden, residual = kernels.add_rms_norm(hidden, residual, self._layers[index].mlp_norm, eps)
+        hidden = self.mlp(index, hidden, batch)
+        if following is not None:
+            next_norm = self._layers[following].attention_norm
+            hidden, residual = kernels.add_rms_norm(hidden, residual, next_norm, eps)
+        return hidden, residual
+
+    def first_piece(self, batch: Batch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes a step up to its first attention: that attention's queries, and the residual."""
+        residual = self.embed(batch.tokens_T)
+        norm, eps = self._layers[0].attention_norm, self.architecture.rms_norm_eps
+        hidden = residual if norm is None else self._backend.rms_norm(residual, norm, eps)
+        return self._queries(0, hidden, batch, cache.layers[0]), residual
+
+    def next_piece(
+        self, index: int, attended: torch.Tensor, residual: torch.Tensor, batch: Batch, cache: KvCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes a step from the attention of a layer up to the next one: its queries, and the residual.
+
+        After the last layer: the final hidden states of all tokens, and the residual.
+        """
+        following = index + 1 if index + 1 < len(self._layers) else None
+        hidden = self._output(index, attended, batch)
+        hidden, residual = self._after_attention(index, following, hidden, residual, batch)
+        if following is None:
+            return self._final_norm(hidden, residual), residual
+        return self._queries(following, hidden, batch, cache.layers[following]), residual
+
+    def attention_of(
+        self, index: int, q_THD: torch.Tensor, batch: Batch, cache: KvCache, attended_THD: torch.Tensor
+    ) -> None:
+        """Computes the attention of a layer between two pieces into attended_THD."""
+        self._attention(q_THD, cache.layers[index], batch, self._layers[index].attention, attended_THD)
+
+    @property
+    def queries_shape(self) -> tuple[int, int] | None:
+        """Heads and dimensions of a token's queries; None: a step cannot be computed in pieces."""
+        return None if self.architecture.latent is not None else (self._num_heads, self.architecture.head_dim)
 
     def _final_norm(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor
@@ -213,6 +253,15 @@ class Decoder:
 
     def attend(self, index: int, hidden: torch.Tensor, batch: Batch, kv: PagedKv | LatentKv) -> torch.Tensor:
         """Computes the attention of a layer, its projections included, and writes the KV of all tokens."""
+        q = self._queries(index, hidden, batch, kv)
+        attended = torch.empty_like(q, memory_format=torch.contiguous_format)
+        self._attention(q, kv, batch, self._layers[index].attention, attended)
+        return self._output(index, attended, batch)
+
+    def _queries(
+        self, index: int, hidden: torch.Tensor, batch: Batch, kv: PagedKv | LatentKv
+    ) -> torch.Tensor:
+        """Computes the queries [T, heads, D] of a layer, and writes the KV of all tokens."""
         layer = self._layers[index]
         num_q, num_kv, head_dim = self._num_heads, self._num_kv_heads, self.architecture.head_dim
         qkv = self._linear((index, "qkv"), layer.qkv, hidden, batch)
@@ -221,17 +270,24 @@ class Decoder:
         if layer.q_norm is not None:
             q, k = self._backend.qk_norm(q, k, layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps)
         rotation = Rotation(batch.positions_T, layer.cos_sin)
-        q = self._backend.rope_and_write_kv(q, k, v, rotation, kv, batch.slots_T)
-        attended = self._attention(q, kv, batch, layer.attention)
-        attended = attended.view(len(hidden), num_q * head_dim)
-        return self.group.all_reduce(self._linear((index, "o"), layer.o, attended, batch))
+        rotated: torch.Tensor = self._backend.rope_and_write_kv(q, k, v, rotation, kv, batch.slots_T)
+        return rotated
+
+    def _output(self, index: int, attended_THD: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Computes the output projection of a layer's attention."""
+        attended = attended_THD.view(len(attended_THD), -1)
+        return self.group.all_reduce(self._linear((index, "o"), self._layers[index].o, attended, batch))
 
     def _attention(
-        self, q: torch.Tensor, kv: PagedKv | LatentKv, batch: Batch, options: AttentionOptions
-    ) -> torch.Tensor:
+        self,
+        q: torch.Tensor,
+        kv: PagedKv | LatentKv,
+        batch: Batch,
+        options: AttentionOptions,
+        attended: torch.Tensor,
+    ) -> None:
         """Computes decodes with the kernel that splits contexts, other rows with that which tiles queries."""
         num_decodes, num_rows = batch.num_decodes, batch.num_rows
-        attended = torch.empty_like(q, memory_format=torch.contiguous_format)
         if num_decodes:
             decodes = batch.contexts(0, num_decodes)
             out = attended[:num_decodes]
@@ -251,7 +307,6 @@ class Decoder:
             out = attended[start:]
             chunks = Chunks(starts, batch.max_query_len)
             self._backend.prefill_attention(q[start:], kv, contexts, chunks, options, out_THD=out)
-        return attended
 
 
 def _layer(

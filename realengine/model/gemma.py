@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import AttentionOptions
-from kernels.paged_kv import LatentKv, PagedKv
 from kernels.rope_angles import cos_sin_table
 from realengine.model.decoder import Decoder, dense
 from realengine.model.quantization import Weights
@@ -62,9 +61,8 @@ class GemmaDecoder(Decoder):
         logits_TV, cap = super().head(hidden_TH), self.parts.logits_softcap
         return logits_TV if cap is None else torch.tanh(logits_TV / cap) * cap
 
-    def attend(self, index: int, hidden: torch.Tensor, batch: Batch, kv: PagedKv | LatentKv) -> torch.Tensor:
-        """Computes the attention of a layer, and normalises its output."""
-        return self._normed(super().attend(index, hidden, batch, kv), self._attention_norms[index])
+    def _output(self, index: int, attended_THD: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return self._normed(super()._output(index, attended_THD, batch), self._attention_norms[index])
 
     def mlp(self, index: int, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Computes the MLP of a layer, and normalises its output."""

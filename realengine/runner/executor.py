@@ -19,6 +19,7 @@ from realengine.model.lora import AdapterBank
 from realengine.runner.batch import Batch
 from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs, Logprobs
 from realengine.runner.host_kv import HostKv
+from realengine.runner.piecewise import PiecewiseGraphs
 from realengine.runner.stop_masks import StopMask, StopMasks
 from realengine.runner.upload import Upload
 from realengine.runner.work import (
@@ -48,7 +49,8 @@ class Executor:
     """Executes work on one device.
 
     num_slots: maximum number of sequences with KV at once; one more row is for padding. graph_sizes: numbers
-    of rows of the decode steps that are captured as CUDA graphs; none: every step runs eagerly.
+    of rows of the decode steps that are captured as CUDA graphs. piece_sizes: numbers of tokens of the other
+    steps whose pieces are captured.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Executor:
         host_kv: HostKv | None = None,
         adapters: AdapterBank | None = None,
         graph_sizes: SequenceOf[int] = (),
+        piece_sizes: SequenceOf[int] = (),
     ) -> None:
         self.device = decoder.device
         self._decoder = decoder
@@ -78,6 +81,8 @@ class Executor:
         self._counts_SV: torch.Tensor | None = None  # token counts for penalties; allocated on first use
         self._stop_masks: StopMasks | None = None  # None: no request had one
         self._upload = Upload(self.device)
+        self._piece_sizes = piece_sizes
+        self._piecewise: PiecewiseGraphs | None = None
         self.graphs: Graphs | None = None
         self.decode_graphs: DecodeGraphs | None = None
         if graph_sizes:
@@ -119,6 +124,15 @@ class Executor:
                 if num_tokens + num_cached <= self._max_model_len:
                     self.run(self._chunk(num_tokens, num_cached))
 
+    def capture(self) -> None:
+        """Captures all graphs before serving starts."""
+        if self.graphs is not None:
+            self.graphs.capture()
+        if self._piece_sizes and self._decoder.queries_shape is not None:
+            piecewise = PiecewiseGraphs(self._decoder, self._cache, self._piece_sizes)
+            piecewise.capture()
+            self._piecewise = piecewise
+
     def _chunk(self, num_tokens: int, num_cached: int) -> Work:
         """Returns a chunk of a prompt in the padding row."""
         slot = np.full(1, self._num_slots)
@@ -158,10 +172,21 @@ class Executor:
 
     def _decode(self, words: torch.Tensor, shape: Shape) -> Drawn:
         """Runs one decode iteration, and writes the input of the next one into its words."""
-        return self._finish(self._forward(words, shape), words, shape)
+        return self._finish(self._sampled_states(self._decode_batch(words, shape)), words, shape)
 
     def _forward(self, words: torch.Tensor, shape: Shape) -> torch.Tensor:
         """Computes the final hidden states [B, H] of a decode iteration."""
+        return self._decoder.sampled_states(self._decode_batch(words, shape), self._cache)
+
+    def _sampled_states(self, batch: Batch) -> torch.Tensor:
+        """Computes the final hidden states [S, H] of the sampled rows, in pieces if they are captured."""
+        if self._piecewise is None or not self._piecewise.fit(batch):
+            return self._decoder.sampled_states(batch, self._cache)
+        states_TH = self._piecewise.states(batch)
+        return states_TH if batch.sampled_rows_S is None else states_TH[batch.sampled_rows_S]
+
+    def _decode_batch(self, words: torch.Tensor, shape: Shape) -> Batch:
+        """Returns the rows of a decode iteration, whose blocks it writes into the tables."""
         views = DecodeWords.of(words, shape)
         self._tables_SM.view(-1).index_copy_(0, views.places_B.long(), views.ids_B)
         slots_B, positions_B = views.slots_B.long(), (views.contexts_B - 1).long()
@@ -169,7 +194,7 @@ class Executor:
         tables_BM = self._tables_SM[slots_B, : -(-shape.max_context_len // block_size)]
         ids_B = tables_BM.gather(1, (positions_B // block_size)[:, None])[:, 0].long()
         kv_slots_B = ids_B * block_size + positions_B % block_size
-        batch = Batch(
+        return Batch(
             tokens_T=torch.where(views.tokens_B >= 0, views.tokens_B.long(), self._newest_S[slots_B]),
             positions_T=positions_B,
             slots_T=torch.where(slots_B < self._num_slots, kv_slots_B, -1),
@@ -182,7 +207,6 @@ class Executor:
             max_context_len=shape.max_context_len,
             adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=True),
         )
-        return self._decoder.sampled_states(batch, self._cache)
 
     def _finish(self, states_BH: torch.Tensor, words: torch.Tensor, shape: Shape) -> Drawn:
         """Draws the tokens of a decode iteration, and writes the input of the next one into its words."""
@@ -214,9 +238,10 @@ class Executor:
             max_context_len=shape.max_context_len,
             adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=False),
         )
-        logits_SV = self._decoder.logits(batch, self._cache)
+        states_SH = self._sampled_states(batch)
         if not shape.num_drawn:
             return None
+        logits_SV = self._decoder.head(states_SH)
         slots_S = views.drawn_slots_S.long()
         return self._draw(logits_SV, shape, views.sampling_SW, slots_S, positions_T[rows_S] + 1)
 

@@ -54,7 +54,7 @@ class Launch:
 
     @property
     def has_single_tokens(self) -> bool:
-        """Whether each row has one token and no log-probabilities."""
+        """True if each row has one token and no log-probabilities."""
         tokens = self._tokens
         return tokens is not None and len(tokens) == 1 and self._accepted is None and not self._logprobs
 

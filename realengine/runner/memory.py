@@ -10,6 +10,7 @@ import torch
 from policies.speculation.engine.drafts import Shapes
 from realengine.model.architecture import Architecture
 from realengine.model.latent_attention import EXPANDED_BYTES
+from realengine.runner.graph_mode import GraphMode
 from realengine.runner.host_kv import STAGED_BLOCKS
 from realengine.settings import EngineSettings
 from realengine.speculation.context import LoadedDraft
@@ -18,6 +19,7 @@ from realengine.speculation.graphs import captured_levels
 CPU_KV_BYTES = 1 << 30
 GIB = 1 << 30
 GRAPH_BYTES = GIB  # rough estimate for captured steps of one number of drafts, and libraries' workspaces
+PIECEWISE_BYTES = GIB // 2  # rough estimate for the pieces of all sizes
 CPU_NO_MEMORY = "can't allocate memory"
 """Part of the message of torch's RuntimeError on a CPU; on a GPU it is a torch.OutOfMemoryError."""
 
@@ -54,10 +56,9 @@ class MemoryPlan:
         max_model_len: int,
         block_bytes: int,
         draft: LoadedDraft | None,
-        *,
-        captures: bool,
+        mode: GraphMode,
     ) -> MemoryPlan:
-        """Returns the plan of an engine. draft: drafts on the device. captures: whether it has graphs."""
+        """Returns the plan of an engine. draft: drafts on the device. mode: which steps it captures."""
         speculation, num_drafts, num_levels = settings.speculation, 0, 1
         if speculation is not None:
             shapes = Shapes(speculation.proposer)
@@ -71,7 +72,7 @@ class MemoryPlan:
         return cls(
             block_bytes=block_bytes,
             step_bytes=step_bytes + probs_bytes,  # a draft makes them anew, before they are kept
-            graph_bytes=num_levels * GRAPH_BYTES if captures else 0,
+            graph_bytes=num_levels * GRAPH_BYTES * mode.full_decodes + PIECEWISE_BYTES * mode.piecewise,
             probs_bytes=probs_bytes,
             block_size=settings.caching.block_size,
             utilization=settings.gpu_memory_utilization,

@@ -17,13 +17,15 @@ from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.lora_adapter import Adapter
+from realengine.runner import piecewise
 from realengine.runner.executor import Executor
+from realengine.runner.graph_mode import mode_of
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
 from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
 from realengine.runner.parallel import Group
 from realengine.serving.model import Model
-from realengine.settings import DTYPES, KV_DTYPES, EngineSettings, on_gpu_by_default
+from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.drafters.load import load_draft
 from realengine.speculation.executor import SpeculativeExecutor
@@ -81,8 +83,8 @@ def build_executor(
         draft = load_draft(settings.speculation, context)
     block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype, world_size)
     block_bytes += 0 if draft is None else draft.block_bytes
-    captures = on_gpu_by_default(settings.use_graphs, device)
-    plan = MemoryPlan.of(architecture, settings, dtype, max_model_len, block_bytes, draft, captures=captures)
+    mode = mode_of(settings.cudagraph_mode, is_gpu=device.type == "cuda")
+    plan = MemoryPlan.of(architecture, settings, dtype, max_model_len, block_bytes, draft, mode)
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
         num_blocks = group.smallest(plan.num_blocks(device))
@@ -109,17 +111,17 @@ def build_executor(
             max_model_len=max_model_len,
             host_kv=HostKv(cache, backend),
             adapters=adapters,
-            graph_sizes=default_sizes(settings.max_num_seqs) if captures else (),
+            graph_sizes=default_sizes(settings.max_num_seqs) if mode.full_decodes else (),
+            piece_sizes=piecewise.SIZES if mode.piecewise else (),
         )
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and CPU_NO_MEMORY not in str(error):
             raise
         raise plan.no_room(num_blocks, device) from None
-    if captures:
+    if mode.captures:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             executor.warm_up()
-            assert executor.graphs is not None
-            executor.graphs.capture()
+            executor.capture()
     return executor, memory
 
 

@@ -28,8 +28,8 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise ValueError(
-                f"use_graphs=True: CUDA graphs need a GPU, and the engine runs on the {device.type}; set it "
-                "to None or False"
+                f"cudagraph_mode: CUDA graphs need a GPU, and the engine runs on the {device.type}; set it "
+                "to None or NONE"
             )
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(

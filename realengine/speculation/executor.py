@@ -229,7 +229,7 @@ class SpeculativeExecutor(Executor):
         """Computes the target's logits [R, V] of the verified rows, and the states that a drafter reads."""
         drafter = self._drafter
         if drafter is None or not drafter.wants_states:
-            return None, self._decoder.logits(batch, self._cache)
+            return None, self._decoder.head(self._sampled_states(batch))
         states = self._decoder.states(batch, self._cache, taps=drafter.taps)
         return states, self._decoder.head(states.hidden_TH[rows_R])
 

@@ -24,7 +24,7 @@ KEYS = {
     "draft_tensor_parallel_size": Neutral(None, "a draft is divided like the target if its sizes allow"),
     "dspark_draft_topk": Neutral(None, "there is no dspark"),
     "enable_adaptive_verification": Neutral(False, "draft_length decides how many tokens are drafted"),
-    "enforce_eager": Neutral(None, "use_graphs of the engine holds for drafts, too"),
+    "enforce_eager": Neutral(None, "cudagraph_mode of the engine holds for drafts, too"),
     "index_share_for_mtp_iteration": Neutral(None, "there is no sparse attention"),
     "kv_cache_dtype": Neutral(None, "a draft's KV has the target's data type"),
     "max_model_len": Neutral(None, "a draft's context is as long as the target's"),

@@ -50,8 +50,8 @@ def tensors_of(value):
 
 
 def record_on_cpu(monkeypatch):
-    """Makes engines on a CPU record their steps if use_graphs is true; returns their recorders."""
+    """Makes engines on a CPU record their steps if cudagraph_mode asks for it; returns their recorders."""
     made.clear()
-    for module in ("realengine.runner.graphs", "realengine.speculation.graphs"):
-        monkeypatch.setattr(f"{module}.Recorder", RerunRecorder)
+    for module in ("runner.graphs", "runner.piecewise", "speculation.graphs"):
+        monkeypatch.setattr(f"realengine.{module}.Recorder", RerunRecorder)
     return made

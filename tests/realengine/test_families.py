@@ -157,7 +157,7 @@ def test_every_way_to_serve_gives_the_same_tokens(config, way, expected):
 def test_steps_replayed_as_graphs_give_the_same_tokens(config, drafts, expected, monkeypatch):
     recorders = record_on_cpu(monkeypatch)
     more = {"speculative_config": WAYS["drafts"]["speculative_config"]} if drafts else {}
-    llm = make(config, use_graphs=True, **more)
+    llm = make(config, cudagraph_mode="FULL_DECODE_ONLY", **more)
     assert tokens_of(llm.generate(prompts(), GREEDY)) == expected(config)
     assert sum(recorder.num_replayed for recorder in recorders)
 

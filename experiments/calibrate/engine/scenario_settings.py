@@ -50,7 +50,7 @@ def alone_settings_of(
         num_kv_blocks=profile.num_kv_blocks,
         gpu_memory_utilization=profile.gpu_memory_utilization,
         swap_space_gib=profile.swap_space_gib,
-        use_graphs=profile.cuda_graphs.enabled and device.type == "cuda",
+        cudagraph_mode=None if profile.cuda_graphs.enabled else "NONE",
         overlap=scenario.host.overlapped,
         batching=scenario.batching,
         scheduling=scenario.scheduling,

@@ -145,10 +145,11 @@ class WatchedDecoder(Decoder):
         super().__init__(*args, **options)
         self.watched = watched
 
-    def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+    def sampled_states(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+        """Computes the final hidden states of the sampled rows."""
         self.watched.in_head = False
         self.watched.mark(INPUTS)
-        return super().logits(batch, cache)
+        return super().sampled_states(batch, cache)
 
     def _linear(self, at: tuple[int, str], linear: Linear, x_TK: torch.Tensor, batch: Batch) -> torch.Tensor:
         _, name = at

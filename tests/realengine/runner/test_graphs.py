@@ -54,7 +54,7 @@ def test_one_row_of_a_kind_keeps_the_batch_in_the_graphs(recorders, monkeypatch,
     params = [KINDS[kind] if row == 2 else GREEDY for row in range(len(prompts()))]
     expected = outputs(params)
     eager_decodes = counted(monkeypatch, "_decode")
-    assert outputs(params, use_graphs=True, **settings) == expected
+    assert outputs(params, cudagraph_mode="FULL_DECODE_ONLY", **settings) == expected
     assert recorders[-1].num_replayed > 0
     assert not eager_decodes
 
@@ -63,12 +63,12 @@ def test_one_row_of_a_kind_keeps_the_batch_in_the_graphs(recorders, monkeypatch,
 def test_only_penalties_make_the_engine_count_tokens(recorders, monkeypatch, kind):
     params = {"greedy": GREEDY, "sampled": replace(GREEDY, temperature=1.0), **KINDS}[kind]
     calls = counted(monkeypatch, "_counts")
-    outputs(params, use_graphs=True)
+    outputs(params, cudagraph_mode="FULL_DECODE_ONLY")
     assert bool(calls) == (kind not in ("greedy", "sampled", "logprobs"))
 
 
 def test_no_graph_is_captured_in_service(recorders):
-    llm = make(use_graphs=True)
+    llm = make(cudagraph_mode="FULL_DECODE_ONLY")
     num_recorded = recorders[-1].num_recorded
     llm.generate(prompts(), [list(KINDS.values())[row % len(KINDS)] for row in range(len(prompts()))])
     assert recorders[-1].num_recorded == num_recorded == 3 * len(llm.engine.runner._graphs.sizes)

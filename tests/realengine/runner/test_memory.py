@@ -9,6 +9,7 @@ from policies.batching.chunked import Chunked
 from policies.speculation.by_batch_size import ByBatchSize
 from realengine.model.architecture import Architecture
 from realengine.runner import memory
+from realengine.runner.graph_mode import MODES
 from realengine.runner.memory import GIB, GRAPH_BYTES, MemoryPlan
 from realengine.settings import EngineSettings
 from realengine.speculation.context import LoadedDraft
@@ -21,11 +22,11 @@ DRAFT = {"method": "draft_model", "model": SPEC, "num_speculative_tokens": 4}
 CPU = torch.device("cpu")
 
 
-def planned(draws=False, captures=True, **settings):
+def planned(draws=False, mode="FULL_DECODE_ONLY", **settings):
     settings = {"max_num_seqs": 8, "batching": Chunked(max_num_batched_tokens=64)} | settings
     draft = LoadedDraft(0, None, draws=draws) if "speculative_config" in settings else None
     made = EngineSettings(**settings)
-    return MemoryPlan.of(SPEC, made, torch.bfloat16, 128, 1 << 20, draft, captures=captures)
+    return MemoryPlan.of(SPEC, made, torch.bfloat16, 128, 1 << 20, draft, MODES[mode])
 
 
 def test_logits_of_draft_tokens_are_counted():
@@ -45,7 +46,9 @@ def test_graphs_are_counted_for_each_number_of_drafts():
     assert planned().graph_bytes == GRAPH_BYTES
     assert planned(speculative_config=DRAFT).graph_bytes == GRAPH_BYTES
     assert planned(speculative_config=DRAFT | {"draft_length": by_size}).graph_bytes == 2 * GRAPH_BYTES
-    assert planned(speculative_config=DRAFT, captures=False).graph_bytes == 0
+    assert planned(speculative_config=DRAFT, mode="NONE").graph_bytes == 0
+    pieces = planned(mode="PIECEWISE").graph_bytes
+    assert planned(mode="FULL_AND_PIECEWISE").graph_bytes == pieces + GRAPH_BYTES > GRAPH_BYTES
 
 
 def test_distributions_of_drawn_drafts_are_counted():

@@ -251,7 +251,7 @@ def _settings(draw, speculation, plain, prompts):
         "num_kv_blocks": num_blocks,
         "overlap": draw.random() < 0.4,
         "max_iterations": draw.choice([1, 1, 3]),
-        "use_graphs": draw.random() < 0.3,
+        "cudagraph_mode": draw.choice([None, None, "FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"]),
     }
     if "lora_adapters" in plain:
         settings["max_loras"] = draw.choice([1, 2, 3])

@@ -37,7 +37,7 @@ def test_adapters_change_the_tokens_of_their_requests(plain_tokens):
 
 
 @pytest.mark.parametrize(
-    ("way", "use_graphs"),
+    ("way", "has_graphs"),
     [
         ("greedy", True),
         ("sampled", False),
@@ -46,11 +46,12 @@ def test_adapters_change_the_tokens_of_their_requests(plain_tokens):
     ],
 )
 @pytest.mark.parametrize("method", DRAFTERS)
-def test_adapters_change_no_token(monkeypatch, method, way, use_graphs, plain_tokens):
+def test_adapters_change_no_token(monkeypatch, method, way, has_graphs, plain_tokens):
     recorders = record_on_cpu(monkeypatch)
-    llm = make(**settings(), use_graphs=use_graphs, speculative_config=DRAFTERS[method])
+    mode = "FULL_DECODE_ONLY" if has_graphs else "NONE"
+    llm = make(**settings(), cudagraph_mode=mode, speculative_config=DRAFTERS[method])
     assert tokens_of(llm.generate(prompts(), WAYS[way], NAMES)) == plain_tokens(way)
-    assert (sum(each.num_replayed for each in recorders) > 0) == use_graphs
+    assert (sum(each.num_replayed for each in recorders) > 0) == has_graphs
 
 
 @pytest.mark.parametrize("method", DRAFTERS)

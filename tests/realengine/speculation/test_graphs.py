@@ -72,7 +72,7 @@ def expected(params, **settings):
 def replayed(recorders, params=GREEDY, **settings):
     """Returns the tokens of an engine with graphs, and how often it has replayed one."""
     recorders.clear()
-    llm = make(use_graphs=True, **settings)
+    llm = make(cudagraph_mode="FULL_DECODE_ONLY", **settings)
     (recorder,) = recorders
     num_recorded = recorder.num_recorded
     tokens = tokens_of(llm.generate(prompts(), params))
@@ -136,16 +136,16 @@ def test_adapters_in_graphs_change_no_token(recorders):
     names, settings = [None, "a", "b", "a", None, "b"], {"lora_adapters": adapters, "max_loras": 2}
     plain = make(**settings).generate(prompts(), GREEDY, names)
     for method in ("ngram", "draft_model", "medusa_tree"):
-        llm = make(**settings, use_graphs=True, speculative_config=DRAFTERS[method])
+        llm = make(**settings, cudagraph_mode="FULL_DECODE_ONLY", speculative_config=DRAFTERS[method])
         assert tokens_of(llm.generate(prompts(), GREEDY, names)) == tokens_of(plain)
         assert recorders[-1].num_replayed > 0
 
 
 def test_graphs_without_a_gpu_are_refused():
     with pytest.raises(
-        ValueError, match="use_graphs=True: CUDA graphs need a GPU, and the engine runs on the"
+        ValueError, match="cudagraph_mode: CUDA graphs need a GPU, and the engine runs on the"
     ):
-        make(use_graphs=True)
+        make(cudagraph_mode="FULL_DECODE_ONLY")
 
 
 def scripted(monkeypatch, rate, tree=None):
@@ -203,8 +203,8 @@ def test_padding_writes_no_kv(recorders, monkeypatch, method):
             caches.append(self)
 
     monkeypatch.setattr(rank, "KvCache", Kept)
-    for use_graphs in (False, True):
-        llm = make(use_graphs=use_graphs, speculative_config=DRAFTERS[method], num_kv_blocks=40)
+    for mode in ("NONE", "FULL_DECODE_ONLY"):
+        llm = make(cudagraph_mode=mode, speculative_config=DRAFTERS[method], num_kv_blocks=40)
         llm.generate(prompts()[3:], GREEDY)
         found.append([x for sets in caches[-1].cache_sets for x in sets.tensors])
     assert recorders[-1].num_replayed > 0
@@ -217,7 +217,7 @@ def test_drawn_drafts_in_graphs_are_those_without(recorders):
     config = DRAFTERS["smaller"] | {"draft_sample_method": "probabilistic"}
     params = [replace(WAYS["sampled"], seed=seed) for seed in range(6)]
     eager = make(speculative_config=config).generate(prompts(), params)
-    graph = make(speculative_config=config, use_graphs=True).generate(prompts(), params)
+    graph = make(speculative_config=config, cudagraph_mode="FULL_DECODE_ONLY").generate(prompts(), params)
     assert tokens_of(graph) == tokens_of(eager)
     assert recorders[-1].num_replayed > 0
     assert sum(output.drafts.num_accepted_tokens for output in graph if output.drafts) > 0
@@ -225,7 +225,7 @@ def test_drawn_drafts_in_graphs_are_those_without(recorders):
 
 def test_a_warm_up_times_the_graphs(recorders):
     config = DRAFTERS["draft_model"] | {"draft_length": Adaptive(), "num_speculative_tokens": 4}
-    llm = make(use_graphs=True, speculative_config=config)
+    llm = make(cudagraph_mode="FULL_DECODE_ONLY", speculative_config=config)
     assert recorders[-1].num_replayed == 2 * 2 * 3  # of 1 and of 8 sequences, 0 and 4 drafts, three times
     assert tokens_of(llm.generate(prompts(), GREEDY)) == expected(GREEDY)
 
@@ -277,7 +277,7 @@ def test_more_drafts_than_the_graphs_have_rows_run_eagerly(recorders, monkeypatc
     monkeypatch.setattr(graphs, "MAX_ROWS", 4)
     config = DRAFTERS["draft_model"] | {"num_speculative_tokens": 6}
     recorders.clear()
-    llm = make(use_graphs=True, speculative_config=config)
+    llm = make(cudagraph_mode="FULL_DECODE_ONLY", speculative_config=config)
     assert tokens_of(llm.generate(prompts(), GREEDY)) == expected(GREEDY)
     assert [(each.num_recorded, each.num_replayed) for each in recorders] == [(0, 0)]
 
@@ -359,7 +359,7 @@ def test_a_captured_pass_reads_nothing_back_to_the_host(monkeypatch, method, dra
         device="cpu",
         backend="triton",
         dtype="float16",
-        use_graphs=True,
+        cudagraph_mode="FULL_DECODE_ONLY",
         max_num_seqs=3,
         num_kv_blocks=20,
         speculative_config=DRAFTERS[method] | {"draft_sample_method": draw},

@@ -224,7 +224,7 @@ def test_triton_kernels_give_the_same_tokens(scripted):
     assert tokens_of(make(**settings, speculative_config=speculation).generate(asked, short)) == wanted
 
 
-@pytest.mark.parametrize("settings", [{"max_iterations": 4}, {"overlap": True}, {"use_graphs": None}])
+@pytest.mark.parametrize("settings", [{"max_iterations": 4}, {"overlap": True}, {"cudagraph_mode": None}])
 def test_settings_that_run_ahead_change_no_token(settings):
     plain, drafted = both(GREEDY, **settings)
     assert tokens_of(plain) == tokens_of(drafted)

@@ -58,7 +58,7 @@ SETTINGS = {
     "alone": {},
     "overlap": {"overlap": True},
     "max_iterations": {"max_iterations": 4},
-    "use_graphs": {"use_graphs": True},
+    "graphs": {"cudagraph_mode": "FULL_AND_PIECEWISE"},
 }
 PLACES = range(5, 10)  # every place in a burst of five tokens
 
