@@ -218,8 +218,8 @@ def prefill_hopper_kernel(
             total = total * shrink + sums
             top = new_top
         if sinks_ptr is not None:
-            # Rows of no query may have seen no key; they are not stored.
-            total += tl.exp2(tl.load(sinks_ptr + head) * LOG2E - tl.maximum(top, -1e3))
+            # Infinite if the sink outweighs all keys: then the row is 0, as it should be.
+            total += tl.exp2(tl.load(sinks_ptr + head) * LOG2E - top)
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
         out_at = out_ptr + (chunk_start + first_query).to(tl.int64) * stride_ot + head * stride_oh
         row_ok = (first_query + m < num_queries)[:, None]

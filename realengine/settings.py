@@ -18,6 +18,7 @@ from policies.caching.settings import Caching
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
+from realengine.attention.choice import NAMES as ATTENTION_BACKENDS
 from realengine.model.lora_adapter import Adapter
 from realengine.runner.graph_mode import check_mode
 from realengine.speculation.settings import SpeculationSettings
@@ -42,6 +43,11 @@ class EngineSettings:
     """Name of the device; None: a GPU, which must exist; "cpu" must be set explicitly."""
     backend: str | None = None
     """triton or torch; None: triton on a GPU."""
+    attention_backend: str = "triton"
+    """Attention of prompts' chunks, one of `realengine.attention.choice`; triton: the kernel of `backend`.
+
+    Others compute what they support; the rest is computed as with triton (`realengine.attention`).
+    """
     dtype: str | None = None
     """float32, float16 or bfloat16; None: bfloat16 on a GPU, float32 on a CPU."""
     quantization: str | None = None
@@ -89,6 +95,11 @@ class EngineSettings:
     def __post_init__(self) -> None:
         checks = (
             ("dtype", self.dtype is None or self.dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
+            (
+                "attention_backend",
+                self.attention_backend in ATTENTION_BACKENDS,
+                f"one of {', '.join(ATTENTION_BACKENDS)}",
+            ),
             ("kv_cache_dtype", self.kv_cache_dtype in ("auto", *KV_DTYPES), "one of auto, int8, fp8"),
             ("max_num_seqs", self.max_num_seqs >= 1, ">= 1"),
             ("num_kv_blocks", self.num_kv_blocks is None or self.num_kv_blocks >= 1, ">= 1, or None"),

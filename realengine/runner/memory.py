@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from policies.speculation.engine.drafts import Shapes
+from realengine.attention.chunked import DENSE_BYTES
 from realengine.model.architecture import Architecture
 from realengine.model.latent_attention import EXPANDED_BYTES
 from realengine.runner.graph_mode import GraphMode
@@ -139,4 +140,5 @@ def _step_bytes(
     num_drawn = min(settings.max_num_seqs * (1 + num_drafts), max(num_tokens, settings.max_num_seqs))
     logits = num_drawn * spec.vocab_size * (dtype.itemsize + 12)  # fp32 twice, and penalties
     expanded = 0.0 if spec.latent is None else EXPANDED_BYTES + 2.0 * EXPANDED_BYTES  # with temporaries
-    return float(num_tokens * width * dtype.itemsize + logits) + unpacked + expanded
+    copied = 0.0 if settings.attention_backend == "triton" else float(DENSE_BYTES)
+    return float(num_tokens * width * dtype.itemsize + logits) + unpacked + expanded + copied

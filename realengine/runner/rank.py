@@ -11,6 +11,7 @@ import torch
 
 from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
 from policies.speculation.engine.drafts import Shapes
+from realengine.attention.choice import with_attention
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend, check_supported, choose_backend
 from realengine.model.decoders import decoder_of
@@ -44,6 +45,7 @@ def build_executor(
     architecture, max_model_len = model.architecture, max_model_len_of(model.architecture, settings)
     quantization, world_size = settings.quantization, group.world_size
     check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
+    backend = with_attention(backend, settings.attention_backend, device)
     try:
         weights = load_weights(
             model.source,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels.attention import AttentionOptions, Contexts
 from kernels.case import Case
 from kernels.paged_kv import PagedKv
-from kernels.prefill_attention import Chunks, prefill_attention
+from kernels.prefill_attention import Chunks, DraftTree, prefill_attention
 from kernels.prefill_hopper import (
     INTERPRETED,
     MIN_QUERIES,
@@ -19,6 +19,8 @@ from kernels.prefill_hopper import (
     schedule_of,
     unsupported,
 )
+from realengine.attention.choice import with_attention
+from realengine.model.backend import TRITON
 from tests.examples import examples
 from tests.kernels.conftest import DEVICE
 from tests.kernels.paged_kv import paged, plain
@@ -163,6 +165,20 @@ def test_refuses_with_the_reason(change, reason, guarded, generator):
     assert unsupported(q, kv, contexts, chunks_of([40]), options) == reason
     with pytest.raises(ValueError, match=f"{reason}: not supported by prefill_hopper"):
         prefill_hopper(q, kv, contexts, chunks_of([40]), options)
+
+
+def test_the_engine_computes_long_chunks_with_it_and_trees_without(guarded, generator, assert_close):
+    """In the interpreter its chunks may be short; real sizes are those of the launch table."""
+    attention = with_attention(TRITON, "triton_hopper", torch.device(DEVICE)).prefill_attention
+    kv, contexts, _ = paged([50], 8, 2, 64, torch.float16, guarded, generator(8))
+    q = torch.randn(40, 4, 64, generator=generator(9)).half()
+    chunks = chunks_of([40])
+    out = torch.empty_like(q)
+    assert attention(q, kv, contexts, chunks, out_THD=out) is out
+    assert_close(out, prefill_attention(q, kv, contexts, chunks), terms=4)
+    tree = DraftTree(torch.ones(40, 40).tril().bool(), torch.zeros(1, dtype=torch.int32))
+    assert_close(attention(q, kv, contexts, chunks, tree=tree), out, terms=4)
+    assert attention.counts == {"triton_hopper": 1, "a token tree": 1}
 
 
 def test_cases_have_both_kinds_of_programs():

@@ -48,6 +48,7 @@ def engine_settings(
         "lora_adapters": dict(chosen.lora_modules or {}),
         "adapters": adapters,
         "max_iterations": chosen.max_iterations,
+        "attention_backend": chosen.attention_backend,
         "overlap": settings.overlap and device == "cuda",  # on a CPU there is no device beside the host
     }
     if chosen.speculative_config is not None:

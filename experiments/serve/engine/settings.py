@@ -22,6 +22,8 @@ class RealEngine:
     """Speculative decoding with weights, with the keys of vLLM's option; None: as the scenario says."""
     max_iterations: int = 1
     """Decode iterations in one launch, if the plan holds for so many; tokens then come in groups."""
+    attention_backend: str = "triton"
+    """Attention of prompts' chunks, a name of the engine's setting; triton: the engine's own kernel."""
 
     def __post_init__(self) -> None:
         if self.max_iterations < 1:

@@ -22,7 +22,15 @@ from realengine.runner.work import Padding, Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings
 
-ALIKE = ("dtype", "quantization", "kv_cache_dtype", "max_model_len", "cudagraph_mode", "speculative_config")
+ALIKE = (
+    "attention_backend",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "max_model_len",
+    "cudagraph_mode",
+    "speculative_config",
+)
 """Settings in which an engine must equal the one that the executor was built for."""
 
 

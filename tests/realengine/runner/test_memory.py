@@ -7,6 +7,7 @@ import torch
 
 from policies.batching.chunked import Chunked
 from policies.speculation.by_batch_size import ByBatchSize
+from realengine.attention.chunked import DENSE_BYTES
 from realengine.model.architecture import Architecture
 from realengine.runner import memory
 from realengine.runner.graph_mode import MODES
@@ -33,6 +34,10 @@ def test_logits_of_draft_tokens_are_counted():
     """40 rows instead of 8, of 128,000 logits with 14 bytes each: 32 x 128,000 x 14 = 57.3e6 bytes more."""
     more = planned(speculative_config=DRAFT).step_bytes - planned().step_bytes
     assert more == 32 * 128_000 * 14
+
+
+def test_the_copies_of_another_attention_backend_are_counted():
+    assert planned(attention_backend="torch_sdpa").step_bytes == planned().step_bytes + DENSE_BYTES
 
 
 def test_no_more_rows_than_a_step_has_tokens_are_counted():
