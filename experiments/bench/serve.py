@@ -1,6 +1,6 @@
 """Latencies of `windtunnel serve` against those of `windtunnel simulate`, on the same requests.
 
-    python -m experiments.bench.serve --rate 10 50 200 --seconds 10 -- replicas=4
+    python -m experiments.bench.serve --rate 10 50 200 100 --output 64 64 64 205 -- replicas=8
 
 The server runs in another process; this one sends the requests as `windtunnel observe` does. Printed are, for
 TTFT, TPOT and E2E: the simulated mean and by how much that at the client differs; how late the client sees
@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,9 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, nargs="*", default=[10.0, 50.0, 200.0], help="requests/s")
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of the arrivals at each rate")
     parser.add_argument("--prompt", type=float, default=512, help="mean prompt tokens")
-    parser.add_argument("--output", type=float, default=64, help="mean output tokens")
+    parser.add_argument(
+        "--output",
+        type=float,
+        nargs="*",
+        default=[64.0],
+        help="mean output tokens; one for all rates or each",
+    )
     parser.add_argument("overrides", nargs="*", help="settings of the scenario")
     given = parser.parse_args(arguments)
+    outputs = given.output * len(given.rate) if len(given.output) == 1 else given.output
+    if len(outputs) != len(given.rate):
+        parser.error(
+            f"--output: has {len(outputs)} values; give one, or one for each of {len(given.rate)} rates"
+        )
     rows: list[list[str]] = [
         [
             *(
@@ -72,12 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *("us/token", "late ms", "load"),
         ]
     ]
-    for rate in given.rate:
+    for rate, output_tokens in zip(given.rate, outputs, strict=True):
         workload = Synthetic(
             arrivals=Poisson(rate_per_s=rate),
             lengths=Lengths(
                 prompt_tokens=Lognormal(mean=given.prompt, cv=0.5),
-                output_tokens=Lognormal(mean=given.output, cv=0.5),
+                output_tokens=Lognormal(mean=output_tokens, cv=0.5),
             ),
             duration_s=given.seconds,
         )
@@ -166,12 +178,15 @@ class Server:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def metrics(self) -> dict[str, float]:
-        """Returns the values of the metrics without labels, and those of buckets by name{le}."""
+        """Returns the sums of the metrics by name, and those of buckets without other labels by name{le}."""
         # The address is that of the server which this program has started.
         with urlopen(f"{self.url}/metrics") as response:  # nosec B310
             text = response.read().decode()
-        lines = re.findall(r'^([\w:]+)(?:\{le="([^"]+)"\})? (\S+)$', text, re.MULTILINE)
-        return {f"{name}{{{le}}}" if le else name: float(value) for name, le, value in lines}
+        found: defaultdict[str, float] = defaultdict(float)
+        for name, labels, value in re.findall(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
+            bucket = re.fullmatch(r'le="([^"]+)"', labels)
+            found[f"{name}{{{bucket[1]}}}" if bucket else name] += float(value)
+        return dict(found)
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 
 Each of the streams is a client that sends its next request when its last one has ended. It asks for the ids
 of its tokens and for a known number of them, and checks that every token comes once: its ids are those of
-the seed. At the end, the counts are compared with the tables of the server. Printed are tokens/s over SSE,
+the seed. At the end, the counts are compared with the counters of the server. Printed are tokens/s over SSE,
 the CPU time of the server, its memory at the start, in the middle and at the end, how late its clock was, and
 the delay of tokens behind their simulated time until they are written (`/metrics`), with the load of the
 machine.
@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
-import pandas as pd
 
 from experiments.app.terminal import plain_table, terminal_console
 from experiments.bench.serve import Server, serving
@@ -89,13 +88,12 @@ def run(given: argparse.Namespace) -> tuple[list[list[str]], Counter[str]]:
         load = Load(server, given)
         asyncio.run(load.run())
         wall_s, used_s, metrics = time.perf_counter() - began_s, server.cpu_s() - before_s, server.metrics()
-        server.stop()
-        table = pd.read_parquet(server.folder / "requests.parquet")
     counts = load.counts
-    mistakes = counts.mistakes + differences(table, counts)
+    mistakes = counts.mistakes + differences(metrics, counts)
     seen = load.rss_mib
     places = [int(WARM_UP_SHARE * len(seen)), len(seen) // 2, len(seen) - 1]
     memory = ", ".join(f"{seen[place]:.0f}" for place in places)
+    tenths = ", ".join(f"{seen[min(tenth * len(seen) // 10, len(seen) - 1)]:.0f}" for tenth in range(1, 11))
     grown = (seen[places[2]] - seen[places[1]]) * (1 << 20) / max(1, load.num_since_middle)
     return [
         ["streams, minutes", f"{given.streams}, {wall_s / 60:.1f}"],
@@ -105,6 +103,7 @@ def run(given: argparse.Namespace) -> tuple[list[list[str]], Counter[str]]:
         ["server, CPU us/token", f"{1e6 * used_s / max(1, counts.num_tokens):.1f}"],
         ["server, share of a core", f"{used_s / wall_s:.2f}"],
         ["server, RSS at start, middle, end", f"{memory} MiB"],
+        ["RSS after each tenth of the run", f"{tenths} MiB"],
         ["bytes per request since the middle", f"{grown:,.0f}"],
         ["latest event, s", f"{metrics['windtunnel:serve_max_late_seconds']:.3f}"],
         *[[f"tokens written within, p{p}", quantile(metrics, TOKEN_DELAY, p / 100)] for p in (50, 99)],
@@ -178,12 +177,11 @@ class Load:
             self.num_since_middle = self.counts.num_requests - num_before
 
 
-def differences(table: pd.DataFrame, counts: Counts) -> Counter[str]:
-    """Returns by how much the table of requests differs from what the clients have counted."""
-    finished = table[table["status"] == "finished"]
+def differences(metrics: dict[str, float], counts: Counts) -> Counter[str]:
+    """Returns by how much the counters of the server differ from what the clients have counted."""
     found = {
-        "requests of the table": len(finished) - counts.num_requests,
-        "tokens of the table": int(finished["output_tokens"].sum()) - counts.num_tokens,
+        "requests of the server": int(metrics["vllm:request_success_total"]) - counts.num_requests,
+        "tokens of the server": int(metrics["vllm:generation_tokens_total"]) - counts.num_tokens,
     }
     return Counter({name: abs(number) for name, number in found.items() if number})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -56,7 +56,8 @@ class Generation:
     the whole output (the completion window of a batch); None: it set no deadline. output_index, num_outputs:
     its place among the outputs of the prompt, and their number (n of the API). replica: index of the replica
     that has to serve it; None: any. remote_kv: KV that it shares with another replica. received_s:
-    time.monotonic() when the request was received.
+    time.monotonic() when the request was received. deliver: takes a delta without a switch of tasks; see
+    `Deliver`. None: all deltas are yielded.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class Generation:
     replica: int | None = None
     remote_kv: RemoteKv | None = None
     received_s: float = field(default_factory=lambda: time.monotonic())
+    deliver: Deliver | None = None
 
 
 class TokenLogprob(NamedTuple):
@@ -99,6 +101,13 @@ class Delta(NamedTuple):
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     kv_transfer_params: Mapping[str, Any] | None = None
+
+
+Deliver = Callable[[Delta], bool]
+"""Takes a delta between the first and the last at once; returns false if the delta is to be yielded instead.
+
+A back end may call it while `generate` waits for tokens. A layer that changes deltas takes it away.
+"""
 
 
 class Tokenizer(Protocol):

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 
 from aiohttp import web
@@ -105,9 +105,10 @@ class FaultyBackend(BackendLayer):
     """A back end, in the outputs of which the faults of their requests occur."""
 
     def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
-        deltas = self._backend.generate(generation)
         fault = _fault.get()
-        return deltas if fault is None else _faulty(deltas, fault)
+        if fault is None:
+            return self._backend.generate(generation)
+        return _faulty(self._backend.generate(replace(generation, deliver=None)), fault)
 
 
 async def _faulty(deltas: AsyncGenerator[Delta, None], fault: Fault) -> AsyncGenerator[Delta, None]:

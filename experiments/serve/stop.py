@@ -16,6 +16,7 @@ from experiments.serve.errors import ApiError
 
 INFORMATION_PATHS = ("/", "/metrics", "/version", "/load", "/v1/models", "/server_info")
 """Paths that a server also serves while it drains."""
+POLL_S = 0.05
 
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -26,6 +27,8 @@ class Stop:
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.at_once = asyncio.Event()
+        self.num_responses = 0
+        """Responses that clients do not have as a whole."""
 
     def set(self) -> None:
         """Begins to drain; called again, ends at once."""
@@ -51,7 +54,7 @@ def stop_on_signals() -> Iterator[Stop]:
 
 
 def refusal_while_draining(stop: Stop, drain_s: float) -> Middleware:
-    """Returns the middleware that refuses new requests once a server drains.
+    """Returns the middleware that counts responses, and refuses new requests once a server drains.
 
     The server keeps listening, so that clients and load balancers see a status in place of a refused
     connection. A request that came before goes on.
@@ -65,6 +68,22 @@ def refusal_while_draining(stop: Stop, drain_s: float) -> Middleware:
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 headers={"Retry-After": str(max(1, ceil(drain_s))), "Connection": "close"},
             )
-        return await handler(request)
+        if request.path in INFORMATION_PATHS:
+            return await handler(request)
+        stop.num_responses += 1
+        try:
+            response = await handler(request)
+            await _send(request, response)
+            return response
+        finally:
+            stop.num_responses -= 1
 
     return refuse
+
+
+async def _send(request: web.Request, response: web.StreamResponse) -> None:
+    """Sends a response up to its last byte, as far as the client reads."""
+    await response.prepare(request)
+    await response.write_eof()
+    while (transport := request.transport) is not None and transport.get_write_buffer_size():
+        await asyncio.sleep(POLL_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -112,8 +112,22 @@ class Completion:
         usage, num_outputs = self._usage(), self.fields.n
         options = self.fields.stream_options or StreamOptions()
         begun: set[int] = set()
+
+        def so_far() -> dict[str, Any] | None:
+            return usage.body(num_outputs) if options.continuous_usage_stats else None
+
+        def deliver(delta: Delta) -> bool:
+            if not events.takes_at_once:
+                return False
+            usage.add(0, delta)
+            events.send_at_once(self.choice(0, delta), so_far())
+            return True
+
+        generations = self.generations
+        if len(generations) == 1:
+            generations = [replace(generations[0], deliver=deliver)]
         try:
-            async with aclosing(deltas_of(backend, self.generations)) as deltas:
+            async with aclosing(deltas_of(backend, generations)) as deltas:
                 async for index, delta in deltas:
                     choices = []
                     if index not in begun:
@@ -122,8 +136,7 @@ class Completion:
                             choices.append(first)
                     usage.add(index, delta)
                     choices.append(self.choice(index, delta))
-                    so_far = usage.body(num_outputs) if options.continuous_usage_stats else None
-                    await events.send(choices, so_far)
+                    await events.send(choices, so_far())
         except ApiError as error:
             if not events.has_begun:
                 raise

@@ -23,7 +23,7 @@ from policies.core.request import Segment
 BLOCK = 16
 """Tokens of a prompt that have one content id."""
 MAX_SEGMENTS = 500_000
-"""Segments of the finished requests that are known, the last ones: some 100 bytes each."""
+"""Most segments of finished requests that are known, the last ones: some 100 bytes each."""
 _BYTES = 4 * BLOCK
 _POSITIVE = (1 << 63) - 1
 
@@ -37,9 +37,13 @@ class Finished(NamedTuple):
 
 
 class ContentIndex:
-    """The contents of requests. Only requests with the same salt share content."""
+    """The contents of requests. Only requests with the same salt share content.
 
-    def __init__(self) -> None:
+    max_segments: segments of finished requests that are known, the last ones.
+    """
+
+    def __init__(self, max_segments: int = MAX_SEGMENTS) -> None:
+        self._max_segments = max_segments
         self._finished: OrderedDict[int, list[Finished]] = OrderedDict()
         self._num_segments = 0
 
@@ -71,7 +75,7 @@ class ContentIndex:
             known.append(Finished(num_tokens, tail, (*segments, Segment(answer_id, len(output)))))
             self._num_segments += len(segments) + 1
         self._finished.move_to_end(key)
-        while self._num_segments > MAX_SEGMENTS:
+        while self._num_segments > self._max_segments:
             _, forgotten = self._finished.popitem(last=False)
             self._num_segments -= sum(len(each.segments) for each in forgotten)
 

@@ -39,6 +39,8 @@ class Driver:
         self.failure: Exception | None = None
         """The error that has ended the simulation, such as one of a policy; its clock stands still."""
         self.on_failure: list[Callable[[], None]] = []
+        self.on_advanced: list[Callable[[], None]] = []
+        """Called after each group of events."""
         self.began_work_s = 0.0
         """CPU seconds of the thread when it began to process the present events."""
         self.late_s = 0.0
@@ -94,6 +96,8 @@ class Driver:
         except Exception as error:
             self._fail(error)
         else:
+            for notify in self.on_advanced:
+                notify()
             self._arm()
 
     def _fail(self, error: Exception) -> None:

@@ -15,7 +15,7 @@ from experiments.serve.errors import ApiError, ConnectionReset
 from experiments.serve.metrics.histogram import TOKEN_DELAY_S, Histogram
 from experiments.serve.simulated.adapters import ServedAdapters
 from experiments.serve.simulated.answers import Answer, Answers
-from experiments.serve.simulated.contents import ContentIndex
+from experiments.serve.simulated.contents import BLOCK, MAX_SEGMENTS, ContentIndex
 from experiments.serve.simulated.driver import Driver
 from experiments.serve.simulated.lengths import OutputLengths
 from experiments.serve.simulated.record_limit import RecordLimit
@@ -39,19 +39,27 @@ class Output:
     __slots__ = (
         "answer",
         "began_work_s",
+        "deliver",
         "due_s",
         "end",
         "is_failed",
         "is_lost",
         "is_streamed",
+        "is_waiting",
         "news",
         "num_cached",
+        "num_logprobs",
+        "num_taken",
         "num_tokens",
     )
 
-    def __init__(self, answer: Answer, *, is_streamed: bool) -> None:
+    def __init__(self, answer: Answer, generation: Generation) -> None:
         self.answer = answer
-        self.is_streamed = is_streamed
+        self.is_streamed = generation.streamed
+        self.num_logprobs = generation.sampling.logprobs
+        self.deliver = generation.deliver
+        self.is_waiting = False  # its client has all tokens so far
+        self.num_taken = 0  # tokens that its client has
         self.is_failed = False  # with the simulation
         self.is_lost = False  # its client has tokens of an output that begins again
         self.num_tokens = 0
@@ -60,6 +68,28 @@ class Output:
         self.num_cached = 0
         self.end: Ended | None = None
         self.news = asyncio.Event()
+
+    def delta(self, finish_reason: str | None = None) -> Delta:
+        """Returns the tokens that the client does not have."""
+        answer, start, end = self.answer, self.num_taken, self.num_tokens
+        return Delta(
+            answer.text(start, end),
+            answer.token_ids(start, end),
+            () if self.num_logprobs is None else answer.logprobs(start, end, self.num_logprobs),
+            finish_reason,
+            answer.stop_reason if finish_reason == "stop" else None,
+            self.num_cached,
+        )
+
+    def delivered(self) -> bool:
+        """Delivers the tokens that the client does not have; returns whether it has them.
+
+        If that fails, the task of the request meets the error, and other requests go on.
+        """
+        try:
+            return self.deliver is not None and self.deliver(self.delta())
+        except Exception:
+            return False
 
 
 class SimulatedFleet:
@@ -93,6 +123,8 @@ class SimulatedFleet:
         )
         self.driver = Driver(self.simulation, time_scale)
         self.driver.on_failure.append(self._fail_all)
+        self.driver.on_advanced.append(self._advanced)
+        self._with_news: list[Output] = []  # outputs whose tokens are to be delivered
         self.token_delays = Histogram(TOKEN_DELAY_S)
         """Wall seconds from the simulated time of tokens of streams until they are written."""
         self.token_work = Histogram(TOKEN_DELAY_S)
@@ -104,7 +136,7 @@ class SimulatedFleet:
         """Called with the request id of each output before the request enters the simulation."""
         self.on_close: list[Callable[[int, Generation], None]] = []
         """Called with the request id of each output that has ended, or whose client has gone."""
-        self._contents = ContentIndex()
+        self._contents = ContentIndex(_max_segments(scenario))
         if self.simulation.kept_prefills is not None:
             self.simulation.kept_prefills.on_gone = self._prefill_gone
 
@@ -187,21 +219,21 @@ class SimulatedFleet:
             adapter=adapter,
             model=generation.model if self._names_model else None,
         )
-        output = self._outputs[request_id] = Output(answer, is_streamed=generation.streamed)
+        output = self._outputs[request_id] = Output(answer, generation)
         for notify in self.on_begin:
             notify(request_id, generation)
         self.simulation.add(Arrival(request, answer.num_tokens))
         self.driver.wake()
         try:
-            async for delta in _deltas(output, sampling.logprobs):
+            async for delta in _deltas(output):
                 due_s, began_work_s = output.due_s, output.began_work_s
                 yield delta  # comes back when the delta is written
                 if generation.streamed:
-                    self.token_delays.observe(max(0.0, self.driver.now() - due_s) / self.driver.time_scale)
-                    self.token_work.observe(thread_time() - began_work_s)
+                    self._written(due_s, began_work_s)
             tokens = answer.token_ids(0, output.num_tokens)
             self._contents.finish(prompt, segments, answer_id, tokens, salt)
         finally:
+            output.is_waiting = False
             del self._outputs[request_id]
             if output.end is None and self.driver.failure is None:
                 self.simulation.abort(request_id, self.driver.now())
@@ -210,6 +242,27 @@ class SimulatedFleet:
                 notify(request_id, generation)
             if output.end is not None and not self._is_kept(request_id):
                 self._ids.give_back(request_id)
+
+    def _written(self, due_s: float, began_work_s: float) -> None:
+        """Notes that tokens have been written. due_s, began_work_s: as in `Output`."""
+        self.token_delays.observe(max(0.0, self.driver.now() - due_s) / self.driver.time_scale)
+        self.token_work.observe(thread_time() - began_work_s)
+
+    def _advanced(self) -> None:
+        if self._with_news:
+            # After the first tokens of other outputs, whose tasks have been woken meanwhile.
+            asyncio.get_running_loop().call_soon(self._deliver_all)
+
+    def _deliver_all(self) -> None:
+        outputs, self._with_news = self._with_news, []
+        for output in outputs:
+            if output.news.is_set() or not output.is_waiting:
+                continue  # its end is there, too, and takes these tokens along
+            if output.delivered():
+                output.num_taken = output.num_tokens
+                self._written(output.due_s, output.began_work_s)
+            else:
+                output.news.set()
 
     def _is_kept(self, request_id: int) -> bool:
         """Returns whether a request that has ended still has KV for another one."""
@@ -242,10 +295,15 @@ class SimulatedFleet:
         if output is not None:
             if not output.num_tokens:
                 output.num_cached = self.simulation.requests.cached_tokens[request_id]
+            has_all = output.num_tokens == output.num_taken and not output.news.is_set()
             output.num_tokens = num_output_tokens
-            if not output.news.is_set():
+            if has_all:
                 output.due_s, output.began_work_s = self.simulation.now, self.driver.began_work_s
-                output.news.set()
+                is_between = output.num_taken and num_output_tokens < output.answer.num_tokens
+                if is_between and output.deliver is not None and output.is_waiting:
+                    self._with_news.append(output)
+                else:
+                    output.news.set()
 
     def lost_tokens(self, request_id: int) -> None:
         output = self._outputs.get(request_id)
@@ -274,31 +332,25 @@ class SimulatedFleet:
         return self._ids.full_s
 
 
-async def _deltas(output: Output, num_logprobs: int | None) -> AsyncGenerator[Delta, None]:
-    """Yields the deltas of an output until its end."""
-    answer, start = output.answer, 0
+async def _deltas(output: Output) -> AsyncGenerator[Delta, None]:
+    """Yields the deltas of an output until its end, without those that are delivered meanwhile."""
     while True:
+        output.is_waiting = True
         await output.news.wait()
+        output.is_waiting = False
         output.news.clear()
-        end, ended = output.num_tokens, output.end
+        ended = output.end
         if output.is_failed:
             raise ApiError(_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
         if output.is_lost:
             raise ConnectionReset("its replica crashed")
         if ended is not None and ended.status is Status.rejected:
-            raise _failure(ended, has_begun=start > 0 and output.is_streamed)
-        if end == start and ended is None:
+            raise _failure(ended, has_begun=output.num_taken > 0 and output.is_streamed)
+        if output.num_tokens == output.num_taken and ended is None:
             continue
-        reason = None if ended is None else _finish_reason(answer, ended)
-        yield Delta(
-            answer.text(start, end),
-            answer.token_ids(start, end),
-            () if num_logprobs is None else answer.logprobs(start, end, num_logprobs),
-            reason,
-            answer.stop_reason if reason == "stop" else None,
-            output.num_cached,
-        )
-        start = end
+        delta = output.delta(None if ended is None else _finish_reason(output.answer, ended))
+        output.num_taken = output.num_tokens
+        yield delta
         if ended is not None:
             return
 
@@ -316,6 +368,18 @@ def _failure(ended: Ended, *, has_begun: bool) -> Exception:
     if has_begun:
         return ConnectionReset(ended.reason or "the request was aborted")
     return ApiError(ended.reason or "the request was aborted", HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _max_segments(scenario: Scenario) -> int:
+    """Returns how many segments of finished requests are worth to be known.
+
+    They are four times those of the KV that the fleet can hold, as each turn of a chat repeats those before.
+    """
+    pools = scenario.pools_by_name.values()
+    if any(any(pool.caching.tiers_gib) for pool in pools):
+        return MAX_SEGMENTS
+    tokens = sum(pool.replicas * pool.plan_memory().num_blocks * pool.caching.block_size for pool in pools)
+    return min(MAX_SEGMENTS, 4 * tokens // BLOCK)
 
 
 def _base_models(scenario: Scenario) -> list[ServedModel]:

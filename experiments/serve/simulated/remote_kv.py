@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
@@ -34,8 +35,10 @@ class RemoteKvLayer(BackendLayer):
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         remote_kv = generation.remote_kv
-        if remote_kv is not None and not remote_kv.keeps:
-            self._source_of(generation)
+        if remote_kv is not None:
+            generation = replace(generation, deliver=None)  # its deltas are completed here
+            if not remote_kv.keeps:
+                self._source_of(generation)
         try:
             async with aclosing(super().generate(generation)) as deltas:
                 async for delta in deltas:

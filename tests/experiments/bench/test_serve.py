@@ -4,7 +4,6 @@ import argparse
 import re
 from collections import Counter
 
-import pandas as pd
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windtunnel[serve]'")
@@ -33,11 +32,15 @@ def test_wrong_tokens_are_mistakes():
     assert counts.mistakes == {"a wrong number of tokens": 2, "wrong tokens": 1, "cut": 1}
 
 
-def test_tables_that_differ_are_mistakes():
+def test_counters_that_differ_are_mistakes():
     counts = serve_load.Counts(num_requests=2, num_tokens=7)
-    table = pd.DataFrame({"status": ["finished", "finished", "aborted"], "output_tokens": [3, 4, 9]})
-    assert serve_load.differences(table, counts) == Counter()
-    assert serve_load.differences(table[:1], counts) == {"requests of the table": 1, "tokens of the table": 4}
+    counters = {"vllm:request_success_total": 2.0, "vllm:generation_tokens_total": 7.0}
+    assert serve_load.differences(counters, counts) == Counter()
+    counters |= {"vllm:generation_tokens_total": 3.0, "vllm:request_success_total": 1.0}
+    assert serve_load.differences(counters, counts) == {
+        "requests of the server": 1,
+        "tokens of the server": 4,
+    }
 
 
 @pytest.mark.slow

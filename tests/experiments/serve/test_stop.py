@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.request import urlopen
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windtunnel[serve]'")
 
 import aiohttp
+from aiohttp import web
 
 from experiments.serve.server import serve_app
 from experiments.serve.settings import Address
-from experiments.serve.stop import Stop
+from experiments.serve.stop import Stop, refusal_while_draining
 from tests.worlds.serving import make_job
 
 BODY = {"prompt": "hello", "max_tokens": 400, "stream": True}
@@ -106,3 +109,49 @@ def test_streams_that_end_when_the_wait_for_them_is_over_log_no_error(caplog):
 
     asyncio.run(run())
     assert not [record for record in caplog.records if record.name.startswith("windtunnel.serve.http")]
+
+
+def test_a_drained_server_sends_responses_that_are_read_slowly_to_their_end():
+    num_bytes = 64 << 20  # more than the buffers of a connection
+    num_begun: list[int] = []
+
+    async def whole(request: web.Request) -> web.Response:
+        num_begun.append(1)
+        return web.Response(body=b"x" * num_bytes)
+
+    found: list[int] = []
+
+    def read(url: str) -> None:
+        with urlopen(f"{url}/whole", timeout=30) as response:  # nosec B310
+            time.sleep(0.5)  # longer than aiohttp itself waits for responses
+            found.append(len(response.read()))
+
+    async def run() -> threading.Thread:
+        stop = Stop()
+        app = web.Application(middlewares=[refusal_while_draining(stop, 30.0)])
+        app.router.add_get("/whole", whole)
+
+        def ready(url: str) -> None:
+            client = threading.Thread(target=read, args=(url,))
+            client.start()
+            clients.append(client)
+
+        clients: list[threading.Thread] = []
+        server = serve_app(
+            app,
+            Address(port=0),
+            stop,
+            duration_s=None,
+            drain_s=30.0,
+            num_in_progress=lambda: 0,
+            on_ready=ready,
+        )
+        serving_task = asyncio.create_task(server)
+        while not num_begun:
+            await asyncio.sleep(0.01)
+        stop.set()
+        await serving_task
+        return clients[0]
+
+    asyncio.run(run()).join()  # the loop of the server has ended, too
+    assert found == [num_bytes]
