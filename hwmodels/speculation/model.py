@@ -25,6 +25,7 @@ from hwmodels.levels.rooflines import Replica
 from hwmodels.levels.table import MeasuredTable
 from hwmodels.speculation.draft import Draft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
+from hwmodels.speculation.host import DraftHost, Hosted
 from hwmodels.speculation.leaps import EqualPrices, Leaps, OneByOne, pass_of_equal
 from hwmodels.speculation.relative import TargetScale
 from hwmodels.speculation.steps import CHAIN, DraftShape, Steps, drafts_of, merged, waiting
@@ -47,25 +48,37 @@ class PassFlops(NamedTuple):
 class HostAhead:
     """The host's work for an iteration, which it does while the devices run the one before."""
 
-    def __init__(self, host: HostOverhead, draft: Stepwise) -> None:
-        self._host, self._draft = host, draft
+    def __init__(self, host: HostOverhead, draft: Stepwise, draft_host: DraftHost) -> None:
+        self._host, self._draft, self._draft_host = host, draft, draft_host
+
+    @property
+    def knows_contexts(self) -> bool:
+        """True if the time depends on the sequences' contexts."""
+        return self._draft_host.kilotoken_s > 0
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the least seconds of an iteration: those of the engine and of each step of the draft."""
         host, draft = self._host, self._draft
         engine_s = host.iteration_s + host.sequence_s * (shape.decode_seqs + shape.prefill_seqs)
         steps_s = draft.start_s + draft.step_s * larger(drafts_of(shape).steps, 1)
-        return engine_s + steps_s + host.exposed_s
+        return engine_s + steps_s + self._draft_host.seconds(shape) + host.exposed_s
 
 
 class SpeculativeModel:
     """An `IterationModel` of a replica that drafts tokens; shapes without drafts are priced by the base.
 
-    base: level that prices the passes of the target. shape: that of the draft tokens.
+    base: level that prices the passes of the target. shape: that of the draft tokens. host: the host's time
+    for them beside that of the draft; None: it has none.
     """
 
     def __init__(
-        self, base: IterationModel, draft: Draft, replica: Replica, *, shape: DraftShape = CHAIN
+        self,
+        base: IterationModel,
+        draft: Draft,
+        replica: Replica,
+        *,
+        shape: DraftShape = CHAIN,
+        host: DraftHost | None = None,
     ) -> None:
         """Raises ValueError if the base cannot price passes, or the replica cannot have the draft."""
         draft.check(replica.model, replica.layout)
@@ -80,7 +93,9 @@ class SpeculativeModel:
             self._drafting = self._drafting.scaled_by(TargetScale(base.model_breakdown, modelled.breakdown))
         self._ahead: HostAhead | None = None
         if replica.host.overlapped and isinstance(draft, Stepwise):
-            self._ahead = HostAhead(replica.host, draft)
+            self._ahead = HostAhead(replica.host, draft, host or DraftHost())
+        elif host is not None:
+            self._drafting = Hosted(self._drafting, host)
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
         self._leaps = Leaps(self.seconds, self._prices_of_equal)
@@ -183,6 +198,8 @@ class SpeculativeModel:
         after = drafting.equal_passes(num_seqs, rows, steps) if isinstance(drafting, Steps) else None
         least_s = 0.0
         if self._ahead is not None:
+            if self._ahead.knows_contexts:
+                return None
             least_s = self._ahead.seconds(pass_of_equal(num_seqs, num_seqs, rows, steps))
         return EqualPrices(passes, after or OneByOne(drafting.seconds, num_seqs, rows, steps), least_s)
 

@@ -69,21 +69,30 @@ class Text:
 
         The context counts as an occurrence of its own if the text ends with it.
         """
-        best = SuffixDraft([], 0.0)
         context = context[-rules.max_tree_depth :]
         tokens = np.frombuffer(self._tokens, np.int64)[:end]
-        for length, ends in reversed(list(enumerate(self._matches(context, begin, len(tokens)), 1))):
+
+        def limit_of(length: int) -> int:
             limit = min(num_tokens, int(length * rules.max_spec_factor + _ROUNDING))
-            if limit <= best.score:
-                break  # neither this nor a shorter match can have a larger sum
-            limit = min(limit, rules.max_tree_depth - length)
-            draft = _continuation(tokens, ends, limit, rules.min_token_prob)
-            if draft.score > best.score:
-                best = draft
+            return min(limit, rules.max_tree_depth - length)
+
+        ends_of = dict(enumerate(self._matches(context, begin, len(tokens)), 1))
+        best, best_length = SuffixDraft([], 0.0), 0
+        for limit, length in sorted(((limit_of(length), length) for length in ends_of), reverse=True):
+            if limit < best.score:
+                break  # neither this nor those behind it can have as large a sum
+            if limit == best.score and length < best_length:
+                continue
+            draft = _continuation(tokens, ends_of[length], limit, rules.min_token_prob)
+            if (draft.score, length) > (best.score, best_length):
+                best, best_length = draft, length
         return best
 
     def _matches(self, context: list[int], begin: int, end: int) -> Iterator[NDArray[np.int64]]:
-        """Yields the ends of all occurrences in [begin, end) of the last 1, 2, ... tokens of a context."""
+        """Yields the ends of all occurrences in [begin, end) of the last 1, 2, ... tokens of a context.
+
+        It stops where nothing follows them: the only one left is the end of the text, as of all longer ones.
+        """
         occurrences = self._ends.get(context[-1]) if context else None
         if occurrences is None:
             return
@@ -94,7 +103,7 @@ class Text:
             if length > 1:
                 ends = ends[ends >= begin + length]
                 ends = ends[tokens[ends - length] == context[-length]]
-            if not len(ends):
+            if not len(ends) or ends[0] == end:
                 return
             yield ends
 

@@ -108,7 +108,7 @@ class SuffixDrafter:
         text.extend(list(output[num_known:]))
         self._texts[request_id] = text, len(output)
         depth = self._rules.max_tree_depth
-        context = [*prompt[max(0, len(prompt) + len(output) - depth) :], *output][-depth:]
+        context = [*prompt[-depth:], *output[-depth:]][-depth:]
         own = text.draft(context, num_tokens, self._rules)
         if not self._max_outputs:
             return own.tokens

@@ -194,18 +194,19 @@ class Deployment:
         Equal deployments share one object, as it caches results: a tenth of the time of a short run.
         """
         replica, proposer = self.replica, self.speculation
-        for level, known, known_proposer, model in tuple(_iteration_models):  # another thread may add one
-            if level == self.latency and known == replica and known_proposer == proposer:
+        settings = self.latency, replica, proposer, self.engine.draft_host
+        for known, model in tuple(_iteration_models):  # another thread may add one
+            if known == settings:
                 return model
         model = self.latency.iteration_model(replica)
         if proposer is not None:
-            model = with_drafts(model, proposer, replica)
-        _iteration_models.appendleft((self.latency, replica, proposer, model))
+            model = with_drafts(model, proposer, replica, self.engine.draft_host)
+        _iteration_models.appendleft((settings, model))
         return model
 
 
 _memory_plans: deque[tuple[dict[str, Any], MemoryPlan]] = deque(maxlen=16)
 """The latest plans of this process, with their settings."""
 
-_iteration_models: deque[tuple[LatencyLevel, Replica, Proposer | None, IterationModel]] = deque(maxlen=16)
-"""The latest models of this process."""
+_iteration_models: deque[tuple[tuple[Any, ...], IterationModel]] = deque(maxlen=16)
+"""The latest models of this process, with their settings."""

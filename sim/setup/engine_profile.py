@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hwmodels.assembly.site import Kernels
 from hwmodels.checks import check_finite
 from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.speculation.host import DraftHost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,8 @@ class EngineProfile:
     """Host memory per GPU for the KV of sequences preempted by swapping."""
     num_kv_blocks: int | None = None
     """KV blocks of a replica; None: as many as the rest of the memory holds."""
+    draft_host: Mapping[str, DraftHost] = field(default_factory=dict)
+    """Host time of draft tokens by method, such as ngram; `others`: of all methods that are not listed."""
 
     def __post_init__(self) -> None:
         check_finite("frontend_s", self.frontend_s, unit="s", zero_allowed=True)

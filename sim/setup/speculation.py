@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -15,6 +15,7 @@ from hwmodels.levels.rooflines import LatencyLevel, Replica
 from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
+from hwmodels.speculation.host import DraftHost, draft_host_of
 from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN, DraftShape
 from policies.core.engine import EngineCore
@@ -99,14 +100,20 @@ def max_tokens_per_pass(proposer: Proposer | None) -> int:
     return 1 if proposer is None else 1 + num_places(proposer)
 
 
-def with_drafts(base: IterationModel, proposer: Proposer, replica: Replica) -> IterationModel:
-    """Returns the iteration model of a replica that speculates. Raises ValueError if it has no price."""
+def with_drafts(
+    base: IterationModel, proposer: Proposer, replica: Replica, hosts: Mapping[str, DraftHost]
+) -> IterationModel:
+    """Returns the iteration model of a replica that speculates. Raises ValueError if it has no price.
+
+    hosts: the host time of draft tokens by method.
+    """
     tree = proposer.tree
     shape = CHAIN
     if tree is not None:
         by_level = Counter(tree.depths)
         shape = DraftShape.of_tree(tuple(by_level[depth] for depth in range(1, tree.depth + 1)))
-    return SpeculativeModel(base, draft_of(proposer), replica, shape=shape)
+    host = draft_host_of(hosts, proposer.method)
+    return SpeculativeModel(base, draft_of(proposer), replica, shape=shape, host=host)
 
 
 def speculative_core(

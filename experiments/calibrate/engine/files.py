@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from experiments.app.job import CannotWriteError
 from experiments.study.yaml_text import figure, quoted
 from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.speculation.host import DraftHost
 from sim.setup.engine_profile import EngineProfile
 
 if TYPE_CHECKING:  # they need torch
@@ -146,6 +147,11 @@ def engine_yaml(name: str, profile: EngineProfile, block_size: int) -> str:
     host, graphs = profile.host, profile.cuda_graphs
     settings = "\n".join(f"  {field}: {_written(getattr(host, field))}" for field in HostOverhead.__slots__)
     captured = "\n".join(f"  {field}: {_written(getattr(graphs, field))}" for field in CudaGraphs.__slots__)
+    drafts = "".join(
+        f"\n  {method}:\n    _target_: hwmodels.speculation.host.DraftHost"
+        + "".join(f"\n    {field}: {_written(getattr(of, field))}" for field in DraftHost.__slots__)
+        for method, of in profile.draft_host.items()
+    )
     blocks = "null" if profile.num_kv_blocks is None else profile.num_kv_blocks
     return f"""\
 # windtunnel's own engine on {name}, with the measured host time and the limits of the measurement
@@ -169,6 +175,8 @@ host:
 cuda_graphs:
   _target_: hwmodels.devices.host.CudaGraphs
 {captured}
+# in iterations with draft tokens, beside host
+draft_host:{drafts or " {}"}
 """
 
 

@@ -9,7 +9,8 @@ here does nothing.
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,48 +63,82 @@ def measure_host(
     return HostTime(max(float(fixed_s), 0.0), max(float(each_s), 0.0), by_batch)
 
 
-def _step_s(num_seqs: int, block_size: int, served: Served | None, usual_s: float | None) -> float:
-    """Returns the median host time of one step, in seconds."""
-    blocks_each = (PROMPT + STEPS + WARM_UP) // block_size + 2
-    padding = Padding(num_seqs, blocks_each) if served is None else served.padding
+class HostClock:
+    """Measures the thread time of an engine's steps without the time of its executor.
+
+    served: its reference step runs before each step if usual_s, the usual time of that step, is known; then
+    the machine's pace is, too.
+    """
+
+    def __init__(self, served: Served | None, usual_s: float | None) -> None:
+        self._served, self._usual_s = served, usual_s
+        self._executed_s = 0.0
+        self._paces: list[float] = []
+
+    def around(self, execute: Callable[[Work], Drawn | None]) -> Callable[[Work], Drawn | None]:
+        """Returns an executor, the time of which does not count."""
+
+        def executed(work: Work) -> Drawn | None:
+            begin_s = time.thread_time()
+            drawn = execute(work)
+            self._executed_s += time.thread_time() - begin_s
+            return drawn
+
+        return executed
+
+    def step_s(self, engine: Engine) -> float:
+        """Runs a step of an engine; returns its seconds."""
+        if self._served is not None and self._usual_s is not None:
+            begin_s = time.thread_time()
+            self._served.plain.run(self._served.work(REFERENCE))
+            self._paces.append((time.thread_time() - begin_s) / self._usual_s)
+        begin_s, self._executed_s = time.thread_time(), 0.0
+        engine.step()
+        return time.thread_time() - begin_s - self._executed_s
+
+    def pace(self, latest: slice) -> float:
+        """Returns the median pace of some of the steps; 1 if it is not known."""
+        return float(np.median(self._paces[latest])) if self._paces else 1.0
+
+
+def core_settings(
+    num_seqs: int, tokens_each: int, block_size: int, padding: Padding | None = None
+) -> dict[str, Any]:
+    """Returns the settings of a core for sequences of this length; padding: that of an executor."""
+    blocks_each = tokens_each // block_size + 2
+    padding = padding or Padding(num_seqs, blocks_each)
     max_model_len = padding.max_blocks * block_size
     settings = EngineSettings(device="cpu", max_num_seqs=padding.slot)
-    core = EngineCore(
-        batching=settings.batching,
-        scheduling=settings.scheduling,
-        block_pool=settings.caching.pool(
+    return {
+        "batching": settings.batching,
+        "scheduling": settings.scheduling,
+        "block_pool": settings.caching.pool(
             KvMemory(num_seqs * blocks_each, bytes_per_token=1, max_model_len=max_model_len)
         ),
-        max_num_seqs=padding.slot,
-        max_model_len=max_model_len,
-        names_blocks=True,
-    )
+        "max_num_seqs": padding.slot,
+        "max_model_len": max_model_len,
+        "names_blocks": True,
+    }
+
+
+def _step_s(num_seqs: int, block_size: int, served: Served | None, usual_s: float | None) -> float:
+    """Returns the median host time of one step, in seconds."""
+    padding = None if served is None else served.padding
+    core = EngineCore(**core_settings(num_seqs, PROMPT + STEPS + WARM_UP, block_size, padding))
     drawn_B = torch.zeros(1, num_seqs, dtype=torch.int64)
 
-    executed_s = 0.0
-
     def execute(work: Work) -> Drawn | None:
-        nonlocal executed_s
-        begin_s = time.thread_time()
         if served is not None:
-            drawn = served.plain.run(work)
-        else:
-            drawn = None if work.shape is None else Drawn(drawn_B[:, : work.shape.num_drawn])
-        executed_s += time.thread_time() - begin_s
-        return drawn
+            return served.plain.run(work)
+        return None if work.shape is None else Drawn(drawn_B[:, : work.shape.num_drawn])
 
-    engine = Engine(core, Runner(core, execute), vocab_size=num_seqs + PROMPT)
+    clock = HostClock(served, usual_s)
+    engine = Engine(core, Runner(core, clock.around(execute)), vocab_size=num_seqs + PROMPT)
     params = SamplingParams(temperature=0.0, max_tokens=STEPS + WARM_UP, ignore_eos=True)
     for seq in range(num_seqs):
         engine.add([seq, *range(1, PROMPT)], params)
-    found, paces = [], []
+    found = []
     while engine.num_unfinished:
-        if served is not None and usual_s is not None:
-            begin_s = time.thread_time()
-            served.plain.run(served.work(REFERENCE))
-            paces.append((time.thread_time() - begin_s) / usual_s)
-        begin_s, executed_s = time.thread_time(), 0.0
-        engine.step()
-        found.append(time.thread_time() - begin_s - executed_s)
-    pace = np.median(paces[-STEPS:-1]) if paces else 1.0
-    return float(np.median(found[-STEPS:-1]) / pace)
+        found.append(clock.step_s(engine))
+    latest = slice(-STEPS, -1)
+    return float(np.median(found[latest]) / clock.pace(latest))

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from experiments.calibrate.engine import gpu_sections
 from experiments.calibrate.engine import measure as cpu_sections
 from experiments.calibrate.engine.collectives import RingLink, measure_link
+from experiments.calibrate.engine.draft_host import DraftHostTime, measure_draft_host
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml, latency_yaml, plain
 from experiments.calibrate.engine.grids import decode_points, longest, prefill_points, verifying_points
 from experiments.calibrate.engine.host_time import HostTime, measure_host
@@ -113,11 +114,12 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     progress("the host time")
     with_executor = served if device.type == "cpu" else None
     host = measure_host(settings.limit("max_num_seqs"), settings.block_size, with_executor, usual_s)
+    drafts = measure_draft_host(host, settings.block_size, with_executor, usual_s)
     rows = profile_rows(sections, architecture.num_layers)
     chunks_apart = int(served.backend.name == "torch")  # the torch reference computes chunks one by one
     rows = rows.assign(gpu=name, model=settings.model.name, chunks_apart=chunks_apart)
     hardware_text = hardware_yaml(name, machine, link)
-    profile = _profile(settings, served, machine, host)
+    profile = _profile(settings, served, machine, host, drafts)
     priced = _priced(settings, device_of(hardware_text), rows, machine)
     steps = [total.step for total in totals]
     residuals = residual_table(
@@ -136,6 +138,10 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
         "machine": asdict(machine),
         "link": None if link is None else link._asdict(),
         "host": host._asdict(),
+        "draft_host": {
+            method: {"host": asdict(of.host), "steps": [step._asdict() for step in of.steps]}
+            for method, of in drafts.items()
+        },
         "reference_s": usual_s,
         "pace": None if pace is None else pace._asdict(),
         "operators": operators.to_dict("records"),
@@ -149,7 +155,7 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
         files.latency: latency_yaml(name, settings.model.name, files.table),
         files.report: json.dumps(report, indent=2) + "\n",
     }
-    notes = _notes(machine, host, residuals, pace)
+    notes = _notes(machine, host, drafts, residuals, pace)
     return Results(operators, errors, notes, _next_command(settings, name, files), files, pace, contents)
 
 
@@ -220,7 +226,13 @@ def _link_between_gpus(device: torch.device) -> RingLink | None:
     return measure_link(device.type, torch.cuda.device_count())
 
 
-def _profile(settings: MeasureSettings, served: Served, machine: Machine, host: HostTime) -> EngineProfile:
+def _profile(
+    settings: MeasureSettings,
+    served: Served,
+    machine: Machine,
+    host: HostTime,
+    drafts: Mapping[str, DraftHostTime],
+) -> EngineProfile:
     """Returns windtunnel's engine with its defaults; on a GPU, overlapped and with CUDA graphs."""
     on_gpu = served.device.type == "cuda"
     block_bytes = KvCache.bytes_per_block(
@@ -240,6 +252,7 @@ def _profile(settings: MeasureSettings, served: Served, machine: Machine, host: 
             overlapped=on_gpu,
         ),
         cuda_graphs=CudaGraphs(enabled=on_gpu, max_capture_size=min(max_num_seqs, 512)),
+        draft_host={method: of.host for method, of in drafts.items()},
     )
 
 
@@ -278,12 +291,19 @@ def _summary(rows: pd.DataFrame) -> pd.DataFrame:
     return summary.reset_index()
 
 
-def _notes(machine: Machine, host: HostTime, residuals: pd.DataFrame, pace: Pace | None) -> list[str]:
+def _notes(
+    machine: Machine,
+    host: HostTime,
+    drafts: Mapping[str, DraftHostTime],
+    residuals: pd.DataFrame,
+    pace: Pace | None,
+) -> list[str]:
     peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in machine.flops_per_s.items())
     notes = [
         f"{machine.name}: memory bandwidth {machine.copy_bytes_per_s / 1e9:.1f} GB/s copying, "
         f"{machine.read_bytes_per_s / 1e9:.1f} GB/s reading; peak {peaks}.",
         f"Host time: {host.iteration_s * 1e6:.0f} us per step, {host.sequence_s * 1e6:.2f} us per sequence.",
+        f"With draft tokens in addition: {'; '.join(_in_words(*each) for each in drafts.items())}.",
     ]
     if machine.launch_s:
         notes.append(
@@ -299,6 +319,14 @@ def _notes(machine: Machine, host: HostTime, residuals: pd.DataFrame, pace: Pace
     if pace is not None:
         notes.append(f"During the measurement {in_words(pace)}.")
     return notes
+
+
+def _in_words(method: str, measured: DraftHostTime) -> str:
+    host = measured.host
+    return (
+        f"{method} {host.iteration_s * 1e6:.0f} us per step, {host.sequence_s * 1e6:.1f} us per sequence, "
+        f"{host.token_s * 1e6:.1f} us per draft token"
+    )
 
 
 def _next_command(settings: MeasureSettings, name: str, files: Files) -> str:

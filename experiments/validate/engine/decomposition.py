@@ -73,7 +73,7 @@ def decompose(recordings: Sequence[Recording], scenario: Scenario, simulated: Me
 def without_host(scenario: Scenario) -> Scenario:
     """Returns the scenario with zero host time."""
     host = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
-    return replace(scenario, engine=replace(scenario.engine, host=host))
+    return replace(scenario, engine=replace(scenario.engine, host=host, draft_host={}))
 
 
 def _knows_host(recording: Recording) -> bool:

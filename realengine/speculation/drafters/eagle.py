@@ -15,20 +15,14 @@ from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
 from realengine.speculation.checkpoints.layers import LayerWeights, load_eagle
 from realengine.speculation.context import DrafterContext, LoadedDraft
-from realengine.speculation.drafters.layer_steps import LayerDrafter, block_bytes, cache_beside, decoder_of
+from realengine.speculation.drafters.layer_steps import decoder_of, loaded_layers
 from realengine.speculation.settings import SpeculationSettings
 
 
 def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     """Loads the layer. Raises ValueError if it does not fit the target."""
     (source,) = settings.models
-    weights = load_eagle(source, context)
-
-    def build(target: KvCache) -> LayerDrafter:
-        model = EagleLayer(weights, cache_beside(target, weights, context), context)
-        return LayerDrafter(model, context.max_model_len, settings.proposer.tree)
-
-    return LoadedDraft(block_bytes(weights, context), build)
+    return loaded_layers(EagleLayer, load_eagle(source, context), settings, context)
 
 
 class EagleLayer:

@@ -11,6 +11,7 @@ size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -22,10 +23,11 @@ from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
 from realengine.runner.parallel import Group
 from realengine.speculation.checkpoints.layers import LayerWeights
-from realengine.speculation.context import DrafterContext
+from realengine.speculation.context import DrafterContext, LoadedDraft
 from realengine.speculation.drafter import Drafts, Passed, Start
 from realengine.speculation.drafters.decode_steps import DraftPlaces, max_len_in, num_kv_blocks
 from realengine.speculation.drafters.tree_levels import Level, TreeLevels
+from realengine.speculation.settings import SpeculationSettings
 from realengine.speculation.tree_rows import check_tree
 
 
@@ -64,16 +66,21 @@ def decoder_of(weights: LayerWeights, context: DrafterContext) -> Decoder:
     return Decoder(weights.architecture, tensors, context.backend, context.max_model_len, Group())
 
 
-def block_bytes(weights: LayerWeights, context: DrafterContext) -> int:
-    """Returns the bytes of a KV block of a draft's layers."""
-    return KvCache.bytes_per_block(weights.architecture, context.block_size, context.kv_dtype)
+def loaded_layers(
+    model_of: Callable[[LayerWeights, KvCache, DrafterContext], FeatureModel],
+    weights: LayerWeights,
+    settings: SpeculationSettings,
+    context: DrafterContext,
+) -> LoadedDraft:
+    """Returns the drafter of layers with their own KV cache, which has the blocks of the target's."""
+    architecture, block_size, kv_dtype = weights.architecture, context.block_size, context.kv_dtype
 
+    def build(target: KvCache) -> LayerDrafter:
+        cache = KvCache(architecture, num_kv_blocks(target), block_size, kv_dtype, context.device)
+        model = model_of(weights, cache, context)
+        return LayerDrafter(model, context.max_model_len, settings.proposer.tree)
 
-def cache_beside(target: KvCache, weights: LayerWeights, context: DrafterContext) -> KvCache:
-    """Returns a KV cache for a draft's layers with the blocks of the target's."""
-    return KvCache(
-        weights.architecture, num_kv_blocks(target), context.block_size, context.kv_dtype, context.device
-    )
+    return LoadedDraft(KvCache.bytes_per_block(architecture, block_size, kv_dtype), build)
 
 
 class LayerDrafter:

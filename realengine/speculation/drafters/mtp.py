@@ -7,6 +7,8 @@ in vLLM the first module computes all rows of a pass, and step s uses module s m
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -16,7 +18,7 @@ from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
 from realengine.speculation.checkpoints.layers import LayerWeights, load_mtp
 from realengine.speculation.context import DrafterContext, LoadedDraft
-from realengine.speculation.drafters.layer_steps import LayerDrafter, block_bytes, cache_beside, decoder_of
+from realengine.speculation.drafters.layer_steps import decoder_of, loaded_layers
 from realengine.speculation.settings import SpeculationSettings
 
 
@@ -25,13 +27,8 @@ def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
     assert isinstance(settings.proposer, Proposer)
     source = settings.models[0] if settings.models else context.source or context.architecture
     num_modules = settings.proposer.num_nextn_predict_layers
-    weights = load_mtp(source, context, num_modules)
-
-    def build(target: KvCache) -> LayerDrafter:
-        model = MtpModules(weights, cache_beside(target, weights, context), context, num_modules)
-        return LayerDrafter(model, context.max_model_len)
-
-    return LoadedDraft(block_bytes(weights, context), build)
+    model_of = partial(MtpModules, num_modules=num_modules)
+    return loaded_layers(model_of, load_mtp(source, context, num_modules), settings, context)
 
 
 class MtpModules:
@@ -40,7 +37,7 @@ class MtpModules:
     taps: tuple[int, ...] = ()
 
     def __init__(
-        self, weights: LayerWeights, cache: KvCache, context: DrafterContext, num_modules: int
+        self, weights: LayerWeights, cache: KvCache, context: DrafterContext, *, num_modules: int
     ) -> None:
         self.cache = cache
         self.vocab_size = context.architecture.vocab_size

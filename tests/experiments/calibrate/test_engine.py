@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 torch = pytest.importorskip("torch")
@@ -19,6 +22,13 @@ pytest.importorskip("triton")
 from experiments.app.cli import main  # noqa: E402
 from experiments.calibrate.engine import gpu_sections, pace, run  # noqa: E402
 from experiments.calibrate.engine.collectives import SIZES, link_of, measure_link  # noqa: E402
+from experiments.calibrate.engine.draft_host import (  # noqa: E402
+    Measured,
+    add_texts,
+    engine_of_texts,
+    fitted,
+    measure_draft_host,
+)
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml  # noqa: E402
 from experiments.calibrate.engine.grids import (  # noqa: E402
     VERIFYING,
@@ -28,7 +38,7 @@ from experiments.calibrate.engine.grids import (  # noqa: E402
     spread_around,
     verifying_points,
 )
-from experiments.calibrate.engine.host_time import measure_host  # noqa: E402
+from experiments.calibrate.engine.host_time import HostClock, HostTime, measure_host  # noqa: E402
 from experiments.calibrate.engine.machine import Machine  # noqa: E402
 from experiments.calibrate.engine.measure import Sections, measure  # noqa: E402
 from experiments.calibrate.engine.pace import Pace, in_words, is_noisy, paces, variation  # noqa: E402
@@ -42,6 +52,8 @@ from experiments.calibrate.engine.watch import Catcher  # noqa: E402
 from hwmodels.devices.host import CudaGraphs, HostOverhead  # noqa: E402
 from hwmodels.levels.profile import Profile  # noqa: E402
 from hwmodels.model.model_spec import ModelSpec  # noqa: E402
+from hwmodels.speculation.host import DraftHost  # noqa: E402
+from policies.speculation.proposers.ngram import Ngram  # noqa: E402
 from realengine.model.decoder import Decoder  # noqa: E402
 from realengine.model.kv_cache import KvCache  # noqa: E402
 from sim.settings.build import build  # noqa: E402
@@ -423,6 +435,62 @@ def test_the_host_is_measured_without_the_executor_that_works_in_between(served,
     assert 0 < halved.by_batch[1] < 0.8 * host.by_batch[1]
 
 
+def test_draft_tokens_take_the_host_longer_and_searches_the_longest():
+    found = measure_draft_host(HostTime(iteration_s=0.0, sequence_s=0.0, by_batch={}), 16)
+    assert set(found) == {"ngram", "suffix", "others"}
+    assert found["others"].host.kilotoken_s == 0
+    for host, steps in found.values():
+        assert host.iteration_s + host.sequence_s + host.token_s > 0
+        assert max(step.num_drafts for step in steps) > 1
+    assert found["suffix"].steps[-1].seconds > found["others"].steps[-1].seconds
+
+
+@given(st.floats(0, 1e-3), st.floats(0, 1e-4), st.floats(0, 1e-4), st.floats(0, 1e-5), st.floats(1e-4, 1e-3))
+def test_the_host_time_of_drafts_comes_back_from_the_steps_that_it_makes(fixed, each, token, kilo, plain_s):
+    plain = HostTime(iteration_s=plain_s, sequence_s=2e-6, by_batch={})
+    steps = [
+        Measured(
+            num_seqs,
+            drafts,
+            context,
+            plain_s + 2e-6 * num_seqs + fixed + each * num_seqs + token * drafts + kilo * 1e-3 * context,
+        )
+        for num_seqs, drafts, context in (
+            (1, 4, 90),
+            (1, 8, 2000),
+            (4, 3, 300),
+            (12, 90, 900),
+            (12, 6, 25000),
+        )
+    ]
+    found = fitted(steps, plain, searches=True)
+    for ours, theirs in (
+        (found.iteration_s, fixed),
+        (found.sequence_s, each),
+        (found.token_s, token),
+        (found.kilotoken_s, kilo),
+    ):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-10)
+
+
+def test_draft_tokens_are_accepted_as_far_as_they_agree_with_a_text():
+    """The stand-in of the executor leaves every request with the beginning of its own text."""
+    text = np.arange(60) % 7
+    texts = [text, text[3:], np.arange(60)]
+    proposer = Ngram(draft=None, num_speculative_tokens=3, prompt_lookup_max=2)
+    engine, _ = engine_of_texts(proposer, texts, 20, 16, HostClock(None, None))
+    add_texts(engine, texts, 20)
+    found = {}
+    num_steps = 0
+    while engine.num_unfinished:
+        found |= {answer.request_id: answer for answer in engine.step() if answer.is_finished}
+        num_steps += 1
+    assert [found[index].outputs[0].tokens for index in range(3)] == [each[20:].tolist() for each in texts]
+    assert [found[index].drafts.num_accepted_tokens > 20 for index in range(2)] == [True, True]
+    assert found[2].drafts is None  # nothing repeats
+    assert num_steps == 40
+
+
 def test_the_written_machine_is_a_device():
     device = device_of(hardware_yaml("cpu", MACHINE))
     assert (device.name, device.num_sms, device.l2_bytes) == ("cpu", 1, 32 << 20)
@@ -458,6 +526,13 @@ def test_the_written_engine_is_the_profile_that_it_was_written_from():
         host=HostOverhead(iteration_s=123e-6, sequence_s=1.5e-6, launch_s=0.0, graph_replay_s=0.0),
         cuda_graphs=CudaGraphs(enabled=False, max_capture_size=32),
     )
+    node = OmegaConf.create(engine_yaml("cpu", profile, 16))
+    node.pop("defaults")
+    assert build(node, "engine") == profile
+    node.pop("draft_host")  # as written before it was measured
+    assert build(node, "engine") == profile
+    draft_host = {"suffix": DraftHost(sequence_s=21e-6, token_s=3e-5), "others": DraftHost(iteration_s=2e-4)}
+    profile = replace(profile, draft_host=draft_host)
     node = OmegaConf.create(engine_yaml("cpu", profile, 16))
     node.pop("defaults")
     assert build(node, "engine") == profile

@@ -21,6 +21,7 @@ from hwmodels.levels.recorded import Recorded
 from hwmodels.levels.rooflines import Replica
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft
+from hwmodels.speculation.host import DraftHost, draft_host_of
 from hwmodels.speculation.leaps import pass_of_equal
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 from hwmodels.speculation.several import SeveralDrafts
@@ -53,9 +54,10 @@ def replica_of(models, devices):
 def model_of(replica_of):
     """Makes a SpeculativeModel of a model preset on H100s."""
 
-    def make(name, draft, host=IDLE, shape=CHAIN, **layout):
+    def make(name, draft, host=IDLE, shape=CHAIN, draft_host=None, **layout):
         replica = replica_of(name, host, **layout)
-        return SpeculativeModel(replica.roofline(Calibration()), draft, replica, shape=shape)
+        base = replica.roofline(Calibration())
+        return SpeculativeModel(base, draft, replica, shape=shape, host=draft_host)
 
     return make
 
@@ -83,7 +85,11 @@ DRAFTS = {
         DraftShape.of_tree((2, 2, 2)),
     ),
     "rows": ("llama2_7b", lambda _: PassDraft(extra_tokens=60), CHAIN),
+    "measured": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle"), CHAIN),
+    "measured search": ("llama2_7b", lambda _: HostDraft(), CHAIN),
+    "measured ahead": ("llama3_1_8b", lambda _: LayerDraft(kind="eagle", step_s=2e-3), CHAIN),
 }
+MEASURED = DraftHost(iteration_s=2e-3, sequence_s=3e-5, token_s=7e-6, kilotoken_s=1e-5)
 LAYOUTS = {
     "deepseek_r1": {"attention_data_parallel_size": 8, "expert_parallel_size": 8, "tensor_parallel_size": 1},
     "llama3_1_70b": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
@@ -95,7 +101,8 @@ def model(request, models, model_of):
     """Returns a model with every kind of draft in turn, in several layouts."""
     name, make, shape = DRAFTS[request.param]
     host = HostOverhead(iteration_s=1e-3, sequence_s=1e-5, overlapped="ahead" in request.param)
-    return model_of(name, make(models), host, shape, **LAYOUTS.get(name, {}))
+    measured = MEASURED if "measured" in request.param else None
+    return model_of(name, make(models), host, shape, measured, **LAYOUTS.get(name, {}))
 
 
 one_pass = st.tuples(
@@ -333,6 +340,38 @@ def test_a_host_that_works_ahead_bounds_the_iteration_only(model_of):
     assert slow.breakdown(shape)["host"] - quick.breakdown(shape)["host"] == pytest.approx(waits_s)
     (line,) = (line for line in slow.explain(shape) if line.operator == "draft host and launches")
     assert line.seconds >= waits_s
+
+
+@pytest.mark.parametrize("draft", [LayerDraft(**QUICK), HostDraft(sequence_s=1e-4)])
+def test_the_measured_host_time_of_drafts_is_added_to_an_iteration(model_of, draft):
+    """8 sequences of 500 tokens with 3 draft tokens each."""
+    plain, measured = (model_of("llama3_1_8b", draft, draft_host=host) for host in (None, MEASURED))
+    shape = decodes_with_drafts(8, 4000, 3)
+    added_s = measured.seconds(shape) - plain.seconds(shape)
+    assert added_s == pytest.approx(2e-3 + 8 * 3e-5 + 24 * 7e-6 + 4 * 1e-5)
+    assert measured.breakdown(shape)["host"] - plain.breakdown(shape)["host"] == pytest.approx(added_s)
+    assert sum(line.seconds for line in measured.explain(shape)) == pytest.approx(measured.seconds(shape))
+    without = shape._replace(drafts=None, sampled_seqs=8)
+    assert measured.seconds(without) == plain.seconds(without)
+
+
+def test_a_method_has_its_own_host_time_or_that_of_all_others():
+    ngram, others = DraftHost(sequence_s=1e-5), DraftHost(iteration_s=1e-3)
+    hosts = {"ngram": ngram, "others": others}
+    assert draft_host_of(hosts, "ngram") is ngram
+    assert draft_host_of(hosts, "eagle") is others
+    assert draft_host_of({"ngram": ngram}, "eagle") is draft_host_of({}, "ngram") is None
+
+
+def test_a_host_that_works_ahead_hides_its_time_for_drafts(model_of):
+    ahead = replace(IDLE, overlapped=True)
+    plain, hidden, slow = (
+        model_of("llama3_1_8b", LayerDraft(**QUICK), ahead, draft_host=host)
+        for host in (None, DraftHost(iteration_s=1e-3), DraftHost(iteration_s=20e-3, token_s=1e-3))
+    )
+    shape = decodes_with_drafts(2, 1000, 3)
+    assert hidden.seconds(shape) == plain.seconds(shape)
+    assert slow.seconds(shape) == pytest.approx(20e-3 + 6e-3)
 
 
 def test_heads_without_graphs_wait_for_their_launches(replica_of):

@@ -75,8 +75,8 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hundred_thousand_draws_with_all_filters_follow_the_target_s_distribution(kind):
-    """Three places each of so many requests, of which the last two may be drafts."""
+def test_a_hundred_thousand_draws_with_all_filters_follow_the_target_s_distribution(kind, record_property):
+    """Three places each of so many requests, of which the last two may be drafts; -rP prints the p-values."""
     num_requests = 34_000
     config = KINDS[kind] | {"num_speculative_tokens": 2}
     llm = make(speculative_config=config, max_num_seqs=256, num_kv_blocks=1000)
@@ -100,6 +100,10 @@ def test_a_hundred_thousand_draws_with_all_filters_follow_the_target_s_distribut
         kept = np.append(counts[often], counts[~often].sum() + 1e-9)
         share = np.append(wanted[often], max(wanted[~often].sum(), 1e-12))
         found = chisquare(kept, share / share.sum() * kept.sum())
+        record_property(f"p-value of place {place}", float(found.pvalue))
+        print(
+            f"{kind}, place {place}: chi-square {found.statistic:.2f} of {len(kept)}, p = {found.pvalue:.4f}"
+        )
         assert found.pvalue > 1e-3, (place, found)
         before = following
 

@@ -109,6 +109,17 @@ def test_one_case_is_run_twice_simulated_and_decomposed(calibrated, tmp_path, ca
 
 
 @pytest.mark.slow
+def test_memory_without_room_for_the_draft_s_kv_is_one_sentence(calibrated, tmp_path, capsys):
+    draft = ["speculation=draft_model", "model@speculation.draft.model=random_8m"]
+    blocks = "engine.num_kv_blocks=1000000000000"
+    assert validate(tmp_path, f"calibrated={calibrated}", *draft, blocks) == 2
+    error = capsys.readouterr().err
+    assert "num_kv_blocks=1000000000000: the CPU has no memory for" in error
+    assert "beside the weights of the model and of its draft" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
 def test_a_recording_can_be_validated_without_a_new_run(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "repeats=1", "output.report=false") == 0
     first = capsys.readouterr().out.splitlines()[0]

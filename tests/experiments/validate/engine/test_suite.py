@@ -137,6 +137,13 @@ def test_a_wrong_setting_is_reported_with_its_case(override, message):
         (["replicas=2"], "replicas=2: only one engine is run"),
         (["model=gpt_oss_20b"], "model.weights=mxfp4: the engine supports"),
         (["caching=h2o"], "simulations only"),
+        (["speculation=ngram", "speculation.num_speculative_tokens=129"], "must be 1 to 128"),
+        (["speculation=medusa", "speculation.draft.num_layers=2"], "speculation.draft.num_layers=2: heads"),
+        (["speculation=eagle", "speculation.draft.num_layers=2"], "speculation.draft.num_layers=2: must be"),
+        (
+            ["speculation=draft_model", "model@speculation.draft.model=smollm2_135m"],
+            "speculation.draft.model=smollm2-135m: has 49,152 tokens in its vocabulary",
+        ),
         (["suite=load", "caching=h2o"], "case load_30: caching=H2o"),
     ],
 )
