@@ -46,6 +46,27 @@ MODELS = {
 }
 
 
+class Work(NamedTuple):
+    """Lower bounds of what a call of prefill attention moves and computes."""
+
+    bytes_moved: float
+    flops: float
+
+
+def prefill_work(
+    model: Dimensions, num_seqs: int, query_len: int, context_len: int, kv_dtype: torch.dtype
+) -> Work:
+    """Returns the work of chunks of query_len tokens, of 16 bits, at the end of contexts."""
+    window = model.window or context_len
+    pairs = sum(min(context_len - i, window) for i in range(query_len))
+    kv_bytes = 2 * min(context_len, window + query_len) * model.num_kv_heads * model.head_dim
+    q_elements = query_len * model.num_heads * model.head_dim
+    return Work(
+        num_seqs * (kv_bytes * kv_dtype.itemsize + 4 * q_elements),
+        4 * num_seqs * pairs * model.num_heads * model.head_dim,
+    )
+
+
 def made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Returns random numbers on a GPU, uninitialised memory on the CPU, where cases are only compiled."""
     if device.type == "cpu":

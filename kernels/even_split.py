@@ -163,6 +163,20 @@ def sequence_of(starts_ptr, tile, num_seqs, size):
 
 
 @triton.jit
+def sequences_of(starts_ptr, tiles, num_seqs, num_steps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns the sequences of BLOCK tiles; num_steps: steps of the binary search."""
+    left = tl.zeros([BLOCK], tl.int32)
+    right = tl.zeros([BLOCK], tl.int32) + num_seqs
+    for _ in range(num_steps):
+        middle = (left + right) // 2
+        inside = right - left > 1
+        at = tl.load(starts_ptr + middle, mask=inside, other=0) // SIZE + middle
+        left = tl.where(inside & (at <= tiles), middle, left)
+        right = tl.where(inside & (at > tiles), middle, right)
+    return left
+
+
+@triton.jit
 def tiles_of_queries(
     first_query,
     num_queries,
@@ -214,15 +228,7 @@ def even_split_kernel(
             num_queries = 1
             first_query = 0
         else:
-            left = tl.zeros([BLOCK], tl.int32)
-            right = tl.zeros([BLOCK], tl.int32) + num_seqs
-            for _ in range(num_steps):
-                middle = (left + right) // 2
-                inside = right - left > 1
-                at = tl.load(query_start_loc_ptr + middle, mask=inside, other=0) // BLOCK_Q + middle
-                left = tl.where(inside & (at <= unit), middle, left)
-                right = tl.where(inside & (at > unit), middle, right)
-            seq = left
+            seq = sequences_of(query_start_loc_ptr, unit, num_seqs, num_steps, BLOCK_Q, BLOCK)
             chunk_start = tl.load(query_start_loc_ptr + seq, mask=there, other=0)
             num_queries = tl.load(query_start_loc_ptr + seq + 1, mask=there, other=0) - chunk_start
             first_query = (unit - chunk_start // BLOCK_Q - seq) * BLOCK_Q

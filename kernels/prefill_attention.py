@@ -31,14 +31,14 @@ from kernels.attention import (
     padded,
     shared_split,
 )
-from kernels.attention_models import MODELS, Dimensions, made, made_cache
+from kernels.attention_models import MODELS, Dimensions, made, made_cache, prefill_work
 from kernels.attention_reference import attend, gather_tokens
 from kernels.case import Case
 from kernels.decode_attention import decode_attention_reference
 from kernels.even_split import MIN_RANGE_TOKENS, combine_parts, make_parts, num_ranges_of
 from kernels.launch import INTERPRETER, launch, nearest, sm_count, target
 from kernels.paged_kv import PagedKv
-from kernels.prefill_attention_kernels import prefill_attention_kernel, prefill_parts_kernel
+from kernels.prefill_attention_kernels import prefill_attention_kernel
 
 RESIDENT = 2  # programs of a multiprocessor between which contexts are split
 
@@ -142,6 +142,7 @@ def prefill_attention(
         options.softcap,
         options.window,
         num_seqs,
+        num_units,
     )
     strides = (
         *out.stride()[:2],
@@ -164,7 +165,9 @@ def prefill_attention(
     }
     few = num_units * num_kv_heads < sm_count(q_THD.device) or chunks.max_len <= tokens_per_tile
     if num_ranges is None and not (few and contexts.max_len > MIN_RANGE_TOKENS):
-        launch(prefill_attention_kernel, (num_units, num_kv_heads), out, *arguments, *strides, **meta)
+        no_split = None, None, None
+        grid = num_units, num_kv_heads
+        launch(prefill_attention_kernel, grid, out, *no_split, *arguments, *strides, **meta)
         return out
     num_ranges = num_ranges_of(num_ranges, num_kv_heads, RESIDENT, q_THD.device)
     of_chunks = {"query_start_loc": starts, "block_q": tokens_per_tile}
@@ -179,8 +182,8 @@ def prefill_attention(
         **of_chunks,
     )
     parts = make_parts(split, tokens_per_tile * num_heads, head_dim)
-    arguments = (*parts, split.table, *arguments, num_units)
-    launch(prefill_parts_kernel, (num_ranges, num_kv_heads), out, *arguments, *strides, **meta)
+    grid = num_ranges, num_kv_heads
+    launch(prefill_attention_kernel, grid, out, *parts, split.table, *arguments, *strides, **meta)
     combine_parts(out, parts, split, options.sinks_H, **of_chunks)
     return out
 
@@ -378,16 +381,11 @@ def _case(
     name: str, num_seqs: int, query_len: int, context_len: int, dtype: torch.dtype, *, tree: bool
 ) -> Case:
     model = MODELS[name]
-    window = model.window or context_len
-    pairs = sum(min(context_len - i, window) for i in range(query_len))
-    kv_bytes = 2 * min(context_len, window + query_len) * model.num_kv_heads * model.head_dim * dtype.itemsize
-    q_elements = query_len * model.num_heads * model.head_dim
     return Case(
         f"{name}-{str(dtype).removeprefix('torch.')}-batch{num_seqs}-{query_len}of{context_len}"
         + ("-tree" if tree else ""),
         _make(model, num_seqs, query_len, context_len, dtype, tree),
-        bytes_moved=num_seqs * (kv_bytes + 4 * q_elements),
-        flops=4 * num_seqs * pairs * model.num_heads * model.head_dim,
+        *prefill_work(model, num_seqs, query_len, context_len, dtype),
     )
 
 

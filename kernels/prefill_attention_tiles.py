@@ -11,43 +11,14 @@ from kernels.even_split import LOG2E, sequence_of, tiles_of_queries
 
 @triton.jit
 def _attend_tiles(  # noqa: C901, PLR0912, PLR0915  a Triton kernel is one function
-    acc,
-    total,
-    top,
-    q,
-    key_ptr,
-    value_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
-    table_ptr,
-    positions_ptr,
-    tree_ptr,
-    slope,
-    scale,
-    softcap,
-    window,
-    query_pos,
-    query,
-    prefix,
-    start,
-    length,
-    lo,
-    hi,
-    kv_head,
-    stride_kn,
-    stride_kp,
-    stride_kk,
-    stride_vn,
-    stride_vp,
-    stride_vk,
-    MASKED: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    acc, total, top, q, caches, strides, table_ptr, positions_ptr, tree_ptr, slope, scale, softcap, window,
+    query_pos, query, prefix, start, length, lo, hi, kv_head, MASKED: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr
+):  # fmt: skip
     """Continues the running softmax over keys lo to hi; without MASKED all rows see all of these keys."""
+    key_ptr, value_ptr, key_scales_ptr, value_scales_ptr = caches
+    stride_kn, stride_kp, stride_kk, stride_vn, stride_vp, stride_vk = strides
     d = tl.arange(0, BLOCK_D)
     for first in tl.range(lo, hi, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
@@ -119,47 +90,18 @@ def place_of(unit, query_start_loc_ptr, num_seqs, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def attended(
-    seq,
-    chunk_start,
-    num_queries,
-    first_query,
-    kv_head,
-    from_tile,
-    to_tile,
-    q_ptr,
-    key_ptr,
-    value_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
-    block_tables_ptr,
-    context_lens_ptr,
-    alibi_slopes_ptr,
-    tree_mask_ptr,
-    tree_mask_start_ptr,
-    positions_ptr,
-    tree_num_before,
-    scale,
-    softcap,
-    window,
-    stride_qt,
-    stride_qh,
-    stride_kn,
-    stride_kp,
-    stride_kk,
-    stride_vn,
-    stride_vp,
-    stride_vk,
-    stride_tb,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Returns the running softmax of a unit over its key tiles from_tile to to_tile."""
+    seq, chunk_start, num_queries, first_query, kv_head, from_tile, to_tile, inputs, caches, strides, tree,
+    options, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Returns the running softmax of a unit over its key tiles from_tile to to_tile.
+
+    inputs, caches, strides, tree and options are the kernel's arguments in groups.
+    """
+    q_ptr, block_tables_ptr, context_lens_ptr, stride_qt, stride_qh, stride_tb = inputs
+    tree_mask_ptr, tree_mask_start_ptr, positions_ptr, tree_num_before = tree
+    alibi_slopes_ptr, scale, softcap, window = options
     length = tl.load(context_lens_ptr + seq)
     prefix = length - num_queries
     m = tl.arange(0, BLOCK_M)
@@ -227,42 +169,12 @@ def attended(
     for part in tl.static_range(3):
         if part != 0 or window is not None:
             acc, total, top = _attend_tiles(
-                acc,
-                total,
-                top,
-                q,
-                key_ptr,
-                value_ptr,
-                key_scales_ptr,
-                value_scales_ptr,
-                blocks_ptr,
-                own_positions_ptr,
-                tree_ptr,
-                slope,
-                scale,
-                softcap,
-                window,
-                query_pos,
-                query,
-                prefix,
-                start,
-                length,
+                acc, total, top, q, caches, strides, blocks_ptr, own_positions_ptr, tree_ptr, slope, scale,
+                softcap, window, query_pos, query, prefix, start, length,
                 (lo if part == 0 else full_lo if part == 1 else full_hi) * BLOCK_N,
                 (full_lo if part == 0 else full_hi if part == 1 else hi) * BLOCK_N,
-                kv_head,
-                stride_kn,
-                stride_kp,
-                stride_kk,
-                stride_vn,
-                stride_vp,
-                stride_vk,
-                MASKED=part != 1,
-                NUM_KV_HEADS=NUM_KV_HEADS,
-                HEAD_DIM=HEAD_DIM,
-                BLOCK_SIZE=BLOCK_SIZE,
-                BLOCK_N=BLOCK_N,
-                BLOCK_D=BLOCK_D,
-            )
+                kv_head, part != 1, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+            )  # fmt: skip
     return acc, total, top
 
 
@@ -287,3 +199,20 @@ def store_rows(
     out_at = out_ptr + (m // GROUP * stride_ot + head * stride_oh)[:, None] + d[None, :]
     row_ok = row_there[:, None] & (d < HEAD_DIM)[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=row_ok)
+
+
+@triton.jit
+def store_part(
+    part_ptr, part_lse_ptr, part, acc, total, top, num_queries, first_query, kv_head,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Stores the part of a unit that a range has computed, and its log2-sum-exps."""
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    row_there = (m < BLOCK_Q * GROUP) & (first_query + m // GROUP < num_queries)
+    row = (part * BLOCK_Q + m // GROUP) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
+    weight = tl.where(total > 0, total, 1.0)
+    tl.store(part_lse_ptr + row, top + tl.log2(weight), mask=row_there)
+    row_ok = row_there[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(part_ptr + row[:, None] * HEAD_DIM + d[None, :], acc / weight[:, None], mask=row_ok)

@@ -32,7 +32,7 @@ from kernels.attention import (
     check_options,
     check_sequences,
 )
-from kernels.attention_models import MODELS, Dimensions, made, made_cache
+from kernels.attention_models import MODELS, Dimensions, made, made_cache, prefill_work
 from kernels.case import Case
 from kernels.even_split import even_split
 from kernels.launch import INTERPRETER, launch, sm_count, target
@@ -297,16 +297,11 @@ def _case(
     specialised: bool,
 ) -> Case:
     model = MODELS[name]
-    window = model.window or context_len
-    pairs = sum(min(context_len - i, window) for i in range(query_len))
-    kv_bytes = 2 * min(context_len, window + query_len) * model.num_kv_heads * model.head_dim * dtype.itemsize
-    q_elements = query_len * model.num_heads * model.head_dim
     return Case(
         f"{name}-{str(dtype).removeprefix('torch.')}-batch{num_seqs}-{query_len}of{context_len}"
         f"-blocks{block_size}" + ("" if specialised else "-plain"),
         _make(model, num_seqs, query_len, context_len, dtype, block_size, specialised),
-        bytes_moved=num_seqs * (kv_bytes + 4 * q_elements),
-        flops=4 * num_seqs * pairs * model.num_heads * model.head_dim,
+        *prefill_work(model, num_seqs, query_len, context_len, dtype),
     )
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import STEP_ARGS, capped, widened
-from kernels.even_split import LOG2E
+from kernels.even_split import LOG2E, sequences_of
 
 LOWEST = tl.constexpr(-1e30)
 """Maximum of a row that has seen no key: masked scores are -inf, so that their weights are 0, not NaN."""
@@ -45,17 +45,10 @@ def schedule_kernel(
         equal = (of_other[None, :] == tiles[:, None]) & inside[None, :]
         before = before | (equal & (other[None, :] > unit[:, None]))
         rank += tl.sum(before.to(tl.int32), 1)
-    left = tl.zeros([BLOCK], tl.int32)
-    right = tl.zeros([BLOCK], tl.int32) + num_seqs
-    for _ in range(num_steps):
-        middle = (left + right) // 2
-        searching = right - left > 1
-        at = tl.load(query_start_loc_ptr + middle, mask=searching, other=0) // BLOCK_Q + middle
-        left = tl.where(searching & (at <= unit), middle, left)
-        right = tl.where(searching & (at > unit), middle, right)
-    start = tl.load(query_start_loc_ptr + left, mask=there, other=0)
-    tl.store(schedule_ptr + 2 * rank, left, mask=there)
-    tl.store(schedule_ptr + 2 * rank + 1, (unit - start // BLOCK_Q - left) * BLOCK_Q, mask=there)
+    seq = sequences_of(query_start_loc_ptr, unit, num_seqs, num_steps, BLOCK_Q, BLOCK)
+    start = tl.load(query_start_loc_ptr + seq, mask=there, other=0)
+    tl.store(schedule_ptr + 2 * rank, seq, mask=there)
+    tl.store(schedule_ptr + 2 * rank + 1, (unit - start // BLOCK_Q - seq) * BLOCK_Q, mask=there)
 
 
 @triton.jit(do_not_specialize=GATHER_ARGS, do_not_specialize_on_alignment=GATHER_ARGS)

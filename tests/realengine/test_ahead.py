@@ -167,10 +167,10 @@ def test_unknown_models_and_the_interpreter_are_refused():
     [
         (
             "draft_model",
-            {"match_kernel", "prefill_parts_kernel", "decode_attention_kernel", "draw_kernel"},
+            {"match_kernel", "combine_parts_kernel", "decode_attention_kernel", "draw_kernel"},
         ),
         ("medusa", {"match_kernel", "move_tokens_kernel"}),
-        ("lookahead", {"match_kernel", "move_tokens_kernel", "prefill_parts_kernel"}),
+        ("lookahead", {"match_kernel", "move_tokens_kernel", "combine_parts_kernel"}),
     ],
 )
 def test_passes_with_drafts_launch_their_kernels(drafter, expected):
@@ -190,5 +190,5 @@ def test_passes_with_drafts_compile_for_sm_90_without_spills():
     done, rows = run_ahead("--target", "sm_90", "--model", "smollm2-135m", "--case", "135m medusa pass of 8")
     assert done.returncode == 0, done.stdout + done.stderr
     by_kernel = {row["kernel"]: row for row in rows}
-    assert {"match_kernel", "move_tokens_kernel", "prefill_parts_kernel"} <= set(by_kernel)
+    assert {"match_kernel", "move_tokens_kernel", "combine_parts_kernel"} <= set(by_kernel)
     assert all(row["registers"] > 0 and row["spills"] == 0 for row in rows)
