@@ -167,6 +167,13 @@ class Backend(Protocol):
         """Returns why no request would be served now; None: the back end is healthy."""
         ...
 
+    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> Sequence[TokenLogprob]:
+        """Returns the log-probabilities of a prompt's tokens from the second one on.
+
+        num_top: number of most likely tokens to report with each. Raises ApiError if it cannot tell them.
+        """
+        ...
+
     @property
     def num_in_progress(self) -> int:
         """Number of outputs that have not ended."""
@@ -192,6 +199,9 @@ class BackendLayer:
 
     def unhealthy_because(self) -> str | None:
         return self._backend.unhealthy_because()
+
+    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> Sequence[TokenLogprob]:
+        return self._backend.prompt_logprobs(token_ids, num_top)
 
     def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         return self._backend.generate(generation)

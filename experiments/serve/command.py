@@ -22,7 +22,7 @@ from experiments.serve.engine.arguments import with_checkpoint
 from experiments.serve.engine.settings import RealEngine
 from experiments.serve.kv_events.settings import PACKAGES as KV_EVENTS_PACKAGES
 from experiments.serve.kv_events.settings import KvEventsSettings
-from experiments.serve.session_files import write_session
+from experiments.serve.session_files import sole_server, write_session
 from experiments.serve.settings import (
     KEY_VARIABLE,
     Address,
@@ -80,7 +80,10 @@ class ServeJob:
 
     def run(self, folder: Path) -> None:
         """Serves until it is stopped; then writes and prints what happened, as `windtunnel simulate` does."""
-        console = terminal_console()
+        with sole_server(folder):
+            self._run(folder, terminal_console())
+
+    def _run(self, folder: Path, console: Console) -> None:
         records, traffic, full_s = asyncio.run(self._serve(console))
         if not len(records.requests):
             console.print("no request came; nothing is written", highlight=False)
@@ -189,6 +192,12 @@ def prepare(cfg: DictConfig, composition: Composition) -> Job:
             output=output,
             own_keys=SERVER_KEYS,
             is_known_machine=chooses_hardware,
+        )
+    given = [word for word in composition.overrides if Override.parse(word).name.startswith("serve.engine.")]
+    if given:
+        raise ConfigError(
+            f"{given[0]}: is of the real engine, and backend={back_end.backend} has none; add "
+            "backend=engine, or leave it out"
         )
     scenario, _ = build_run({key: cfg[key] for key in cfg if key not in SERVER_KEYS})
     return ServeJob(

@@ -98,6 +98,14 @@ class EngineBackend:
             return str(error)
         return None
 
+    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> Sequence[TokenLogprob]:
+        raise ApiError(
+            "echo=true, logprobs: the real engine computes no log-probabilities of prompts, as it has the "
+            "logits of the last token of a prompt only; leave one of them out",
+            HTTPStatus.NOT_IMPLEMENTED,
+            "echo",
+        )
+
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         if self._llm is None or not self._is_warm:
             raise ApiError(STARTING, HTTPStatus.SERVICE_UNAVAILABLE)

@@ -31,7 +31,7 @@ from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSett
 from experiments.serve.metrics.exposition import ServingMetrics
 from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.server import serve_app
-from experiments.serve.session_files import write_session
+from experiments.serve.session_files import sole_server, write_session
 from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings
 from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
 from experiments.serve.without_remote_kv import WithoutRemoteKv
@@ -80,7 +80,10 @@ class EngineJob:
 
     def run(self, folder: Path) -> None:
         """Serves until it is stopped; then writes and prints what happened."""
-        console = terminal_console()
+        with sole_server(folder):
+            self._run(folder, terminal_console())
+
+    def _run(self, folder: Path, console: Console) -> None:
         recorder = asyncio.run(self._serve(console))
         if recorder is None or not recorder.num_requests:
             console.print("no request came; nothing is written", highlight=False)

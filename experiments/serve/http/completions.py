@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
-from experiments.serve.errors import ApiError
 from experiments.serve.http.body import fields_of
 from experiments.serve.http.common import Completion, Identity, generations_of
 from experiments.serve.http.fields import DEFAULT_COMPLETION_TOKENS, CompletionFields
 from experiments.serve.http.outputs import WholeOutput
 from experiments.serve.http.prompts import prompts_of, served_model
+
+LONG_TOKENS = 1000
 
 
 async def complete(request: web.Request, backend: Backend) -> web.StreamResponse:
@@ -24,8 +27,6 @@ async def complete(request: web.Request, backend: Backend) -> web.StreamResponse
 
 async def completion_of(fields: CompletionFields, backend: Backend, request_id: str | None) -> Completion:
     """Returns the course of a request. request_id: as the client's header has it. Raises ApiError."""
-    if fields.echo and fields.logprobs is not None:
-        raise ApiError("echo=true, logprobs: log-probabilities of the prompt are not supported", param="echo")
     model, tokenizer = served_model(backend, fields.model), backend.tokenizer
     prompts = await prompts_of(fields.prompt, tokenizer, model.max_model_len)
     identity = Identity.of(request_id, fields, "cmpl")
@@ -36,7 +37,7 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
         "created": identity.created,
         "model": model.name,
     }
-    echoes = [tokenizer.decode(prompt) for prompt in prompts] if fields.echo else []
+    echoes = await _echoes_of(fields, prompts, backend)
     lengths = [0] * len(generations)  # characters sent of each output, for text offsets
 
     def choice_of(index: int, text: str, part: Delta | WholeOutput) -> dict[str, Any]:
@@ -50,13 +51,24 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
         return body
 
     def whole_choice(index: int, output: WholeOutput) -> dict[str, Any]:
-        echo = echoes[index // fields.n] if echoes else ""
-        return choice_of(index, echo + output.text, output)
+        if not echoes:
+            return choice_of(index, output.text, output)
+        echo = echoes[index // fields.n]
+        lengths[index] = len(echo.text)
+        body = choice_of(index, output.text, output)
+        body["text"] = echo.text + body["text"]
+        if echo.logprobs is not None:
+            body["logprobs"] = {
+                name: echo.logprobs[name] + values for name, values in body["logprobs"].items()
+            }
+        return body
 
     def first_choice(index: int) -> dict[str, Any] | None:
         if not echoes:
             return None
-        return {"index": index, "text": echoes[index // fields.n], "logprobs": None, "finish_reason": None}
+        echo = echoes[index // fields.n]
+        lengths[index] = len(echo.text)
+        return {"index": index, "text": echo.text, "logprobs": echo.logprobs, "finish_reason": None}
 
     def choice(index: int, delta: Delta) -> dict[str, Any]:
         return choice_of(index, delta.text, delta)
@@ -71,9 +83,51 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
     )
 
 
+class _Echo(NamedTuple):
+    """A prompt as it is repeated before an output, with its log-probabilities if they are wanted."""
+
+    text: str
+    logprobs: dict[str, list[Any]] | None
+
+
+async def _echoes_of(
+    fields: CompletionFields, prompts: Sequence[Sequence[int]], backend: Backend
+) -> list[_Echo]:
+    """Returns what is repeated of each prompt; nothing without `echo`. Raises ApiError.
+
+    A long prompt with log-probabilities is written in a thread, so that other requests go on.
+    """
+    if not fields.echo:
+        return []
+    tokenizer, num_top = backend.tokenizer, fields.logprobs
+    found = []
+    for prompt in prompts:
+        logprobs = None
+        if num_top is not None:
+            known = backend.prompt_logprobs(prompt, num_top)
+            if len(prompt) > LONG_TOKENS:
+                logprobs = await asyncio.to_thread(_prompt_body, tokenizer, prompt[0], known)
+            else:
+                logprobs = _prompt_body(tokenizer, prompt[0], known)
+        found.append(_Echo(tokenizer.decode(prompt), logprobs))
+    return found
+
+
+def _prompt_body(tokenizer: Tokenizer, first: int, known: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
+    """Returns the log-probabilities of a prompt; its first token has none."""
+    text = tokenizer.decode([first])
+    body = logprobs_body(tokenizer, known, len(text))
+    return {
+        "text_offset": [0, *body["text_offset"]],
+        "tokens": [text, *body["tokens"]],
+        "token_logprobs": [None, *body["token_logprobs"]],
+        "top_logprobs": [None, *body["top_logprobs"]],
+    }
+
+
 def logprobs_body(
-    tokenizer: Tokenizer, logprobs: tuple[TokenLogprob, ...] | list[TokenLogprob], offset: int
-) -> dict[str, Any]:
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], offset: int
+) -> dict[str, list[Any]]:
     """Returns the log-probabilities of tokens whose text begins after `offset` characters of the output.
 
     The token itself is among the likely ones, as in OpenAI's API: with logprobs=2 there may be three.

@@ -130,6 +130,16 @@ class Answers:
             return self._random(request_id, num_tokens, seed, reason)
         return Answer(_pieces(self._tokenizer, source, num_tokens), num_tokens, reason)
 
+    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """Returns those of a prompt's tokens from the second one on: all tokens are as likely."""
+        size = self._tokenizer.vocab_size
+        logprob = -log(size)
+        found = []
+        for token in token_ids[1:]:
+            likely = [token, *(other for other in range(min(num_top, size)) if other != token)]
+            found.append(TokenLogprob(token, logprob, tuple((each, logprob) for each in likely[:num_top])))
+        return found
+
     def _random(self, request_id: int, num_tokens: int, seed: int | None, reason: str) -> Answer:
         draws = Random(f"{self._seed} {request_id}" if seed is None else f"seed {seed}")
         words = list(self._words.items())

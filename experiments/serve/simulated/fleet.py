@@ -10,7 +10,7 @@ from math import inf
 from time import thread_time
 from typing import TYPE_CHECKING
 
-from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
+from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer, TokenLogprob
 from experiments.serve.errors import ApiError, ConnectionReset
 from experiments.serve.metrics.histogram import TOKEN_DELAY_S, Histogram
 from experiments.serve.simulated.adapters import ServedAdapters
@@ -180,6 +180,9 @@ class SimulatedFleet:
         if self.simulation.fleet.serving:
             return None
         return "no replica serves; all are starting or down"
+
+    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> Sequence[TokenLogprob]:
+        return self._answers.prompt_logprobs(token_ids, num_top)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         if self.driver.failure is not None:

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from experiments.serve.backend import Backend, BackendLayer, Delta, Generation, ServedModel
+from experiments.serve.errors import ApiError
+from experiments.serve.http.kv_transfer import PARAM
 from experiments.serve.simulated.fleet import SimulatedFleet
 from sim.cluster.fleet import State
 from sim.cluster.gateway_attachment import GatewayAttachment
@@ -71,4 +73,11 @@ class SingleReplica(BackendLayer):
         return None if state is State.serving else f"the replica is {state.name}"
 
     def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        if self._member.replica.pool.role == "decode" and generation.remote_kv is None:
+            raise ApiError(
+                f"{PARAM}: must be given, as this replica only decodes; send the request to a prefill "
+                f"replica with {PARAM}={{do_remote_decode: true}} and max_tokens=1 first, and then here with "
+                "those of its answer, or send it to the port of the fleet",
+                param=PARAM,
+            )
         return super().generate(replace(generation, replica=self._index))

@@ -17,9 +17,10 @@ def text_of(choice):
     return part["content"]
 
 
+@pytest.mark.parametrize("n", [1, 3])
 @both
-def test_stream_and_whole_answer_are_equal(served, path):
-    body = PATHS[path] | {"max_tokens": 20, "ignore_eos": True, "seed": 5, "n": 3, "return_token_ids": True}
+def test_stream_and_whole_answer_are_equal(served, path, n):
+    body = PATHS[path] | {"max_tokens": 20, "ignore_eos": True, "seed": 5, "n": n, "return_token_ids": True}
 
     async def test(client):
         status, whole = await client.post(path, body)
@@ -31,14 +32,14 @@ def test_stream_and_whole_answer_are_equal(served, path):
     *chunks, last = events
     assert last["choices"] == []
     assert last["usage"] == whole["usage"]
-    assert whole["usage"]["completion_tokens"] == 60
+    assert whole["usage"]["completion_tokens"] == 20 * n
     for index, choice in enumerate(whole["choices"]):
         own = [each["choices"][0] for each in chunks if each["choices"][0]["index"] == index]
         assert "".join(map(text_of, own)) == text_of(choice)
         assert [token for each in own for token in each.get("token_ids", [])] == choice["token_ids"]
         assert [each["finish_reason"] for each in own] == [None] * (len(own) - 1) + ["length"]
         assert choice["finish_reason"] == "length"
-    assert len({text_of(choice) for choice in whole["choices"]}) == 3
+    assert len({text_of(choice) for choice in whole["choices"]}) == n
     assert len({event["id"] for event in events}) == 1
 
 
@@ -100,6 +101,28 @@ def test_logprobs_are_those_of_the_draw(served):
     content = chat["choices"][0]["logprobs"]["content"]
     assert "".join(each["token"] for each in content) == text_of(chat["choices"][0])
     assert all(len(each["top_logprobs"]) == 3 for each in content)
+
+
+def test_echo_has_the_logprobs_of_the_prompt(served):
+    body = {"prompt": "Once upon a time", "max_tokens": 4, "echo": True, "logprobs": 2, "seed": 1, "n": 2}
+
+    async def test(client):
+        whole = await client.post("/v1/completions", body)
+        return whole[1], await client.stream("/v1/completions", body)
+
+    whole, events = served(test)
+    for index, choice in enumerate(whole["choices"]):
+        logprobs = choice["logprobs"]
+        assert "".join(logprobs["tokens"]) == choice["text"]
+        assert len({len(values) for values in logprobs.values()}) == 1
+        for token, start in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert choice["text"].startswith(token, start)
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+        own = [each["choices"][0] for each in events if each["choices"][0]["index"] == index]
+        assert own[0]["text"] == body["prompt"]
+        streamed = {name: [x for each in own for x in each["logprobs"][name]] for name in logprobs}
+        assert streamed == logprobs
 
 
 def test_stop_string_ends_the_text_before_it(served):

@@ -293,7 +293,9 @@ def test_wrong_references_are_errors():
         status, body = await complete(decode, PROMPT[:-1], kv_transfer_params=good)
         assert (status, body["error"]["param"]) == (400, "prompt")
         assert (await complete(decode, PROMPT, kv_transfer_params=good))[0] == 200
-        assert (await complete(decode, PROMPT))[0] == 503  # a decode replica computes no prompts
+        status, body = await complete(decode, PROMPT)  # a decode replica computes no prompts
+        assert status == 400
+        assert "send the request to a prefill replica with" in body["error"]["message"]
 
     run(test)
 
