@@ -63,7 +63,7 @@ class Tile(NamedTuple):
 
 SPECIALISED = {64: Tile(128, 128, 4, 2, True), 128: Tile(128, 128, 4, 2, True)}
 PLAIN_WARPS = {64: Tile(128, 64, 8, 3, False), 128: Tile(128, 64, 8, 3, False)}
-INTERPRETED = Tile(32, 16, 4, 1, False)
+INTERPRETED = Tile(32, 32, 4, 1, False)
 
 
 def unsupported(

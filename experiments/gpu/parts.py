@@ -82,6 +82,14 @@ PARTS: Mapping[str, Part] = {
         30,
         ("limits", "compile"),
     ),
+    "attention_backends": Part(
+        "attention_backends",
+        2,
+        "attention of prompts by our kernels and by libraries: right, and its speed beside the GEMM's",
+        40,
+        20,
+        ("limits",),
+    ),
     "engine_variants": Part(
         "engine_variants",
         2,
@@ -108,7 +116,7 @@ PARTS: Mapping[str, Part] = {
         "speculation_kernels",
         2,
         "attention of passes with 1 to 8 draft tokens, and acceptance, relative to this run's bandwidth",
-        80,
+        70,
         30,
         ("limits",),
     ),

@@ -67,6 +67,7 @@ def others(quick: bool) -> Iterator[Case]:
             for case in importlib.import_module(f"kernels.{module}").cases()
         ]
         for module in (["activation", "norm"] if quick else kernel_modules())
+        if module != "prefill_hopper"  # may hang: it has a part of its own, attention_backends
     ]
     found = chain.from_iterable(zip_longest(*by_module))
     return (case for case in found if case is not None and (not quick or "-1x" in case.name))
