@@ -96,7 +96,7 @@ def assemble(
         adapters=executor.adapters,
         seed=settings.seed,
     )
-    return parts.engine(
+    engine = parts.engine(
         core,
         runner,
         vocab_size=model.architecture.vocab_size,
@@ -106,6 +106,8 @@ def assemble(
         max_iterations=settings.max_iterations,
         clock=clock,
     )
+    engine.start_s = executor.start_s
+    return engine
 
 
 def _residents(

@@ -65,6 +65,7 @@ class Engine:
         self._names = ContentNames(core.block_pool.block_size)
         self._intake = Intake(core, self._names, vocab_size, eos_token_ids, tokenizer)
         self._next_id = 0
+        self.start_s: dict[str, float] = {}  # seconds of each part of the start
         self.pause_s = 0.0
         """Seconds after a step in which there is nothing to do unless a request arrives."""
         self._pending: Launch | None = None  # launched; its tokens are not read yet

@@ -74,6 +74,8 @@ class EngineSettings:
     FULL_...: decode steps and passes that verify drafts. PIECEWISE: other steps of up to 512 tokens, without
     their attention. None: FULL_AND_PIECEWISE on a GPU, NONE on a CPU.
     """
+    progress: bool | None = None
+    """Whether bars on stderr show the loading, compiling and capturing; None: if it is a terminal."""
     overlap: bool | None = None
     """Whether a step is launched before the tokens of the last one are read; None: on a GPU."""
     max_iterations: int = 1

@@ -12,14 +12,10 @@ status: see `kernels.ahead`; registers are compared with `realengine/ahead/limit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from kernels.ahead import (
     DEFAULT_CHIPS,
@@ -32,17 +28,17 @@ from kernels.ahead import (
 )
 from realengine.ahead.drafting import drafting_steps
 from realengine.ahead.setups import MODELS, SETUPS, Setup
-from realengine.ahead.zeros import CPU, MAX_LORAS, MAX_NUM_SEQS, Step, cut, zero_model
+from realengine.ahead.zeros import CPU, MAX_LORAS, MAX_NUM_SEQS, Step, WithoutProducts, cut, zero_model
 from realengine.model.backend import TRITON, check_supported
-from realengine.model.lora import AdapterBank, make_segments, num_decode_segments
+from realengine.model.lora import AdapterBank
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
-from realengine.runner.work import SAMPLING, Draw, Padding, Shape, Work, pack, pack_sampling
+from realengine.runner.warm_up import decode_work, mixed_work
+from realengine.runner.work import Draw, Work
 from realengine.settings import DTYPES, KV_DTYPES
 
 LIMITS = Path(__file__).with_name("limits.json")
-INTEGERS = (torch.int32, torch.int64)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,13 +117,15 @@ def steps(setup: Setup) -> Iterator[Step]:
         return Step(name, lambda: executor.run(work))
 
     for num_rows in default_sizes(MAX_NUM_SEQS):  # as captured, for the longest context
-        yield step(f"graph of {num_rows}", decode_work(num_rows, longest, Draw.greedy, bank))
-        yield step(f"graph of {num_rows}, sampled", decode_work(num_rows, longest, Draw.sample, bank))
+        yield step(f"graph of {num_rows}", decode_work(num_rows, longest, Draw.greedy, bank, MAX_NUM_SEQS))
+        yield step(
+            f"graph of {num_rows}, sampled", decode_work(num_rows, longest, Draw.sample, bank, MAX_NUM_SEQS)
+        )
     for num_rows in (1, 3, 8, 64, 255):  # without a graph, for the step's own context lengths
         for context_len in (100, 1000, longest):
             for draw in Draw:
                 name = f"decode of {num_rows}, context {context_len}, {draw.name}"
-                yield step(name, decode_work(num_rows, context_len, draw, bank))
+                yield step(name, decode_work(num_rows, context_len, draw, bank, MAX_NUM_SEQS))
     for num_decodes, chunks in (
         (0, [1]),
         (0, [16]),
@@ -148,75 +146,6 @@ def steps(setup: Setup) -> Iterator[Step]:
     yield step("swap", Work(moves=((True, pairs), (False, pairs))))
 
 
-def decode_work(num_rows: int, context_len: int, draw: Draw, bank: AdapterBank | None) -> Work:
-    """Returns a step in which each row decodes one token at one context length; all blocks are block 0."""
-    segments = _segments(bank, [1] * num_rows, only_decodes=True)
-    shape = Shape(
-        num_rows,
-        num_rows,
-        num_rows,
-        num_rows,
-        0,
-        context_len,
-        draw,
-        num_segments=len(segments) // 2,
-    )
-    zeros, places = np.zeros(num_rows), np.full(num_rows, Padding(MAX_NUM_SEQS, 0).place)
-    contexts = np.full(num_rows, context_len)
-    sections = [_sampling(num_rows), zeros, np.arange(num_rows), contexts, places, zeros, segments]
-    return Work(shape=shape, words=pack(sections))
-
-
-def mixed_work(
-    num_decodes: int, chunks: Sequence[int], num_cached: int, bank: AdapterBank | None, *, drawn: bool = True
-) -> Work:
-    """Returns a step with prompt chunks, each after num_cached tokens; decodes have as long a context."""
-    counts = np.array([1] * num_decodes + list(chunks))
-    ends = np.cumsum(counts)
-    num_tokens, num_rows = int(ends[-1]), len(counts)
-    slots = np.arange(num_rows)
-    rows_drawn = ends - 1 if drawn else ends[:0]
-    segments = _segments(bank, counts.tolist(), only_decodes=False)
-    shape = Shape(
-        num_tokens,
-        num_rows,
-        len(rows_drawn),
-        num_decodes,
-        max(chunks),
-        num_cached + max(chunks),
-        Draw.sample,
-        num_segments=len(segments) // 2,
-    )
-    sections = [
-        _sampling(len(rows_drawn)),
-        np.zeros(num_tokens),
-        num_cached + np.concatenate([np.arange(count) for count in counts]),
-        np.repeat(slots, counts),
-        slots,
-        num_cached + counts,
-        np.concatenate([[0], np.cumsum(chunks)]),
-        rows_drawn,
-        slots[: len(rows_drawn)],
-        segments,
-    ]
-    return Work(shape=shape, words=pack(sections))
-
-
-def _sampling(num_rows: int) -> np.ndarray:
-    return pack_sampling(np.zeros(num_rows, SAMPLING))
-
-
-def _segments(bank: AdapterBank | None, num_tokens_B: Sequence[int], *, only_decodes: bool) -> np.ndarray:
-    """Returns segments of rows that use all slots of the bank, built as the runner builds them."""
-    if bank is None:
-        return np.empty(0, np.int32)
-    num_rows = len(num_tokens_B)
-    slots_B = sorted(row % bank.max_loras for row in range(num_rows))
-    most = bank.max_segment_tokens(only_decodes)
-    num_segments = num_decode_segments(num_rows, bank.max_loras) if only_decodes else None
-    return np.concatenate(make_segments(slots_B, num_tokens_B, most, num_segments))
-
-
 def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
     """Builds the engine's executor with two layers, but the KV cache of all layers for block copies."""
     decoder, cache = zero_model(setup, bank)
@@ -229,27 +158,3 @@ def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
         host_kv=HostKv(cache, TRITON),
         adapters=bank,
     )
-
-
-class WithoutProducts(TorchFunctionMode):
-    """Skips matrix products of libraries, and makes integer tensors zero.
-
-    Drawn tokens must be zero, because they are indices of the next step.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear:
-            x, weight = args[:2]
-            return x.new_empty(*x.shape[:-1], len(weight))
-        if func is torch.mm:
-            return args[0].new_empty(len(args[0]), args[1].shape[1])
-        if func is torch.bmm:
-            return args[0].new_empty(*args[0].shape[:2], args[1].shape[2])
-        if func is torch.empty and kwargs.get("dtype") in INTEGERS:
-            func = torch.zeros
-        if func is torch.Tensor.new_empty and args[0].dtype in INTEGERS:
-            func = torch.Tensor.new_zeros
-        return func(*args, **kwargs)

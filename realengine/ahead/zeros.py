@@ -1,12 +1,14 @@
-"""Models of zero weights at their real dimensions, but with two layers: the others make the same launches."""
+"""Models without weights at their real dimensions, but with two layers: the others make the same launches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from realengine.ahead.setups import MODELS, Setup
 from realengine.model.architecture import Architecture
@@ -25,6 +27,7 @@ BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 MAX_LORAS = 8
 LAYERS = 2
+INTEGERS = (torch.int32, torch.int64)
 
 
 class Step(NamedTuple):
@@ -47,7 +50,7 @@ def zero_model(setup: Setup, bank: AdapterBank | None = None) -> tuple[Decoder, 
 def zero_weights(
     architecture: Architecture, dtype: torch.dtype, quantization: str | None, world_size: int
 ) -> Weights:
-    """Returns zero weights with the shapes and dtypes of `load_weights` for rank 0."""
+    """Returns any weights, integers zero, with the shapes and dtypes of `load_weights` for rank 0."""
     weights: Weights = {}
     for weight in shard(expected(architecture), 0, world_size):
         shape = torch.empty(weight.shape, dtype=dtype, device="meta")
@@ -61,7 +64,8 @@ def zero_weights(
 
 def _zeros(weight: torch.Tensor | QuantisedWeight) -> torch.Tensor | QuantisedWeight:
     if isinstance(weight, torch.Tensor):
-        return torch.zeros(weight.shape, dtype=weight.dtype)
+        made = torch.empty if weight.is_floating_point() else torch.zeros  # no page of it is touched
+        return made(weight.shape, dtype=weight.dtype)
     return type(weight)(*(_zeros(part) if isinstance(part, torch.Tensor) else part for part in weight))
 
 
@@ -78,3 +82,30 @@ class FirstOf(Group):
 
     def all_gather(self, x_SN: torch.Tensor) -> torch.Tensor:
         return x_SN.new_empty(len(x_SN), self.world_size * x_SN.shape[1])
+
+
+class WithoutProducts(TorchFunctionMode):
+    """Skips matrix products and look-ups of libraries, and makes integer tensors zero.
+
+    Drawn tokens must be zero, because they are indices of the next step.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            x, weight = args[:2]
+            return x.new_empty(*x.shape[:-1], len(weight))
+        if func is F.embedding:
+            tokens, weight = args[:2]
+            return weight.new_empty(*tokens.shape, weight.shape[1])
+        if func is torch.mm:
+            return args[0].new_empty(len(args[0]), args[1].shape[1])
+        if func is torch.bmm:
+            return args[0].new_empty(*args[0].shape[:2], args[1].shape[2])
+        if func is torch.empty and kwargs.get("dtype") in INTEGERS:
+            func = torch.zeros
+        if func is torch.Tensor.new_empty and args[0].dtype in INTEGERS:
+            func = torch.Tensor.new_zeros
+        return func(*args, **kwargs)

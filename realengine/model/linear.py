@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from kernels.int4_weight import Int4Weight
 from kernels.w8a8 import ScaledTensor
 from kernels.w8a16 import Int8Weight
-from realengine.model.backend import Backend
+from realengine.model.backend import TRITON, Backend
 from realengine.model.quantization import QuantisedWeight
 
 
@@ -85,6 +85,6 @@ def make_linear(
         return W8A16(weight, bias_N, backend)
     if isinstance(weight, ScaledTensor):
         return W8A8(weight, bias_N, backend)
-    if weight.device.type == "cpu":
+    if weight.device.type == "cpu" and backend.name != TRITON.name:
         weight = weight.t().contiguous().t()  # inputs outermost: a third faster for few tokens
     return Dense(weight, bias_N)

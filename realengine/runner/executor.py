@@ -16,12 +16,14 @@ from realengine.model.backend import Backend
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
+from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch
 from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs, Logprobs
 from realengine.runner.host_kv import HostKv
 from realengine.runner.piecewise import PiecewiseGraphs
 from realengine.runner.stop_masks import StopMask, StopMasks
 from realengine.runner.upload import Upload
+from realengine.runner.warm_up import warm_up_works
 from realengine.runner.work import (
     ON_DEVICE,
     SAMPLING,
@@ -33,12 +35,8 @@ from realengine.runner.work import (
     RowSettings,
     Shape,
     Work,
-    pack,
     pack_sampling,
 )
-
-WARM_UP_TOKENS = (1, 16, 100)  # one of each tile size of prefill attention
-WARM_UP_CACHED = 4096  # long enough that the kernels split its context
 
 
 class DeviceLostError(RuntimeError):
@@ -81,6 +79,8 @@ class Executor:
         self._counts_SV: torch.Tensor | None = None  # token counts for penalties; allocated on first use
         self._stop_masks: StopMasks | None = None  # None: no request had one
         self._upload = Upload(self.device)
+        self.start_s: dict[str, float] = {}
+        """Seconds of each part of the start, by what its bar says."""
         self._piece_sizes = piece_sizes
         self._piecewise: PiecewiseGraphs | None = None
         self.graphs: Graphs | None = None
@@ -118,38 +118,31 @@ class Executor:
             torch.cuda.set_device(self.device)  # each thread has its own current device
 
     def warm_up(self) -> None:
-        """Runs prompt chunks of each kind once, on block 0; kernels are compiled at their first launch."""
-        for num_tokens in WARM_UP_TOKENS:
-            for num_cached in (0, WARM_UP_CACHED):
-                if num_tokens + num_cached <= self._max_model_len:
-                    self.run(self._chunk(num_tokens, num_cached))
+        """Launches what no graph does once, on block 0; kernels are compiled at their first launch."""
+        for work in warm_up_works(self._num_slots, self._max_model_len):
+            self.run(work)
+        self._warm_up_penalties()
+        if self._host_kv is not None:
+            self._host_kv.warm_up()
 
-    def capture(self) -> None:
+    @torch.inference_mode()
+    def _warm_up_penalties(self) -> None:
+        """Draws a token with penalties, whose counts are those of one row."""
+        words = self._upload.copied(pack_sampling(np.zeros(1, SAMPLING)))
+        settings, row_S = RowSettings.of(words), torch.zeros(1, dtype=torch.int64, device=self.device)
+        vocab_size = self._decoder.architecture.vocab_size
+        counts_SV = torch.zeros(1, vocab_size, dtype=torch.int32, device=self.device)
+        logits_SV = torch.zeros(1, vocab_size, dtype=self._decoder.dtype, device=self.device)
+        self._backend.sample(logits_SV, settings.sampling(row_S), settings.penalties(counts_SV, row_S))
+
+    def capture(self, progress: Progress = QUIET) -> None:
         """Captures all graphs before serving starts."""
         if self.graphs is not None:
-            self.graphs.capture()
+            self.graphs.capture(progress)
         if self._piece_sizes and self._decoder.queries_shape is not None:
             piecewise = PiecewiseGraphs(self._decoder, self._cache, self._piece_sizes)
-            piecewise.capture()
+            piecewise.capture(progress)
             self._piecewise = piecewise
-
-    def _chunk(self, num_tokens: int, num_cached: int) -> Work:
-        """Returns a chunk of a prompt in the padding row."""
-        slot = np.full(1, self._num_slots)
-        end = num_cached + num_tokens
-        shape = Shape(num_tokens, 1, 1, 0, num_tokens, end, Draw.sample)
-        sections: list[np.ndarray] = [
-            pack_sampling(np.zeros(1, SAMPLING)),
-            np.zeros(num_tokens),
-            np.arange(num_cached, end),
-            np.repeat(slot, num_tokens),
-            slot,
-            np.array([end]),
-            np.array([0, num_tokens]),
-            np.array([num_tokens - 1]),
-            slot,
-        ]
-        return Work(shape=shape, words=pack(sections))
 
     def _prepare(self, work: Work) -> None:
         for is_store, pairs in work.moves:

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from realengine.model.lora import num_decode_segments
+from realengine.progress import QUIET, Progress
 from realengine.runner.recorder import Recorder, Recording
 from realengine.runner.work import DecodeWords, Draw, Padding, Shape
 
@@ -43,7 +44,7 @@ class Drawn(NamedTuple):
 class Graphs(Protocol):
     """The captured steps of an executor."""
 
-    def capture(self) -> None:
+    def capture(self, progress: Progress = QUIET) -> None:
         """Captures all sizes before serving starts."""
         ...
 
@@ -89,9 +90,9 @@ class DecodeGraphs:
         return shape.is_decode and shape.num_rows in self.sizes
 
     @torch.inference_mode()
-    def capture(self) -> None:
+    def capture(self, progress: Progress = QUIET) -> None:
         """Captures all sizes, greedy and sampled, with and without adapters, before serving starts."""
-        for num_rows in reversed(self.sizes):
+        for num_rows in progress.over(self.sizes[::-1], "Capturing decode steps"):
             for has_adapters in sorted({False, self._max_loras > 0}):
                 self._captured(self._shape(num_rows, Draw.greedy, has_adapters))
             for draw in (Draw.greedy, Draw.sample):

@@ -36,6 +36,13 @@ class HostKv:
         """Each set of cache tensors with its chunks in host memory and a staging buffer on the device."""
         return [(caches, [], caches.staging(STAGED_BLOCKS)) for caches in self._cache.cache_sets]
 
+    def warm_up(self) -> None:
+        """Copies block 0 to the staging buffers and back, which compiles the kernels."""
+        for caches, _, staging in self._sets:
+            blocks = torch.zeros(1, dtype=torch.int32, device=staging.device)
+            self._backend.gather_blocks(caches, blocks, staging)
+            self._backend.scatter_blocks(staging, blocks, caches)
+
     def store(self, pairs: Pairs) -> None:
         """Copies blocks pairs[:, 0] of the cache to places pairs[:, 1], in the device's order."""
         for part, runs in _parts(pairs):

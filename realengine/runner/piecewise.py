@@ -15,6 +15,7 @@ import torch
 
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
+from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch
 from realengine.runner.recorder import Recorder
 
@@ -44,9 +45,9 @@ class PiecewiseGraphs:
         self._pieces: dict[int, list[Piece]] = {}
 
     @torch.inference_mode()
-    def capture(self) -> None:
+    def capture(self, progress: Progress = QUIET) -> None:
         """Captures all sizes, the largest first, before serving starts."""
-        for size in reversed(self._sizes):
+        for size in progress.over(self._sizes[::-1], "Capturing pieces of steps"):
             self._pieces[size] = self._captured(size)
 
     def fit(self, batch: Batch) -> bool:

@@ -11,13 +11,15 @@ import torch
 
 from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
 from policies.speculation.engine.drafts import Shapes
+from realengine.ahead.startup import EngineShape, compile_kernels
 from realengine.attention.choice import with_attention
 from realengine.model.architecture import Architecture
-from realengine.model.backend import Backend, check_supported, choose_backend
+from realengine.model.backend import TRITON, Backend, check_supported, choose_backend
 from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.lora_adapter import Adapter
+from realengine.progress import Progress
 from realengine.runner import piecewise
 from realengine.runner.executor import Executor
 from realengine.runner.graph_mode import mode_of
@@ -39,6 +41,7 @@ def build_executor(
 ) -> tuple[Executor, Memory]:
     """Builds one rank's model, KV cache and executor. Raises ValueError if the GPU has too little memory."""
     backend = choose_backend(settings.backend, device)
+    progress = Progress(settings.progress if group.rank == 0 else False)
     name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     dtype = DTYPES[name]
     kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, dtype)
@@ -56,6 +59,7 @@ def build_executor(
             rank=group.rank,
             world_size=world_size,
             seed=settings.seed,
+            progress=progress,
         )
     except torch.OutOfMemoryError as error:
         raise ValueError(
@@ -86,6 +90,22 @@ def build_executor(
     block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype, world_size)
     block_bytes += 0 if draft is None else draft.block_bytes
     mode = mode_of(settings.cudagraph_mode, is_gpu=device.type == "cuda")
+    if mode.captures and device.type == "cuda" and backend.name == TRITON.name and group.rank == 0:
+        shape = EngineShape(
+            architecture=architecture,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            quantization=quantization,
+            world_size=world_size,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_tokens=settings.max_num_batched_tokens or max_model_len,
+            max_loras=0 if adapters is None else adapters.max_loras,
+            max_rank=0 if adapters is None else adapters.max_rank,
+        )
+        with torch.cuda.device(device):
+            compile_kernels(shape, progress)
     plan = MemoryPlan.of(architecture, settings, dtype, max_model_len, block_bytes, draft, mode)
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
@@ -123,7 +143,8 @@ def build_executor(
     if mode.captures:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             executor.warm_up()
-            executor.capture()
+            executor.capture(progress)
+    executor.start_s = dict(progress.seconds)
     return executor, memory
 
 

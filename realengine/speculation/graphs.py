@@ -20,6 +20,7 @@ import torch
 
 from policies.speculation import DraftLength, KnownLengths
 from policies.speculation.engine.drafts import Shapes
+from realengine.progress import QUIET, Progress
 from realengine.runner.recorder import Recorder, Recording
 from realengine.runner.work import Draw, Padding
 from realengine.speculation.completed import CompletedPass
@@ -107,9 +108,9 @@ class PassGraphs:
         return size.num_seqs + size.num_rows // self._max_segment_tokens
 
     @torch.inference_mode()
-    def capture(self) -> None:
+    def capture(self, progress: Progress = QUIET) -> None:
         """Captures all sizes, greedy and sampled, with and without adapters, before serving starts."""
-        for shape in self._all_shapes():
+        for shape in progress.over(self._all_shapes(), "Capturing passes with drafts"):
             self._recorded(shape)
 
     def replay(self, size: PassSize, shape: VerifyShape, words: torch.Tensor) -> Iterator[CompletedPass]:

@@ -24,6 +24,7 @@ from realengine.model.quantization import (
     is_linear,
     quantised,
 )
+from realengine.progress import QUIET, Progress
 from realengine.weights.fp8 import Fp8Checkpoint
 from realengine.weights.gguf import GgufFile
 from realengine.weights.gpt_oss import read_experts
@@ -73,6 +74,7 @@ def load_weights(
     rank: int = 0,
     world_size: int = 1,
     seed: int = 0,
+    progress: Progress = QUIET,
 ) -> Weights:
     """Returns all weights by their own names (`realengine.weights.table`), with head.weight even if tied.
 
@@ -121,7 +123,8 @@ def load_weights(
             return quantised(weight.name, _assemble(share, checkpoint, dtype, device), quantization)
 
     shares = shard(weights, rank, world_size)
-    tensors = {weight.name: made(weight, share) for weight, share in zip(weights, shares, strict=True)}
+    pairs = progress.over(list(zip(weights, shares, strict=True)), "Loading weights")
+    tensors = {weight.name: made(weight, share) for weight, share in pairs}
     if architecture.tie_word_embeddings:
         embedding = tensors["embedding.weight"]
         assert isinstance(embedding, torch.Tensor)
