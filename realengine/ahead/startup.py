@@ -8,6 +8,7 @@ compiled at its first launch.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import triton
 from kernels.launch import Grid, compiling_for, target
 from realengine.ahead.zeros import CPU, FirstOf, WithoutProducts, cut, zero_weights
 from realengine.model.architecture import Architecture
-from realengine.model.backend import TRITON
+from realengine.model.backend import TRITON, Backend
 from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
@@ -39,7 +40,7 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineShape:
-    """What the launches of one rank depend on. max_num_tokens: of the largest step."""
+    """The sizes and formats on which the launches of one rank depend. max_num_tokens: of the largest step."""
 
     architecture: Architecture
     dtype: torch.dtype
@@ -52,23 +53,45 @@ class EngineShape:
     max_num_tokens: int
     max_loras: int = 0
     max_rank: int = 0
+    backend: Backend = TRITON
 
 
 def compile_kernels(shape: EngineShape, progress: Progress = QUIET) -> int:
-    """Compiles all kernels of steps in parallel for the present device; returns their number."""
+    """Compiles all kernels of steps in parallel for the present device; returns their number.
+
+    A failure is a warning: what was not compiled is compiled at its first launch, which raises the error.
+    """
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
-        mode = triton.AsyncCompileMode(pool, ignore_errors=True)  # the launch itself raises the error again
+        mode = triton.AsyncCompileMode(pool, ignore_errors=True)
 
         def enqueue(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
             kernel.warmup(*args, grid=grid, **meta)
 
         with mode:
-            with compiling_for(target(), enqueue):
-                run_works(shape)
-            futures = mode.raw_futures
-            for _ in progress.over(_Completed(futures), "Compiling kernels"):
+            try:
+                with compiling_for(target(), enqueue):
+                    run_works(shape)
+            except Exception as error:
+                warnings.warn(f"not all kernels were compiled ahead: {error}", stacklevel=2)
+            for _ in progress.over(_Completed(mode.raw_futures), "Compiling kernels"):
                 pass
-    return len(futures)
+    return len(mode.raw_futures)
+
+
+def launches_of_start(shape: EngineShape, chip: str) -> list[str]:
+    """Returns the names of the kernels that a start compiles, one for each set of constexprs and dtypes.
+
+    chip: as in `kernels.launch.target`.
+    """
+    found: dict[tuple[Any, ...], str] = {}
+
+    def note(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        dtypes = tuple(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
+        found[kernel.__name__, dtypes, tuple(sorted(meta.items()))] = kernel.__name__
+
+    with compiling_for(chip, note):
+        run_works(shape)
+    return list(found.values())
 
 
 def run_works(shape: EngineShape) -> None:
@@ -78,7 +101,7 @@ def run_works(shape: EngineShape) -> None:
         if shape.max_loras:
             bank = AdapterBank(
                 cut(shape.architecture),
-                TRITON,
+                shape.backend,
                 shape.dtype,
                 CPU,
                 max_loras=shape.max_loras,
@@ -108,16 +131,16 @@ def _executor(shape: EngineShape, bank: AdapterBank | None) -> Executor:
     quantization = "w4a16" if architecture.packed is not None else shape.quantization
     weights = zero_weights(architecture, shape.dtype, quantization, shape.world_size)
     group = FirstOf(0, shape.world_size)
-    decoder = decoder_of(architecture, weights, TRITON, shape.max_model_len, group, bank)
+    decoder = decoder_of(architecture, weights, shape.backend, shape.max_model_len, group, bank)
     # Copies of blocks have the tensors of all layers.
     cache = KvCache(shape.architecture, 4, shape.block_size, shape.kv_dtype, CPU, shape.world_size)
     return Executor(
         decoder,
         cache,
-        TRITON,
+        shape.backend,
         num_slots=shape.max_num_seqs,
         max_model_len=shape.max_model_len,
-        host_kv=HostKv(cache, TRITON),
+        host_kv=HostKv(cache, shape.backend),
         adapters=bank,
     )
 

@@ -13,6 +13,7 @@ from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
 from policies.speculation.engine.drafts import Shapes
 from realengine.ahead.startup import EngineShape, compile_kernels
 from realengine.attention.choice import with_attention
+from realengine.attention.hopper import HopperAttention
 from realengine.model.architecture import Architecture
 from realengine.model.backend import TRITON, Backend, check_supported, choose_backend
 from realengine.model.decoders import decoder_of
@@ -103,6 +104,7 @@ def build_executor(
             max_num_tokens=settings.max_num_batched_tokens or max_model_len,
             max_loras=0 if adapters is None else adapters.max_loras,
             max_rank=0 if adapters is None else adapters.max_rank,
+            backend=backend if settings.attention_backend == HopperAttention.name else TRITON,
         )
         with torch.cuda.device(device):
             compile_kernels(shape, progress)
