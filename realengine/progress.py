@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
-from rich.console import Console
-from rich.progress import track
+WIDTH = 30
+REDRAWN_S = 0.1
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -32,12 +32,23 @@ class Progress:
 
     def over(self, items: Items[T], what: str) -> Iterator[T]:
         """Yields items, while a bar shows how many are done."""
-        begin_s = time.perf_counter()
-        if self._shown:
-            yield from track(iter(items), what, console=Console(stderr=True), total=len(items))
-        else:
-            yield from items
+        begin_s = drawn_s = time.perf_counter()
+        total = len(items)
+        for num_done, item in enumerate(items):
+            if self._shown and (not num_done or time.perf_counter() - drawn_s > REDRAWN_S):
+                drawn_s = time.perf_counter()
+                _draw(what, num_done, total, drawn_s - begin_s)
+            yield item
         self.seconds[what] = time.perf_counter() - begin_s
+        if self._shown:
+            _draw(what, total, total, self.seconds[what], end="\n")
+
+
+def _draw(what: str, num_done: int, total: int, seconds: float, end: str = "") -> None:
+    filled = WIDTH * num_done // max(total, 1)
+    bar = "#" * filled + "." * (WIDTH - filled)
+    sys.stderr.write(f"\r{what:26} {bar} {num_done}/{total}  {seconds:.0f} s{end}")
+    sys.stderr.flush()
 
 
 QUIET = Progress()
