@@ -17,6 +17,8 @@ from kernels.w8a16 import Int8Weight
 from realengine.model.backend import TRITON, Backend
 from realengine.model.quantization import QuantisedWeight
 
+FEW_ROWS = 8
+
 
 class Linear(Protocol):
     """A linear layer: x_TK -> [T, N]."""
@@ -73,6 +75,13 @@ class W8A8:
         x = self.backend.quantise_tokens(x_TK, self.weight.values_RK.dtype)
         y_TN: torch.Tensor = self.backend.w8a8_gemm(x, self.weight, self.bias_N, out_dtype=x_TK.dtype)
         return y_TN
+
+
+def head_logits(hidden_TH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
+    """Computes the logits [T, V] of hidden states with the weight of an LM head."""
+    if hidden_TH.is_cpu and 1 < len(hidden_TH) <= FEW_ROWS:  # in this order 2 to 4 times as fast as F.linear
+        return torch.mm(weight_VH, hidden_TH.T).T.contiguous()
+    return F.linear(hidden_TH, weight_VH)
 
 
 def make_linear(

@@ -30,8 +30,11 @@ CHUNKS = (2, 6, 14, 30, 62, 94, 126, 190, 254, 382, 510, 766, 1022, 1534, 2046, 
 Prompts have any length, and sizes that fill their tiles are up to 10 % faster on a CPU.
 """
 CACHED = (0, 256, 2048, 8192, 32768)
-VERIFYING = ((2, 8), (6, 2), (6, 4), (6, 8), (14, 4), (14, 8))
-"""New tokens of each chunk, and chunks, of steps with several: the rows of sequences that verify drafts."""
+VERIFYING = ((2, 8), (6, 2), (6, 4), (6, 8), (14, 4), (14, 8), (14, 16))
+"""New tokens of each chunk, and chunks, of steps with several: the rows of sequences that verify drafts.
+
+Tokens are drawn at all of them, so that the LM head is measured with more rows than there are sequences.
+"""
 VERIFYING_CACHED = 256
 
 
@@ -79,7 +82,7 @@ def verifying_points(max_num_seqs: int, max_num_batched_tokens: int, max_model_l
     """Returns steps of several chunks each, of sizes that are also measured alone."""
     cached = VERIFYING_CACHED
     return [
-        Point(Step(chunks=(Chunk(cached, new),) * count), new, cached, prefill_seqs=count)
+        Point(Step(chunks=(Chunk(cached, new, verifies=True),) * count), new, cached, prefill_seqs=count)
         for new, count in VERIFYING
         if count <= max_num_seqs
         and count * new < max_num_batched_tokens

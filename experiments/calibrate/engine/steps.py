@@ -18,11 +18,20 @@ from realengine.runner.work import SAMPLING_WORDS, Draw, Padding, Shape, Work, p
 
 
 class Chunk(NamedTuple):
-    """New tokens of one prompt after its cached tokens, and whether they complete the prompt."""
+    """New tokens of one prompt after its cached tokens, and whether they complete the prompt.
+
+    verifies: whether a token is drawn at every row, as in passes with draft tokens, not at the last one only.
+    """
 
     cached: int
     new: int
     completes: bool = True
+    verifies: bool = False
+
+    @property
+    def num_drawn(self) -> int:
+        """Number of rows at which a token is drawn."""
+        return self.new if self.verifies else int(self.completes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class Step:
     @property
     def num_drawn(self) -> int:
         """Number of rows that pass through the LM head."""
-        return len(self.contexts) + sum(chunk.completes for chunk in self.chunks)
+        return len(self.contexts) + sum(chunk.num_drawn for chunk in self.chunks)
 
     @property
     def kind(self) -> str:
@@ -122,15 +131,15 @@ def _mixed(step: Step, vocab_size: int) -> Work:
     counts = [1] * num_decodes + [chunk.new for chunk in step.chunks]
     ends = [*step.contexts, *(chunk.cached + chunk.new for chunk in step.chunks)]
     slots = np.arange(len(counts))
-    drawn = [
-        row for row in range(len(counts)) if row < num_decodes or step.chunks[row - num_decodes].completes
-    ]
-    last_tokens = np.cumsum(counts) - 1
+    num_drawn = [1] * num_decodes + [chunk.num_drawn for chunk in step.chunks]
+    drawn_rows = np.concatenate(
+        [np.arange(end - num, end) for end, num in zip(np.cumsum(counts), num_drawn, strict=True)]
+    )
     chunk_starts = np.concatenate([[0], np.cumsum(counts[num_decodes:])])
     shape = Shape(
         num_tokens=step.num_tokens,
         num_rows=len(counts),
-        num_drawn=len(drawn),
+        num_drawn=len(drawn_rows),
         num_decodes=num_decodes,
         max_query_len=max(counts[num_decodes:]),
         max_context_len=max(ends),
@@ -138,15 +147,15 @@ def _mixed(step: Step, vocab_size: int) -> Work:
     )
     positions = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
     sections = [
-        np.zeros(SAMPLING_WORDS * len(drawn)),
+        np.zeros(SAMPLING_WORDS * len(drawn_rows)),
         _tokens(step.num_tokens, vocab_size),
         np.concatenate(positions),
         np.repeat(slots, counts),
         slots,
         np.array(ends),
         chunk_starts,
-        last_tokens[drawn],
-        slots[drawn],
+        drawn_rows,
+        np.repeat(slots, num_drawn),
     ]
     return Work(shape=shape, words=pack(sections))
 

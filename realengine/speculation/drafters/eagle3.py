@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from realengine.model.decoder import States
 from realengine.model.kv_cache import KvCache
+from realengine.model.linear import head_logits
 from realengine.runner.batch import Batch
 from realengine.speculation.checkpoints.layers import LayerWeights, load_eagle3
 from realengine.speculation.context import DrafterContext, LoadedDraft
@@ -64,7 +65,7 @@ class Eagle3Layer:
     def logits(self, features_NH: torch.Tensor, number: int) -> torch.Tensor:
         """Computes the logits of the draft's vocabulary."""
         normed = self._kernels.rms_norm(features_NH, self._weights["norm.weight"], self._eps)
-        return F.linear(normed, self._weights["head.weight"])
+        return head_logits(normed, self._weights["head.weight"])
 
     def tokens(self, drafted: torch.Tensor) -> torch.Tensor:
         """Returns the target's ids of draft tokens."""

@@ -19,6 +19,7 @@ from kernels.block_copy import CacheSet
 from policies.speculation import num_places
 from policies.speculation.tree import TokenTree
 from realengine.model.kv_cache import KvCache
+from realengine.model.linear import head_logits
 from realengine.speculation.checkpoints.heads import load_heads
 from realengine.speculation.context import DrafterContext, LoadedDraft
 from realengine.speculation.drafter import Drafts, Passed, Start
@@ -36,7 +37,7 @@ class Head(NamedTuple):
         """Computes the logits [N, V] of the head's place."""
         for weight, bias in self.blocks:
             hidden_NH = hidden_NH + F.silu(F.linear(hidden_NH, weight, bias))
-        return F.linear(hidden_NH, self.projection)
+        return head_logits(hidden_NH, self.projection)
 
 
 def load(settings: SpeculationSettings, context: DrafterContext) -> LoadedDraft:
