@@ -90,7 +90,10 @@ class SpeculativeModel:
         self._drafting = drafting_of(draft, replica, shape)
         if isinstance(base, MeasuredTable):
             modelled = replica.roofline(replica.calibration)
-            self._drafting = self._drafting.scaled_by(TargetScale(base.model_breakdown, modelled.breakdown))
+            # The engine puts a level of a tree together as it does a pass; a step of a chain takes little.
+            is_level = isinstance(draft, Stepwise) and shape.level_rows
+            measured = base.breakdown if is_level else base.model_breakdown
+            self._drafting = self._drafting.scaled_by(TargetScale(measured, modelled.breakdown))
         self._ahead: HostAhead | None = None
         if replica.host.overlapped and isinstance(draft, Stepwise):
             self._ahead = HostAhead(replica.host, draft, host or DraftHost())
