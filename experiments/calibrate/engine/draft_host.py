@@ -21,8 +21,8 @@ from experiments.calibrate.engine.host_time import HostClock, HostTime, core_set
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE
 from hwmodels.speculation.host import OTHERS, DraftHost
+from policies.core.engine import EngineCore
 from policies.speculation import Proposer
-from policies.speculation.engine.core import Speculating
 from policies.speculation.proposers.ngram import Ngram
 from policies.speculation.proposers.self_speculative import SelfSpeculative
 from policies.speculation.proposers.suffix import Suffix
@@ -181,7 +181,7 @@ class Passes:
     texts: by request id. Of draft tokens that the device would make, half are accepted.
     """
 
-    def __init__(self, core: Speculating, texts: list[NDArray[np.int64]], num_prompt_tokens: int) -> None:
+    def __init__(self, core: EngineCore, texts: list[NDArray[np.int64]], num_prompt_tokens: int) -> None:
         self._core, self._texts = core, texts
         self._num_known = [num_prompt_tokens] * len(texts)  # tokens, by request id
         self.between: Served | None = None
