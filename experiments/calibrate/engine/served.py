@@ -5,7 +5,7 @@ No weights are read, because the time of a matrix product does not depend on its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from realengine.model.backend import Backend, check_supported, choose_backend
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.model.quantization import Weights
+from realengine.runner import piecewise
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import default_sizes
 from realengine.runner.parallel import Group
@@ -112,11 +113,7 @@ def serve(
     Raises ValueError if the engine does not support the model's number formats, or if the KV cache is too
     small for one sequence of max_model_len tokens.
     """
-    if not architecture.is_plain:
-        raise ValueError(
-            f"model_type={architecture.model_type}: the operators of this family are not watched yet; choose "
-            "a model with Llama's layers, such as llama, mistral, qwen3 or mixtral"
-        )
+    _check_family(architecture)
     backend = choose_backend(None, device)
     dtype, kv_dtype = DTYPES[TORCH_DTYPES[model.dtype]], kv_dtype_of(model)
     quantization = quantization_of(model)
@@ -133,14 +130,15 @@ def serve(
         )
     cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device)
 
-    def executor_of(decoder: Decoder, backend: Backend, graph_sizes: Sequence[int] = ()) -> Executor:
+    def executor_of(decoder: Decoder, backend: Backend, *, captures: bool = False) -> Executor:
         return Executor(
             decoder,
             cache,
             backend,
             num_slots=max_num_seqs,
             max_model_len=max_model_len,
-            graph_sizes=graph_sizes,
+            graph_sizes=default_sizes(max_num_seqs) if captures else (),
+            piece_sizes=piecewise.SIZES if captures else (),
         )
 
     under_watch = watched.backend(backend)
@@ -150,10 +148,9 @@ def serve(
     plain = executor_of(
         Decoder(architecture, weights, backend, max_model_len, Group()),
         backend,
-        default_sizes(max_num_seqs) if device.type == "cuda" else (),
+        captures=device.type == "cuda",
     )
-    if plain.graphs is not None:
-        plain.graphs.capture()
+    plain.capture()
     for one in (executor, plain):
         one.run(Tables.drawn(max_num_seqs, num_blocks, blocks_each, seed).work())
     return Served(
@@ -165,6 +162,21 @@ def serve(
         padding=Padding(max_num_seqs, blocks_each),
         backend=backend,
     )
+
+
+def _check_family(architecture: Architecture) -> None:
+    """Raises ValueError for layers with operators for which the profile has no column."""
+    reasons = {
+        "latent attention computes with keys and values of one row, or expands them": architecture.latent,
+        "it normalises after attention and MLP, too, and has two rotary tables": architecture.gemma,
+        "its attention has sinks, and its experts biases and a clamp": architecture.gpt_oss,
+    }
+    for reason, parts in reasons.items():
+        if parts is not None:
+            raise ValueError(
+                f"model_type={architecture.model_type}: {reason}, which no operator of a calibration is; "
+                "choose a model with Llama's layers: llama, mistral, qwen2, qwen3, phi3, mixtral or qwen3_moe"
+            )
 
 
 def kv_dtype_of(model: ModelSpec) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""The models of configs/model that the engine runs, and those whose operators cannot be watched yet."""
+"""The models of configs/model that the engine runs, and those whose operators are not measured."""
 
 from pathlib import Path
 
@@ -10,6 +10,8 @@ pytest.importorskip("torch", reason="the engine needs torch")
 import torch
 
 from experiments.calibrate.engine.served import architecture_of, serve
+from experiments.calibrate.engine.steps import REFERENCE
+from hwmodels.hf.config import from_hf_fields
 
 MODELS = Path(__file__).parents[3] / "configs" / "model"
 SIMULATED_ONLY = {
@@ -33,16 +35,30 @@ def test_the_engine_runs_the_simulator_s_models_except_those_named_here(file):
     assert architecture_of(node).num_layers == node["config"]["num_hidden_layers"]
 
 
-def test_operators_of_other_families_are_refused_by_name():
-    node = yaml.safe_load((MODELS / "gpt_oss_20b.yaml").read_text())
-    with pytest.raises(
-        ValueError, match="model_type=gpt_oss: the operators of this family are not watched yet"
-    ):
-        serve(
-            None,
-            architecture_of(node),
-            torch.device("cpu"),
-            max_num_seqs=1,
-            max_model_len=64,
-            block_size=16,
-        )
+def served(model, **changes):
+    node = yaml.safe_load((MODELS / f"{model}.yaml").read_text())
+    config = node["config"] | changes
+    architecture = architecture_of({"config": config})
+    spec = from_hf_fields(config, model)
+    return serve(spec, architecture, torch.device("cpu"), max_num_seqs=2, max_model_len=64, block_size=16)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("gpt_oss_20b", "model_type=gpt_oss: its attention has sinks"),
+        ("gemma3_27b", "model_type=gemma3_text: it normalises after attention and MLP"),
+        ("deepseek_v2_lite", "model_type=deepseek_v2: latent attention"),
+    ],
+)
+def test_operators_of_other_families_are_refused_by_name(model, reason):
+    with pytest.raises(ValueError, match=f"{reason}.*choose a model with Llama's layers: .*phi3"):
+        served(model)
+
+
+def test_phi3_is_measured_as_llama_is():
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 200}
+    found = served("phi3_mini", **sizes, num_attention_heads=4, num_key_value_heads=2)
+    drawn = found.plain.run(found.work(REFERENCE))
+    watched = found.executor.run(found.work(REFERENCE))
+    assert torch.equal(drawn.tokens_IS, watched.tokens_IS)
