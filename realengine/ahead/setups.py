@@ -150,7 +150,8 @@ MODELS = {
         head_dim=96,
         intermediate_size=8192,
         max_position_embeddings=4096,
-        fused_projections=True,
+        fused_qkv=True,
+        fused_gate_up=True,
     ),
     "smollm2-135m": replace(
         _llama,

@@ -78,8 +78,12 @@ class Architecture:
     """Size of the MLP beside the experts of a layer, which every token uses; 0: there is none."""
     rotary_dims: int | None = None
     """Numbers of a head that are rotated, the first ones; None: all."""
-    fused_projections: bool = False
-    """Whether the checkpoint has queries, keys and values in one tensor, and gate and up (Phi-3)."""
+    interleaved_rope: bool = False
+    """Whether neighbouring numbers are rotated together (GLM-4), not those half a head apart."""
+    fused_qkv: bool = False
+    """Whether the checkpoint has queries, keys and values in one tensor (Phi-3)."""
+    fused_gate_up: bool = False
+    """Whether the checkpoint has gate and up in one tensor (Phi-3, GLM-4)."""
     gemma: GemmaParts | None = None
     """Parts of Gemma 2 and 3; None: none of them."""
     gpt_oss: GptOssParts | None = None
@@ -156,7 +160,7 @@ class Architecture:
     def is_plain(self) -> bool:
         """True if the layers have Llama's parts only, as LoRA adapters and layers that draft need."""
         others = (self.latent, self.gemma, self.gpt_oss)
-        return others == (None, None, None) and not self.fused_projections
+        return others == (None, None, None) and not (self.fused_qkv or self.fused_gate_up)
 
     def has_experts(self, layer: int) -> bool:
         return (

@@ -78,6 +78,26 @@ def rope_of(fields: Fields) -> tuple[float, dict[str, Any] | None]:
     return scaling_of(name, given, DEFAULT_ROPE_THETA, fields.value("max_position_embeddings"))
 
 
+def rotary_share(fields: Fields, given: Mapping[str, Any], default: float) -> float:
+    """Returns the share of a head that is rotated. given: the object with the rotary settings."""
+    share = given.get("partial_rotary_factor") or fields.value("partial_rotary_factor") or default
+    if not is_finite(share) or not 0 < share <= 1:
+        raise wrong("partial_rotary_factor", share, "must be > 0 and <= 1")
+    return float(share)
+
+
+def partial_rope_of(fields: Fields, head_dim: int, default_share: float) -> dict[str, Any]:
+    """Returns the rotary fields of an `Architecture` that rotates part of each head, without scaling."""
+    name = "rope_parameters" if fields.value("rope_parameters") else "rope_scaling"
+    given = fields.value(name) or {}
+    if not isinstance(given, Mapping):
+        raise wrong(name, given, "must be an object")
+    share = rotary_share(fields, given, default_share)
+    given = {"rope_theta": fields.value("rope_theta"), **given}
+    theta, _ = scaling_of(name, given, DEFAULT_ROPE_THETA, None, types=())
+    return {"rotary_dims": int(head_dim * share), "rope_theta": theta}
+
+
 def scaling_of(
     name: str,
     given: Mapping[str, Any],

@@ -18,7 +18,7 @@ from realengine.model.config_fields import (
     unknown,
     windows_of,
 )
-from realengine.model.families import deepseek, gemma, gpt_oss, phi3
+from realengine.model.families import deepseek, gemma, glm, gpt_oss, phi3
 from realengine.weights.packed_format import PackedFormat
 
 REQUIRED = (
@@ -91,6 +91,10 @@ def _phi3(fields: Fields) -> dict[str, Any]:
     return _common(fields, phi3.fields_of(fields))
 
 
+def _glm(fields: Fields) -> dict[str, Any]:
+    return _common(fields, glm.fields_of(fields))
+
+
 def _gemma(fields: Fields) -> dict[str, Any]:
     own = gemma.fields_of(fields)
     theta, scaling = (None, None) if "rope_theta" in own else rope_of(fields)
@@ -108,6 +112,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
     "gpt_oss": Family((*REQUIRED, *gpt_oss.NEEDED), _gpt_oss),
     "phi3": Family(REQUIRED, _phi3),
+    "glm": Family(KV_HEADS, _glm),
     "gemma2": Family((*REQUIRED, *gemma.NEEDED), _gemma),
     "gemma3_text": Family((*REQUIRED, *gemma.NEEDED), _gemma),
 }

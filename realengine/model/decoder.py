@@ -87,6 +87,7 @@ class Decoder:
         self._norm = dense(weights, "norm.weight")
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
         self._gate = backend.silu_mul
+        self._interleaved = architecture.interleaved_rope
         self._cos_sin: torch.Tensor = cos_sin_table(
             architecture.rotary_dim,
             max_model_len,
@@ -265,7 +266,7 @@ class Decoder:
         q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)
         if layer.q_norm is not None:
             q, k = self._backend.qk_norm(q, k, layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps)
-        rotation = Rotation(batch.positions_T, layer.cos_sin)
+        rotation = Rotation(batch.positions_T, layer.cos_sin, self._interleaved)
         rotated: torch.Tensor = self._backend.rope_and_write_kv(q, k, v, rotation, kv, batch.slots_T)
         return rotated
 

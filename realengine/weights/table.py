@@ -188,7 +188,7 @@ def _attention(
     orders = (order, order, None)
     rows = {"q": q, "k": kv, "v": kv}
     yield whole("attention_norm.weight", names["attention_norm"], (hidden,))
-    if architecture.fused_projections:
+    if architecture.fused_qkv:
         yield _fused("qkv.weight", names["fused_qkv"], (q, kv, kv), hidden, divided=heads)
     else:
         weights = {names[key] + "weight": size for key, size in rows.items()}
@@ -230,7 +230,7 @@ def _latent_attention(
 def _mlp(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
     stored = (names["gate"], names["up"], names["down"])
     sizes = size, hidden = architecture.intermediate_size, architecture.hidden_size
-    if architecture.fused_projections:
+    if architecture.fused_gate_up:
         divided = (("intermediate_size", size),)
         yield _fused("gate_up.weight", names["fused_gate_up"], (size, size), hidden, divided=divided)
         yield replace(whole("down.weight", names["down"], (hidden, size)), split=-1, divided=divided)

@@ -87,6 +87,13 @@ CONFIGS |= {
         "intermediate_size": 32,
         "swiglu_limit": 1.0,
     },
+    "glm": LLAMA
+    | {
+        "model_type": "glm",
+        "architectures": ["GlmForCausalLM"],
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
     "phi3": LLAMA
     | {
         "model_type": "phi3",

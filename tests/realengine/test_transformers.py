@@ -130,6 +130,11 @@ MODELS = {
             "attn_implementation": "eager",
         },
     ),
+    "glm": ("Glm", {"tie_word_embeddings": False}),
+    "glm, whole heads rotated, no biases": (
+        "Glm",
+        {"partial_rotary_factor": 1.0, "attention_bias": False, "tie_word_embeddings": True},
+    ),
     "phi3": ("Phi3", {"tie_word_embeddings": False, "sliding_window": 7}),
     "phi3, part of a head rotated, short factors": (
         "Phi3",

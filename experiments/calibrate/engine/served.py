@@ -41,6 +41,7 @@ MODEL_TYPES = {
     "Gemma3ForCausalLM": "gemma3_text",
     "GptOssForCausalLM": "gpt_oss",
     "Phi3ForCausalLM": "phi3",
+    "GlmForCausalLM": "glm",
 }
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 QUANTIZATIONS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "int8": "int8", "fp8": "fp8"}
@@ -175,7 +176,7 @@ def _check_family(architecture: Architecture) -> None:
         if parts is not None:
             raise ValueError(
                 f"model_type={architecture.model_type}: {reason}, which no operator of a calibration is; "
-                "choose a model with Llama's layers: llama, mistral, qwen2, qwen3, phi3, mixtral or qwen3_moe"
+                "choose a model with Llama's layers, such as llama, mistral, qwen3, phi3, glm or mixtral"
             )
 
 

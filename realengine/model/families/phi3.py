@@ -13,6 +13,7 @@ from realengine.model.config_fields import (
     check_no_biases,
     check_plain_weights,
     head_dim_of,
+    rotary_share,
     scaling_of,
 )
 
@@ -29,10 +30,7 @@ def fields_of(fields: Fields) -> dict[str, Any]:
     given = fields.value("rope_parameters") or fields.value("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise wrong("rope_scaling", given, "must be an object")
-    share = given.get("partial_rotary_factor") or fields.value("partial_rotary_factor") or 1.0
-    if not is_finite(share) or not 0 < share <= 1:
-        raise wrong("partial_rotary_factor", share, "must be > 0 and <= 1")
-    rotary_dim = int(head_dim * share)
+    rotary_dim = int(head_dim * rotary_share(fields, given, 1.0))
     theta, scaling = _rope(fields, given, rotary_dim)
     return {
         "head_dim": head_dim,
@@ -40,7 +38,8 @@ def fields_of(fields: Fields) -> dict[str, Any]:
         "rope_theta": theta,
         "rope_scaling": scaling,
         "sliding_window": fields.whole_or_none("sliding_window"),
-        "fused_projections": True,
+        "fused_qkv": True,
+        "fused_gate_up": True,
     }
 
 

@@ -52,7 +52,7 @@ def served(model, **changes):
     ],
 )
 def test_operators_of_other_families_are_refused_by_name(model, reason):
-    with pytest.raises(ValueError, match=f"{reason}.*choose a model with Llama's layers: .*phi3"):
+    with pytest.raises(ValueError, match=f"{reason}.*choose a model with Llama's layers.*phi3"):
         served(model)
 
 
