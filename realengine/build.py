@@ -39,12 +39,14 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
     def execute(work: Work) -> Drawn | None:
         if ranks is None:
             return executor.run(work)
+        ranks.check()
         try:
             ranks.send(work)
-            return executor.run(work)
+            drawn = executor.run(work)
         except RuntimeError as error:  # the other ranks may be a step ahead, or wait forever
             ranks.kill()
             raise DeviceLostError(f"a tensor parallel rank has failed: {error}") from error
+        return None if drawn is None else drawn._replace(check=ranks.check)
 
     return assemble(model, settings, executor, memory, execute, clock)
 

@@ -116,14 +116,17 @@ PARTS: Mapping[str, Part] = {
         "speculation_kernels",
         2,
         "attention of passes with 1 to 8 draft tokens, and acceptance, relative to this run's bandwidth",
-        70,
+        65,
         30,
         ("limits",),
+    ),
+    "nccl": Part(
+        "nccl", 2, "collectives in CUDA graphs on one GPU; two ranks where there are two GPUs", 12, 6
     ),
     "counters": Part(
         "counters", 2, "hardware counters of the kernels that have a target, where ncu can read them", 30, 15
     ),
-    "tiles": Part("tiles", 2, "other tile sizes than those in the launch tables", 45, 30, ("limits",)),
+    "tiles": Part("tiles", 2, "other tile sizes than those in the launch tables", 50, 30, ("limits",)),
     "calibrate_llama_8b": Part(
         "calibrating",
         3,

@@ -39,6 +39,8 @@ class Drawn(NamedTuple):
     """Log-probabilities of the last iteration's tokens; of a pass with drafts, of all rows of tokens_IS."""
     accepted_IS: torch.Tensor | None = None
     """Accepted draft tokens, int64 [passes, S]: of a pass's rows of tokens_IS, so many and one more count."""
+    check: Callable[[], None] | None = None
+    """Called when the tokens have arrived; raises DeviceLostError if they are undefined."""
 
 
 class Graphs(Protocol):

@@ -26,6 +26,7 @@ class Launch:
         self._logprobs: tuple[torch.Tensor, ...] = ()
         self._accepted: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
+        self._check = None if drawn is None else drawn.check
         if drawn is None:
             return
         self._tokens = _on_host(drawn.tokens_IS)
@@ -41,8 +42,7 @@ class Launch:
         """Waits for the tokens of each row, and returns them, in their order."""
         if self._tokens is None:
             return []
-        if self._event is not None:
-            self._event.synchronize()
+        self._wait()
         columns: list[list[int]] = self._tokens.T.tolist()
         if self._accepted is None:
             return columns[: len(self.rows)]
@@ -51,6 +51,12 @@ class Launch:
             [token for place, num in enumerate(numbers) for token in column[place * width :][: num + 1]]
             for column, numbers in zip(columns, self.accepted(), strict=False)
         ]
+
+    def _wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+        if self._check is not None:
+            self._check()
 
     @property
     def has_single_tokens(self) -> bool:
@@ -61,8 +67,7 @@ class Launch:
     def single_tokens(self) -> list[int]:
         """Waits for the token of each row, and returns them, if each row has one."""
         assert self._tokens is not None
-        if self._event is not None:
-            self._event.synchronize()
+        self._wait()
         tokens: list[int] = self._tokens[0, : len(self.rows)].tolist()
         return tokens
 

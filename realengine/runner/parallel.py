@@ -5,14 +5,20 @@ of the KV cache, and runs every step. The ranks' outputs are summed twice per bl
 after `o` and after `down`; logits are gathered. Only rank 0 runs EngineCore. The others wait for its steps in
 `follow`. All ranks have all logits and draw the same tokens with the same seeds, so nothing is sent back.
 
-There are two groups: NCCL for tensors on GPUs (gloo on CPUs), and gloo between the hosts. NCCL in CUDA graphs
-(as documented by NVIDIA, not tested here): run each captured shape once before, and capture with
-capture_error_mode="thread_local", because torch's watchdog thread queries events during the capture.
+There is a communicator for each kind of group: NCCL for tensors on GPUs (gloo on CPUs), bound to the rank's
+device, and gloo between the hosts. NCCL in CUDA graphs (as documented by NVIDIA, not run on GPUs): a captured
+step calls only `all_reduce` and `all_gather`, which do not wait for the device; each captured shape runs once
+before, and the capture's error mode is thread_local, because torch's watchdog thread queries events.
+
+A rank that dies leaves the others in a collective. Rank 0 watches the processes and aborts the communicator;
+the other ranks meet a closed connection when they wait for the next step. A rank that hangs ends the
+processes after `COLLECTIVE_TIMEOUT`, as torch does by default, so that no wrong token is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +26,8 @@ import torch
 import torch.distributed as dist
 
 CONNECT_TIMEOUT = timedelta(minutes=10)
+# Of a collective on the device; loading and capturing differ by less between ranks.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 # An idle engine sends no steps. A rank that dies closes its connections, which ends the others at once.
 IDLE_TIMEOUT = timedelta(days=30)
 STEP_WORDS = 4096
@@ -61,6 +69,30 @@ class Group:
             dist.broadcast(words, src=0, group=self._hosts)
         return words
 
+    def check_alike(self, facts: Mapping[str, object]) -> None:
+        """Raises RuntimeError, on every rank, if the ranks' facts differ: sizes, versions, settings."""
+        if self.world_size == 1:
+            return
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, {name: str(fact) for name, fact in facts.items()}, group=self._hosts)
+        for rank, others in enumerate(found):
+            for name, fact in found[0].items():
+                if others.get(name) != fact:
+                    raise RuntimeError(
+                        f"tensor parallel ranks differ: {name} is {fact} on rank 0 and {others.get(name)} on "
+                        f"rank {rank}; start all ranks with the same software, model folder and kind of GPU"
+                    )
+
+    def abort(self) -> None:
+        """Ends the collectives that wait on the device for a rank that does not come; the group is unusable.
+
+        Results of steps in flight are then undefined.
+        """
+        abort = getattr(self._tensors, "abort", None)
+        if abort is not None:
+            with suppress(RuntimeError, NotImplementedError):  # gloo has none: it meets a closed connection
+                abort()
+
     def smallest(self, number: int) -> int:
         """Returns the minimum of the ranks' numbers, such as the KV blocks that fit on all of them."""
         if self.world_size == 1:
@@ -85,15 +117,21 @@ def connect(rank: int, world_size: int, device: torch.device, address: str) -> G
     if on_gpu and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        backend_of(device),
         init_method=address,
         rank=rank,
         world_size=world_size,
         timeout=CONNECT_TIMEOUT,
         device_id=device if on_gpu else None,
     )
-    hosts = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
-    return Group(rank, world_size, dist.group.WORLD, hosts)
+    tensors = dist.new_group(backend=backend_of(device), timeout=COLLECTIVE_TIMEOUT, group_desc="tensor")
+    hosts = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT, group_desc="hosts")
+    return Group(rank, world_size, tensors, hosts)
+
+
+def backend_of(device: torch.device) -> str:
+    """Returns the backend of torch.distributed for tensors on a device."""
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def disconnect() -> None:

@@ -112,6 +112,16 @@ def build_executor(
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
         num_blocks = group.smallest(plan.num_blocks(device))
+    group.check_alike(
+        {
+            "torch": torch.__version__,
+            "the model": architecture,
+            "dtype": dtype,
+            "kv_cache_dtype": kv_dtype,
+            "num_kv_blocks": num_blocks,
+            "the device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        }
+    )
     memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
     new_executor: Callable[..., Executor] = Executor
     try:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import socket
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
 import numpy as np
 import torch
 
 from realengine.model.backend import choose_device
+from realengine.runner.executor import DeviceLostError
 from realengine.runner.parallel import StepChannel, connect, disconnect, follow
 from realengine.runner.rank import build_executor
 from realengine.runner.work import Work
@@ -48,8 +51,21 @@ class Ranks:
         self._processes = processes
         self.group = connect(0, world_size, device, address)
         self._channel = StepChannel(self.group)
+        self._failed: str | None = None
+        watch = threading.Thread(target=_watch, args=(weakref.ref(self), processes), daemon=True)
+        watch.start()
         self.close = weakref.finalize(self, _close, self._channel, processes)
         """Ends the processes; also runs when this object is collected, or Python ends."""
+
+    def lose(self, rank: int, exit_code: int | None) -> None:
+        """Notes that a process has ended by itself, and ends the collectives that wait for it."""
+        self._failed = f"rank {rank} has ended with exit code {exit_code}"
+        self.group.abort()
+
+    def check(self) -> None:
+        """Raises DeviceLostError if a process has ended by itself: results since then are undefined."""
+        if self._failed is not None:
+            raise DeviceLostError(f"a tensor parallel rank has failed: {self._failed}")
 
     def kill(self) -> None:
         """Terminates the processes whatever they do."""
@@ -64,6 +80,19 @@ class Ranks:
         pickled = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
         padded = pickled + bytes(-len(pickled) % 4)
         self._channel.send(torch.from_numpy(np.frombuffer(padded, np.int32).copy()))
+
+
+def _watch(ranks: weakref.ref[Ranks], processes: Sequence[BaseProcess]) -> None:
+    """Waits until a process ends, and tells the ranks unless they have been closed."""
+    ended = connection.wait([process.sentinel for process in processes])
+    alive = ranks()
+    if alive is None or not alive.close.alive:
+        return
+    for rank, process in enumerate(processes, start=1):
+        if process.sentinel in ended:
+            process.join(STOP_TIMEOUT_S)
+            alive.lose(rank, process.exitcode)
+            return
 
 
 def rank_device(device: torch.device, rank: int) -> torch.device:

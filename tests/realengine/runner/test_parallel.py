@@ -1,9 +1,11 @@
 """Two ranks over gloo compute what one does; steps reach the ranks that wait for them."""
 
 import queue
+from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hwmodels.iterations.layout import ParallelLayout
@@ -11,6 +13,7 @@ from realengine.model.architecture import Architecture
 from realengine.model.backend import TORCH
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
+from realengine.runner import parallel
 from realengine.runner.parallel import Group, StepChannel, connect, disconnect, follow
 from realengine.settings import EngineSettings
 from realengine.weights.load import load_weights
@@ -50,11 +53,39 @@ def logits_of(config, quantization, cache_dtype, group):
     return torch.cat(all_logits(decoder, cache, prompts(spec.vocab_size)))
 
 
+@contextmanager
+def recorded_collectives():
+    """Records operation, shape, dtype and group of each call to torch.distributed, which is carried out."""
+    calls, kept = [], (dist.all_reduce, parallel._all_gather)
+
+    def all_reduce(x, *args, group, **others):
+        calls.append(("all_reduce", tuple(x.shape), str(x.dtype), group.group_desc))
+        return kept[0](x, *args, group=group, **others)
+
+    def all_gather(out, x, *, group):
+        calls.append(("all_gather", tuple(x.shape), str(x.dtype), group.group_desc))
+        return kept[1](out, x, group=group)
+
+    dist.all_reduce, parallel._all_gather = all_reduce, all_gather
+    try:
+        yield calls
+    finally:
+        dist.all_reduce, parallel._all_gather = kept
+
+
 def rank_main(rank, address, results):
     torch.set_num_threads(1)
     group = connect(rank, 2, CPU, address)
-    results.put((rank, "logits", {name: logits_of(*model, group).numpy() for name, model in MODELS.items()}))
+    with recorded_collectives() as calls:
+        logits = {name: logits_of(*model, group).numpy() for name, model in MODELS.items()}
+    results.put((rank, "logits", logits))
+    results.put((rank, "collectives", calls))
     results.put((rank, "smallest", group.smallest(7 - rank)))
+    group.check_alike({"torch": "2.13", "blocks": 7})
+    try:
+        group.check_alike({"torch": "2.13", "blocks": 7 - rank})
+    except RuntimeError as error:
+        results.put((rank, "alike", str(error)))
     results.put((rank, "gathered", group.all_gather(torch.full((2, 3), float(rank))).tolist()))
     channel = StepChannel(group, first_words=16)
     if rank == 0:
@@ -79,7 +110,7 @@ def found(tmp_path_factory):
         process.start()
     reported = {}
     try:
-        while len(reported) < 7:
+        while len(reported) < 11:
             rank, what, value = results.get(timeout=TIMEOUT_S)
             reported[rank, what] = value
         for process in ranks:
@@ -108,6 +139,21 @@ def test_collectives_see_all_ranks_in_order(found):
     for rank in range(2):
         assert found[rank, "smallest"] == 6
         assert found[rank, "gathered"] == [[0.0] * 3 + [1.0] * 3] * 2
+
+
+def test_the_collectives_of_steps_are_the_same_on_every_rank_in_the_same_order(found):
+    calls = found[0, "collectives"]
+    assert calls == found[1, "collectives"]
+    assert {call[0] for call in calls} == {"all_reduce", "all_gather"}
+    assert {call[-1] for call in calls} == {"tensor"}, "and none between the hosts"
+
+
+def test_ranks_that_differ_are_told_in_what(found):
+    for rank in range(2):
+        assert found[rank, "alike"] == (
+            "tensor parallel ranks differ: blocks is 7 on rank 0 and 6 on rank 1; start all ranks with the "
+            "same software, model folder and kind of GPU"
+        )
 
 
 def test_steps_of_any_length_reach_the_waiting_rank_in_order(found):
