@@ -86,7 +86,7 @@ PARTS: Mapping[str, Part] = {
         "attention_backends",
         2,
         "attention of prompts by our kernels and by libraries: right, and its speed beside the GEMM's",
-        40,
+        36,
         20,
         ("limits",),
     ),
@@ -121,7 +121,7 @@ PARTS: Mapping[str, Part] = {
         ("limits",),
     ),
     "nccl": Part(
-        "nccl", 2, "collectives in CUDA graphs on one GPU; two ranks where there are two GPUs", 12, 6
+        "nccl", 2, "collectives in CUDA graphs on one GPU; two ranks where there are two GPUs", 18, 6
     ),
     "counters": Part(
         "counters", 2, "hardware counters of the kernels that have a target, where ncu can read them", 30, 15
