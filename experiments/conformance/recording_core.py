@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from policies.caching.pool import BlockPool
 from policies.core.async_engine import AsyncEngineCore
@@ -12,8 +12,13 @@ from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.core import Speculating, SpeculativeCore
 from policies.speculation.engine.drafts import DraftPlan
+
+if TYPE_CHECKING:
+    Engine = EngineCore
+else:
+    Engine = object
 
 MAX_PLANS = 20_000
 """Limit of plans per run, above which it is taken as endless; these worlds need hundreds or thousands."""
@@ -31,10 +36,10 @@ class Decision(NamedTuple):
     num_iterations: int
 
 
-class RecordingCore(EngineCore):
+class Recorded(Engine):
     """Records every committed plan and checks the block tables after every plan and commit.
 
-    It records an engine with synchronous scheduling, `AsyncRecordingCore` one with asynchronous scheduling.
+    It is not derived from an engine, because compiled classes have one line of ancestors.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -113,12 +118,16 @@ class RecordingCore(EngineCore):
         return seq.num_held + num_planned, seq.num_extra_blocks
 
 
-class AsyncRecordingCore(RecordingCore, AsyncEngineCore):
+class RecordingCore(Recorded, EngineCore):
+    """Records what an `EngineCore` decides."""
+
+
+class AsyncRecordingCore(Recorded, AsyncEngineCore):
     """Records what an `AsyncEngineCore` decides."""
 
 
-class SpeculativeRecordingCore(RecordingCore, SpeculativeCore):
-    """Records what a `SpeculativeCore` decides."""
+class RecordedDrafts(Recorded):
+    """Checks the block tables of an engine that verifies draft tokens."""
 
     def _stored_tokens(self, plan: StepPlan) -> dict[int, int]:
         assert isinstance(plan.drafts, DraftPlan)
@@ -128,13 +137,18 @@ class SpeculativeRecordingCore(RecordingCore, SpeculativeCore):
         }
 
     def _slots(self, seq: Sequence, num_planned: int) -> tuple[int, int]:
+        assert isinstance(self, Speculating)
         if seq in self.drafting:
             return int(self.drafting.blocks_S[seq.slot]) * self.block_pool.block_size, 0
         num_blocks = self.block_pool.blocks_for(seq.num_held + num_planned) + seq.num_extra_blocks
         return num_blocks * self.block_pool.block_size, 0
 
 
-class AsyncSpeculativeRecordingCore(SpeculativeRecordingCore, AsyncSpeculativeCore):
+class SpeculativeRecordingCore(RecordedDrafts, SpeculativeCore):
+    """Records what a `SpeculativeCore` decides."""
+
+
+class AsyncSpeculativeRecordingCore(RecordedDrafts, AsyncSpeculativeCore):
     """Records what an `AsyncSpeculativeCore` decides."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from experiments.conformance.recording_core import RecordingCore, SpeculativeRecordingCore
+from experiments.conformance.recording_core import Recorded, SpeculativeRecordingCore
 from experiments.conformance.worlds import World
 from policies.core.engine import EngineCore
 from policies.speculation import DraftLength, SlotRules
@@ -41,9 +41,7 @@ class SpeculatingWorld(World):
     tpot_s: float | None = None
     engine: type[EngineCore] = SpeculativeRecordingCore
 
-    def _core(
-        self, cores: list[RecordingCore], *, num_blocks: int | None = None, **settings: Any
-    ) -> EngineCore:
+    def _core(self, cores: list[Recorded], *, num_blocks: int | None = None, **settings: Any) -> EngineCore:
         speculation = Speculation(
             proposer=self.proposer,
             draft_length=self.draft_length,
@@ -53,7 +51,7 @@ class SpeculatingWorld(World):
         return super()._core(cores, num_blocks=num_blocks, speculation=speculation, **settings)
 
     def _pool(
-        self, cores: list[RecordingCore], *, core: Mapping[str, Any] | None = None, **settings: Any
+        self, cores: list[Recorded], *, core: Mapping[str, Any] | None = None, **settings: Any
     ) -> ReplicaPool:
         make = partial(SpeculativeReplica, acceptance=self.acceptance, proposer=self.proposer)
         return super()._pool(cores, core=core, make_replica=make, **settings)

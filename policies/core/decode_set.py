@@ -52,7 +52,7 @@ class DecodeSet:
         return isinstance(seq, Sequence) and seq.state is DECODING and seq.clock_source is self
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (seq for seq in self._running.values() if seq in self)
+        return iter([seq for seq in self._running.values() if seq in self])
 
     @property
     def num_widening(self) -> int:

@@ -35,7 +35,7 @@ def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
     num_rows, max_gaps = sum(log.num_iterations for log in logs), sum(log.max_gaps for log in logs)
     dtypes = IterationLog.dtypes()
     for log in logs:
-        dtypes |= log.more_dtypes
+        dtypes |= log.more_dtypes()
     columns: dict[str, NDArray[Any]] = {name: np.zeros(num_rows, dtype) for name, dtype in dtypes.items()}
     gaps = Gaps(np.empty(max_gaps), np.empty(max_gaps, np.int64), np.empty(max_gaps))
     row = num_gaps = 0

@@ -134,9 +134,8 @@ class IterationLog:
         )
         self._gaps = array("d")  # request id, start, end
 
-    @property
     def more_dtypes(self) -> dict[str, str]:
-        """The dtypes of further columns of the table, by name."""
+        """Returns the dtypes of further columns of the table, by name."""
         return dict.fromkeys(ADAPTER_COLUMNS, "i8") if self.serves_adapters else {}
 
     def add_gap(self, request_id: int, since_s: float, end_s: float) -> None:

@@ -73,10 +73,9 @@ class DraftLog(IterationLog):
             *(self._drafts, self._passes),
         )
 
-    @property
     def more_dtypes(self) -> dict[str, str]:
-        """The dtypes of further columns of the table, by name."""
-        return super().more_dtypes | dict.fromkeys(DRAFT_COLUMNS, "i8")
+        """Returns the dtypes of further columns of the table, by name."""
+        return super().more_dtypes() | dict.fromkeys(DRAFT_COLUMNS, "i8")
 
     def add_passes(
         self,

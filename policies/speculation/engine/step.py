@@ -78,7 +78,7 @@ class DraftStep(StepMaker):
     @property
     def has_freed(self) -> bool:
         """True if the step has made room without computing anything, so that another attempt may succeed."""
-        return self.has_read or super().has_freed
+        return self.has_read or bool(self._preempted)
 
     # Decodes.
 

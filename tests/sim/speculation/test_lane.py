@@ -1,5 +1,6 @@
 """A replica that speculates in a lane leaves the records of one that never does, to the last bit."""
 
+import inspect
 from dataclasses import fields, replace
 
 import pytest
@@ -80,6 +81,8 @@ def left_at(monkeypatch):
     """Returns a list that grows by (time, running sequences) with every lane that ends before its run."""
     left = []
     leave_lane = SpeculativeReplica.leave_lane
+    if not inspect.isfunction(leave_lane):
+        pytest.skip("compiled code calls its own method, not one that replaces it")
 
     def note(replica):
         if replica._draft_loop is not None:

@@ -11,7 +11,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from experiments.conformance.recording_core import ASYNC, RecordingCore, SpeculativeRecordingCore
+from experiments.conformance.recording_core import (
+    AsyncSpeculativeRecordingCore,
+    Recorded,
+    RecordingCore,
+    SpeculativeRecordingCore,
+)
 from policies.core.request import Request
 from policies.speculation.engine import async_core as overlapped
 from policies.speculation.engine import core as speculative
@@ -68,7 +73,7 @@ class Run(NamedTuple):
     result: RunResult
     source: NotedSource
     simulation: Simulation
-    cores: list[RecordingCore]
+    cores: list[Recorded]
     """All engines that record, with those that were lost in crashes."""
 
     @property
@@ -79,13 +84,13 @@ class Run(NamedTuple):
 def run(scenario: Scenario, *, leap: bool = True, records_decisions: bool = False) -> Run:
     """Runs a world. records_decisions: with engines that record their decisions and check themselves."""
     made: list[Simulation] = []
-    cores: list[RecordingCore] = []
+    cores: list[Recorded] = []
 
     def simulation(**settings: Any) -> Simulation:
         made.append(Simulation(**settings))
         return made[-1]
 
-    def core(make: type[RecordingCore], **settings: Any) -> RecordingCore:
+    def core(make: type[Recorded], **settings: Any) -> Recorded:
         cores.append(make(**settings))
         return cores[-1]
 
@@ -97,7 +102,7 @@ def run(scenario: Scenario, *, leap: bool = True, records_decisions: bool = Fals
                 patch.object(setup_pool, "EngineCore", partial(core, RecordingCore)),
                 patch.object(speculative, "SpeculativeCore", partial(core, SpeculativeRecordingCore)),
                 patch.object(
-                    overlapped, "AsyncSpeculativeCore", partial(core, ASYNC[SpeculativeRecordingCore])
+                    overlapped, "AsyncSpeculativeCore", partial(core, AsyncSpeculativeRecordingCore)
                 ),
             ):
                 result = scenario.run(source, _Reports())
