@@ -14,7 +14,15 @@ HARDWARE = {
     "H100": "h100_sxm",
     "H200": "h200_sxm",
     "A100": "a100_80gb_sxm",
+    "B200": "b200_sxm",
+    "B300": "b300_sxm",
+    "L40S": "l40s",
+    "RTX 3090": "rtx_3090",
+    "RTX 4090": "rtx_4090",
+    "RTX 5090": "rtx_5090",
     "MI300X": "mi300x",
+    "MI325X": "mi325x",
+    "MI355X": "mi355x",
 }
 """Configs of hardware by a part of the name that torch reports."""
 

@@ -27,8 +27,13 @@ DENSE_BF16 = {
     "h200_sxm": 989.4e12,
     "l4": 121e12,
     "l40s": 362.05e12,
+    "mi250x": 191.5e12,
     "mi300x": 1307.4e12,
+    "mi325x": 1307.4e12,
+    "mi355x": 2516.6e12,
+    "rtx_3090": 71e12,
     "rtx_4090": 165.2e12,
+    "rtx_5090": 209.5e12,
     "rtx_pro_6000_server": 467.8e12,
     "t4": None,
     "v100_sxm": None,
@@ -64,6 +69,7 @@ def test_bf16_peaks_are_dense(devices):
 def test_tensor_cores_are_sparse_from_ampere_on(devices):
     assert {name for name, device in devices.items() if not device.sparse_tensor_cores} == {
         "b60",
+        "mi250x",
         "t4",
         "v100_sxm",
     }
