@@ -91,6 +91,7 @@ CONFIGS |= {
     | {
         "model_type": "glm",
         "architectures": ["GlmForCausalLM"],
+        "vocab_size": 98,
         "partial_rotary_factor": 0.5,
         "attention_bias": True,
     },
