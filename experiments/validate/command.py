@@ -22,7 +22,7 @@ from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.settings.override import Override
 
-DEVICE_KEYS = ("suite", "load", "repeats", "calibrated")
+DEVICE_KEYS = ("suite", "load", "repeats", "calibrated", "attention_backend")
 """Keys that are valid with device= only, not with against=."""
 
 

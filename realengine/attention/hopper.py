@@ -26,7 +26,8 @@ class HopperAttention:
 
     def lacks(self, call: Call) -> str | None:
         """Returns what else of a call is not supported; None: nothing."""
-        return unsupported(*call)
+        reason: str | None = unsupported(*call)
+        return reason
 
     def __call__(self, call: Call, out_THD: torch.Tensor) -> None:
         """Writes the attention of the call's sequences."""

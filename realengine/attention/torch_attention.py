@@ -47,7 +47,9 @@ class SdpaAttention:
             values = gather_tokens(kv.values, kv.value_scales, tables[seq], 0, length, q.dtype)
             whole = end - start == length
             out = F.scaled_dot_product_attention(
-                *(x.transpose(0, 1)[None] for x in (q[start:end], keys, values)),
+                q[start:end].transpose(0, 1)[None],
+                keys.transpose(0, 1)[None],
+                values.transpose(0, 1)[None],
                 attn_mask=None if whole else causal_lower_right(end - start, length),
                 is_causal=whole,
                 scale=call.options.scale_of(q.shape[2]),

@@ -47,7 +47,8 @@ class DeviceValidation:
         engine = _engine()
         calibrated = self._calibrated(folder, engine, console)
         cases = cases_of(self.composition, self.settings.suite, self.device, calibrated)
-        executors = engine.ExecutorCache.of(self.device, engine.reference_of(calibrated))
+        reference, attention = engine.reference_of(calibrated), self.settings.attention_backend
+        executors = engine.ExecutorCache.of(self.device, reference, attention)
         rows: list[Row] = []
         failed: list[str] = []
         try:
@@ -147,7 +148,7 @@ def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition)
     cases = cases_of(composition, settings.suite, settings.device, None)
     model, engine = model_of(cases), _engine()
     try:
-        executors = engine.ExecutorCache.of(settings.device)
+        executors = engine.ExecutorCache.of(settings.device, attention_backend=settings.attention_backend)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error)) from error
     for case in cases:

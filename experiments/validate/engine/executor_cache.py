@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from experiments.calibrate.engine.pace import Reference
 from policies.batching.chunked import Chunked
+from realengine.attention.choice import with_attention
 from realengine.model.architecture import Architecture
-from realengine.model.backend import choose_device
+from realengine.model.backend import choose_backend, choose_device
 from realengine.runner.executor import Executor
 from realengine.runner.memory import GIB, Memory
 from realengine.runner.parallel import Group
@@ -72,18 +73,28 @@ class ExecutorCache:
     device: torch.device
     reference: Reference | None = None
     """The reference step of this machine; None unless it is a calibrated CPU."""
+    attention_backend: str = "triton"
+    """Attention of prompts' chunks in all engines, a name of the engine's setting."""
     _built: Built | None = None
 
     @classmethod
-    def of(cls, device: str, reference: Reference | None = None) -> ExecutorCache:
-        """Creates the cache for a device, cpu or cuda. Raises ValueError or RuntimeError if there is none."""
+    def of(
+        cls, device: str, reference: Reference | None = None, attention_backend: str = "triton"
+    ) -> ExecutorCache:
+        """Creates the cache for a device, cpu or cuda.
+
+        Raises ValueError or RuntimeError if there is no such device or attention on this machine.
+        """
         chosen = choose_device(device)
+        EngineSettings(attention_backend=attention_backend)  # a known name
+        with_attention(choose_backend(None, chosen), attention_backend, chosen)
         if chosen.type == "cpu":
             torch.set_num_threads(1)  # the clock is the CPU time of this thread
-        return cls(chosen, reference)
+        return cls(chosen, reference, attention_backend)
 
     def executor(self, model: Model, settings: EngineSettings) -> tuple[Executor, Memory]:
         """Returns an executor, valid until the next call. Raises ValueError for unsupported settings."""
+        settings = replace(settings, attention_backend=self.attention_backend)
         if self._built is None or not self._built.serves(model.architecture, settings):
             self._built = None
             gc.collect()  # frees its memory: graphs and their executor refer to each other

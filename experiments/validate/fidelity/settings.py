@@ -33,6 +33,8 @@ class ValidateSettings:
     thresholds: Thresholds
     against: str | tuple[str, ...] | None = None
     device: str | None = None
+    attention_backend: str = "triton"
+    """With device: attention of prompts' chunks, a name of the engine's setting."""
     suite: Suite = field(default_factory=lambda: Suite(cases={"run": ()}))
     load: float | None = None
     """Share of the simulated capacity to which arrivals are paced; None: the workload's own pace."""

@@ -136,3 +136,15 @@ def test_the_padding_row_is_cleared_after_another_engine_used_it(executors):
     assert executor._tables_SM[3].any()
     executor_of(executors, scenario, max_num_seqs=3)
     assert not executor._tables_SM[3].any()
+
+
+def test_all_engines_have_the_attention_that_was_asked_for(builds):
+    executors = ExecutorCache.of("cpu", attention_backend="torch_sdpa")
+    executor_of(executors, scenario_of(batching=Chunked(max_num_batched_tokens=64)))
+    assert [settings.attention_backend for settings in builds] == ["torch_sdpa"]
+
+
+@pytest.mark.parametrize(("name", "message"), [("fa4", "must be one of"), ("flashinfer", "needs a GPU")])
+def test_an_attention_that_does_not_exist_here_is_refused_before_anything_is_built(name, message):
+    with pytest.raises(ValueError, match=f"attention_backend={name}: {message}"):
+        ExecutorCache.of("cpu", attention_backend=name)
