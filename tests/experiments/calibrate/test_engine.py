@@ -145,13 +145,19 @@ def calibrated(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_watched_step_draws_the_tokens_of_the_decoder_alone(served):
-    """Two decodes and a chunk, by packed words, against `Decoder.logits` of the same tokens and blocks."""
-    step = Step(contexts=(5, 33), chunks=(Chunk(0, 7), Chunk(16, 4, completes=False)))
+@pytest.mark.parametrize("verifies", [False, True])
+def test_a_watched_step_draws_the_tokens_of_the_decoder_alone(served, verifies):
+    """Two decodes and a chunk, by packed words, against `Decoder.logits` of the same tokens and blocks.
+
+    verifies: whether the first chunk draws at all of its 7 rows.
+    """
+    step = Step(contexts=(5, 33), chunks=(Chunk(0, 7, verifies=verifies), Chunk(16, 4, completes=False)))
+    drawn_rows = [0, 1, *(range(2, 9) if verifies else [8])]
+    assert step.num_drawn == step.shape.sampled_seqs == len(drawn_rows)
     work = served.work(step)
     served.executor.run(work)
     drawn = served.executor.run(work)
-    words = work.words[12 * 3 :]
+    words = work.words[12 * len(drawn_rows) :]
     tokens, positions = words[:13], words[13:26]
     assert positions.tolist() == [4, 32, *range(7), *range(16, 20)]
     decoder = Decoder(served.architecture, served.weights, served.backend, 128)
@@ -162,7 +168,7 @@ def test_a_watched_step_draws_the_tokens_of_the_decoder_alone(served):
         sequences.append([0] * first + tokens[at : at + count].tolist())
         at += count
     rows = [(0, 4, 1), (1, 32, 1), (2, 0, 7), (3, 16, 4)]
-    logits = decoder.logits(batch_of(rows, sequences, tables, 16, torch.tensor([0, 1, 8])), cache)
+    logits = decoder.logits(batch_of(rows, sequences, tables, 16, torch.tensor(drawn_rows)), cache)
     assert drawn.tokens_IS[0].tolist() == logits.argmax(-1).tolist()
 
 

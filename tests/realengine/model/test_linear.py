@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from realengine.model.backend import TORCH, TRITON
-from realengine.model.linear import W4A16, W8A8, W8A16, Dense, make_linear
+from realengine.model.linear import W4A16, W8A8, W8A16, Dense, head_logits, make_linear
 from realengine.model.quantization import LINEAR_QUANTIZATIONS, quantised
 from tests.realengine.eager import dense
 
@@ -51,3 +51,11 @@ def test_triton_computes_what_torch_does(quantization):
     found = make_linear(weight, bias, TRITON)(x)
     expected = make_linear(weight, bias, TORCH)(x)
     assert (found - expected).float().norm() < 5e-3 * expected.float().norm()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8, 9, 40])
+def test_logits_of_a_head_are_one_product_for_any_number_of_rows(num_tokens):
+    hidden, weight = torch.randn(num_tokens, 24), torch.randn(50, 24)
+    found = head_logits(hidden, weight)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, hidden @ weight.T)
