@@ -12,6 +12,7 @@ import gc
 import time
 from collections.abc import Sequence
 from statistics import fmean, median, quantiles
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ from realengine.settings import EngineSettings
 
 VOCAB = 32_000
 PROMPT, BLOCK_SIZE, WARM_UP = 64, 16, 40
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_p": 0.95},
     "penalties": {"temperature": 0.8, "presence_penalty": 0.5},

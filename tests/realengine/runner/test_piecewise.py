@@ -1,5 +1,6 @@
 """Steps in pieces between captured graphs change no token (a recomputed call stands for a CUDA graph)."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -100,11 +101,22 @@ def test_padding_changes_nothing(recorders, num_tokens):
         assert list(one.top.values()) == pytest.approx(list(other.top.values()), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "medusa_tree"])
-def test_passes_with_drafts_in_pieces_change_no_token(recorders, method):
-    expected = outputs(GREEDY)
-    for mode in ("PIECEWISE", "FULL_AND_PIECEWISE"):
-        assert outputs(GREEDY, cudagraph_mode=mode, speculative_config=DRAFTERS[method]) == expected
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "medusa_tree", "eagle", "eagle3", "mtp"])
+def test_passes_with_drafts_in_pieces_change_no_token(recorders, monkeypatch, method):
+    num_pieces, inner = Counter(), PiecewiseGraphs.states
+
+    def states(self, batch):
+        num_pieces[len(batch.tokens_T)] += 1
+        return inner(self, batch)
+
+    monkeypatch.setattr(PiecewiseGraphs, "states", states)
+    penalised = replace(GREEDY, presence_penalty=0.6, logprobs=1)
+    for params in (GREEDY, penalised):
+        expected = outputs(params)
+        for mode in ("PIECEWISE", "FULL_AND_PIECEWISE"):
+            num_pieces.clear()
+            assert outputs(params, cudagraph_mode=mode, speculative_config=DRAFTERS[method]) == expected
+            assert bool(num_pieces) == (method != "eagle3")  # it reads the inputs of layers
 
 
 def test_steps_with_adapters_run_whole(recorders, whole_steps):
