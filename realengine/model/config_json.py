@@ -118,12 +118,20 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+SAME_AS = {"kimi_k2": "deepseek_v3"}
+"""Names under which a family's models are also published, with the same fields and tensors."""
+
+
 def fields_of_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of an `Architecture`. Raises ValueError in the form field=value: rule."""
     model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in SAME_AS:
+        model_type = SAME_AS[model_type]
+        config = {**config, "model_type": model_type}
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise unknown(model_type or config.get("architectures") or "(missing)", tuple(FAMILIES))
+        known = (*FAMILIES, *SAME_AS)
+        raise unknown(model_type or config.get("architectures") or "(missing)", known)
     if config.get("num_experts") is None:  # transformers 5 writes Qwen3-MoE's number under Mixtral's name
         config = {**config, "num_experts": config.get("num_local_experts")}
     if missing := [name for name in family.needed if config.get(name) is None]:

@@ -151,6 +151,13 @@ def expected():
     return of
 
 
+def test_kimi_k2_is_deepseek_v3_under_another_name():
+    kimi = CONFIGS["deepseek_v3"] | {"model_type": "kimi_k2"}
+    assert Architecture.from_hf(kimi) == Architecture.from_hf(CONFIGS["deepseek_v3"])
+    with pytest.raises(ValueError, match=r"model_type=kimi_k25: unknown architecture; supported: .*kimi_k2"):
+        Architecture.from_hf(kimi | {"model_type": "kimi_k25"})
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_way_to_serve_gives_the_same_tokens(config, way, expected):
