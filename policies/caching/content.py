@@ -38,8 +38,8 @@ PRIVATE_PLACES = 1 << 48
 NAMELESS_PLACE = 1 << 62
 """The place of content that no request can find, as its request has ended and had no content ids."""
 
-MIN_SEGMENTS_TO_FORGET = 8192
-"""Number of new segments in the tree after which unused places are dropped: about 2 MB of memory."""
+MIN_SEGMENTS_TO_FORGET = 2048
+"""Number of new segments in the tree after which unused places are dropped: about 0.5 MB of memory."""
 
 
 _num_tokens = itemgetter(1)

@@ -13,7 +13,7 @@ from sim.cluster.live import LiveSimulation
 
 CHECKED_EVERY = 64
 """Requests between two checks of the memory."""
-MAX_DISCARDED_BYTES = 8 << 20
+MAX_DISCARDED_BYTES = 2 << 20
 """Memory of logs that are not recorded, from which on they are dropped."""
 MIN_SPARE = 1024
 """Ids that are not used again at once, as random draws depend on the id of a request."""

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -30,8 +31,11 @@ def program():
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory):
-    """Returns the folder of a small byte-level tokenizer, which clients and server load."""
+def tokenizer_folder():
+    """Yields the folder of a small byte-level tokenizer, which clients and server load.
+
+    It is none of pytest's, of which other sessions remove old ones.
+    """
     tokenizers = pytest.importorskip("tokenizers")
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {char: i for i, char in enumerate(alphabet)}
@@ -48,8 +52,6 @@ def tokenizer_folder(tmp_path_factory):
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|eos|>"])
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save(str(folder / "tokenizer.json"))
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -57,9 +59,12 @@ def tokenizer_folder(tmp_path_factory):
         "model_max_length": 131072,
         "chat_template": template,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return folder
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        yield folder
 
 
 class Punctuality:
