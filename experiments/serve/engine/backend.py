@@ -49,7 +49,9 @@ class EngineBackend:
         self._has_priorities = has_priorities
         self._vocab_size = served.model.architecture.vocab_size
         base = ServedModel(served.name, max_model_len)
-        self._models = [base, *(ServedModel(name, max_model_len, served.name) for name in adapters)]
+        self._base = base
+        self._adapters = {name: ServedModel(name, max_model_len, served.name) for name in adapters}
+        self._loaded = dict.fromkeys(adapters)  # names that requests may give now, in the order of loads
         self.num_refused: Counter[str] = Counter()
         """Requests that were not let into the engine, by reason."""
         self.metrics: list[EngineMetrics] = []
@@ -60,7 +62,7 @@ class EngineBackend:
     async def start(self) -> AsyncLLM:
         """Loads the engine and serves one short request; returns the engine, idle. Raises its errors."""
         self._llm = await asyncio.to_thread(self._load)
-        num_prompt = max(1, min(WARM_UP_PROMPT_TOKENS, self._models[0].max_model_len - WARM_UP_TOKENS))
+        num_prompt = max(1, min(WARM_UP_PROMPT_TOKENS, self._base.max_model_len - WARM_UP_TOKENS))
         prompt = [token % self._vocab_size for token in range(num_prompt)]
         params = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         stream = self._llm.generate(prompt, params, cache_salt=WARM_UP_SALT, output_kind="final_only")
@@ -83,7 +85,33 @@ class EngineBackend:
             self._llm.clear_prefix_cache()
 
     def models(self) -> Sequence[ServedModel]:
-        return self._models
+        return [self._base, *(self._adapters[name] for name in self._loaded)]
+
+    def load_adapter(self, name: str, rank: int | None, *, replaces: bool) -> None:
+        """Lets requests name an adapter that the engine has read at its start. Raises ApiError.
+
+        rank: ignored, as it is that of the file.
+        """
+        if name == self._base.name:
+            raise ApiError(f"'{name}' is the name of the base model; choose another one", param="lora_name")
+        if name not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise ApiError(
+                f"The lora adapter '{name[:200]}' cannot be found: no request may name a path of this "
+                f"machine, so the engine has those of serve.engine.lora_modules only ({known})",
+                HTTPStatus.NOT_FOUND,
+                "lora_name",
+            )
+        if name in self._loaded and not replaces:
+            raise ApiError(f"The lora adapter '{name}' has already been loaded.", param="lora_name")
+        self._loaded[name] = None
+
+    def unload_adapter(self, name: str) -> None:
+        """Hides an adapter until it is loaded again; requests in progress keep it. Raises ApiError."""
+        if name not in self._loaded:
+            message = f"The lora adapter '{name[:200]}' cannot be found."
+            raise ApiError(message, HTTPStatus.NOT_FOUND, "lora_name")
+        del self._loaded[name]
 
     @property
     def num_in_progress(self) -> int:

@@ -25,6 +25,7 @@ from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.faults import FaultyBackend, fault_middleware
+from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
 from experiments.serve.http.control import add_prefix_cache_route, add_refusals, add_server_info
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
@@ -53,11 +54,6 @@ SIMULATED_ONLY = {
 }
 """Settings of `serve` that only a simulated fleet has, with their defaults."""
 NO_SLEEP = "the real engine keeps its weights and KV on the device; end the server to free the device"
-NO_LOADS = (
-    "the real engine loads adapters at its start only, as no request may name a path of this machine; start "
-    "the server with serve.engine.lora_modules"
-)
-ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +124,8 @@ class EngineJob:
         add_server_info(app, self.config)
         add_prefix_cache_route(app, backend.clear_prefix_cache)
         add_batch_routes(app, backend, is_draining=lambda: stop is not None and stop.first.is_set())
-        add_refusals(app, dict.fromkeys(("/sleep", "/wake_up"), NO_SLEEP) | dict.fromkeys(ADAPTERS, NO_LOADS))
+        add_adapter_routes(app, backend)
+        add_refusals(app, dict.fromkeys(("/sleep", "/wake_up"), NO_SLEEP))
         if stop is not None:
             app.middlewares.append(refusal_while_draining(stop, self.settings.drain_s))
         if faulty:

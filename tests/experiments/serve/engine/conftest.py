@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from experiments.serve.engine.backend import EngineBackend
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.engine.recorder import ServingRecorder
+from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
 from realengine.model.architecture import Architecture
 from realengine.serving.async_llm import AsyncLLM
@@ -62,7 +63,9 @@ async def engine_serving(adapters=(), model=None, **settings):
     served = ModelToServe("tiny", model, {})
     length = model.architecture.max_position_embeddings
     backend = EngineBackend(served, load, max_model_len=length, adapters=adapters)
-    async with TestClient(TestServer(make_app(backend))) as client:
+    app = make_app(backend)
+    add_adapter_routes(app, backend)
+    async with TestClient(TestServer(app)) as client:
         llm = await backend.start()
         llm.engine.observer = recorder = ServingRecorder(llm.engine, 1 << 20)
         backend.open()

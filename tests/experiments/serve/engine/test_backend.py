@@ -141,6 +141,33 @@ def test_adapters_are_models(engine_served):
     assert unknown == 404
 
 
+def test_adapters_are_unloaded_and_loaded_by_name(engine_served):
+    model = tiny_model()
+    adapter = random_adapter(model.architecture, 4, scaling=50.0)
+
+    async def test(client):
+        async def change(verb, name):
+            body = {"lora_name": name, "lora_path": "/etc/passwd"}  # a path is never read
+            async with client.client.post(f"/v1/{verb}_lora_adapter", json=body) as response:
+                return response.status
+
+        async def answered():
+            body = GREEDY | {"prompt": [1, 2, 3], "model": "sql"}
+            status, answer = await client.post(PATH, body)
+            return status, answer["choices"][0]["token_ids"] if status == 200 else None
+
+        steps = [("load", "sql"), ("unload", "sql"), ("unload", "sql"), ("load", "other"), ("load", "sql")]
+        found = [await answered()]
+        for verb, name in steps:
+            found += [await change(verb, name), await answered()]
+        return found
+
+    found = engine_served(test, adapters=["sql"], lora_adapters={"sql": adapter}, model=model)
+    there, gone = found[0], (404, None)
+    assert found == [there, 400, there, 200, gone, 404, gone, 404, gone, 200, there]
+    assert there[0] == 200
+
+
 WRONG = [
     ({"prompt": [299, 300]}, 400, "300"),
     ({"prompt": ""}, 400, "empty"),

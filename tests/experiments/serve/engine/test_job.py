@@ -196,7 +196,7 @@ def test_the_engine_has_batches_and_a_reset_of_its_cache_and_says_what_it_lacks(
                     assert response.status == 200
             _, answer = await client.post("/v1/completions", body)
             cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-        for path in ("/sleep", "/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        for path in ("/sleep", "/wake_up"):
             status, error = await client.post(path, {})
             assert (status, error["error"]["type"]) == (501, "NotImplementedError")
         form = FormData()
