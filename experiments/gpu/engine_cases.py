@@ -1,7 +1,8 @@
 """Measures the engine in cases beside the usual ones: large, long and mixed batches, mixed steps, arrivals.
 
 The model has Llama-3.1-8B's sizes and random weights. MBU is as in `engine_speed`. A mixed step computes a
-part of a prompt beside decodes; such steps do not run in CUDA graphs, so their host time is measured, too.
+part of a prompt beside decodes; its host time is measured, too, as it is launched kernel by kernel, or in
+pieces if it is short.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -32,12 +34,14 @@ from experiments.gpu.limits import Limits
 from experiments.gpu.record import Record
 from policies.batching.chunked import Chunked
 from realengine.model.architecture import Architecture
+from realengine.runner.piecewise import PiecewiseGraphs
 from realengine.serving.llm import LLM
 
 ITEM_BYTES = 2
 STEPS = 48
 LONG = 32_768
 BUDGET = 2048
+SHORT = 190
 RATES_PER_S = (4.0, 12.0)
 ONLINE_S = 12.0
 """Duration of the arrivals of an online row, s."""
@@ -65,6 +69,10 @@ def run(record: Record) -> None:
         for num_decodes in (2,) if record.quick else (0, 64, 256):
             name = f"mixed_step_{num_decodes}_decodes"
             record.measure(name, partial(_mixed_steps, record, llm, spec, num_decodes))
+        for in_pieces in (True, False):
+            name = f"short_mixed_step_{'in_pieces' if in_pieces else 'by_kernel'}"
+            short = partial(_short_steps, record, llm, spec, 2 if record.quick else 64, in_pieces=in_pieces)
+            record.measure(name, short)
         for rate in (50.0,) if record.quick else RATES_PER_S:
             record.measure(f"online_{rate:g}_per_s", partial(_online, record, llm, spec, rate), least_s=5.0)
 
@@ -113,6 +121,33 @@ def _mixed_steps(record: Record, llm: LLM, spec: Architecture, num_decodes: int)
     if num_decodes:
         decoding.until(2)
     extra = Decoding(llm, _of_lengths(record, spec, [prompt], 1))
+    row = _timed_steps(record, llm, num_steps)
+    extra.abort()
+    decoding.abort()
+    return {
+        "num_decodes": num_decodes,
+        "num_chunk_tokens": (64 if record.quick else BUDGET) - num_decodes,
+        **row,
+    }
+
+
+def _short_steps(
+    record: Record, llm: LLM, spec: Architecture, num_decodes: int, *, in_pieces: bool
+) -> dict[str, Any]:
+    """Measures steps that compute one short prompt beside decodes, in pieces or kernel by kernel."""
+    num_steps, prompt = (2, 20) if record.quick else (20, SHORT)
+    decoding = Decoding(llm, _of_lengths(record, spec, [16] * num_decodes, 20 * num_steps))
+    decoding.until(2)
+    prompts = _of_lengths(record, spec, [prompt] * num_steps, 1)
+    others = patch.object(PiecewiseGraphs, "fit", lambda *_: False)
+    with nullcontext() if in_pieces else others:
+        row = _timed_steps(record, llm, num_steps, prompts)
+    decoding.abort()
+    return {"num_decodes": num_decodes, "num_chunk_tokens": prompt, "in_pieces": in_pieces, **row}
+
+
+def _timed_steps(record: Record, llm: LLM, num_steps: int, prompts: Sequence[Request] = ()) -> dict[str, Any]:
+    """Times steps and their launches. prompts: one that is added before each step."""
     runner, host_s, step_s = llm.engine.runner, [], []
     launch = runner.launch
 
@@ -123,17 +158,15 @@ def _mixed_steps(record: Record, llm: LLM, spec: Architecture, num_decodes: int)
         return launched
 
     with patch.object(runner, "launch", timed_launch):
-        for _ in range(num_steps):
+        for step in range(num_steps):
+            if prompts:
+                llm.engine.add(prompts[step].prompt, params_of(prompts[step]))
             synchronize(record.device)
             begin = time.perf_counter()
             llm.engine.step()
             synchronize(record.device)
             step_s.append(time.perf_counter() - begin)
-    extra.abort()
-    decoding.abort()
     return {
-        "num_decodes": num_decodes,
-        "num_chunk_tokens": (64 if record.quick else BUDGET) - num_decodes,
         "step_s": statistics.median(step_s),
         "launch_host_s": statistics.median(host_s),
         "said": f"{1e3 * statistics.median(step_s):.2f} ms per step, of which the host launches for "
