@@ -80,8 +80,12 @@ class Architecture:
     """Numbers of a head that are rotated, the first ones; None: all."""
     interleaved_rope: bool = False
     """Whether neighbouring numbers are rotated together (GLM-4), not those half a head apart."""
+    alibi: bool = False
+    """Whether attention has linear biases instead of rotary positions (Baichuan-13B)."""
+    normalised_head: bool = False
+    """Whether each row of the LM head is divided by its norm (Baichuan 2)."""
     fused_qkv: bool = False
-    """Whether the checkpoint has queries, keys and values in one tensor (Phi-3)."""
+    """Whether the checkpoint has queries, keys and values in one tensor (Phi-3, Baichuan)."""
     fused_gate_up: bool = False
     """Whether the checkpoint has gate and up in one tensor (Phi-3, GLM-4)."""
     gemma: GemmaParts | None = None

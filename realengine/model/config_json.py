@@ -18,7 +18,7 @@ from realengine.model.config_fields import (
     unknown,
     windows_of,
 )
-from realengine.model.families import deepseek, gemma, glm, gpt_oss, phi3
+from realengine.model.families import baichuan, deepseek, gemma, glm, gpt_oss, phi3
 from realengine.weights.packed_format import PackedFormat
 
 REQUIRED = (
@@ -91,6 +91,10 @@ def _phi3(fields: Fields) -> dict[str, Any]:
     return _common(fields, phi3.fields_of(fields))
 
 
+def _baichuan(fields: Fields) -> dict[str, Any]:
+    return _common(fields, baichuan.fields_of(fields))
+
+
 def _glm(fields: Fields) -> dict[str, Any]:
     return _common(fields, glm.fields_of(fields))
 
@@ -112,6 +116,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
     "gpt_oss": Family((*REQUIRED, *gpt_oss.NEEDED), _gpt_oss),
     "phi3": Family(REQUIRED, _phi3),
+    "baichuan": Family(tuple(name for name in REQUIRED if name != "max_position_embeddings"), _baichuan),
     "glm": Family(KV_HEADS, _glm),
     "gemma2": Family((*REQUIRED, *gemma.NEEDED), _gemma),
     "gemma3_text": Family((*REQUIRED, *gemma.NEEDED), _gemma),
@@ -152,7 +157,8 @@ def _common(fields: Fields, own: Mapping[str, Any]) -> dict[str, Any]:
         or fields.whole_or_none("head_dim")
         or head_dim_of(fields.whole("hidden_size"), num_heads),
         "intermediate_size": fields.whole("intermediate_size"),
-        "max_position_embeddings": fields.whole("max_position_embeddings"),
+        "max_position_embeddings": own.get("max_position_embeddings")
+        or fields.whole("max_position_embeddings"),
         "rms_norm_eps": number(fields, "rms_norm_eps"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
         "dtype": dtype_of(fields),

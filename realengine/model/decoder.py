@@ -84,6 +84,8 @@ class Decoder:
         self._num_kv_heads = architecture.num_kv_heads // self.group.world_size
         self._embedding = dense(weights, "embedding.weight")
         self._head = dense(weights, "head.weight")
+        if architecture.normalised_head:
+            self._head = F.normalize(self._head)
         self._norm = dense(weights, "norm.weight")
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
         self._gate = backend.silu_mul

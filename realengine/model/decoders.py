@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from realengine.model.alibi import AlibiDecoder
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend
 from realengine.model.decoder import Decoder
@@ -28,6 +29,8 @@ def decoder_of(
 def _kind(architecture: Architecture) -> type[Decoder]:
     if architecture.latent is not None:
         return LatentDecoder
+    if architecture.alibi:
+        return AlibiDecoder
     if architecture.gpt_oss is not None:
         return GptOssDecoder
     return Decoder if architecture.gemma is None else GemmaDecoder

@@ -182,7 +182,7 @@ def check_drafts(architecture: Architecture, settings: EngineSettings) -> None:
             f"speculative_config: method={speculation.proposer.method}: layers that draft are not computed "
             f"for model_type={architecture.model_type}; choose ngram, suffix, draft_model or self_speculative"
         )
-    if architecture.latent is None:
+    if architecture.latent is None and not architecture.alibi:
         return
     if not Shapes(speculation.proposer).is_chain or speculation.proposer.method == "lookahead":
         raise ValueError(

@@ -43,6 +43,7 @@ HUGGING_FACE: Mapping[str, str] = {
     "expert_up": "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
     "expert_down": "model.layers.{i}.mlp.experts.{e}.down_proj.weight",
     "fused_qkv": "model.layers.{i}.self_attn.qkv_proj.weight",
+    "w_pack": "model.layers.{i}.self_attn.W_pack.weight",
     "fused_gate_up": "model.layers.{i}.mlp.gate_up_proj.weight",
     "q_a": "model.layers.{i}.self_attn.q_a_proj.weight",
     "q_a_norm": "model.layers.{i}.self_attn.q_a_layernorm.weight",
@@ -189,7 +190,8 @@ def _attention(
     rows = {"q": q, "k": kv, "v": kv}
     yield whole("attention_norm.weight", names["attention_norm"], (hidden,))
     if architecture.fused_qkv:
-        yield _fused("qkv.weight", names["fused_qkv"], (q, kv, kv), hidden, divided=heads)
+        stored = names["w_pack" if architecture.model_type == "baichuan" else "fused_qkv"]
+        yield _fused("qkv.weight", stored, (q, kv, kv), hidden, divided=heads)
     else:
         weights = {names[key] + "weight": size for key, size in rows.items()}
         yield _stacked("qkv.weight", weights, width=(hidden,), divided=heads, orders=orders)

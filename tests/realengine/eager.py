@@ -23,6 +23,8 @@ def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x,
         return x / (x.square().mean(-1, keepdim=True) + spec.rms_norm_eps).sqrt() * weight
 
     def turned(x):  # [T, H, D]
+        if spec.alibi:
+            return x
         a, b = x.chunk(2, dim=-1)
         return torch.cat([a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]], -1)
 
@@ -42,11 +44,15 @@ def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x,
         if spec.qk_norm:
             q, k = normed(q, w[p + "q_norm.weight"]), normed(k, w[p + "k_norm.weight"])
         q, k, v = turned(q), stored(turned(k)), stored(v)
+        at = places[:, None] - places[None, :]
         rows = slice(-1, None) if last_only and i == spec.num_layers - 1 else slice(None)
         q, x = q[rows], x[rows]
         group = spec.num_heads // spec.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / spec.head_dim**0.5
+        if spec.alibi:  # heads are as many as a power of two
+            slopes = 2.0 ** (-8.0 * torch.arange(1, spec.num_heads + 1) / spec.num_heads)
+            scores = scores - slopes[:, None, None] * at[rows]
         probabilities = scores.masked_fill(~seen(spec.window(i), rows), float("-inf")).softmax(-1)
         attended = torch.einsum("hqk,khd->qhd", probabilities, v)
         x = x + rounded(attended.flatten(1)) @ w[p + "o.weight"].T

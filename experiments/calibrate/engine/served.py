@@ -42,6 +42,7 @@ MODEL_TYPES = {
     "GptOssForCausalLM": "gpt_oss",
     "Phi3ForCausalLM": "phi3",
     "GlmForCausalLM": "glm",
+    "BaichuanForCausalLM": "baichuan",
 }
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 QUANTIZATIONS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "int8": "int8", "fp8": "fp8"}
@@ -171,6 +172,7 @@ def _check_family(architecture: Architecture) -> None:
         "latent attention computes with keys and values of one row, or expands them": architecture.latent,
         "it normalises after attention and MLP, too, and has two rotary tables": architecture.gemma,
         "its attention has sinks, and its experts biases and a clamp": architecture.gpt_oss,
+        "its attention has linear biases": architecture.alibi or None,
     }
     for reason, parts in reasons.items():
         if parts is not None:
