@@ -51,6 +51,8 @@ def engine_settings(
         "attention_backend": chosen.attention_backend,
         "overlap": settings.overlap and device == "cuda",  # on a CPU there is no device beside the host
     }
+    if chosen.cudagraph_mode is not None:
+        own["cudagraph_mode"] = chosen.cudagraph_mode
     if chosen.speculative_config is not None:
         own["speculative_config"] = dict(chosen.speculative_config)
     return replace(settings, **own)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from realengine.runner.graph_mode import check_mode
+
 Device = Literal["cpu", "cuda"]
 
 
@@ -24,7 +26,10 @@ class RealEngine:
     """Decode iterations in one launch, if the plan holds for so many; tokens then come in groups."""
     attention_backend: str = "triton"
     """Attention of prompts' chunks, a name of the engine's setting; triton: the engine's own kernel."""
+    cudagraph_mode: str | None = None
+    """Steps that run as CUDA graphs, with vLLM's names; None: as the profile of the engine says."""
 
     def __post_init__(self) -> None:
+        check_mode(self.cudagraph_mode)
         if self.max_iterations < 1:
             raise ValueError(f"max_iterations={self.max_iterations}: must be >= 1")

@@ -90,6 +90,7 @@ def test_a_folder_is_a_checkpoint(tmp_path):
         (["speculation=draft_model", "model=llama3_1_8b"], "speculative_config"),
         (["model=no.gguf"], "no.gguf: no such file"),
         (["serve.engine.max_iterations=0"], "serve.engine.max_iterations=0"),
+        (["serve.engine.cudagraph_mode=FULL"], "cudagraph_mode=FULL: attention of prompt chunks"),
         (["serve.max_waiting=0"], "serve.max_waiting=0"),
         (["serve.expose=replicas"], "serve.expose=replicas"),
         (["serve.engine.speculative_config={method: magic}"], "magic"),
@@ -105,7 +106,14 @@ def test_settings_that_no_engine_has_are_refused(words, message):
 
 @pytest.mark.slow
 def test_the_scenario_gives_the_settings_of_the_engine():
-    job = prepared(*TINY, "scheduling=priority", "caching=radix", "seed=5", "serve.engine.max_iterations=2")
+    job = prepared(
+        *TINY,
+        "scheduling=priority",
+        "caching=radix",
+        "seed=5",
+        "serve.engine.max_iterations=2",
+        "serve.engine.cudagraph_mode=NONE",
+    )
     settings = job.engine
     assert isinstance(settings.scheduling, Priority)
     assert (settings.device, settings.dtype, settings.num_kv_blocks, settings.seed) == (
@@ -115,6 +123,7 @@ def test_the_scenario_gives_the_settings_of_the_engine():
         5,
     )
     assert (settings.max_num_seqs, settings.max_iterations, settings.overlap) == (8, 2, False)
+    assert settings.cudagraph_mode == "NONE"
 
 
 @pytest.mark.slow
