@@ -225,7 +225,9 @@ def test_vllm_bench_serve(server, program, tokenizer_folder, tmp_path, world):
 LOCUSTFILE = """
 import json
 from pathlib import Path
+from gevent import spawn
 from locust import HttpUser, constant, events, task
+from locust.exception import StopUser
 
 @events.quitting.add_listener
 def write(environment, **_):  # its CSV files may lack the last second
@@ -238,18 +240,21 @@ class User(HttpUser):
 
     @task
     def chat(self):
-        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 20, "ignore_eos": True}
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": NUM_TOKENS}
+        body["ignore_eos"] = True
         with self.client.post("/v1/chat/completions", json=body, catch_response=True) as response:
             tokens = response.json()["usage"]["completion_tokens"]
-            response.success() if tokens == 20 else response.failure(f"{tokens} tokens")
-        if self.environment.stats.total.num_requests >= 30:
-            self.environment.runner.quit()
+            response.success() if tokens == NUM_TOKENS else response.failure(f"{tokens} tokens")
+        if self.environment.stats.total.num_requests >= NUM_REQUESTS:
+            spawn(self.environment.runner.quit)  # which stops this user, so that it cannot call it itself
+            raise StopUser
 """
 
 
 def test_locust(server, program, tmp_path, world):
     locust = program("others", "locust")
-    (tmp_path / "locustfile.py").write_text(LOCUSTFILE)
+    sizes = f"NUM_REQUESTS, NUM_TOKENS = {world.num_requests}, {world.output_tokens}\n"
+    (tmp_path / "locustfile.py").write_text(sizes + LOCUSTFILE)
     users = "20" if world.is_simulated else "4"
     with server(*world.settings) as running:
         run(
@@ -260,4 +265,4 @@ def test_locust(server, program, tmp_path, world):
         summary = running.summary()
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert counts["failures"] == 0
-    assert summary["requests"]["finished"] >= counts["requests"] >= 30
+    assert summary["requests"]["finished"] >= counts["requests"] >= world.num_requests
