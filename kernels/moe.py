@@ -46,9 +46,10 @@ TILES = {
     "gfx942": {16: Tile(16, 64, 64, 4, 2), 64: Tile(64, 64, 64, 4, 2), 1 << 30: Tile(128, 64, 32, 8, 2)},
     INTERPRETER: {4: Tile(16, 32, 32, 4, 1), 1 << 30: Tile(32, 32, 64, 4, 1)},
 }
-# Unpacking takes registers, so the tiles of 4-bit weights are smaller.
+# Unpacking takes registers, with Triton 3.6 twice as many: larger tiles of 4-bit weights spill.
 PACKED_TILES = TILES | {
-    "sm_90": {16: Tile(16, 64, 64, 4, 4), 64: Tile(64, 64, 64, 4, 4), 1 << 30: Tile(128, 64, 64, 8, 3)},
+    "sm_80": {16: Tile(16, 64, 32, 8, 4), 64: Tile(64, 64, 32, 8, 3), 1 << 30: Tile(128, 64, 32, 8, 3)},
+    "sm_90": {16: Tile(16, 64, 32, 8, 4), 64: Tile(64, 64, 32, 8, 4), 1 << 30: Tile(128, 64, 32, 8, 3)},
 }
 ExpertWeight = torch.Tensor | Int8Weight | Mxfp4Weight  # [E, N, K], or int8 with scales [E, N], or 4 bits
 COMBINE_TILE = 1024
