@@ -4,10 +4,10 @@
 
 Each launch of `cases()` is compiled with its real arguments; a driver that only has the chip's name replaces
 the real one. One JSON row per compiled kernel is printed, with the first case that launches it. The exit
-status is 1 if a limit is exceeded or a kernel does not compile. The limits are: the chip's shared memory, no
-spills, tensor-core instructions if the kernel has a dot of 8 or 16 bits (warpgroup instructions on sm_90 if
-the dot has 64 rows), and the kernel's registers in `limits.json`. If a launcher does not support a chip and
-raises ValueError (fp8 on sm_80), the row contains this message.
+status is 1 if a limit is exceeded or a kernel does not compile. The limits are: the chip's shared memory,
+`TRADED_SPILLS`, tensor-core instructions if the kernel has a dot of 8 or 16 bits (warpgroup instructions on
+sm_90 if the dot has 64 rows), and the kernel's registers in `limits.json`. If a launcher does not support a
+chip and raises ValueError (fp8 on sm_80), the row contains this message.
 
 `realengine.ahead` does the same for the launches of whole steps.
 """
@@ -43,6 +43,9 @@ DOT = re.compile(r"\btt\.dot [^:]*: tensor<(\d+)x\d+x(?:bf16|f16|f8\w+|i8)>")
 LIMITS = Path(__file__).with_name("limits.json")
 SLACK = 16
 """Registers allowed above the measured number, as versions of Triton and ptxas differ by a few."""
+TRADED_SPILLS = 16
+"""Most spills allowed. ptxas spills a register or two by itself (8 bytes and two instructions: 10) where one
+more program then fits a multiprocessor; with `maxnreg` such launches have more registers and no spills."""
 Limits = Mapping[str, Mapping[str, int]]
 """Register limits by kernel and chip."""
 
@@ -269,8 +272,8 @@ def _case_rows(modules: Iterable[str], part_of_name: str, compiler: Compiler) ->
 def _broken(row: Row, most_registers: int | None) -> Iterator[str]:
     """Yields one message per limit that a kernel exceeds."""
     chip = CHIPS[row.target]
-    if row.spills:
-        yield f"spills {row.spills}, limit 0"
+    if row.spills > TRADED_SPILLS:
+        yield f"spills {row.spills}, limit {TRADED_SPILLS}"
     if most_registers is not None and row.registers > most_registers:
         yield f"registers {row.registers}, limit {most_registers}"
     if row.shared_bytes > chip.shared_bytes:

@@ -99,7 +99,8 @@ def test_what_is_wrong_with_a_kernel_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("target", "numbers", "broken"),
     [
-        ("sm_80", {"spills": 3, "registers": 40}, ["spills 3, limit 0"]),
+        ("sm_80", {"spills": 10, "registers": 40}, []),
+        ("sm_80", {"spills": 37, "registers": 40}, ["spills 37, limit 16"]),
         ("sm_80", {"registers": 41}, ["registers 41, limit 40"]),
         ("sm_80", {"shared_bytes": 163 << 10}, []),
         ("sm_80", {"shared_bytes": 200_000}, ["shared memory 200000 bytes, limit 166912"]),
