@@ -17,6 +17,7 @@ processes after `COLLECTIVE_TIMEOUT`, as torch does by default, so that no wrong
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -127,6 +128,20 @@ def connect(rank: int, world_size: int, device: torch.device, address: str) -> G
     tensors = dist.new_group(backend=backend_of(device), timeout=COLLECTIVE_TIMEOUT, group_desc="tensor")
     hosts = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT, group_desc="hosts")
     return Group(rank, world_size, tensors, hosts)
+
+
+def check_alone() -> None:
+    """Raises ValueError if this process already belongs to a group, of which torch has one per process.
+
+    A group whose engine is no longer used, but in a cycle of references, is left first.
+    """
+    if dist.is_initialized():
+        gc.collect()
+    if dist.is_initialized():
+        raise ValueError(
+            "tensor_parallel_size: this process has another engine with several ranks; delete that first, or "
+            "use another process"
+        )
 
 
 def backend_of(device: torch.device) -> str:

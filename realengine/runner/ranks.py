@@ -17,7 +17,7 @@ import torch
 
 from realengine.model.backend import choose_device
 from realengine.runner.executor import DeviceLostError
-from realengine.runner.parallel import StepChannel, connect, disconnect, follow
+from realengine.runner.parallel import StepChannel, check_alone, connect, disconnect, follow
 from realengine.runner.rank import build_executor
 from realengine.runner.work import Work
 from realengine.serving.model import Model
@@ -40,6 +40,7 @@ class Ranks:
                 f"tensor_parallel_size={world_size}: must be <= {torch.cuda.device_count()}, the "
                 "number of GPUs"
             )
+        check_alone()
         address = f"tcp://127.0.0.1:{_free_port()}"
         context = multiprocessing.get_context("spawn")
         processes = [

@@ -1,6 +1,8 @@
 """Two ranks over gloo compute what one does; steps reach the ranks that wait for them."""
 
+import gc
 import queue
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -14,7 +16,7 @@ from realengine.model.backend import TORCH
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.runner import parallel
-from realengine.runner.parallel import Group, StepChannel, connect, disconnect, follow
+from realengine.runner.parallel import Group, StepChannel, check_alone, connect, disconnect, follow
 from realengine.settings import EngineSettings
 from realengine.weights.load import load_weights
 from tests.realengine.model.test_decoder import CONFIGS, CPU
@@ -202,3 +204,34 @@ def test_a_layout_is_launched_as_far_as_the_engine_cuts_models():
 def test_rejects_cuts_that_are_only_simulated(layout, message):
     with pytest.raises(ValueError, match=message):
         EngineSettings().with_layout(ParallelLayout(**layout))
+
+
+class Engine:
+    """An engine that leaves its group when it is collected, and is in a cycle of references."""
+
+    def __init__(self):
+        self.itself = self
+        weakref.finalize(self, disconnect)
+
+
+@pytest.fixture
+def without_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_second_engine_with_ranks_takes_the_place_of_one_that_is_no_longer_used(
+    tmp_path, without_collection
+):
+    """torch has one group per process, and an engine in a cycle leaves it only when it is collected."""
+    check_alone()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    engine = Engine()
+    with pytest.raises(ValueError, match="tensor_parallel_size: this process has another engine"):
+        check_alone()
+    assert dist.is_initialized()
+    del engine
+    check_alone()
+    assert not dist.is_initialized()
