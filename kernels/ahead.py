@@ -44,8 +44,8 @@ LIMITS = Path(__file__).with_name("limits.json")
 SLACK = 16
 """Registers allowed above the measured number, as versions of Triton and ptxas differ by a few."""
 TRADED_SPILLS = 16
-"""Most spills allowed. ptxas spills a register or two by itself (8 bytes and two instructions: 10) where one
-more program then fits a multiprocessor; with `maxnreg` such launches have more registers and no spills."""
+"""Most spills allowed, two registers (8 bytes) and their instructions. Below 255 registers ptxas chooses them
+where one more program then fits a multiprocessor: with `maxnreg` such launches have no spills."""
 Limits = Mapping[str, Mapping[str, int]]
 """Register limits by kernel and chip."""
 
