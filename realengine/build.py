@@ -39,10 +39,13 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
     def execute(work: Work) -> Drawn | None:
         if ranks is None:
             return executor.run(work)
-        ranks.check()
         try:
+            ranks.check()
             ranks.send(work)
             drawn = executor.run(work)
+        except DeviceLostError:
+            ranks.kill()
+            raise
         except RuntimeError as error:  # the other ranks may be a step ahead, or wait forever
             ranks.kill()
             raise DeviceLostError(f"a tensor parallel rank has failed: {error}") from error

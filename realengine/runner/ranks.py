@@ -69,12 +69,16 @@ class Ranks:
             raise DeviceLostError(f"a tensor parallel rank has failed: {self._failed}")
 
     def kill(self) -> None:
-        """Terminates the processes whatever they do."""
-        self.close.detach()
+        """Terminates the processes whatever they do, and leaves the group, so that a new engine can have one."""
+        if self.close.detach() is None:
+            return
+        self._failed = self._failed or "its processes were ended after an error"
         for process in self._processes:
             process.terminate()
         for process in self._processes:
             process.join(STOP_TIMEOUT_S)
+        with suppress(RuntimeError):  # a communicator that has failed may refuse
+            disconnect()
 
     def send(self, work: Work) -> None:
         """Sends a step, which all ranks execute."""

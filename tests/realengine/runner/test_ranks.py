@@ -138,3 +138,6 @@ def test_a_rank_that_dies_ends_all_requests_with_one_clear_error():
     process.join(30)
     outputs = llm.generate(prompts()[:2], GREEDY)
     assert all(output.error.startswith("a tensor parallel rank has failed: ") for output in outputs)
+    assert llm.generate(prompts()[:1], GREEDY)[0].error is not None, "it stays lost"
+    other = make("even", tensor_parallel_size=2)
+    assert other.generate(prompts()[:1], GREEDY)[0].error is None, "a new engine can have its group"
