@@ -21,6 +21,7 @@ from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAtt
 from hwmodels.model.matrices import share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention, VerifyAttention
+from hwmodels.operators.systolic import SystolicDecode, SystolicPrefill
 
 
 def attention_operators(site: Site, spec: Attention, calls: float) -> Iterator[Operator]:
@@ -72,10 +73,18 @@ def qk_norm(site: Site, spec: GroupedQueryAttention, width_bytes: float, calls: 
 def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: float) -> Iterator[Operator]:
     """Yields decode and prefill attention; one variable-length kernel runs both, each has its own price."""
     curve, library, dtype = site.calibration.attention, site.kernels.library, site.dtype
-    decode = DecodeAttention(heads, site.device, curve, library)
-    prefill = PrefillAttention(heads, site.device, curve, library, dtype)
+    decode: DecodeAttention | SystolicDecode
+    prefill: PrefillAttention | SystolicPrefill
+    if site.device.systolic is None:
+        decode = DecodeAttention(heads, site.device, curve, library)
+        prefill = PrefillAttention(heads, site.device, curve, library, dtype)
+    else:
+        decode = SystolicDecode(heads, site.device, curve, dtype)
+        prefill = SystolicPrefill(heads, site.device, curve, dtype)
 
     def of_rows(rows: int) -> Callable[[Any], PassLines]:
+        if site.device.systolic is not None:
+            return SystolicDecode(heads, site.device, curve, dtype, rows).pass_lines
         return VerifyAttention(heads, site.device, curve, library, dtype, rows).lines
 
     suffix = "" if window is None else f"_window_{window}"
@@ -100,7 +109,7 @@ def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: 
             lambda b: heads.kv_bytes_per_token * within_window(b, window).prefill_context_tokens,
         ),
     )
-    if decode.beside_prefill > 1:
+    if isinstance(decode, DecodeAttention) and decode.beside_prefill > 1:
         yield delay_beside_prefill(site, decode, window, calls)
 
 

@@ -42,6 +42,11 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
     context of a chunk is expanded again in each iteration; so is the whole context of decodes that are not
     absorbed.
     """
+    if site.device.systolic is not None:
+        raise ValueError(
+            f"hardware={site.device.name}: latent attention ({site.model.name}) has no price on systolic "
+            "arrays; choose a GPU, or a model with grouped-query attention"
+        )
     b, heads_here = site.model.element_bytes, share_of(spec.num_heads, site.tp)
     scale_bytes = KV_SCALE_BYTES.get(site.model.kv_dtype, 0.0)
     kv_element_bytes = KV_BYTES[site.model.kv_dtype] + scale_bytes / spec.latent_width

@@ -13,6 +13,7 @@ from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
 from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes
 from hwmodels.operators.moe_routing import ExpertLayer
+from hwmodels.operators.systolic import systolic_moe_seconds
 
 EXPERT_KERNELS = 8
 """Kernel launches of a fused layer of experts: top-k, sort and count tokens, two GEMMs, activation, sum."""
@@ -73,6 +74,10 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
 
     def seconds(batch: RankBatch) -> Any:
         tokens = batch.all_tokens
+        if device.systolic is not None:
+            return systolic_moe_seconds(
+                tokens, layer, weights, device, curve, dtype=site.dtype, routing=routing
+            )
         return moe_seconds(
             tokens, layer, weights, device, curve, dtype=site.dtype, kernels=library, routing=routing
         )

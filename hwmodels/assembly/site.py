@@ -28,6 +28,8 @@ from hwmodels.operators.collectives import (
 from hwmodels.operators.gemm import gemm_seconds
 from hwmodels.operators.moe_routing import Routing
 from hwmodels.operators.stream import stream_seconds
+from hwmodels.operators.systolic import systolic_gemm_seconds
+from hwmodels.operators.torus import torus_seconds
 
 COLLECTIVES = {
     "all_reduce": all_reduce_seconds,
@@ -134,6 +136,8 @@ class Site:
         def seconds(batch: RankBatch) -> Any:
             m = getattr(batch, rows)
             curve, library = self.calibration.gemm, self.kernels.gemm_library
+            if device.systolic is not None:
+                return systolic_gemm_seconds(m, n, k, weights, device, curve, dtype=self.dtype)
             return gemm_seconds(
                 m, n, k, weights, device, curve, dtype=self.dtype, kernels=library, fused_input=fused
             )
@@ -222,6 +226,8 @@ class Site:
 
         def seconds(batch: RankBatch) -> Any:
             size = message_bytes(batch)
+            if device.link.torus is not None:
+                return torus_seconds(collective, size, num_ranks, device, curve)
             return price(size, num_ranks, device, curve, kernels=library, nodes=nodes)
 
         return Operator(

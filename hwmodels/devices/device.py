@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.devices.interconnect import Link
+from hwmodels.devices.systolic import SystolicArray
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 """Data types that a peak may be given for, and the bytes of one element."""
@@ -22,7 +23,12 @@ class Device:
     peak_flops_per_s: dict[str, float]
     """Peak per dtype (`DTYPE_BYTES`) that the chip computes in. Integer types: operations/s."""
     num_sms: int
-    """Streaming multiprocessors (compute units on AMD, Xe cores on Intel); tiles run in waves on them."""
+    """Streaming multiprocessors (compute units on AMD, Xe cores on Intel); tiles run in waves on them.
+
+    With systolic arrays: cores, such as TensorCores of a TPU; no price depends on their number.
+    """
+    systolic: SystolicArray | None = None
+    """Systolic arrays that multiply matrices in place of SMs; None: there are none."""
     sm_clock_hz: float | None = None
     """Boost clock of the SMs, at which the peaks hold; with it scale latencies measured on a relative."""
     l2_bytes: float

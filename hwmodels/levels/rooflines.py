@@ -87,7 +87,7 @@ class Calibrated:
         measured_on, name = replica.calibration.measured_on, replica.device.name
         if measured_on is None:
             return (
-                f"Iteration times: no measurements of {name} or a relative; "
+                f"Iteration times: {name} was never measured, nor was a relative; "
                 "data sheet and efficiencies typical of other devices."
             )
         if measured_on != name:

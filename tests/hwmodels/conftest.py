@@ -41,6 +41,8 @@ KINDS = {
         "b200_sxm",
         {"tensor_parallel_size": 2, "attention_data_parallel_size": 4, "expert_parallel_size": 8},
     ),
+    "systolic torus": ("llama3_1_70b", "tpu_v5p", {"tensor_parallel_size": 8}),
+    "systolic moe": ("qwen3_30b_a3b", "trainium2", {"tensor_parallel_size": 4}),
 }
 """Every kind of model and of layout at least once: preset of the model, of the device, layout."""
 
