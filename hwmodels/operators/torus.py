@@ -91,4 +91,5 @@ def torus_seconds(
         hops = passes * sum(axis.hops for axis in axes)
         byte_s = passes * (ranks - 1) / ranks * link_s / sum(axis.links for axis in axes)
     seconds: Any = curve.start_s + hops * link.latency_s + byte_s * num_bytes
-    return seconds * np.minimum(num_bytes, 1)
+    some: Num = seconds * np.minimum(num_bytes, 1)
+    return some

@@ -69,7 +69,7 @@ class Ranks:
             raise DeviceLostError(f"a tensor parallel rank has failed: {self._failed}")
 
     def kill(self) -> None:
-        """Terminates the processes whatever they do, and leaves the group, so that a new engine can have one."""
+        """Terminates the processes whatever they do, and leaves the group: a new engine can have one."""
         if self.close.detach() is None:
             return
         self._failed = self._failed or "its processes were ended after an error"
