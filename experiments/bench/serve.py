@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import re
 import subprocess
@@ -130,11 +131,21 @@ def _served(workload: Synthetic, overrides: Sequence[str]) -> tuple[dict[str, An
     """Returns the figures at the client, the CPU seconds and lateness of the server, and the tokens."""
     with serving(*overrides) as server:
         began_s = server.cpu_s()
-        observed = asyncio.run(observe(ObserveSettings(url=server.url, workload=workload)))
+        observed = _observe(server.url, workload)
         used_s = server.cpu_s() - began_s
         late_s = server.metrics()["windtunnel:serve_max_late_seconds"]
     num_tokens = sum(reply.num_tokens for reply in observed.load.replies)
     return figures_of(observed), used_s, late_s, num_tokens
+
+
+def _observe(url: str, workload: Synthetic) -> Observed:
+    """Sends the workload; garbage is not collected meanwhile, as the pauses would count as latencies."""
+    gc.collect()
+    gc.disable()
+    try:
+        return asyncio.run(observe(ObserveSettings(url=url, workload=workload)))
+    finally:
+        gc.enable()
 
 
 def client_share(workload: Synthetic, summary: Mapping[str, Any]) -> dict[str, float]:
@@ -150,7 +161,7 @@ def client_share(workload: Synthetic, summary: Mapping[str, Any]) -> dict[str, f
         try:
             assert server.stdout is not None
             url = server.stdout.readline().strip()
-            observed = asyncio.run(observe(ObserveSettings(url=url, workload=workload)))
+            observed = _observe(url, workload)
         finally:
             server.terminate()
     found = figures_of(observed)

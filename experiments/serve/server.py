@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -16,6 +17,8 @@ from experiments.serve.stop import POLL_S, Stop
 from sim.settings.errors import ConfigError
 
 BACKLOG = 4096
+IDLE_POLL_S = 0.5
+FULL_COLLECTION_S = 600.0
 
 
 class NoTracebacksOfClients(logging.Filter):
@@ -82,29 +85,43 @@ async def serve_app(
     """
     runner, url = await listen(app, address.host, address.port)
     try:
-        with short_collections():
+        async with short_collections(num_in_progress):
             on_ready(url)
             await _until_drained(stop, duration_s, drain_s, num_in_progress)
     finally:
         await runner.cleanup()
 
 
-@contextmanager
-def short_collections() -> Iterator[None]:
+@asynccontextmanager
+async def short_collections(num_in_progress: Callable[[], int]) -> AsyncIterator[None]:
     """Keeps the pauses of the garbage collector short meanwhile, as streams wait for them.
 
-    What exists already is not searched again and again, and a collection comes after few new objects: one of
-    50,000 objects, the number of the command line, takes some 6 ms.
+    What exists already is not searched again, and the young generations are collected after so few objects
+    that it takes about a millisecond. All other objects, whose number grows with the records and which take
+    some 0.1 s, are collected when nothing is in progress any more, or after `FULL_COLLECTION_S`.
     """
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(2000, 20, 20)
+    gc.set_threshold(200, 3, 1_000_000)
+    task = asyncio.create_task(_collect_when_idle(num_in_progress))
     try:
         yield
     finally:
+        task.cancel()
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+async def _collect_when_idle(num_in_progress: Callable[[], int]) -> None:
+    was_busy, collected_s = False, time.monotonic()
+    while True:
+        await asyncio.sleep(IDLE_POLL_S)
+        busy = num_in_progress() > 0
+        if (was_busy and not busy) or time.monotonic() - collected_s > FULL_COLLECTION_S:
+            gc.collect()
+            collected_s = time.monotonic()
+        was_busy = busy
 
 
 async def _until_drained(

@@ -31,6 +31,9 @@ from sim.workload.base import Arrival
 if TYPE_CHECKING:
     import pandas as pd
 
+TIMED_TOGETHER = 16
+"""Tokens after which the CPU time of the thread, which takes a system call, is read once for all of them."""
+
 
 class SimulatedFleet:
     """The replicas of a scenario, in real or scaled time."""
@@ -188,8 +191,11 @@ class SimulatedFleet:
 
     def _written(self, due_s: float, began_work_s: float) -> None:
         """Notes that tokens have been written. due_s, began_work_s: as in `Output`."""
-        self.token_delays.observe(max(0.0, self.driver.now() - due_s) / self.driver.time_scale)
+        self._note_delay(due_s)
         self.token_work.observe(thread_time() - began_work_s)
+
+    def _note_delay(self, due_s: float) -> None:
+        self.token_delays.observe(max(0.0, self.driver.now() - due_s) / self.driver.time_scale)
 
     def _advanced(self) -> None:
         if self._with_news:
@@ -198,14 +204,20 @@ class SimulatedFleet:
 
     def _deliver_all(self) -> None:
         outputs, self._with_news = self._with_news, []
-        for output in outputs:
-            if output.news.is_set() or not output.is_waiting:
-                continue  # its end is there, too, and takes these tokens along
-            if output.delivered():
-                output.num_taken = output.num_tokens
-                self._written(output.due_s, output.began_work_s)
-            else:
-                output.news.set()
+        for start in range(0, len(outputs), TIMED_TOGETHER):
+            began_work_s = []
+            for output in outputs[start : start + TIMED_TOGETHER]:
+                if output.news.is_set() or not output.is_waiting:
+                    continue  # its end is there, too, and takes these tokens along
+                if output.delivered():
+                    output.num_taken = output.num_tokens
+                    self._note_delay(output.due_s)
+                    began_work_s.append(output.began_work_s)
+                else:
+                    output.news.set()
+            ended_work_s = thread_time()  # a system call
+            for began_s in began_work_s:
+                self.token_work.observe(ended_work_s - began_s)
 
     def _is_kept(self, request_id: int) -> bool:
         """Returns whether a request that has ended still has KV for another one."""
