@@ -52,9 +52,9 @@ class CellSource:
             if system_prompt % self.num_cells == self.cell:
                 yield arrival
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        """Returns the next turn of a conversation, None if it has ended."""
-        return self.source.follow_up(request, now, num_output_tokens)
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        """Returns the next turn of a conversation; empty if it has ended."""
+        return self.source.follow_ups(request, now, num_output_tokens)
 
 
 class Cell(NamedTuple):

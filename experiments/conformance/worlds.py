@@ -83,10 +83,10 @@ class Traffic:
         for ask in self._first:
             yield self._make(ask, ask.arrival_s)
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        """Returns the next request of a closed loop, None if there is none."""
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        """Returns the next request of a closed loop, if there is one."""
         self.ends.append((request.request_id, now, num_output_tokens))
-        return self._make(self._later.pop(0), now + self._think_s) if self._later else None
+        return (self._make(self._later.pop(0), now + self._think_s),) if self._later else ()
 
     def _make(self, ask: Ask, arrival_s: float) -> Arrival:
         segments = tuple(Segment(*content) for content in ask.contents)

@@ -162,9 +162,9 @@ class Load:
         if self._num_lost >= self._give_up_after and not self.stopped:
             self.stopped = f"{self._num_lost} connections in a row were lost ({reply.error})"
             self._begin(self._give_up())
-        arrival = self._source.follow_up(request, self.now(), reply.num_tokens)
-        if arrival is not None and not self.stopped:
-            self._begin(self._later(arrival))
+        for arrival in self._source.follow_ups(request, self.now(), reply.num_tokens):
+            if not self.stopped:
+                self._begin(self._later(arrival))
 
     async def _later(self, arrival: Arrival) -> None:
         prepared_request = self._write(arrival)

@@ -71,8 +71,8 @@ class LiveSource:
     def arrivals(self) -> Iterator[Arrival]:
         return iter(())
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        return None
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return ()
 
 
 class LiveSimulation(Simulation):

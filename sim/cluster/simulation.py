@@ -315,13 +315,12 @@ class Simulation:
         self._assembly.resends.lost(request_id)
 
     def _follow_up(self, request: Request) -> None:
-        """Counts a request that has ended, and schedules the next one of its user or conversation, if any."""
+        """Counts a request that has ended, and schedules those that follow it, if any."""
         self.num_ended += 1
         self._num_ahead -= 1
         self._last_end_s = self._clock.now
         num_output_tokens = self._requests.output_tokens[request.request_id]
-        arrival = self._source.follow_up(request, self._clock.now, num_output_tokens)
-        if arrival is not None:
+        for arrival in self._source.follow_ups(request, self._clock.now, num_output_tokens):
             self._num_ahead += 1
             self._clock.at(arrival.at_s, ARRIVE, partial(self._on_follow_up, arrival))
 

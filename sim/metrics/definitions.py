@@ -77,6 +77,23 @@ def describe(values: Times, counts: Counts | None = None) -> dict[str, float | i
     }
 
 
+def describe_speed(tpot_s: Times) -> dict[str, float | int]:
+    """Computes the output tokens/s that one user sees after the first token: 1 / TPOT of each request.
+
+    Also called interactivity. The low percentiles are those of slow requests: p1 is exceeded by 99 % of them.
+    NaN values are left out, and requests whose tokens came at one time.
+    """
+    known = tpot_s[tpot_s > 0]
+    speeds = 1 / known
+    p50, p10, p1 = weighted_percentile(speeds, np.ones(len(speeds), np.int64), (50, 10, 1)).tolist()
+    mean = float(speeds.mean()) if len(speeds) else float("nan")
+    names = ("mean", "p50", "p10", "p1")
+    return {
+        "count": len(speeds),
+        **{f"{name}_tokens_per_s": v for name, v in zip(names, (mean, p50, p10, p1), strict=True)},
+    }
+
+
 def weighted_percentile(values: Times, counts: Counts, q: Sequence[float]) -> Times:
     """Computes the percentiles q (0 to 100) of `np.repeat(values, counts)` bit by bit, without expanding it.
 

@@ -10,6 +10,9 @@ The requests and events that a figure covers:
   retries and scaling.
 - speculation: only if a pool speculates, see `sim.metrics.speculation`.
 - pipeline: only if there is one pool; with several pools, by_pool has the pipeline of each.
+- publish: time to publish, from arrival to the first token that the user sees. It is the TTFT, unless the
+  workload knows of hidden tokens or of clients that wait for the complete answer (`sim.workload.clients`).
+- per_user: output tokens/s that one user sees after the first token, 1 / TPOT of each finished request.
 - by_priority, by_tenant: the figures of each class, if there is more than one.
 - warmup: how the warm-up was determined (warmup_s=auto). intervals: confidence intervals from this run alone,
   see `sim.metrics.one_run`.
@@ -29,6 +32,7 @@ from numpy.typing import NDArray
 from hwmodels.cost import split_cost
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
+from sim.metrics import definitions
 from sim.metrics.adapters import adapter_use
 from sim.metrics.fleet import failure_use, pool_figures, retry_use, scaling_use
 from sim.metrics.kept_tokens import num_kept_inside
@@ -92,9 +96,11 @@ def summarise(
         **part.figures(records, slo),
         "throughput": {
             "requests_per_s": _per(output.requests, window.duration_s),
+            "requests_per_minute": _per(60 * output.requests, window.duration_s),
             "output_tokens_per_s": _per(output.output_tokens, window.duration_s),
             "input_tokens_per_s": _per(output.input_tokens, window.duration_s),
         },
+        "per_user": definitions.describe_speed(_times(measured, "tpot_s")),
         "goodput": None if slo is None else goodput(part.table, measured, window, slo),
         "intervals": intervals(records, part.table, measured, window),
         **hardware_use(works),
@@ -125,6 +131,7 @@ def summarise(
         "bill_usd": None if tariff is None else _bill_usd(part.table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }
+    figures["publish"] = figures["ttft"]
     plain: dict[str, Any] = plain_json(figures)
     return plain
 

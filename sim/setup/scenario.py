@@ -34,6 +34,7 @@ from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import FasterSource
 from sim.workload.longer import LongerSource
+from sim.workload.own_figures import own_figures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,6 +316,7 @@ class Scenario(PoolSettings, ClusterSettings):
             metrics=self.metrics,
             part=part,
         )
+        summary |= plain_json(own_figures(self.workload, records, part, seed=self.seed))
         summary["memory"] = asdict(pools[0].plan_memory())
         self.add_dialects(summary, records)
         if self.pools:

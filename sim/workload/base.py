@@ -6,7 +6,7 @@ beside the request, never inside it, because policies must not see it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -55,16 +55,20 @@ class Source(Protocol):
     num_requests: int | None  # expected total, if known
     last_arrival_s: float | None  # arrival of the last request, if it is known in advance
     patience_s: float | None  # a client aborts its request this long after its arrival; None: never
-    notes: WorkloadNotes
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Returns what was left out or changed so far."""
+        ...
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yields the open-loop arrivals, sorted by `at_s`; they are created while they are read."""
         ...
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        """Returns the next request of the same user after `request` has ended at `now`; None: no request.
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        """Returns the requests that are sent because `request` has ended at `now`; empty: none.
 
-        num_output_tokens: the number of generated tokens. The new arrival_s is at least `now`.
+        num_output_tokens: the number of generated tokens. The new arrival_s are at least `now`.
         """
         ...
 

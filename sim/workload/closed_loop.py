@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from policies.core.request import Prompt, Request
@@ -76,14 +76,14 @@ class ClosedLoopSource:
                 turns, turn = self._next_turn(user)
                 yield self._send(user, arrival_s, turns, turn)
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
         user = request.session_id
         assert user is not None, "every request of a closed loop carries its user"
         turns, turn = self._next_turn(user)
         arrival_s = now + float(turns.think_s[user, turn])
         if self._num_created >= self._max_requests or arrival_s >= self._end_s:
-            return None
-        return self._send(user, arrival_s, turns, turn)
+            return ()
+        return (self._send(user, arrival_s, turns, turn),)
 
     def _send(self, user: int, arrival_s: float, turns: Turns, turn: int) -> Arrival:
         num_output_tokens = int(turns.output_tokens[user, turn])

@@ -10,7 +10,7 @@ system prompt, which conversations share, and the tokens that the engine has gen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,13 +158,13 @@ class ConversationSource:
             else:
                 yield arrival
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
         conversation = request.session_id
         assert conversation is not None, "every request of a conversation carries its number"
         history = request.prompt.segments
         turn = (len(history) - len(self._system_prompts[:1])) // 2
         if num_output_tokens == 0 or turn + 1 >= self._num_turns[conversation]:
-            return None
+            return ()
         row = int(self._first_turn[conversation]) + turn
         assert request.answer_id is not None
         answer = Segment(request.answer_id, num_output_tokens)
@@ -173,7 +173,8 @@ class ConversationSource:
         arrival = self._turn(conversation, turn + 1, next_s, (*history, answer), num_history)
         if arrival is None:
             self.notes.num_conversations_cut += 1
-        return arrival
+            return ()
+        return (arrival,)
 
     def _turn(
         self, conversation: int, turn: int, arrival_s: float, history: tuple[Segment, ...], num_history: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from policies.core.request import Request
-from sim.workload.base import Arrival, Source
+from sim.workload.base import Arrival, Source, WorkloadNotes
 
 
 class FasterSource:
@@ -19,9 +19,13 @@ class FasterSource:
         self.num_requests = source.num_requests
         self.last_arrival_s = None if source.last_arrival_s is None else source.last_arrival_s / load
         self.patience_s = source.patience_s
-        self.notes = source.notes
         self._source = source
         self._load = load
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Notes of the other source."""
+        return self._source.notes
 
     def arrivals(self) -> Iterator[Arrival]:
         for arrival in self._source.arrivals():
@@ -37,5 +41,5 @@ class FasterSource:
                 gives_up_s=None if gives_up_s is None else gives_up_s - arrival.at_s * (1 - 1 / self._load),
             )
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        return self._source.follow_up(request, now, num_output_tokens)
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return self._source.follow_ups(request, now, num_output_tokens)

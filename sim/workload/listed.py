@@ -25,8 +25,8 @@ class ListedSource:
     def arrivals(self) -> Iterator[Arrival]:
         return iter(self.listed)
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        return None
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return ()
 
 
 def listed(source: Source) -> ListedSource:

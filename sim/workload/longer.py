@@ -8,7 +8,7 @@ contains has there the length with which it was generated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from policies.core.request import Prompt, Request, Segment
@@ -60,7 +60,7 @@ class LongerSource:
             else:
                 yield scaled
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
         ended = self._in_flight.pop(request.request_id)
         original = ended.original
         num_original = ended.num_original
@@ -68,14 +68,13 @@ class LongerSource:
             num_original = _scaled(num_output_tokens, 1 / self._output_scale)
         if original.answer_id is not None:
             self._answers[original.answer_id] = num_output_tokens
-        arrival = self._source.follow_up(original, now, num_original)
-        scaled = None if arrival is None else self._scaled(arrival)
-        if arrival is not None and scaled is None:
-            self.notes.num_conversations_cut += 1
-        if scaled is None and original.answer_id is not None:
+        following = [self._scaled(a) for a in self._source.follow_ups(original, now, num_original)]
+        sent = [arrival for arrival in following if arrival is not None]
+        self.notes.num_conversations_cut += len(following) - len(sent)
+        if not sent and original.answer_id is not None:
             for content in (original.answer_id, *(piece.content_id for piece in original.prompt.segments)):
                 self._answers.pop(content, None)
-        return scaled
+        return sent
 
     def _scaled(self, arrival: Arrival) -> Arrival | None:
         """Returns the arrival with scaled lengths; None if a conversation has filled the context."""

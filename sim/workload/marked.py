@@ -7,7 +7,7 @@ whole conversation and do not depend on how requests are served.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -16,7 +16,7 @@ from policies.adapters.registry import Adapter
 from policies.core.request import Request
 from policies.prediction.draws import uniform
 from sim.workload.answers import ONE_ANSWER, Answers
-from sim.workload.base import Arrival, Source, Workload
+from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
 
 
 def draw(seed: int, stream: str, request: Request) -> float:
@@ -39,17 +39,21 @@ class MarkedSource:
         self.num_requests = source.num_requests
         self.last_arrival_s = source.last_arrival_s
         self.patience_s = source.patience_s
-        self.notes = source.notes
         self._source = source
         self._mark = mark
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Notes of the other source."""
+        return self._source.notes
 
     def arrivals(self) -> Iterator[Arrival]:
         for arrival in self._source.arrivals():
             yield arrival._replace(request=self._mark(arrival.request))
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        arrival = self._source.follow_up(request, now, num_output_tokens)
-        return None if arrival is None else arrival._replace(request=self._mark(arrival.request))
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        following = self._source.follow_ups(request, now, num_output_tokens)
+        return [arrival._replace(request=self._mark(arrival.request)) for arrival in following]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, repeat
 from typing import Any, Literal, TypeVar
 
@@ -100,8 +100,8 @@ class TableSource:
             return repeat(())
         return map(tuple, self._samples_NW[start : start + CHUNK].tolist())
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        return None
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return ()
 
 
 def due_s(arrival_s: float, priority: int, deadlines_s: tuple[float | None, ...]) -> float | None:

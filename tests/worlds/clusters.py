@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -53,11 +53,11 @@ class CountedTraffic(Traffic):
         super().__init__(*args, **settings)
         self._on_end = on_end
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        arrival = super().follow_up(request, now, num_output_tokens)
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        following = super().follow_ups(request, now, num_output_tokens)
         if self._on_end is not None:
             self._on_end(len(self.ends))
-        return arrival
+        return following
 
 
 @dataclass(frozen=True, kw_only=True)

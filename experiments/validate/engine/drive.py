@@ -152,6 +152,5 @@ class Drive:
         self._prompts.learn(request.answer_id, answer.outputs[0].tokens)
         now = self._engine.clock.now() - self._start_s
         num_tokens = sum(len(output.tokens) for output in answer.outputs)
-        arrival = self._source.follow_up(request, now, num_tokens)
-        if arrival is not None:
+        for arrival in self._source.follow_ups(request, now, num_tokens):
             self._expect(arrival, self._prompts.of(arrival.request.prompt))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -172,5 +172,5 @@ class _First:
         for arrival in islice(self._source.arrivals(), self._count):
             yield Arrival(arrival.request._replace(arrival_s=0.0, deadline_s=None), arrival.num_output_tokens)
 
-    def follow_up(self, request: Any, now: float, num_output_tokens: int) -> Arrival | None:
-        return None
+    def follow_ups(self, request: Any, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return ()

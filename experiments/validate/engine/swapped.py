@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -123,8 +123,8 @@ class RecordedSource:
     def arrivals(self) -> Iterator[Arrival]:
         return iter(self._arrivals)
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        return None
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return ()
 
 
 def _seen_s(recording: Recording) -> dict[int, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from policies.core.request import Request
@@ -39,9 +39,9 @@ class _PacedSource:
         for arrival in self._source.arrivals():
             yield self._paced(arrival, 0.0)
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        arrival = self._source.follow_up(request, now, num_output_tokens)
-        return None if arrival is None else self._paced(arrival, now)
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        following = self._source.follow_ups(request, now, num_output_tokens)
+        return [self._paced(arrival, now) for arrival in following]
 
     def _paced(self, arrival: Arrival, from_s: float) -> Arrival:
         request, num_tokens = arrival.request, arrival.num_output_tokens

@@ -118,9 +118,22 @@ def test_latencies_and_throughput():
     assert summary["e2e"]["p90_s"] == pytest.approx(1.5 + 0.9 * 1.5)
     assert summary["throughput"] == {
         "requests_per_s": 0.5,
+        "requests_per_minute": 30.0,
         "output_tokens_per_s": 1.0,
         "input_tokens_per_s": 3.0,
     }
+
+
+def test_a_user_sees_a_token_per_tpot_and_without_hidden_tokens_the_first_one_is_published():
+    summary = summary_of(three_requests())
+    assert summary["per_user"] == {
+        "count": 1,
+        "mean_tokens_per_s": 1.0,
+        "p50_tokens_per_s": 1.0,
+        "p10_tokens_per_s": 1.0,
+        "p1_tokens_per_s": 1.0,
+    }
+    assert summary["publish"] == summary["ttft"]
 
 
 def test_goodput_is_a_rate_and_a_share_of_arrivals():

@@ -71,7 +71,7 @@ def test_which_adapter_does_not_depend_on_the_order_in_which_answers_end():
         found = {request.session_id: request.adapter for request in running}
         for turn in range(12):
             request = running.pop(order(turn) % len(running))
-            arrival = source.follow_up(request, 10.0 + turn, 5)
+            (arrival,) = source.follow_ups(request, 10.0 + turn, 5)
             running.append(arrival.request)
             assert found[arrival.request.session_id] == arrival.request.adapter
         return found
@@ -99,8 +99,8 @@ def test_a_conversation_keeps_its_adapter():
     num_later = 0
     for request in first:
         mine = request.adapter
-        while (arrival := source.follow_up(request, 100.0, 5)) is not None:
-            request = arrival.request
+        while following := source.follow_ups(request, 100.0, 5):
+            request = following[0].request
             assert request.adapter == mine
             num_later += 1
     assert num_later > 20

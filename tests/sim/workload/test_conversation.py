@@ -45,8 +45,7 @@ def run(source, service_s=lambda request: 1.0):
         pending.remove(first)
         sent.append(first)
         end_s = first.request.arrival_s + service_s(first.request)
-        follow_up = source.follow_up(first.request, end_s, first.num_output_tokens)
-        pending += [follow_up] if follow_up else []
+        pending += source.follow_ups(first.request, end_s, first.num_output_tokens)
     return sent
 
 
@@ -82,14 +81,14 @@ def test_the_next_turn_quotes_the_answer_by_the_name_that_the_engine_knew():
 def test_an_answer_cut_short_is_remembered_as_it_was_given():
     source = make_conversation().source(seed=0, max_model_len=4096)
     first = next(source.arrivals())
-    second = source.follow_up(first.request, 3.0, 7)
+    (second,) = source.follow_ups(first.request, 3.0, 7)
     assert second.request.prompt.segments[2] == Segment(2, 7)
     assert second.request.arrival_s == 8.0
 
 
 def test_a_refused_turn_ends_the_conversation():
     source = make_conversation().source(seed=0, max_model_len=4096)
-    assert source.follow_up(next(source.arrivals()).request, 3.0, 0) is None
+    assert not source.follow_ups(next(source.arrivals()).request, 3.0, 0)
 
 
 def test_a_full_context_ends_the_conversation_and_is_counted():

@@ -16,8 +16,8 @@ class ThreeRequests:
         yield Arrival(Request(1, 3.0, Prompt(6)), 8, time_s=4.0)
         yield Arrival(Request(2, 9.0, Prompt(7)), 9, (1, 9))
 
-    def follow_up(self, request, now, num_output_tokens):
-        return Arrival(Request(3, now + 20.0, request.prompt), num_output_tokens)
+    def follow_ups(self, request, now, num_output_tokens):
+        return (Arrival(Request(3, now + 20.0, request.prompt), num_output_tokens),)
 
 
 @pytest.mark.parametrize("load", [2.0, 0.5])
@@ -36,5 +36,5 @@ def test_arrivals_are_scaled_and_nothing_else(load):
 
 
 def test_what_follows_from_an_answer_does_so_as_fast_as_before():
-    follow_up = FasterSource(ThreeRequests(), 4.0).follow_up(Request(0, 1.0, Prompt(5)), 100.0, 7)
+    (follow_up,) = FasterSource(ThreeRequests(), 4.0).follow_ups(Request(0, 1.0, Prompt(5)), 100.0, 7)
     assert follow_up.request.arrival_s == 120.0

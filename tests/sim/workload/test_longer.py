@@ -35,8 +35,8 @@ class Given:
     def arrivals(self):
         yield from self._arrivals
 
-    def follow_up(self, request, now, num_output_tokens):
-        return None
+    def follow_ups(self, request, now, num_output_tokens):
+        return ()
 
 
 def longer(*arrivals, prompt=1.0, output=1.0, context=10**6):

@@ -44,8 +44,7 @@ def run_closed(source, service_s):
         pending.remove(first)
         r = first.request
         sent.append((r.session_id, r.prompt.num_tokens, first.num_output_tokens, r.arrival_s))
-        follow_up = source.follow_up(r, r.arrival_s + service_s(r), first.num_output_tokens)
-        pending += [follow_up] if follow_up else []
+        pending += source.follow_ups(r, r.arrival_s + service_s(r), first.num_output_tokens)
     return sent
 
 
@@ -72,7 +71,7 @@ def test_open_loop_traffic_expects_its_number_and_has_no_follow_up():
     source = make_synthetic().source(seed=0, max_model_len=4096)
     first = next(source.arrivals())
     assert source.num_requests == 200
-    assert source.follow_up(first.request, 9.0, 5) is None
+    assert not source.follow_ups(first.request, 9.0, 5)
 
 
 def test_requests_longer_than_the_context_are_clipped_and_counted():

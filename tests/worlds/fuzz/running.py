@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -55,11 +55,11 @@ class NotedSource:
         for arrival in self._source.arrivals():
             yield self._noted(arrival)
 
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        """Returns the next request of the source after one that has ended."""
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        """Returns the requests of the source that follow one that has ended."""
         self.ends.append((request.request_id, now, num_output_tokens))
-        arrival = self._source.follow_up(request, now, num_output_tokens)
-        return None if arrival is None else self._noted(arrival)
+        following = self._source.follow_ups(request, now, num_output_tokens)
+        return [self._noted(arrival) for arrival in following]
 
     def _noted(self, arrival: Arrival) -> Arrival:
         assert arrival.request.request_id not in self.given, "a request id is given twice"

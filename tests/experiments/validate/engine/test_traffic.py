@@ -51,10 +51,10 @@ class Talk:
     def arrivals(self):
         yield Arrival(Request(0, 3.0, Prompt(5), deadline_s=4.0), 6)
 
-    def follow_up(self, request, now, num_output_tokens):
+    def follow_ups(self, request, now, num_output_tokens):
         if request.request_id:
-            return None
-        return Arrival(Request(1, now + 2.0, Prompt(5), deadline_s=now + 7.0), 9)
+            return ()
+        return (Arrival(Request(1, now + 2.0, Prompt(5), deadline_s=now + 7.0), 9),)
 
 
 def test_stretched_traffic_takes_longer_between_requests_and_asks_for_what_it_gets():
@@ -63,10 +63,10 @@ def test_stretched_traffic_takes_longer_between_requests_and_asks_for_what_it_ge
     (first,) = source.arrivals()
     assert (first.request.arrival_s, first.request.deadline_s) == (9.0, 10.0)
     assert (first.num_output_tokens, first.request.max_tokens) == (6, 6)
-    second = source.follow_up(first.request, 20.0, 6)
+    (second,) = source.follow_ups(first.request, 20.0, 6)
     assert (second.request.arrival_s, second.request.deadline_s) == (26.0, 31.0)
     assert (second.num_output_tokens, second.request.max_tokens) == (9, 9)
-    assert source.follow_up(second.request, 40.0, 9) is None
+    assert not source.follow_ups(second.request, 40.0, 9)
     assert (source.num_requests, source.last_arrival_s, source.patience_s) == (2, None, 7.0)
 
 

@@ -1,0 +1,174 @@
+"""Agents: tasks that are graphs of LLM calls, with tools, parallel branches, joins, and sub-agents.
+
+    call 0 --+-- tool ---------------------------------+-- call 1 --+-- tool --+-- call 2
+             +-- sub-agent: call -- tool -- call ------+            +-- tool --+
+
+After each call but the last, the agent runs several branches at once. A branch is a tool, which takes time,
+or a sub-agent, a chain of calls of its own with a tool after each but the last. The next call of the agent
+joins them: it is sent when all have ended, and its prompt is the one before, the output, and all results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.core.request import Prompt, Request, Segment
+from sim.metrics.measured import Measured
+from sim.metrics.tasks import task_figures
+from sim.records.run import RunRecords
+from sim.workload.agent_plan import AgentCall, Branch, PlanSettings, TaskPlan
+from sim.workload.arrivals import ArrivalProcess, ClosedLoop
+from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.checks import require_positive
+from sim.workload.distributions import FloatArray
+from sim.workload.streams import stream
+
+MAIN_PROMPT, SUB_AGENT_PROMPT = 0, 1
+"""Content ids of the system prompts of agents and of sub-agents."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agentic(PlanSettings):
+    """Tasks that begin by `arrivals`; num_tasks and duration_s both limit them, at least one must be set.
+
+    A task ends with the output of its last call. It fails if a call gets no token (it was rejected) or if a
+    prompt and its output no longer fit the context; after an aborted output it continues with the tokens that
+    were generated. task_slo_s: latency of a whole task that counts as good, for the summary.
+    """
+
+    arrivals: ArrivalProcess
+    num_tasks: int | None = None
+    duration_s: float | None = None
+    task_slo_s: float | None = None
+    patience_s: float | None = None
+
+    def __post_init__(self) -> None:
+        PlanSettings.__post_init__(self)  # super() does not work in a dataclass with slots
+        require_positive(self, "num_tasks", "duration_s", "task_slo_s", "patience_s")
+        if self.num_tasks is None and self.duration_s is None:
+            raise ValueError("num_tasks=null, duration_s=null: at least one must be set")
+        if isinstance(self.arrivals, ClosedLoop):
+            raise ValueError("arrivals: must be an open-loop process such as poisson, not a closed loop")
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        """Creates the traffic; a task and its calls depend on the seed and the number of the task alone."""
+        arrival_s = self._arrival_s(seed)
+        if not len(arrival_s):
+            raise ValueError(f"duration_s={self.duration_s}: must be longer; no task begins in this time")
+        return AgenticSource(
+            arrival_s=arrival_s,
+            plans=self.plans(seed, len(arrival_s)),
+            patience_s=self.patience_s,
+            max_model_len=max_model_len,
+        )
+
+    def figures(self, records: RunRecords, part: Measured, *, seed: int) -> Mapping[str, Any]:
+        """Returns the section `tasks` of the summary: latency and makespan of whole tasks."""
+        plans = self.plans(seed, len(self._arrival_s(seed)))
+        num_calls = np.array([plan.num_calls for plan in plans], np.int64)
+        return {"tasks": task_figures(records.requests, num_calls, part.window, self.task_slo_s)}
+
+    def _arrival_s(self, seed: int) -> FloatArray:
+        return self.arrivals.times_s(
+            stream(seed, "arrivals"), num_requests=self.num_tasks, duration_s=self.duration_s
+        )
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The calls of one agent or sub-agent: its context, and the next call."""
+
+    task: int
+    calls: Sequence[AgentCall]
+    context: tuple[Segment, ...]
+    parent: _Chain | None = None
+    num_sent: int = 0
+    num_running: int = 0
+    """Sub-agents that the next call waits for."""
+    ready_s: float = 0.0
+    """Time at which all tools have ended that the next call waits for."""
+
+
+class AgenticSource:
+    """The calls of tasks; `session_id` is the task. Contents 0 and 1 are the system prompts."""
+
+    def __init__(
+        self, *, arrival_s: FloatArray, plans: list[TaskPlan], patience_s: float | None, max_model_len: int
+    ) -> None:
+        """Creates the traffic. arrival_s, plans: one per task."""
+        self.num_requests: int | None = sum(plan.num_calls for plan in plans)
+        self.last_arrival_s: float | None = None
+        self.patience_s = patience_s
+        self.notes = WorkloadNotes()
+        self._arrival_s = arrival_s
+        self._plans = plans
+        self._max_model_len = max_model_len
+        self._num_created = 0
+        self._chains: dict[int, _Chain] = {}  # by id of the request that is in progress
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for task, (arrival_s, plan) in enumerate(zip(self._arrival_s.tolist(), self._plans, strict=True)):
+            context = (
+                Segment(MAIN_PROMPT, plan.system_tokens),
+                Segment(plan.first_content, plan.task_tokens),
+            )
+            arrival = self._send(_Chain(task, plan.calls, context), arrival_s)
+            if arrival is None:
+                self.notes.skip("tasks with a first call longer than the context")
+            else:
+                yield arrival
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        chain = self._chains.pop(request.request_id)
+        call = chain.calls[chain.num_sent - 1]
+        if num_output_tokens == 0:
+            return ()  # the task has failed; its other branches run to their end
+        chain.context += (Segment(call.content, num_output_tokens),)
+        if chain.num_sent == len(chain.calls):
+            return self._ended(chain, now)
+        chain.context += tuple(branch.result for branch in call.branches)
+        chain.ready_s = now + max((branch.tool_s for branch in call.branches), default=0.0)
+        started = [
+            self._send(self._sub_agent(chain, branch), now) for branch in call.branches if branch.calls
+        ]
+        chain.num_running = len(started)
+        if not started:
+            started = [self._send(chain, chain.ready_s)]
+        return self._sent(started)
+
+    def _ended(self, chain: _Chain, now: float) -> Sequence[Arrival]:
+        """Returns the call that joins a sub-agent that has ended, if its other branches have ended, too."""
+        parent = chain.parent
+        if parent is None:
+            return ()
+        parent.num_running -= 1
+        if parent.num_running:
+            return ()
+        return self._sent([self._send(parent, max(now, parent.ready_s))])
+
+    def _sub_agent(self, parent: _Chain, branch: Branch) -> _Chain:
+        system = Segment(SUB_AGENT_PROMPT, self._plans[parent.task].sub_agent_tokens)
+        return _Chain(parent.task, branch.calls, (system, branch.prompt), parent)
+
+    def _sent(self, arrivals: list[Arrival | None]) -> list[Arrival]:
+        """Returns the calls that fit the context; a task of which one does not is cut."""
+        sent = [arrival for arrival in arrivals if arrival is not None]
+        self.notes.num_conversations_cut += len(arrivals) - len(sent)
+        return sent
+
+    def _send(self, chain: _Chain, arrival_s: float) -> Arrival | None:
+        """Creates the next call of a chain; None if prompt and output together do not fit the context."""
+        call = chain.calls[chain.num_sent]
+        num_tokens = sum(segment.num_tokens for segment in chain.context)
+        if num_tokens + call.output_tokens > self._max_model_len:
+            return None
+        prompt = Prompt(num_tokens, chain.context)
+        request = Request(self._num_created, arrival_s, prompt, session_id=chain.task, answer_id=call.content)
+        self._num_created += 1
+        chain.num_sent += 1
+        self._chains[request.request_id] = chain
+        return Arrival(request, call.output_tokens)

@@ -1,0 +1,109 @@
+"""Clients of requests: what they see of an output, and when, beside the times at which it is generated.
+
+    arrival    first token   ...   first visible token   ...   last token
+       |----------- TTFT ----|          |                          |
+       |---- time to publish, streaming, after output moderation --|
+       |---- time to publish of a complete answer (streams: false) ---------- + moderation
+
+The requests themselves are those of another workload and stay as they are; only figures are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from policies.adapters.registry import Adapter
+from policies.prediction.draws import uniform
+from sim.metrics.client_view import ClientView, client_figures
+from sim.metrics.measured import Measured
+from sim.records.run import RunRecords
+from sim.workload.answers import Answers
+from sim.workload.base import Source, Workload
+from sim.workload.checks import require_not_negative, require_positive
+from sim.workload.distributions import Distribution, Fixed
+from sim.workload.marked import answers_of
+
+NORMAL = NormalDist()
+NOTHING_HIDDEN = Fixed(value=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WithClients:
+    """A workload and the clients of its requests."""
+
+    of: Workload
+    """Workload that creates the requests."""
+    hidden_share: Distribution = NOTHING_HIDDEN
+    """Share of the output tokens before the first visible one, such as reasoning; at least one is visible."""
+    streams: bool = True
+    """Whether clients get tokens as they come; false: the first token comes with the last one."""
+    moderation_s: float = 0.0
+    """Time that output moderation takes for each piece before it is published: a token, or the answer."""
+    reading_tokens_per_s: float | None = None
+    """Speed at which users read, 6 to 8 tokens/s; null: it is not compared."""
+    publish_slo_ms: float | None = None
+    """Time to publish that counts as good; null: no limit."""
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "moderation_s")
+        require_positive(self, "reading_tokens_per_s", "publish_slo_ms")
+        for name, share in self.hidden_share.magnitudes().items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"hidden_share.{name}={share:g}: must be a share, >= 0 and <= 1")
+
+    @property
+    def branching(self) -> Answers:
+        """Samples per request."""
+        return answers_of(self.of)
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Adapters that the requests name."""
+        adapters: tuple[Adapter, ...] = getattr(self.of, "adapters", ())
+        return adapters
+
+    @property
+    def models(self) -> Mapping[str, float]:
+        """Models that the requests name, with their shares."""
+        models: Mapping[str, float] = getattr(self.of, "models", {})
+        return models
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        """Creates the traffic of the workload."""
+        return self.of.source(seed=seed, max_model_len=max_model_len)
+
+    def hidden_tokens(self, requests: pd.DataFrame, seed: int) -> NDArray[np.int64]:
+        """Draws the hidden tokens of each request, less than its output tokens.
+
+        They depend on the request id, or on the session and the number of the request in it, because ids of
+        later requests depend on the engine.
+        """
+        session = requests["session_id"]
+        number = requests["request_id"].where(session < 0, requests.groupby(session).cumcount())
+        names = (f"hidden/{one}" if one >= 0 else "hidden" for one in session.tolist())
+        drawn = [uniform(seed, name, i) for name, i in zip(names, number.tolist(), strict=True)]
+        scores = np.array([NORMAL.inv_cdf(p) for p in drawn])
+        share = np.clip(self.hidden_share.from_normal(scores), 0.0, 1.0)
+        tokens = requests["output_tokens"].to_numpy(np.int64)
+        hidden: NDArray[np.int64] = np.minimum(
+            np.rint(share * tokens).astype(np.int64), np.maximum(tokens - 1, 0)
+        )
+        return hidden
+
+    def figures(self, records: RunRecords, part: Measured, *, seed: int) -> Mapping[str, Any]:
+        """Returns the sections `publish` and `clients` of the summary."""
+        view = ClientView(
+            hidden_tokens=self.hidden_tokens(records.requests, seed),
+            streams=self.streams,
+            moderation_s=self.moderation_s,
+            reading_tokens_per_s=self.reading_tokens_per_s,
+            publish_slo_s=None if self.publish_slo_ms is None else self.publish_slo_ms / 1e3,
+        )
+        return client_figures(records, part, view)
