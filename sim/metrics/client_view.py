@@ -24,7 +24,7 @@ ROUNDING_S = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientView:
-    """What the clients of a run see. hidden_tokens: one per request, in the order of the request table."""
+    """View of the clients of a run. hidden_tokens: one per request, in the order of the request table."""
 
     hidden_tokens: NDArray[np.int64]
     streams: bool = True

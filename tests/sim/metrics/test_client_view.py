@@ -1,4 +1,4 @@
-"""What clients see: time to publish and stalls of readers, worked out on paper."""
+"""Time to publish and stalls of readers, worked out on paper."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_a_reader_waits_where_tokens_come_later_than_they_are_read():
 
 
 @given(st.lists(st.lists(st.floats(0, 5), max_size=8), max_size=5), st.floats(0.1, 10), st.data())
-def test_stalls_are_those_of_a_reader_who_is_simulated(gaps, reading, data):  # token by token
+def test_stalls_are_those_of_a_simulated_reader(gaps, reading, data):  # token by token
     tokens = [np.cumsum(one) for one in gaps]
     hidden = [data.draw(st.integers(0, max(len(one) - 1, 0))) for one in gaps]
     times = TokenTimes(np.concatenate([*tokens, []]), np.array([len(one) for one in tokens], np.int64))
