@@ -23,6 +23,7 @@ from numpy import ndarray
 
 from hwmodels.assembly import Inputs, iteration_operators
 from hwmodels.assembly.adapters import AddedByAdapters
+from hwmodels.assembly.chain import over_chips
 from hwmodels.assembly.counted import CountedTimes
 from hwmodels.assembly.explained import TimedOperators, rows_of_each, whole
 from hwmodels.assembly.site import Kernels, Site
@@ -86,6 +87,8 @@ class Roofline(TimedOperators):
         self._adapters = AddedByAdapters(site)
         self._whole_adapters = AddedByAdapters(replace(site, layout=ParallelLayout()))
         self.operators = iteration_operators(site, inputs)
+        if device.chain is not None:
+            self.operators = over_chips(self.operators, site, device.chain)
         self._whole_model = iteration_operators(replace(site, layout=ParallelLayout()), inputs)
         weights, _ = site.stored(Role.dense)
         self.compute_dtype = weights.compute_dtype(device, self.model.dtype)

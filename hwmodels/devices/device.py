@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hwmodels.checks import check_finite, check_whole
+from hwmodels.devices.chain import Chain
 from hwmodels.devices.interconnect import Link
 from hwmodels.devices.systolic import SystolicArray
 
@@ -29,6 +30,8 @@ class Device:
     """
     systolic: SystolicArray | None = None
     """Systolic arrays that multiply matrices in place of SMs; None: there are none."""
+    chain: Chain | None = None
+    """Chips with weights in SRAM, of which this device is the whole machine; None: it is one chip."""
     sm_clock_hz: float | None = None
     """Boost clock of the SMs, at which the peaks hold; with it scale latencies measured on a relative."""
     l2_bytes: float

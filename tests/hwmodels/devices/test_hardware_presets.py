@@ -26,10 +26,12 @@ DENSE_BF16 = {
     "b200_sxm": 2250e12,
     "b300_sxm": 2250e12,
     "b60": 98.3e12,
+    "cerebras_wse3_4": 63.4e15,
     "gaudi2": 432e12,
     "gaudi3": 1835e12,
     "gb200": 2500e12,
     "gb300": 2500e12,
+    "groq_lpu_576": None,
     "h100_pcie": 756.5e12,
     "h100_sxm": 989.4e12,
     "h200_sxm": 989.4e12,
@@ -90,6 +92,7 @@ def test_bf16_peaks_are_dense(devices):
 
 def test_tensor_cores_are_sparse_from_ampere_on(devices):
     without = {"b60", "mi250x", "t4", "v100_sxm", "m2_ultra", "m3_max", "m4_max", "xeon_8480"}
+    without |= {"groq_lpu_576", "cerebras_wse3_4"}
     gpus = {name: device for name, device in devices.items() if device.systolic is None}
     assert {name for name, device in gpus.items() if not device.sparse_tensor_cores} == without
 
