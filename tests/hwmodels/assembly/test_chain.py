@@ -29,7 +29,7 @@ def on(models):
 
 @pytest.fixture
 def toy(toy_device):
-    """A machine of 10 chips: 1e14 bytes/s and 1e18 FLOP/s together, no latency."""
+    """Returns a machine of 10 chips: 1e14 bytes/s and 1e18 FLOP/s together, no latency."""
     chain = Chain(num_chips=10, hop_s=0.0, link_bytes_per_s=1e30)
     return replace(
         toy_device,
