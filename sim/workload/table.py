@@ -104,6 +104,13 @@ class TableSource:
         return ()
 
 
+def block_segments(content_ids: tuple[int, ...], num_tokens: int, block: int) -> tuple[Segment, ...]:
+    """Returns the content of num_tokens tokens, of which each id names `block`; the last may name fewer."""
+    full, rest = divmod(num_tokens, block)
+    whole = tuple(rows_of(Segment, content_ids[:full], repeat(block)))
+    return whole + tuple(Segment(content_id, rest) for content_id in content_ids[full : full + 1] if rest)
+
+
 def due_s(arrival_s: float, priority: int, deadlines_s: tuple[float | None, ...]) -> float | None:
     """Returns the deadline of a request, deadlines_s[priority] after its arrival; None: no deadline."""
     deadline_s = deadlines_s[priority] if deadlines_s else None

@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from policies.core.request import Segment
 from sim.workload.checks import MAX_ARRIVAL_S
-from sim.workload.table import rows_of
+from sim.workload.table import block_segments
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow
 
@@ -66,9 +65,7 @@ class TokenIdsJsonl(Trace):
             )
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
-        full, rest = divmod(num_tokens, BLOCK)
-        whole = tuple(rows_of(Segment, content_ids[:full], repeat(BLOCK)))
-        return whole + tuple(Segment(content_id, rest) for content_id in content_ids[full : full + 1] if rest)
+        return block_segments(content_ids, num_tokens, BLOCK)
 
 
 def read_token_ids(path: Path) -> Iterator[TokenIds]:

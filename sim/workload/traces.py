@@ -18,6 +18,7 @@ from policies.core.request import Segment
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
 from sim.workload.lengths import clip_to_context
+from sim.workload.marked import MarkedSource
 from sim.workload.table import TableSource
 from sim.workload.trace_files import require_file
 from sim.workload.unix_times import ArrivalClock
@@ -33,6 +34,7 @@ class TraceRow(NamedTuple):
     content_ids: tuple[int, ...] = ()  # content ids of the prompt's blocks, if the trace has them
     remark: str = ""  # note for the user on how the times were read; at most one row has it
     skip_reason: str = ""  # reason why the row is counted but not replayed; its lengths are not checked
+    tenant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +98,7 @@ class Trace:
         def segments(row: int, num_tokens: int) -> tuple[Segment, ...]:
             return self.segments(contents[row], num_tokens)
 
-        return TableSource(
+        table = TableSource(
             arrival_s=arrival_s,
             prompt_tokens=prompts,
             output_tokens=outputs,
@@ -104,6 +106,10 @@ class Trace:
             segments=segments if any(contents) else None,
             patience_s=self.patience_s,
         )
+        tenants = [row.tenant for row in rows]
+        if not any(tenants):
+            return table
+        return MarkedSource(table, lambda request: request._replace(tenant=tenants[request.request_id]))
 
     def _window(self, notes: WorkloadNotes, start_s: float) -> list[TraceRow]:
         end_s = math.inf if self.duration_s is None else start_s + self.duration_s

@@ -1,8 +1,10 @@
 """Every file of configs/workload builds and makes traffic, and the default one resembles its trace."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
@@ -20,7 +22,18 @@ def names_in(group):
     return sorted(path.stem for path in (CONFIGS / "workload" / group).glob("*.yaml"))
 
 
+PARQUET = {
+    "baseten_parquet": {"timestamp_start_unix_ms": [0], "input_tokens": [9], "output_tokens": [5]},
+    "chutes_parquet": {"started_at": [0], "it": [9], "ot": [5]},
+}
+WEKA = {"id": "s", "block_size": 64, "hash_id_scope": "local"}
 TRACES = {
+    "bailian_jsonl": '{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n',
+    "tracelab_jsonl": json.dumps(
+        {"session_id": "s", "input_tokens_total": 9, "prefix_tokens": 0, "output_tokens": 5}
+        | {"timing_events": [{"event_type": "text", "timestamp": "2026-01-31T12:00:00Z"}]}
+    ),
+    "weka_jsonl": json.dumps(WEKA | {"requests": [{"t": 0, "type": "n", "in": 9, "out": 5, "hash_ids": []}]}),
     "azure_csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n",
     "burstgpt_csv": "Timestamp,Request tokens,Response tokens\n5,472,18\n",
     "mooncake_jsonl": '{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n',
@@ -28,8 +41,8 @@ TRACES = {
     "token_ids_jsonl": '{"arrival_s": 0, "prompt_token_ids": [5, 6], "output_token_ids": [7]}\n',
     "vidur_csv": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n",
 }
-GENERATED = [name for name in names_in(".") if name not in TRACES and name != "recording"]
-"""test_recording.py has the recording, which is not a text file."""
+GENERATED = [name for name in names_in(".") if name not in {*TRACES, *PARQUET, "recording", "servegen"}]
+"""test_recording.py has the recording, test_servegen_data.py the folder of ServeGen."""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +78,14 @@ def test_every_generated_workload_makes_traffic(build, name):
 def test_every_trace_workload_reads_its_format(build, tmp_path, name):
     path = tmp_path / "trace"
     path.write_text(TRACES[name])
+    source = build(f"workload={name}", f"workload.path={path}").source(seed=0, max_model_len=8192)
+    assert len(list(source.arrivals())) == 1
+
+
+@pytest.mark.parametrize("name", sorted(PARQUET))
+def test_every_parquet_workload_reads_its_format(build, tmp_path, name):
+    path = tmp_path / "trace.parquet"
+    pd.DataFrame(PARQUET[name]).to_parquet(path)
     source = build(f"workload={name}", f"workload.path={path}").source(seed=0, max_model_len=8192)
     assert len(list(source.arrivals())) == 1
 

@@ -10,7 +10,7 @@ import zstandard
 from policies.core.request import Segment
 from sim.workload.csv_traces import AzureCsv, BurstGptCsv, PlainCsv, VidurCsv
 from sim.workload.faster import FasterSource
-from sim.workload.mooncake import MooncakeJsonl
+from sim.workload.mooncake import BailianJsonl, MooncakeJsonl
 
 REAL_TRACES = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "traces"
 
@@ -75,6 +75,20 @@ def test_burstgpt_failures_are_skipped_and_counted_within_the_window(tmp_path):
 def test_reads_vidur_csv_with_its_further_columns(tmp_path):
     text = "arrived_at,num_prefill_tokens,num_decode_tokens,num_total_tokens\n0.25,100,20,120\n"
     assert rows_of(VidurCsv(path=write(tmp_path, text))) == [(0.25, 100, 20)]
+
+
+def test_reads_bailian_in_seconds_with_16_tokens_per_hash(tmp_path):
+    row = {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 40, "output_length": 13}
+    later = row | {"chat_id": 160, "parent_chat_id": 159, "timestamp": 62.0, "type": "text", "turn": 2}
+    rows = (row | {"hash_ids": [7, 8]}, later | {"hash_ids": [7, 8, 9]})
+    path = write(tmp_path, "".join(json.dumps(one) + "\n" for one in rows), "t.jsonl")
+    one, other = BailianJsonl(path=path).source(seed=0, max_model_len=999).arrivals()
+    assert (one.at_s, other.at_s) == (61.5, 62.0)
+    assert one.request.prompt.segments == (Segment(7, 16), Segment(8, 16))
+    assert other.request.prompt.segments == (Segment(7, 16), Segment(8, 16), Segment(9, 8))
+    path.write_text(json.dumps(row | {"hash_ids": [7], "timestamp": -1}))
+    with pytest.raises(ValueError, match=r"t.jsonl:1:40: timestamp: expected a finite number of seconds"):
+        rows_of(BailianJsonl(path=path))
 
 
 def test_reads_mooncake_hashes_as_segments(tmp_path):

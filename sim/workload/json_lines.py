@@ -1,0 +1,90 @@
+"""Reads files with one JSON object per line, and checks the values of its keys.
+
+Every error has file, line and column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sim.workload.checks import MAX_TOKENS
+from sim.workload.trace_files import lines_of
+
+
+class Rule(NamedTuple):
+    """What the value of a key must be."""
+
+    is_sound: Callable[[Any], bool]
+    text: str
+
+
+class Line(NamedTuple):
+    """A line of a file, and the JSON object in it."""
+
+    path: Path
+    number: int
+    text: str
+    row: dict[str, Any]
+
+    def check(self, rules: Mapping[str, Rule], row: Mapping[str, Any] | None = None) -> None:
+        """Raises ValueError for the first key that is missing or breaks its rule.
+
+        row: an object inside that of the line; None: the object of the line.
+        """
+        found = self.row if row is None else row
+        for key, (is_sound, rule) in rules.items():
+            if key not in found:
+                raise ValueError(
+                    f"{self.path}:{self.number}:1: no key {key}; expected {', '.join(rules)}, "
+                    f"found {', '.join(found)[:200]}"
+                )
+            if not is_sound(found[key]):
+                raise self.bad(key, rule, found[key])
+
+    def bad(self, key: str, rule: str, found: object) -> ValueError:
+        """Returns the error of a value; its column is that of the key."""
+        column = self.text.index(f'"{key}"') + 1 if f'"{key}"' in self.text else 1
+        return ValueError(
+            f"{self.path}:{self.number}:{column}: {key}: expected {rule}, found {str(found)[:80]}"
+        )
+
+
+def objects_of(path: Path, wanted: Iterable[str]) -> Iterator[Line]:
+    """Yields the objects of a file. Raises ValueError; wanted: names of the keys, for an empty file."""
+    number = 0
+    for number, text in enumerate(lines_of(path), 1):
+        if text.isspace():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path}:{number}:{error.colno}: expected one JSON object per line: {error.msg}"
+            ) from None
+        except RecursionError:
+            raise ValueError(f"{path}:{number}:1: nests values too deeply to be read") from None
+        except ValueError as error:  # an integer of thousands of digits
+            raise ValueError(f"{path}:{number}:1: expected one JSON object per line: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}:1: expected a JSON object, found {text.strip()[:80]}")
+        yield Line(path, number, text, row)
+    if not number:
+        raise ValueError(f"{path}:1:1: expected JSON lines with {', '.join(wanted)}, found an empty file")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_TOKENS
+
+
+def _is_list_of_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+COUNT = Rule(_is_count, f"a whole number of tokens from 1 to {MAX_TOKENS:,}")
+IDS = Rule(_is_list_of_ids, "a list of whole numbers")
+TEXT = Rule(lambda value: isinstance(value, str) and bool(value), "a text")
+NUMBER = Rule(lambda value: type(value) in (int, float), "a number")
+"""A number of any size; the clock of a trace checks its range."""

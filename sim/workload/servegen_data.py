@@ -1,0 +1,254 @@
+"""Traffic from ServeGen's published client data: a folder with two files per client (a "chunk").
+
+    chunk-3-trace.csv      timestamp, rate, cv, pattern, two arguments of the pattern; bins of 10 minutes
+    chunk-3-dataset.json   timestamp -> probabilities of input_tokens and of output_tokens
+
+In each bin a client sends rate x length requests; the gaps have the pattern's shape (Gamma: 1 / cv^2;
+Weibull: the first argument) and are scaled so that they fill the bin, which keeps the rate exact. Lengths are
+those of the latest entry of the dataset.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from policies.core.request import Request
+from sim.workload.base import Source, WorkloadNotes
+from sim.workload.checks import MAX_ARRIVAL_S, MAX_CV, MAX_TOKENS, require_not_negative, require_positive
+from sim.workload.distributions import FloatArray, IntArray
+from sim.workload.lengths import clip_to_context
+from sim.workload.marked import MarkedSource
+from sim.workload.renewal import Gaps
+from sim.workload.streams import stream
+from sim.workload.table import TableSource
+from sim.workload.trace_files import lines_of
+
+CHUNK = re.compile(r"chunk-(\d+)-trace\.csv")
+BIN_S = 600.0
+MAX_REQUESTS = 20_000_000
+FIELDS = ("timestamp", "rate", "cv", "pattern")
+
+
+class Bin(NamedTuple):
+    """The traffic of a client from start_s on, for at most BIN_S seconds; gaps None: none."""
+
+    start_s: float
+    rate_per_s: float
+    gaps: Gaps | None
+
+
+class Entry(NamedTuple):
+    """Lengths from start_s on: values, and cumulative probabilities."""
+
+    start_s: float
+    inputs: tuple[IntArray, FloatArray]
+    outputs: tuple[IntArray, FloatArray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeGenData:
+    """The clients of a folder such as language/m-large, which are the tenants chunk-0, chunk-1, ...
+
+    start_s and duration_s select a window of the data, whose start is 0 s of the run; max_requests are the
+    first of it.
+    """
+
+    path: Path
+    start_s: float = 0.0
+    duration_s: float = BIN_S
+    max_requests: int | None = None
+    patience_s: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path).expanduser())
+        require_not_negative(self, "start_s")
+        require_positive(self, "duration_s", "max_requests", "patience_s")
+        if not self.path.is_dir():
+            raise ValueError(
+                f"path={self.path}: must be a folder with chunk-0-trace.csv, chunk-0-dataset.json, ..."
+            )
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        """Creates the traffic of the window. Raises ValueError with file, line and column for a bad value."""
+        chunks = sorted(
+            int(found[1]) for path in self.path.iterdir() if (found := CHUNK.fullmatch(path.name))
+        )
+        if not chunks:
+            raise ValueError(f"path={self.path}: must have files such as chunk-0-trace.csv; found none")
+        parts = [self._client(seed, chunk) for chunk in chunks]
+        client_R = np.repeat(chunks, [len(part[0]) for part in parts])
+        arrival_s, inputs, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        if not len(arrival_s):
+            raise ValueError(
+                f"start_s={self.start_s:g}, duration_s={self.duration_s:g}: no client of {self.path} sends a "
+                "request in this window"
+            )
+        order = np.argsort(arrival_s, kind="stable")[: self.max_requests]
+        prompts, answers, clipped = clip_to_context(inputs[order], outputs[order], max_model_len)
+        tenants = client_R[order].tolist()
+        table = TableSource(
+            arrival_s=arrival_s[order],
+            prompt_tokens=prompts,
+            output_tokens=answers,
+            notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
+            patience_s=self.patience_s,
+        )
+
+        def mark(request: Request) -> Request:
+            return request._replace(tenant=f"chunk-{tenants[request.request_id]}")
+
+        return MarkedSource(table, mark)
+
+    def _client(self, seed: int, chunk: int) -> tuple[FloatArray, IntArray, IntArray]:
+        """Draws the arrivals and the lengths of one client."""
+        rng = stream(seed, "servegen", chunk)
+        end_s = self.start_s + self.duration_s
+        bins = [one for one in _bins(self.path / f"chunk-{chunk}-trace.csv") if one.start_s < end_s]
+        bins = [one for one in bins if one.start_s + BIN_S > self.start_s and one.gaps is not None]
+        times = [_times_s(one, rng) for one in bins]
+        time_s = np.concatenate([np.empty(0), *times])
+        time_s = time_s[(time_s >= self.start_s) & (time_s < end_s)]
+        if not len(time_s):
+            return time_s, np.empty(0, np.int64), np.empty(0, np.int64)
+        entries = list(_entries(self.path / f"chunk-{chunk}-dataset.json"))
+        which = np.searchsorted([one.start_s for one in entries], time_s, side="right") - 1
+        lengths_2R = np.empty((2, len(time_s)), np.int64)
+        for number, entry in enumerate(entries):
+            rows = which == number if number else which <= 0
+            for kind, (values, upto) in enumerate((entry.inputs, entry.outputs)):
+                lengths_2R[kind, rows] = values[
+                    np.searchsorted(upto, rng.random(int(rows.sum())), side="right")
+                ]
+        return time_s - self.start_s, lengths_2R[0], lengths_2R[1]
+
+
+def _times_s(one: Bin, rng: np.random.Generator) -> FloatArray:
+    """Draws the arrivals of a bin; the expected number is rounded up or down at random."""
+    assert one.gaps is not None
+    count = math.floor(one.rate_per_s * BIN_S + rng.random())
+    sums = np.cumsum(one.gaps.draw(rng, count + 1))
+    if not count or not sums[-1] > 0:
+        return np.empty(0)
+    times: FloatArray = one.start_s + BIN_S * sums[:-1] / sums[-1]
+    return times
+
+
+class _Line(NamedTuple):
+    """A line of a client's trace, cut at its commas."""
+
+    path: Path
+    number: int
+    fields: list[str]
+
+    def bad(self, i: int, rule: str) -> ValueError:
+        """Returns the error of a field; its column counts characters from 1."""
+        column = 1 + sum(len(field) + 1 for field in self.fields[:i])
+        name = FIELDS[i] if i < len(FIELDS) else "first argument of the pattern"
+        found = self.fields[i].strip()
+        return ValueError(f"{self.path}:{self.number}:{column}: {name}: expected {rule}, found {found!r}")
+
+    def value(self, i: int, rule: str, low: float, high: float) -> float:
+        """Returns a field as a number. Raises ValueError if it is not between low and high."""
+        try:
+            found = float(self.fields[i])
+        except ValueError:
+            found = math.nan
+        if not low <= found <= high:
+            raise self.bad(i, rule)
+        return found
+
+    def shape(self) -> float:
+        """Returns the shape of the gaps."""
+        if self.fields[3].strip() == "Gamma":
+            return self.value(2, f"a number from 0.01 to {MAX_CV:g}", 0.01, MAX_CV) ** -2
+        if len(self.fields) == len(FIELDS):
+            raise self.bad(3, "Weibull and its shape after it")
+        return self.value(len(FIELDS), "a shape from 0.01 to 1000", 0.01, 1e3)
+
+
+def _bins(path: Path) -> Iterator[Bin]:
+    """Yields the bins of a client in order of time."""
+    last_s = -1.0
+    for number, text in enumerate(lines_of(path), 1):
+        line = _Line(path, number, text.rstrip("\r\n").split(","))
+        if not text.strip() or (number == 1 and line.fields[0].strip() == "timestamp"):
+            continue
+        if len(line.fields) < len(FIELDS):
+            wanted = ", ".join(FIELDS)
+            raise ValueError(f"{path}:{number}:1: expected {wanted}, arguments; found {text.strip()!r}")
+        start_s = line.value(0, "a number of seconds", 0.0, MAX_ARRIVAL_S)
+        if start_s <= last_s:
+            raise line.bad(0, f"more than {last_s:g}")
+        last_s = start_s
+        rate = line.value(1, f"requests/s from 0 to {MAX_REQUESTS / BIN_S:g}", 0.0, MAX_REQUESTS / BIN_S)
+        if not rate:
+            yield Bin(start_s, 0.0, None)
+            continue
+        if (pattern := line.fields[3].strip()) not in ("Gamma", "Weibull"):
+            raise line.bad(3, "Gamma or Weibull")
+        yield Bin(start_s, rate, Gaps(pattern=pattern, shape=line.shape(), scale_s=1.0))
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    """Yields the entries of a dataset in order of time."""
+    text = "".join(lines_of(path))
+    try:
+        dataset = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}:{error.lineno}:{error.colno}: expected a JSON object: {error.msg}"
+        ) from None
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{path}:1:1: expected a JSON object: {error}") from None
+    if not isinstance(dataset, dict) or not dataset:
+        raise ValueError(f"{path}:1:1: expected a JSON object of times, found {text.strip()[:80]!r}")
+    for key in dataset:
+        if not key.replace(".", "", 1).isdecimal():
+            raise _bad(path, text, key, "a time in seconds as key", key)
+    for key in sorted(dataset, key=float):
+        entry = dataset[key]
+        if not isinstance(entry, dict):
+            raise _bad(path, text, key, "an object with input_tokens and output_tokens", entry)
+        yield Entry(
+            float(key),
+            _probabilities(path, text, key, entry.get("input_tokens"), "input_tokens"),
+            _probabilities(path, text, key, entry.get("output_tokens"), "output_tokens"),
+        )
+
+
+def _probabilities(path: Path, text: str, key: str, found: Any, name: str) -> tuple[IntArray, FloatArray]:
+    """Returns the lengths of an entry, and their cumulative probabilities; lengths below 1 become 1."""
+    table = found
+    if isinstance(found, str):  # ServeGen writes the dictionary as a text
+        try:
+            table = ast.literal_eval(found)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            table = None
+    rule = f"{name} with lengths up to {MAX_TOKENS:,} and their probabilities, such as {{100: 0.5, 200: 0.5}}"
+    try:
+        rows = [(int(length), float(share)) for length, share in table.items()]
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise _bad(path, text, key, rule, found) from None
+    lengths, shares = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    is_sound = len(rows) and (shares >= 0).all() and 0 < shares.sum() < math.inf
+    if not is_sound or lengths.min() < 0 or lengths.max() > MAX_TOKENS:
+        raise _bad(path, text, key, rule, found)
+    upto = np.cumsum(shares) / shares.sum()
+    upto[-1] = 1.0
+    return np.maximum(lengths, 1).astype(np.int64), upto
+
+
+def _bad(path: Path, text: str, key: str, rule: str, found: object) -> ValueError:
+    """Returns the error of an entry, at the place of its key."""
+    before = text[: max(text.find(f'"{key}"'), 0)]
+    line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+    return ValueError(f"{path}:{line}:{column}: {key}: expected {rule}, found {str(found)[:80]!r}")

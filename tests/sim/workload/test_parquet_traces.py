@@ -1,0 +1,98 @@
+"""Baseten's and Chutes's traces in Parquet: files made to the formats, and every bad value."""
+
+import pandas as pd
+import pytest
+
+from policies.core.request import Segment
+from sim.workload.parquet_traces import BasetenParquet, ChutesParquet
+
+BASETEN = {
+    "timestamp_start_unix_ms": [1_760_000_000_000, 1_760_000_001_500, 1_760_000_002_000],
+    "prompt": ["", "", ""],
+    "input_tokens": [40, 32, 9],
+    "output_tokens": [5, 6, 7],
+    "total_hashes": [[1, 2, 3], [1, 2], None],
+    "org_id": ["x", "y", "x"],
+}
+CHUTES = {
+    "started_at": pd.to_datetime(
+        ["2026-03-01 00:00:00.00", "2026-03-01 00:00:00.25", "2026-03-01 00:01:00.00"]
+    ),
+    "it": [100.0, 200.0, None],
+    "ot": [10.0, 20.0, None],
+    "user_id": ["u1", "u2", "u1"],
+}
+
+
+def write(folder, columns, **changed):
+    path = folder / "trace.parquet"
+    table = pd.DataFrame(columns | changed)
+    for name in ("it", "ot"):
+        if name in table:
+            table[name] = table[name].astype("Int64")
+    table.to_parquet(path)
+    return path
+
+
+def source_of(workload):
+    return workload.source(seed=0, max_model_len=10_000)
+
+
+def test_reads_baseten_with_the_contents_of_prompts(tmp_path):
+    source = source_of(BasetenParquet(path=write(tmp_path, BASETEN)))
+    sent = list(source.arrivals())
+    assert [a.at_s for a in sent] == [0.0, 1.5, 2.0]
+    assert [(a.request.prompt.num_tokens, a.num_output_tokens) for a in sent] == [(40, 5), (32, 6), (9, 7)]
+    assert [a.request.tenant for a in sent] == ["x", "y", "x"]
+    assert sent[0].request.prompt.segments == (Segment(1, 16), Segment(2, 16), Segment(3, 8))
+    assert sent[1].request.prompt.segments == (Segment(1, 16), Segment(2, 16))
+    assert sent[2].request.prompt.segments == ()
+    assert "Unix times in milliseconds" in source.notes.remarks[0]
+
+
+def test_canceled_requests_are_counted_and_not_replayed(tmp_path):
+    path = write(tmp_path, BASETEN, request_canceled=[0, 1, None], output_tokens=[5, 0, 0])
+    source = source_of(BasetenParquet(path=path))
+    assert len(list(source.arrivals())) == 1
+    assert source.notes.skipped == {"canceled": 1, "no input or no output tokens": 1}
+
+
+def test_reads_chutes_with_users_as_tenants(tmp_path):
+    source = source_of(ChutesParquet(path=write(tmp_path, CHUTES)))
+    sent = list(source.arrivals())
+    assert [(a.at_s, a.request.prompt.num_tokens, a.num_output_tokens) for a in sent] == [
+        (0, 100, 10),
+        (0.25, 200, 20),
+    ]
+    assert [a.request.tenant for a in sent] == ["u1", "u2"]
+    assert source.notes.skipped == {"no token counts": 1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"timestamp_start_unix_ms": [-1, 2, 3]},
+            r"trace.parquet:1:timestamp_start_unix_ms: expected a time",
+        ),
+        ({"input_tokens": [40, -1, 9]}, r"trace.parquet:2:input_tokens: expected a whole number of tokens"),
+        ({"output_tokens": ["5", "6", "x"]}, r"trace.parquet:1:output_tokens: expected a whole number"),
+        (
+            {"total_hashes": [[1], [1, 2, 3], []]},
+            r"trace.parquet:2:total_hashes: expected at most 2 whole numbers",
+        ),
+        ({"block_size": [16, 16, 64]}, r"trace.parquet:3:block_size: .*set workload.tokens_per_hash=64"),
+    ],
+)
+def test_a_bad_value_is_named_with_file_row_and_column(tmp_path, changed, message):
+    with pytest.raises(ValueError, match=message):
+        source_of(BasetenParquet(path=write(tmp_path, BASETEN, **changed)))
+
+
+def test_a_missing_column_and_a_file_of_another_kind_are_named(tmp_path):
+    path = write(tmp_path, CHUTES)
+    with pytest.raises(ValueError, match=r"no column timestamp_start_unix_ms; expected .* found started_at"):
+        source_of(BasetenParquet(path=path))
+    path.write_text("started_at,it,ot\n")
+    with pytest.raises(ValueError, match=r"trace.parquet: cannot be read as Parquet"):
+        source_of(ChutesParquet(path=path))
