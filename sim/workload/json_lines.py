@@ -15,7 +15,7 @@ from sim.workload.trace_files import lines_of
 
 
 class Rule(NamedTuple):
-    """What the value of a key must be."""
+    """Rule for the value of a key, and its text for messages."""
 
     is_sound: Callable[[Any], bool]
     text: str
