@@ -129,6 +129,8 @@ class EngineSettings:
                 f"max_loras={self.max_loras}: must be None beside adapters, which has max_loras="
                 f"{self.adapters.max_loras}"
             )
+        if getattr(self.batching, "until_last", False):
+            raise ValueError("batching.until_last=true: works in simulations only; set it to false")
         if self.caching.changes_outputs:
             name = type(self.caching).__name__
             raise ValueError(

@@ -26,6 +26,7 @@ from policies.batching.slots import Slots
 from policies.batching.splitfuse import SplitFuse
 from policies.batching.static import Static
 from policies.batching.tgi import Tgi
+from policies.caching.adaptive import FastGen
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
@@ -105,6 +106,7 @@ def draw_lossy(block_size: int) -> st.SearchStrategy[Any]:
         )
         | st.builds(H2o, num_heavy_tokens=kept, num_recent_tokens=kept, block_size=st.just(block_size))
         | st.builds(SnapKv, num_kept_tokens=kept, block_size=st.just(block_size))
+        | st.builds(FastGen, recovery=st.floats(0.1, 1.0), block_size=st.just(block_size))
     )
 
 

@@ -31,6 +31,12 @@ class Placed:
     notes: list[str]
 
 
+UNMEASURED_SLICES = (
+    "Models that share a GPU run in time slices, whose cost is a formula over the data sheet: it was "
+    "compared with no measurement."
+)
+
+
 def place(settings: PlaceSettings, dirs: Sequence[Path]) -> Placed:
     """Builds and solves the problem. Raises ConfigError, also if the demand cannot be met."""
     problem, notes = pose(settings, dirs)
@@ -43,6 +49,8 @@ def place(settings: PlaceSettings, dirs: Sequence[Path]) -> Placed:
         name = hosting.pool if hosting.num_gpus == 1 else f"{hosting.num_gpus} x {hosting.pool}"
         rate = hosting.rate(problem.pool(hosting.pool).memory_bytes)
         alone.setdefault(hosting.model, {})[name] = rate
+    if problem.time_shared and any(len(unit.models) > 1 for unit, _ in plan.units):
+        notes = [*notes, UNMEASURED_SLICES]
     return Placed(settings=settings, problem=problem, plan=plan, alone=alone, notes=notes)
 
 

@@ -70,6 +70,7 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
         # those for blocks, and engines do not run them (vLLM on Llama-4-Scout: 21 ms per token, not 87).
         weights = WEIGHT_FORMATS["fp8_block"]
     curve, routing = site.calibration.moe, site.kernels.routing
+    routing.check(layer)
     library = site.kernels.library if site.kernels.moe_backend == "auto" else site.kernels.moe_backend
 
     def seconds(batch: RankBatch) -> Any:

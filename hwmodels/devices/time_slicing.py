@@ -9,8 +9,8 @@ that of the next process is read: registers and shared memory, state over bandwi
     H100 SXM: (2 x 132 x 0.5 MB + 52 MB) / 3.35e12 = 55 us, 2.7 % of the time
 
 While n processes are busy, an iteration of one of them takes n / (1 - switch share) times as long as alone,
-because the slices of the others lie in between. This is a model, not a measurement: kernels that do not end
-at the end of a slice, and hosts that wait for each other, are left out.
+because the slices of the others lie in between. This is a model that was compared with no measurement; it
+leaves out kernels that do not end at the end of a slice, and hosts that wait for each other.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.lora import Lora
-from hwmodels.model.matrices import Ranks, share_of
+from hwmodels.model.matrices import Ranks, Role, share_of
 from hwmodels.model.mlp import MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft
@@ -91,6 +91,7 @@ def plan_memory(
     cuda_graphs: CudaGraphs | None = None,
     lora: Lora | None = None,
     draft: Draft | None = None,
+    num_redundant_experts: int = 0,
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
@@ -99,8 +100,9 @@ def plan_memory(
     With attention data parallelism, num_blocks counts the blocks of all attention groups; with context
     parallelism those of all devices that share a sequence. Layers with a window have their own space in every
     slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
-    adapters are kept in memory; draft: its weights, and its KV in every block. Raises ValueError if not one
-    block fits, naming the smallest tensor parallelism that does, and if num_kv_blocks do not fit the device.
+    adapters are kept in memory; draft: its weights, and its KV in every block. num_redundant_experts: copies
+    in each layer. Raises ValueError if not one block fits, naming the smallest tensor parallelism that does,
+    and if num_kv_blocks do not fit the device.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
@@ -127,6 +129,7 @@ def plan_memory(
         cuda_graphs=cuda_graphs or CudaGraphs(),
         lora=lora,
         draft=draft,
+        num_redundant_experts=num_redundant_experts,
     )
     if demand.missing_bytes(layout) > 0:
         raise ValueError(_does_not_fit(demand, layout, device))
@@ -148,6 +151,7 @@ class _Demand:
     cuda_graphs: CudaGraphs
     lora: Lora | None
     draft: Draft | None
+    num_redundant_experts: int
 
     def without_kv(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
         """Returns a plan without blocks; windows_by_slot: layers with a window have space in every slot."""
@@ -161,7 +165,8 @@ class _Demand:
         activations = activation_bytes(model, layout, self.max_num_batched_tokens, self.max_num_seqs)
         return MemoryPlan(
             usable_bytes=self.budget_bytes,
-            weights_bytes=weight_bytes(model, layout),
+            weights_bytes=weight_bytes(model, layout)
+            + redundant_bytes(model, layout, self.num_redundant_experts),
             activation_bytes=activations,
             cuda_graph_bytes=cuda_graph_bytes(model, layout, self.cuda_graphs),
             runtime_bytes=RUNTIME_BYTES + communication,
@@ -235,6 +240,23 @@ def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
     table = vocabulary * model.hidden_size * model.element_bytes
     layers = whole - (1 if model.tie_word_embeddings else 2) * table
     return layers * layout.stage_share(model.num_layers) + table
+
+
+def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) -> float:
+    """Returns the bytes of one device's copies of experts, num_experts in each layer on all ranks together.
+
+    DeepSeek-V3 in fp8, 32 copies on 32 ranks: one expert of 3 x 7,168 x 2,048 weights in each of 58 layers.
+    """
+    ranks = Ranks(
+        layout.tensor_parallel_size, layout.expert_tensor_parallel_size, layout.expert_parallel_size
+    )
+    copies = 0.0
+    for block in model.blocks if num_experts else ():
+        if isinstance(block.mlp, MixtureOfExperts):
+            routed = [m for m in block.mlp.matrices(model.hidden_size, ranks) if m.role is Role.routed]
+            held = sum(matrix.elements * model.bytes_per_weight(Role.routed) for matrix in routed)
+            copies += block.count * held * num_experts / block.mlp.num_experts
+    return copies * layout.stage_share(model.num_layers)
 
 
 def adapter_bytes(model: ModelSpec, layout: ParallelLayout, lora: Lora) -> float:

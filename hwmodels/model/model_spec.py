@@ -236,6 +236,16 @@ class ModelSpec:
         """
         return sum(layers.count * layers.bytes_per_token for layers in self.kv_layers(tensor_parallel_size))
 
+    def kv_bytes_of_sequence(self, num_tokens: int) -> float:
+        """Returns the KV bytes of a sequence of num_tokens tokens; layers with a window keep no more than it.
+
+        Shared by all ranks, no KV head twice; without states of linear attention.
+        """
+        return sum(
+            layers.count * layers.bytes_per_token * min(num_tokens, layers.window or num_tokens)
+            for layers in self.kv_layers()
+        )
+
     def state_bytes_per_sequence(self, tensor_parallel_size: int = 1) -> float:
         """Returns the state bytes of linear attention for a sequence of any length, on one rank."""
         return sum(

@@ -1,8 +1,9 @@
 """Transformations to smaller models: pruning in depth and width, sparsity, distillation.
 
 Each transformation makes a new `ModelSpec` with notes on the savings; its `source` is empty if the
-weights change, because they are not the published ones. The loss of quality is not modelled; it is recovered
-by training, usually by distillation from the original model.
+weights change, because they are not the published ones. Quality is not modelled but an input, `quality`,
+which the notes state: the share of the original's score in a benchmark that the smaller model keeps. A loss
+is recovered by training, usually by distillation from the original model.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from hwmodels.model.model_spec import ModelSpec
 GRAIN = 64
 """Pruned widths are multiples of this, so that they divide evenly into tiles of the tensor cores."""
 
-QUALITY = "The loss of quality is not modelled."
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PruneDepth:
@@ -26,9 +25,12 @@ class PruneDepth:
 
     keep: float = 0.5
     """Share of the layers that is kept; at least one layer is."""
+    quality: float | None = None
+    """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
 
     def __post_init__(self) -> None:
         check_share("keep", self.keep)
+        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the pruned model; its KV shrinks with the layers that keep KV."""
@@ -38,7 +40,7 @@ class PruneDepth:
             replace(block, count=count) for block, count in zip(model.blocks, counts, strict=True) if count
         )
         pruned = replace(model, name=f"{model.name}-{num_layers}-layers", source="", blocks=blocks)
-        return noted(pruned, f"{num_layers} of {model.num_layers} layers are kept", model)
+        return noted(pruned, f"{num_layers} of {model.num_layers} layers are kept", model, self.quality)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +57,13 @@ class PruneWidth:
     """Share of each MLP's width that is kept."""
     heads: float = 1.0
     """Share of the attention heads that is kept."""
+    quality: float | None = None
+    """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "intermediate", "heads"):
             check_share(name, getattr(self, name))
+        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         blocks = tuple(
@@ -75,7 +80,7 @@ class PruneWidth:
         )
         shares = {"hidden size": self.hidden, "MLP width": self.intermediate, "heads": self.heads}
         kept = " and ".join(f"{100 * share:.4g} % of the {name}" for name, share in shares.items())
-        return noted(pruned, f"layers keep {kept}", model)
+        return noted(pruned, f"layers keep {kept}", model, self.quality)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +92,15 @@ class Sparse24:
     router stay dense.
     """
 
+    quality: float | None = None
+    """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
+
+    def __post_init__(self) -> None:
+        check_quality(self.quality)
+
     def applied(self, model: ModelSpec) -> ModelSpec:
         sparse = replace(model, name=f"{model.name}-2:4", source="", sparsity="2:4")
-        return noted(sparse, "two of four neighbouring weights are zero", model)
+        return noted(sparse, "two of four neighbouring weights are zero", model, self.quality)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,9 +109,12 @@ class SparseUnstructured:
 
     zeros: float = 0.5
     """Share of the weights that is zero."""
+    quality: float | None = None
+    """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
 
     def __post_init__(self) -> None:
         check_share("zeros", self.zeros)
+        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the model with a note; the file holds other weights and one bit of position per weight."""
@@ -112,7 +126,7 @@ class SparseUnstructured:
             f"model.transform: {100 * self.zeros:.4g} % of the weights are zero: the file takes "
             f"{(file_bytes - saved_bytes) / 1e9:.4g} instead of {file_bytes / 1e9:.4g} GB, and no time "
             "or memory is saved, as GPUs multiply unstructured zeros like other numbers (2:4 sparsity and "
-            f"pruning save time and memory). {QUALITY}"
+            f"pruning save time and memory). {quality_sentence(self.quality)}"
         )
         return replace(model, notes=(*model.notes, note))
 
@@ -122,6 +136,11 @@ class Distill:
     """Serves a student model instead of the teacher (Hinton et al., 2015)."""
 
     student: ModelSpec
+    quality: float | None = None
+    """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
+
+    def __post_init__(self) -> None:
+        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the student in the number formats of `model`, or in its own if `model` sets none."""
@@ -134,7 +153,7 @@ class Distill:
             )
         if student.num_parameters >= teacher.num_parameters:
             change += ", and is no smaller"
-        return noted(student, change, teacher)
+        return noted(student, change, teacher, self.quality)
 
 
 def served_as(student: ModelSpec, teacher: ModelSpec) -> ModelSpec:
@@ -148,8 +167,8 @@ def served_as(student: ModelSpec, teacher: ModelSpec) -> ModelSpec:
     )
 
 
-def noted(after: ModelSpec, change: str, before: ModelSpec) -> ModelSpec:
-    """Returns the model with a note on the transformation and its savings."""
+def noted(after: ModelSpec, change: str, before: ModelSpec, quality: float | None) -> ModelSpec:
+    """Returns the model with a note on the transformation, its savings, and the quality that is given."""
     active = ("active parameters", before.num_active_parameters, after.num_active_parameters, 1e9, "B")
     savings = (
         ("parameters", before.num_parameters, after.num_parameters, 1e9, "B"),
@@ -163,7 +182,21 @@ def noted(after: ModelSpec, change: str, before: ModelSpec) -> ModelSpec:
         + (f" ({100 * new / old:.1f} %)" if old else "")
         for label, old, new, scale, unit in savings
     )
-    return replace(after, notes=(*after.notes, f"model.transform: {change}: {savings_text}. {QUALITY}"))
+    note = f"model.transform: {change}: {savings_text}. {quality_sentence(quality)}"
+    return replace(after, notes=(*after.notes, note))
+
+
+def quality_sentence(quality: float | None) -> str:
+    """Returns the sentence on the quality of a smaller model, given as a share of the original's score."""
+    if quality is None:
+        return "The loss of quality is not modelled, and none is given (model.transform.quality)."
+    return f"Its quality is an input: {100 * quality:.4g} % of the original's score."
+
+
+def check_quality(quality: float | None) -> None:
+    """Raises ValueError unless quality is None or a finite number > 0; a student may be the better model."""
+    if quality is not None and not (is_finite(quality) and quality > 0):
+        raise ValueError(f"quality={quality}: must be a share of the original's score, > 0, or null")
 
 
 def check_share(name: str, share: float) -> None:

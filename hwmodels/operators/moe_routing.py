@@ -12,14 +12,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hwmodels.checks import check_whole
+from hwmodels.checks import check_whole, is_finite, is_whole
+from hwmodels.operators.expert_placement import PLACEMENTS, busiest_rank
 
 Floats = NDArray[np.float64]
 
-ROUTINGS = ("balanced", "uniform", "zipf", "power_law")
+ROUTINGS = ("balanced", "uniform", "zipf", "measured", "power_law")
 
 SKEWED = ("zipf", "power_law")
 """Kinds of `ROUTINGS` that have an exponent."""
+
+PLACED = ("zipf", "measured")
+"""Kinds of `ROUTINGS` with popular experts, whose place matters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +33,7 @@ class Routing:
     balanced: as evenly as whole tokens allow. uniform: each token picks top_k experts at random.
     zipf: a token picks the i-th most popular expert with a probability proportional to i^-exponent, and at
     most 1 since its top_k experts differ; 0 is uniform. For engines: prices are smooth in num_tokens.
+    measured: as zipf, with the counted tokens of each expert, `loads`, in place of i^-exponent.
     power_law: for rows of benchmarks only. The popularity x of an expert has density x^-exponent on [1, 0.8
     num_tokens], on [0.01, 2] while there are no more assignments than experts. NVIDIA's aiconfigurator draws
     the tokens that it measures with like this: 1.01 as in DeepSeek-R1, 1.2 as in Qwen3-235B. The switch is
@@ -38,10 +43,25 @@ class Routing:
     kind: str = "balanced"
     exponent: float | None = None
     """Exponent of zipf, >= 0, or of power_law, > 0 and not 1."""
+    loads: tuple[float, ...] | None = None
+    """Tokens of each expert of a layer by its number, or their shares, for measured routing."""
+    placement: str = "dealt"
+    """Experts of each expert-parallel rank: see `hwmodels.operators.expert_placement`."""
+    num_redundant_experts: int = 0
+    """Copies of popular experts in a layer, on all expert-parallel ranks together, with placement eplb."""
 
     def __post_init__(self) -> None:
         if self.kind not in ROUTINGS:
             raise ValueError(f"kind={self.kind}: must be one of {', '.join(ROUTINGS)}")
+        self._check_placement()
+        if self.loads is not None:
+            object.__setattr__(self, "loads", tuple(self.loads))
+        if (self.loads is None) == (self.kind == "measured"):
+            rule = "the tokens of each expert" if self.kind == "measured" else "null"
+            raise ValueError(f"loads={self.loads}: must be {rule} for {self.kind} routing")
+        for i, load in enumerate(self.loads or ()):
+            if not (is_finite(load) and load > 0):
+                raise ValueError(f"loads[{i}]={load}: must be a finite number > 0")
         if self.exponent is None:
             if self.kind in SKEWED:
                 usual = 0.5 if self.kind == "zipf" else 1.2
@@ -53,6 +73,36 @@ class Routing:
             raise ValueError(f"exponent={self.exponent}: must be >= 0 and < 10; 0 is uniform routing")
         if self.kind == "power_law" and not (0 < self.exponent < 10 and self.exponent != 1):
             raise ValueError(f"exponent={self.exponent}: must be > 0, < 10 and not 1; use 1.01 for 1")
+
+    def _check_placement(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise ValueError(f"placement={self.placement}: must be one of {', '.join(PLACEMENTS)}")
+        if self.placement != "dealt" and self.kind not in PLACED:
+            raise ValueError(
+                f"placement={self.placement}: must be dealt for {self.kind} routing, which says nothing "
+                "about single experts; choose kind=zipf or measured"
+            )
+        copies = self.num_redundant_experts
+        if not is_whole(copies) or copies < 0:
+            raise ValueError(f"num_redundant_experts={copies}: must be a whole number >= 0")
+        if copies and self.placement != "eplb":
+            raise ValueError(
+                f"num_redundant_experts={copies}: must be 0 for placement={self.placement}; choose "
+                "placement=eplb, which balances with copies"
+            )
+
+    def check(self, layer: ExpertLayer) -> None:
+        """Raises ValueError if the layer has another number of experts, or copies do not fill its ranks."""
+        if self.loads is not None and len(self.loads) != layer.num_experts:
+            raise ValueError(
+                f"loads: {len(self.loads)} numbers are given; must be one for each of the "
+                f"{layer.num_experts} experts"
+            )
+        if self.num_redundant_experts % layer.ep_size:
+            raise ValueError(
+                f"num_redundant_experts={self.num_redundant_experts}: must be a multiple of "
+                f"expert_parallel_size={layer.ep_size}, so that all ranks have as many"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,9 +172,10 @@ def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> R
     num_tokens are those that enter the layer on all ranks together, >= 1 each; this rank computes the
     assignments to its own experts. It gets at least one: some rank does.
 
-    zipf: experts are distributed over ranks one by one, the most popular first, as a load balancer would. The
-    first rank, with experts 1, 1 + ep_size, ..., is then the busiest for any number of tokens. An expert that
-    is picked with probability p gets m p of m tokens, and any at all with probability 1 - (1 - p)^m.
+    zipf, measured: by default experts are distributed over ranks one by one, the most popular first, as a
+    load balancer would. The first rank, with experts 1, 1 + ep_size, ..., is then the busiest for any number
+    of tokens. For other placements and copies of experts see `hwmodels.operators.expert_placement`. An expert
+    that is picked with probability p gets m p of m tokens, and any at all with probability 1 - (1 - p)^m.
     power_law: popularities are the quantiles u of the density, those on the busiest rank u^(1 / theta) with
     theta = ep_size^(n^-0.45), n experts a rank: the likely best of ep_size single experts, while ranks of
     many experts even out. Within 10 % (standard deviation) of the mean of draws with 8 to 512 experts on 2 to
@@ -133,17 +184,17 @@ def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> R
     m = np.asarray(num_tokens, dtype=np.float64)[..., None]
     if routing.kind == "power_law":
         return _power_law_loads(m, layer, routing.exponent or 0.0)
-    if routing.kind in ("uniform", "zipf"):
-        return _drawn_loads(m, layer, routing.exponent or 0.0)
+    if routing.kind in ("uniform", "zipf", "measured"):
+        return _drawn_loads(m, layer, routing)
     assignments = np.maximum(1.0, m * layer.top_k / layer.ep_size)
     return RankLoads(
         assignments / layer.num_rank_experts, np.full_like(m, layer.num_rank_experts), np.zeros_like(m)
     )
 
 
-def _drawn_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
-    """Returns loads of random draws: tokens of an expert are binomial; m [..., 1], see `_zipf_groups`."""
-    chance, log_missed, num_experts = _zipf_groups(layer.num_experts, layer.top_k, layer.ep_size, exponent)
+def _drawn_loads(m: Floats, layer: ExpertLayer, routing: Routing) -> RankLoads:
+    """Returns loads of random draws: tokens of an expert are binomial; m [..., 1], see `_groups`."""
+    chance, log_missed, num_experts = _groups(layer.num_experts, layer.top_k, layer.ep_size, routing)
     none = np.exp(m * log_missed)
     some = -np.expm1(m * log_missed)
     tokens = m * chance / some
@@ -155,16 +206,18 @@ def _drawn_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
 
 
 @lru_cache(maxsize=256)
-def _zipf_groups(
-    num_experts: int, top_k: int, ep_size: int, exponent: float
-) -> tuple[Floats, Floats, Floats]:
+def _groups(num_experts: int, top_k: int, ep_size: int, routing: Routing) -> tuple[Floats, Floats, Floats]:
     """Returns the probability p that a token picks an expert, log(1 - p), and experts by group [G].
 
     Experts are those of the busiest rank. The first 16 are groups of their own, then neighbours with
     ranks that differ by at most a 16th share their mean probability: 512 experts make 66 groups. The number
     of active experts changes by some 0.1 % at most.
     """
-    chances = zipf_chances(num_experts, top_k, exponent)[::ep_size]
+    if routing.loads is None:
+        of_all = zipf_chances(num_experts, top_k, routing.exponent or 0.0)
+    else:
+        of_all = measured_chances(routing.loads, top_k)
+    chances = busiest_rank(of_all, ep_size, routing.placement, routing.num_redundant_experts)
     starts = [0]
     while (following := starts[-1] + 1 + starts[-1] // 16) < len(chances):
         starts.append(following)
@@ -183,7 +236,20 @@ def zipf_chances(num_experts: int, top_k: int, exponent: float) -> Floats:
     They are proportional to i^-exponent, at most 1; the excess goes to the other experts in proportion.
     Three experts, top 2, exponent 1: 2 (6, 3, 2) / 11 would give 12 / 11 to the first; so 1, 3 / 5 and 2 / 5.
     """
-    weights = np.arange(1.0, num_experts + 1) ** -exponent
+    return _capped(np.arange(1.0, num_experts + 1) ** -exponent, top_k)
+
+
+def measured_chances(loads: tuple[float, ...], top_k: int) -> Floats:
+    """Returns the probability that a token picks each expert, in proportion to its counted tokens."""
+    counted = np.array(loads, dtype=np.float64)
+    order = np.argsort(-counted, kind="stable")
+    chances = np.empty_like(counted)
+    chances[order] = _capped(counted[order], top_k)
+    return chances
+
+
+def _capped(weights: Floats, top_k: int) -> Floats:
+    """Returns top_k picks in proportion to descending weights, none above 1: see `zipf_chances`."""
     from_rank_on = np.cumsum(weights[::-1])[::-1]
     # with the first i experts at the cap: (top_k - i) / the sum of the others' weights
     scale = (top_k - np.arange(top_k)) / from_rank_on[:top_k]

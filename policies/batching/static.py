@@ -2,9 +2,12 @@
 
 FasterTransformer and plain `generate` loops work like this. When the engine is empty, waiting requests form a
 batch, up to batch_size and up to the token budget (the first prompt may exceed it and is then split). Their
-prompts are computed, then they decode. A request that ends early frees its KV, but no other request takes its
-place.
-Memory pressure: the sequence of largest rank is preempted and recomputed in a later batch.
+prompts are computed, then they decode. No other request takes the place of one that ends early. By default
+such a request frees its KV and its output is complete; with until_last it keeps slot and KV, and all outputs
+of a batch are complete with its last one, as `generate` returns them. Rows of ended members are not computed.
+A batch that waits until it is full is `Dynamic`.
+Memory pressure: the sequence of largest rank is preempted and recomputed in a later batch; of members that
+have ended only the memory is freed.
 Horizon: the plan repeats until a request ends; arrivals change nothing.
 """
 
@@ -24,6 +27,8 @@ class Static:
     """Maximum number of sequences in a batch."""
     max_num_batched_tokens: int = 8192
     """Maximum number of tokens in one iteration, and thus of a batch's prompts together."""
+    until_last: bool = False
+    """Whether members hold their slots and KV, and their outputs are held back, until the last one ends."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_num_batched_tokens"):

@@ -1,21 +1,25 @@
-"""Caches that keep the tokens with the most attention: H2O and SnapKV, modelled by their numbers of tokens.
+"""Caches that keep the tokens with the most attention: H2O and SnapKV.
 
 H2O (Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
 NeurIPS 2023): a sequence keeps heavy hitters, the tokens with the largest sums of attention weights so far,
-and recent tokens; each new token replaces one. It has as many tokens as a window of that length:
-`WindowPool`.
+and recent tokens; each new token replaces the one with the smallest sum that is not recent. The sums grow in
+every decode step and for every row of a prompt, so attention is computed by kernels that return its weights,
+which flash kernels do not.
 
-SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024): after the
-prefill a prompt is cut to a budget of tokens, selected by the attention of its last tokens; no further token
-is dropped.
+SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024): at the end
+of its prefill a prompt is cut to a budget of tokens: the observation window, its last tokens, and those to
+which the window attends most. Only the weights of the window's rows are needed, once; no further token is
+dropped.
 
-    SnapKV   |--- prompt: at most num_kept_tokens ---|--- the whole output ---
+    H2O      |. h .. h ... h h .....|--- recent ---|new    h: heavy hitters; sums updated in every step
+    SnapKV   |. v .. v ....|window|--- the whole output ---    v: chosen by the window, once
 
-The selection of tokens, by head and layer, changes outputs and is done by kernels; the number of tokens
-determines memory and time and is modelled here. Outputs differ from the model's. The computation of scores in
-H2O and of the selection in SnapKV takes no time here. Assumes, as streaming, that a prompt fits as a whole
-while it is computed; a preempted sequence is recomputed as a whole. Memory pressure: as paged. Horizon: as
-paged; H2O also up to the token with which a budget is full.
+The numbers of tokens determine memory and the time of attention; `hwmodels.assembly.attention_weights` prices
+the weights. Which tokens are kept, by head and layer, is not simulated, nor are copies of kept KV and the
+memory of H2O's sums, 4 bytes per token and KV head (0.8 % of bf16 KV at head dimension 128). Outputs differ
+from the model's. Assumes, as streaming, that a prompt fits as a whole while it is computed; a preempted
+sequence is recomputed as a whole. Memory pressure: as paged. Horizon: as paged; H2O also up to the token with
+which a budget is full.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.caching.settings import Caching, KvMemory, check_watermark
+from policies.caching.settings import Caching, KvMemory, WeightReads, check_watermark
 from policies.caching.streaming import LossyPool, WindowPool
 from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence
@@ -50,6 +54,11 @@ class H2o(Caching):
         if self.num_recent_tokens < 1:
             raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
 
+    @property
+    def weight_reads(self) -> WeightReads:
+        """The weights of every row, in every step."""
+        return WeightReads(decode_share=1.0)
+
     def pool(self, memory: KvMemory) -> WindowPool:
         """Creates an empty pool."""
         num_kept = self.num_heavy_tokens + self.num_recent_tokens
@@ -65,14 +74,22 @@ class SnapKv(Caching):
 
     num_kept_tokens: int = 1024
     """Number of tokens of a prompt that are kept, including the window that selects them."""
+    num_window_tokens: int = 32
+    """Number of last tokens of a prompt, the observation window, whose attention selects the others."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
         check_watermark(self.watermark)
-        if self.num_kept_tokens < 1:
-            raise ValueError(f"num_kept_tokens={self.num_kept_tokens}: must be >= 1")
+        for name in ("num_kept_tokens", "num_window_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+
+    @property
+    def weight_reads(self) -> WeightReads:
+        """The weights of the observation window, once per prompt."""
+        return WeightReads(prompt_rows=self.num_window_tokens)
 
     def pool(self, memory: KvMemory) -> PromptPool:
         """Creates an empty pool."""

@@ -21,6 +21,15 @@ class KvMemory(NamedTuple):
     future: FutureUses | None = None  # future requests, for offline bounds; no engine knows them
 
 
+class WeightReads(NamedTuple):
+    """Attention weights that the choice of kept tokens reads; fused (flash) kernels do not return them."""
+
+    decode_share: float = 0.0
+    """Share of the heads whose weights are read in every decode step."""
+    prompt_rows: int | None = None
+    """Last rows of a prompt whose weights are read once, at its end; None: those of every row are."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caching:
     """Settings of a cache. A policy overrides `pool` and further methods as needed."""
@@ -49,6 +58,16 @@ class Caching:
     def tiers_gib(self) -> tuple[float, float]:
         """Host memory and disk space of the cache, in GiB per GPU."""
         return 0.0, 0.0
+
+    @property
+    def weight_reads(self) -> WeightReads | None:
+        """Attention weights that the cache reads; None: none, so that fused kernels compute attention."""
+        return None
+
+    @property
+    def quality_note(self) -> str:
+        """Clause on the outputs of a cache that changes them, for the notes of a run."""
+        return "their quality is not simulated"
 
     @abstractmethod
     def pool(self, memory: KvMemory) -> BlockPool:

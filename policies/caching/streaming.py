@@ -7,6 +7,7 @@ that is not a sink.
     tokens   |sinks|........ dropped ........|------ recent ------|new
     blocks   |sinks|------ recent, written as a ring buffer -------|
 
+Positions decide what is kept, so no attention weights are read and flash kernels compute attention.
 Outputs differ from the model's, because attention does not see dropped tokens. Assumes that a prompt is
 computed with full attention and cut afterwards, so it must fit as a whole, and that a preempted sequence is
 recomputed as a whole: no sequence becomes longer than the memory. Memory pressure: as paged; a sequence with

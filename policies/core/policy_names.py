@@ -9,6 +9,7 @@ OTHERWISE_NAMED = {
     "BestFitDecreasing": "best_fit",
     "BucketClassifier": "buckets",
     "EarliestDeadlineFirst": "edf",
+    "FastGen": "fastgen",
     "FirstFitDecreasing": "first_fit",
     "InFlight": "inflight",
     "NoDrafts": "none",

@@ -203,6 +203,15 @@ class RunningSet:
         else:
             self.decodes.stay(seq)
 
+    def hold(self, seq: Sequence) -> None:
+        """Keeps slot and blocks of a sequence with a complete output; see `BatchEngineCore`."""
+        self.ending[seq.request_id] = seq
+        if seq.state is PREFILLING:
+            del self.prefilling[seq.request_id]
+            seq.state = ENDING
+        else:
+            self.decodes.leave(seq, ENDING)
+
     def leave(self, seq: Sequence, state: SequenceState) -> int | None:
         """Removes a sequence from its set and frees its slots; `release` must follow.
 

@@ -6,12 +6,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from hwmodels.assembly.attention_weights import WithAttentionWeights
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
+from hwmodels.levels.files import RecordedLevel
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec
 from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
@@ -145,6 +147,7 @@ class Deployment:
             "cuda_graphs": self.engine.cuda_graphs,
             "lora": self.lora if self.adapters is None else self._adapter_slots(self.adapters),
             "draft": None if self.speculation is None else draft_of(self.speculation),
+            "num_redundant_experts": self.engine.kernels.routing.num_redundant_experts,
         }
         for known, plan in tuple(_memory_plans):  # another thread may add one
             if known == settings:
@@ -194,13 +197,18 @@ class Deployment:
         Equal deployments share one object, as it caches results: a tenth of the time of a short run.
         """
         replica, proposer = self.replica, self.speculation
-        settings = self.latency, replica, proposer, self.engine.draft_host
+        reads = self.caching.weight_reads
+        settings = self.latency, replica, proposer, self.engine.draft_host, reads
         for known, model in tuple(_iteration_models):  # another thread may add one
             if known == settings:
                 return model
         model = self.latency.iteration_model(replica)
         if proposer is not None:
             model = with_drafts(model, proposer, replica, self.engine.draft_host)
+        if reads is not None and not isinstance(self.latency, RecordedLevel):  # a record has all its times
+            calibration = Calibration() if isinstance(self.latency, Spec) else self.calibration
+            site = replica.roofline(calibration).site
+            model = WithAttentionWeights(model, site, **reads._asdict())
         _iteration_models.appendleft((settings, model))
         return model
 

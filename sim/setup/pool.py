@@ -16,6 +16,7 @@ from policies.batching import max_unasked_of
 from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.async_engine import AsyncEngineCore
+from policies.core.batch_engine import BatchEngineCore
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
@@ -129,6 +130,11 @@ class PoolSettings(Deployment):
         """Raises ValueError for a proposer without the policies beside it, or that the engine cannot run."""
         if self.speculation is None:
             return
+        if getattr(self.batching, "until_last", False):
+            raise ValueError(
+                f"batching.until_last=true, speculation={self.speculation.method}: batches that end as a "
+                "whole are not modelled with drafts; set batching.until_last=false, or speculation=none"
+            )
         for key, given, example in (
             ("draft_length", self.draft_length, "fixed"),
             ("acceptance", self.acceptance, "iid"),
@@ -247,6 +253,8 @@ class PoolSettings(Deployment):
         if self.adapters is not None:
             residents = residents_of(self.adapters, self.registry(served), kv_pool)
         make: Callable[..., EngineCore] = AsyncEngineCore if self.host.overlapped else EngineCore
+        if getattr(self.batching, "until_last", False):
+            make = BatchEngineCore
         if self.speculation is not None and self.draft_length is not None:
             make = speculative_core(
                 self.speculation,

@@ -32,7 +32,7 @@ def pool_notes(
     if pool.caching.changes_outputs:
         yield (
             f"caching={name_of(pool.caching)}: drops KV that the model would attend to, so outputs "
-            "change; their quality is not simulated."
+            f"change; {pool.caching.quality_note}."
         )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
+from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
 
 SHIPPED = {path.stem: OmegaConf.load(path) for path in sorted((CONFIG_DIR / "experiment").glob("*.yaml"))}
 
@@ -21,6 +23,10 @@ def test_the_comparisons_that_the_field_knows_are_shipped():
         "online_batch_mixing",
         "radix_lpm",
         "tiers",
+        "kv_eviction",
+        "kv_sharing",
+        "expert_balance",
+        "crash_recovery",
     } <= SHIPPED.keys()
 
 
@@ -42,3 +48,46 @@ def test_the_bound_is_compared_to_every_order_of_eviction():
     }
     assert orders == {"lfu", "fifo", "size_aware", "two_q", "s3_fifo", "belady"}
     assert "caching.eviction=lru" not in arms.radix_lru, "it is the default"
+
+
+def happened(name: str, arm: str, *more: str) -> dict:
+    """Returns the summary of an arm of a shipped comparison, with seed 0 and its whole traffic."""
+    experiment = SHIPPED[name]
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    scenario, traffic = build_run(source.compose([*experiment.base, *experiment.arms[arm], *more, "seed=0"]))
+    return scenario.run(traffic).summary
+
+
+EVENTS = [
+    ("fcfs_mlfq_s3_sjf", "mlfq", "preemption.recompute"),
+    ("fcfs_mlfq_s3_sjf", "mlfq_swaps", "preemption.swap"),
+    ("fcfs_mlfq_s3_sjf", "mlfq_swaps", "preemption.swapped_in_tokens"),
+    ("fcfs_mlfq_s3_sjf", "srpt_noisy", "preemption.recompute"),
+    ("online_batch_mixing", "online_batch", "preemptions"),
+    ("contiguous_vs_paged", "paged", "preemptions"),
+    ("crash_recovery", "scratch", "troubles.crashes"),
+    ("crash_recovery", "scratch", "troubles.lost_tokens"),
+    ("crash_recovery", "tokens", "troubles.resumed"),
+    ("crash_recovery", "kv", "troubles.restored_tokens"),
+    pytest.param("retry_storm", "immediate", "retries.retries", marks=pytest.mark.slow),
+    pytest.param("retry_storm", "budget_and_bound", "requests.rejected", marks=pytest.mark.slow),
+    pytest.param("autoscaling_day", "utilisation", "scaling.starts", marks=pytest.mark.slow),
+    pytest.param("autoscaling_day", "concurrency", "scaling.drains", marks=pytest.mark.slow),
+    pytest.param("autoscaling_day", "scheduled", "scaling.starts", marks=pytest.mark.slow),
+    pytest.param("autoscaling_day", "predictive", "scaling.drains", marks=pytest.mark.slow),
+]
+"""Events without which a comparison would show nothing: comparison, arm, count in the summary."""
+
+
+@pytest.mark.parametrize(("name", "arm", "count"), EVENTS)
+def test_what_a_comparison_is_about_happens_in_it(name, arm, count):
+    figure = happened(name, arm)
+    for key in count.split("."):
+        figure = figure[key]
+    assert figure > 0
+
+
+@pytest.mark.parametrize("arm", ["rate_limit", "outstanding", "queued_tokens", "deadline"])
+def test_admission_control_refuses_requests_above_capacity(arm):
+    counts = happened("admission_overload", arm, "workload.arrivals.rate_per_s=44")["requests"]
+    assert counts["rejected"] > 100

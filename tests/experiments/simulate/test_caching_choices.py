@@ -20,7 +20,7 @@ def run(*overrides):
     return scenario.run(source).summary
 
 
-@pytest.mark.parametrize("caching", ["streaming_llm", "h2o", "snapkv"])
+@pytest.mark.parametrize("caching", ["streaming_llm", "h2o", "snapkv", "fastgen"])
 def test_a_cache_that_changes_answers_says_so(caching):
     notes = run(f"caching={caching}")["notes"]
     assert any("outputs change" in note for note in notes)
@@ -51,3 +51,18 @@ def test_a_short_window_holds_less_and_reads_less():
     whole = run("caching=paged")
     assert window["kv"]["mean_use_share"] < 0.5 * whole["kv"]["mean_use_share"]
     assert window["mbu"] < whole["mbu"]
+
+
+def test_reading_attention_weights_costs_time():
+    """The same tokens are kept: heavy hitters pay for their weights in every step, the window does not."""
+    window = run("caching=streaming_llm", "caching.num_sink_tokens=64", "caching.num_recent_tokens=64")
+    heavy = run("caching=h2o", "caching.num_heavy_tokens=64", "caching.num_recent_tokens=64")
+    compressed = run("caching=snapkv", "caching.num_kept_tokens=128")
+    assert heavy["tpot"]["mean_s"] > 1.02 * window["tpot"]["mean_s"]
+    assert heavy["ttft"]["mean_s"] > window["ttft"]["mean_s"]
+    assert compressed["tpot"]["mean_s"] < heavy["tpot"]["mean_s"]
+
+
+def test_a_pipeline_cannot_read_weights():
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=2: a cache that reads attention weights"):
+        run("caching=h2o", "pipeline_parallel_size=2")

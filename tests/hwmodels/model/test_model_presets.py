@@ -1,6 +1,7 @@
 """The models of configs/model against published figures and their own notes."""
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,10 @@ def described(model):
             "T",
         )
     )
-    windowed = [block for block in model.blocks if block.attention.window]
+    windowed = Counter()
+    for block in model.blocks:
+        windowed[block.attention.window] += block.count
+    sharing = sum(block.count for block in model.blocks if getattr(block.attention, "shares_kv", False))
     kv_kib = model.kv_bytes_per_token() / 1024
     return ", ".join(
         [
@@ -129,9 +133,11 @@ def described(model):
             *([f"{model.num_active_parameters / 1e9:.3g} B active"] if model.has_experts else []),
             " + ".join(dict.fromkeys(kind_of(block.attention) for block in model.blocks)),
             f"{kv_kib:,.0f} KiB of KV per token" if kv_kib >= 1000 else f"{kv_kib:.3g} KiB of KV per token",
+            *([f"shared by {sharing} of {model.num_layers} layers"] if sharing else []),
             *(
-                f"window {block.attention.window:,} in {block.count} of {model.num_layers} layers"
-                for block in windowed
+                f"window {window:,} in {count} of {model.num_layers} layers"
+                for window, count in windowed.items()
+                if window
             ),
             f"context {model.max_position_embeddings:,}",
         ]
@@ -143,6 +149,8 @@ def kind_of(attention):
         return "linear"
     if isinstance(attention, LatentAttention):
         return "MLA, sparse" if attention.sparse_top_k else "MLA"
+    if attention.num_kv_heads == 1 < attention.num_heads:
+        return "MQA"
     return "MHA" if attention.num_heads == attention.num_kv_heads else "GQA"
 
 
@@ -230,6 +238,15 @@ def test_names_its_source_and_leaves_the_choice_of_formats_open(file):
     assert open_choices == ("auto", None, None, "auto")
 
 
+def test_gemma_3n_shares_the_cache_of_fifteen_layers(models):
+    """20 of 35 layers have KV, 4 of them full: 2 x 2 heads x 256 x 2 bytes = 2 KiB per layer and token."""
+    model = models["gemma3n_e4b"]
+    assert model.kv_bytes_per_token() == 20 * 2048
+    assert model.kv_bytes_of_sequence(10_240) == (4 * 10_240 + 16 * 512) * 2048
+    whole = built("gemma3n_e4b", **{"config.num_kv_shared_layers": 0})
+    assert whole.kv_bytes_per_token() / model.kv_bytes_per_token() == 35 / 20
+
+
 TRANSFORMS = sorted(file.stem for file in (CONFIG_DIR / "model" / "transform").glob("*.yaml"))
 
 
@@ -243,7 +260,7 @@ def test_every_transformation_is_a_choice_for_every_kind_of_model(models, model,
     assert (
         built.weight_bytes_per_rank() < whole.weight_bytes_per_rank()
         or "none" in transform
-        or (transform == "sparse_unstructured")
+        or transform in ("sparse_unstructured", "shared_kv")  # which leaves MLA as it is
     )
 
 

@@ -204,3 +204,24 @@ def test_of_experts_the_active_parameters_are_reported_too(models):
     [note] = PruneDepth(keep=0.5).applied(models["mixtral_8x7b"]).notes
     assert "active parameters 12.88 -> 6.571 B (51.0 %)" in note
     assert "active" not in PruneDepth(keep=0.5).applied(models["llama2_7b"]).notes[0]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        PruneDepth,
+        PruneWidth,
+        Sparse24,
+        SparseUnstructured,
+        lambda **own: Distill(student=make_model(), **own),
+    ],
+)
+def test_quality_is_an_input_that_the_note_states(transform):
+    note = transform(quality=0.899).applied(make_model()).notes[-1]
+    assert note.endswith("Its quality is an input: 89.9 % of the original's score.")
+    unknown = transform().applied(make_model()).notes[-1]
+    assert unknown.endswith(
+        "The loss of quality is not modelled, and none is given (model.transform.quality)."
+    )
+    with pytest.raises(ValueError, match="quality=0: must be a share of the original's score, > 0, or null"):
+        transform(quality=0)

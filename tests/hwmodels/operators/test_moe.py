@@ -403,7 +403,9 @@ def test_rejects_what_cannot_be(devices):
         replace(MIXTRAL, ep_size=3)
     with pytest.raises(ValueError, match="top_k=9: must be at most num_experts=8"):
         replace(MIXTRAL, top_k=9)
-    with pytest.raises(ValueError, match="kind=random: must be one of balanced, uniform, zipf, power_law"):
+    with pytest.raises(
+        ValueError, match="kind=random: must be one of balanced, uniform, zipf, measured, power_law"
+    ):
         Routing(kind="random")
     with pytest.raises(ValueError, match=r"must be set for zipf routing; 0.5"):
         Routing(kind="zipf")

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
+from policies.caching.adaptive import FastGen
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.selective import H2o, SnapKv
-from policies.caching.settings import KvMemory
+from policies.caching.settings import KvMemory, WeightReads
 from policies.caching.streaming import StreamingLlm
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
@@ -121,13 +122,31 @@ def test_a_full_window_leaps_to_its_end():
     assert horizons == [1, 3, 96]
 
 
-def test_heavy_hitters_hold_as_much_as_a_window_of_their_length():
+def test_heavy_hitters_hold_as_much_as_a_window_of_their_length_but_read_weights():
     heavy = make_engine(H2o(num_heavy_tokens=5, num_recent_tokens=3, block_size=4))
     window = make_engine(WINDOW)
     for core in (heavy, window):
         add(core, 0, 5, 20)
         add(core, 1, 17, 9)
     assert live(heavy) == live(window)
+    assert H2o().weight_reads == WeightReads(decode_share=1.0, prompt_rows=None)
+    assert StreamingLlm().weight_reads is None
+    assert SnapKv(num_window_tokens=16).weight_reads == WeightReads(decode_share=0.0, prompt_rows=16)
+
+
+def test_the_three_hold_different_tokens_after_a_long_prompt():
+    """Prompt 30, budget 8, 6 output tokens: the window stands still, the compressed prompt grows."""
+    caches = {
+        "streaming_llm": WINDOW,
+        "h2o": H2o(num_heavy_tokens=2, num_recent_tokens=6, block_size=4),
+        "snapkv": SnapKv(num_kept_tokens=8, block_size=4),
+    }
+    contexts = {}
+    for name, caching in caches.items():
+        core = make_engine(caching)
+        add(core, 0, 30, 6)
+        contexts[name] = [context for context, _ in live(core)]
+    assert contexts == {"streaming_llm": [8] * 5, "h2o": [8] * 5, "snapkv": [9, 10, 11, 12, 13]}
 
 
 def test_a_compressed_prompt_keeps_its_whole_answer():
@@ -189,7 +208,7 @@ def test_an_idle_or_paused_sequence_holds_its_window():
 @given(
     st.integers(0, 2**32),
     st.sampled_from([1, 3, 4, 8, 16]),
-    st.sampled_from(["streaming", "h2o", "snapkv"]),
+    st.sampled_from(["streaming", "h2o", "snapkv", "fastgen"]),
     st.sampled_from([0, 20]),
 )
 def test_random_traffic_leaks_nothing_and_holds_no_more_than_allowed(seed, block_size, kind, num_swap_blocks):
@@ -200,6 +219,7 @@ def test_random_traffic_leaks_nothing_and_holds_no_more_than_allowed(seed, block
         "streaming": StreamingLlm(num_sink_tokens=1, num_recent_tokens=kept, block_size=block_size),
         "h2o": H2o(num_heavy_tokens=1, num_recent_tokens=kept, block_size=block_size),
         "snapkv": SnapKv(num_kept_tokens=kept, block_size=block_size),
+        "fastgen": FastGen(block_size=block_size),
     }[kind]
     core = make_engine(caching, -(-rng.randint(50, 90) // block_size), None, num_swap_blocks)
     for request_id in range(20):
@@ -211,6 +231,8 @@ def test_random_traffic_leaks_nothing_and_holds_no_more_than_allowed(seed, block
             for seq in core.view.decoding:
                 answer = seq.num_computed - seq.num_prompt_tokens
                 limit = min(seq.num_prompt_tokens, kept) + answer if kind == "snapkv" else 1 + kept
+                if isinstance(caching, FastGen):
+                    limit = caching.num_kept(seq.num_computed) + block_size
                 assert seq.num_held <= limit
     while core.num_unfinished:
         run(core)
@@ -219,7 +241,7 @@ def test_random_traffic_leaks_nothing_and_holds_no_more_than_allowed(seed, block
 
 
 def test_a_cache_says_whether_it_changes_answers():
-    assert all(caching.changes_outputs for caching in (StreamingLlm, H2o, SnapKv))
+    assert all(caching.changes_outputs for caching in (StreamingLlm, H2o, SnapKv, FastGen))
     assert not any(caching.changes_outputs for caching in (Paged, PrefixCaching, Contiguous))
 
 
@@ -233,6 +255,7 @@ def test_a_cache_says_whether_it_changes_answers():
         (H2o, {"num_recent_tokens": 0}, "num_recent_tokens=0: must be >= 1"),
         (H2o, {"watermark": 1.0}, "watermark=1.0: must be >= 0 and < 1"),
         (SnapKv, {"num_kept_tokens": 0}, "num_kept_tokens=0: must be >= 1"),
+        (SnapKv, {"num_window_tokens": 0}, "num_window_tokens=0: must be >= 1"),
     ],
 )
 def test_rejects_impossible_settings(caching, settings, message):

@@ -101,7 +101,7 @@ def test_host_memory_may_be_used_to_the_last_byte():
     build("caching=tiered", "caching.host_gib=256", "caching.disk_gib=3500", "storage.host_memory_gib=256")
 
 
-@pytest.mark.parametrize("caching", ["contiguous", "buddy", "streaming_llm", "h2o", "snapkv"])
+@pytest.mark.parametrize("caching", ["contiguous", "buddy", "streaming_llm", "h2o", "snapkv", "fastgen"])
 def test_rejects_branches_in_a_cache_that_cannot_fork(caching):
     """It says which setting, which value, and which caches can."""
     message = r"workload.branching.width=2, caching=\w+: cannot share KV between branches; choose .*radix"

@@ -226,7 +226,7 @@ def test_rejects_drafts_that_cannot_be(overrides, message):
         build_scenario(composed(SOURCE, [*SMALL, f"speculation={overrides[0]}", *overrides[1:]]))
 
 
-@pytest.mark.parametrize("caching", ["contiguous", "buddy", "streaming_llm", "h2o", "snapkv"])
+@pytest.mark.parametrize("caching", ["contiguous", "buddy", "streaming_llm", "h2o", "snapkv", "fastgen"])
 def test_rejects_a_cache_that_cannot_carry_drafts(caching):
     message = r"speculation=eagle, caching=\w+: cannot keep .*; choose caching=paged, prefix, radix or tiered"
     with pytest.raises(ConfigError, match=message):
