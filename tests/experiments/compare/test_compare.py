@@ -53,7 +53,6 @@ LARGE = (
     "tensor_parallel_links",
 )
 """Whose arms take more than a second to compose."""
-TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 NAN = math.nan
 
 TINY = """\
@@ -134,23 +133,13 @@ def evaluated(experiment: Experiment, *, interrupted: bool = False, **values: li
 # What is shipped
 
 
-def shipped(path: Path) -> list[str]:
-    """Returns the arguments that choose a shipped experiment, and its trace if it replays one."""
-    if "workload=mooncake_jsonl" not in path.read_text():
-        return [f"experiment={path.stem}"]
-    trace = TRACES / "mooncake_conversation.jsonl.gz"
-    if not trace.exists():
-        pytest.skip(f"{path.stem} replays a trace that is not here: {trace.name}")
-    return [f"experiment={path.stem}", f'also=["workload.path={trace}"]']
-
-
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=pytest.mark.slow) if path.stem in LARGE else path for path in SHIPPED],
     ids=lambda path: path.stem,
 )
 def test_every_shipped_experiment_composes_and_builds(path):
-    cfg = ConfigSource(config_name="compare", dirs=[CONFIG_DIR]).compose(shipped(path))
+    cfg = ConfigSource(config_name="compare", dirs=[CONFIG_DIR]).compose([f"experiment={path.stem}"])
     settings, arms = build_settings(cfg), arms_of(cfg, [CONFIG_DIR])
     experiment = settings.experiment
     assert first_comment(path), "windtunnel list experiment shows it"
@@ -165,16 +154,34 @@ def test_every_shipped_experiment_composes_and_builds(path):
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_every_shipped_experiment_expects_holds(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", *shipped(path), f"hydra.run.dir={tmp_path}", "report=false"]) == 0
+    assert main(["compare", f"experiment={path.stem}", f"hydra.run.dir={tmp_path}", "report=false"]) == 0
     judged = json.loads((tmp_path / "summary.json").read_text())["expectations"]
     assert [expectation["outcome"] for expectation in judged] == ["held"] * len(judged)
 
 
-def test_an_experiment_without_its_trace_says_which_file_is_missing(tmp_path, monkeypatch, capsys):
+def on_trace(trace: Path) -> str:
+    """Returns the setting that replays Mooncake's trace instead of traffic like it."""
+    return f'also=["workload=mooncake_jsonl","workload.path={trace}","workload.window_by_seed=true"]'
+
+
+@pytest.mark.parametrize("name", ["prefix_caches_on_mooncake", "routers_on_mooncake"])
+def test_an_experiment_on_traffic_like_mooncakes_takes_the_trace_as_well(name, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n')
+    cfg = ConfigSource(config_name="compare", dirs=[CONFIG_DIR]).compose(
+        [f"experiment={name}", on_trace(trace)]
+    )
+    for arm in arms_of(cfg, [CONFIG_DIR]):
+        assert arm.config["workload"]["path"] == str(trace)
+        assert arm.config["workload"]["duration_s"] == 600
+
+
+def test_a_trace_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", "experiment=prefix_caches_on_mooncake", f"hydra.run.dir={tmp_path}/out"]) == 2
+    arguments = ["experiment=prefix_caches_on_mooncake", on_trace(Path("missing.jsonl"))]
+    assert main(["compare", *arguments, f"hydra.run.dir={tmp_path}/out"]) == 2
     error = capsys.readouterr().err
-    assert re.search(r"arm no_cache: .*path=conversation_trace.jsonl: no such file", error), error
+    assert re.search(r"arm no_cache: .*path=missing.jsonl: no such file", error), error
     assert not (tmp_path / "out").exists()
 
 
