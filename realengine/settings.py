@@ -136,6 +136,12 @@ class EngineSettings:
             raise ValueError(
                 f"caching={name}: it drops KV that attention reads, so it works in simulations only"
             )
+        if self.caching.has_groups:
+            name = type(self.caching).__name__
+            raise ValueError(
+                f"caching={name}: the engine has one block table per sequence, so it works in simulations "
+                "only"
+            )
         if self.caching.needs_future:
             name = type(self.caching).__name__
             raise ValueError(

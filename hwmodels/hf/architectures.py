@@ -141,7 +141,7 @@ def llama4_attention(fields: Fields) -> list[Attention]:
     if kinds is not None:
         with_rope = [int(kind == "chunked_attention") for kind in kinds]
     reach = [chunk if rope else None for rope in with_rope]
-    return grouped_layers(fields, reach, qkv_bias=bias, o_bias=bias)
+    return grouped_layers(fields, reach, qkv_bias=bias, o_bias=bias, window_is_chunk=True)
 
 
 def latent_attention(fields: Fields) -> list[Attention]:

@@ -76,6 +76,8 @@ class ParallelLayout:
     expert_parallel_size: int = 1
     """Groups over which routed experts are distributed; 1: every device holds a slice of every expert."""
     sequence_parallel: bool = False
+    attention_data_parallel_padding: bool = False
+    """Whether all attention groups send as many tokens to the experts as the fullest one."""
     num_micro_batches: int | None = None
     """Largest number of micro-batches per iteration in a pipeline; None: the number of stages."""
 
@@ -187,9 +189,12 @@ class ParallelLayout:
             some = larger(decodes, 1)
             own = divided_up(own * batch.decode_seqs, some)
             own_pairs = own_pairs * batch.decode_seqs / some
+        drafted = divided_up(drafts.tokens, self.micro_batches)
+        if self.attention_data_parallel_padding:
+            drafted = larger(drafted, self.attention_data_parallel_size * own)
         return batch._replace(
             tokens=batch.tokens + own,
-            all_tokens=batch.all_tokens + divided_up(drafts.tokens, self.micro_batches),
+            all_tokens=batch.all_tokens + drafted,
             draft_tokens=own,
             draft_pairs=own_pairs / self.context_parallel_size,
         )
@@ -217,10 +222,14 @@ class ParallelLayout:
         if adapters is not None:  # spread evenly over the tokens; every share may use every adapter
             share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
             with_adapters = (adapters.tokens * share, adapters.rank_tokens * share, adapters.ranks)
+        all_tokens = divided_up(decodes, self.micro_batches) + self._passing_at_once(
+            new, chunks, self.attention_data_parallel_size
+        )
+        if self.attention_data_parallel_padding:
+            all_tokens = larger(all_tokens, self.attention_data_parallel_size * (own_decodes + passing))
         batch = RankBatch(
             tokens=own_decodes + own_new,
-            all_tokens=divided_up(decodes, self.micro_batches)
-            + self._passing_at_once(new, chunks, self.attention_data_parallel_size),
+            all_tokens=all_tokens,
             rows=divided_up(rows, shares),
             decode_seqs=own_decodes,
             decode_context_tokens=context * own_decodes / larger(decodes, 1) / ring,
@@ -248,6 +257,8 @@ class ParallelLayout:
         drafted = 0 if shape.drafts is None else shape.drafts.tokens
         all_tokens = divided_up(shape.decode_seqs + drafted, self.micro_batches)
         decodes, context, drafts = batch.decode_seqs, batch.decode_context_tokens, batch.draft_tokens
+        if self.attention_data_parallel_padding:
+            all_tokens = larger(all_tokens, self.attention_data_parallel_size * (decodes + drafts))
         light = RankBatch(decodes + drafts, all_tokens, decodes + drafts, decodes, context, 0, 0, 0, 0)
         return light._replace(draft_tokens=drafts, draft_pairs=batch.draft_pairs)
 

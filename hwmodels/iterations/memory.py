@@ -92,6 +92,7 @@ def plan_memory(
     lora: Lora | None = None,
     draft: Draft | None = None,
     num_redundant_experts: int = 0,
+    kv_group_layers: int | None = None,
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
@@ -101,8 +102,9 @@ def plan_memory(
     parallelism those of all devices that share a sequence. Layers with a window have their own space in every
     slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
     adapters are kept in memory; draft: its weights, and its KV in every block. num_redundant_experts: copies
-    in each layer. Raises ValueError if not one block fits, naming the smallest tensor parallelism that does,
-    and if num_kv_blocks do not fit the device.
+    in each layer. kv_group_layers: layers whose KV is in a block, of a cache with one block table per group
+    of layers; None: all. Raises ValueError if not one block fits, naming the smallest tensor parallelism that
+    does, and if num_kv_blocks do not fit the device.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
@@ -130,9 +132,12 @@ def plan_memory(
         lora=lora,
         draft=draft,
         num_redundant_experts=num_redundant_experts,
+        kv_group_layers=kv_group_layers,
     )
     if demand.missing_bytes(layout) > 0:
         raise ValueError(_does_not_fit(demand, layout, device))
+    if kv_group_layers is not None:
+        return demand.filled(layout)
     plans = [demand.filled(layout), demand.filled(layout, windows_by_slot=True)]
     return max(plans, key=lambda plan: plan.num_blocks if plan.fixed_bytes < plan.usable_bytes else 0)
 
@@ -152,6 +157,7 @@ class _Demand:
     lora: Lora | None
     draft: Draft | None
     num_redundant_experts: int
+    kv_group_layers: int | None
 
     def without_kv(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
         """Returns a plan without blocks; windows_by_slot: layers with a window have space in every slot."""
@@ -160,6 +166,8 @@ class _Demand:
         in_blocks, set_aside = kv_split(
             model, layout.tensor_parallel_size, slots, self.context if windows_by_slot else 0
         )
+        if self.kv_group_layers is not None:
+            in_blocks *= self.kv_group_layers / sum(e.count for e in model.kv_layers())
         draft_kv = 0.0 if self.draft is None else self.draft.kv_bytes_per_token(model, layout)
         communication = COMMUNICATION_BYTES if layout.num_devices > 1 else 0.0
         activations = activation_bytes(model, layout, self.max_num_batched_tokens, self.max_num_seqs)

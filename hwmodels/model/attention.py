@@ -84,6 +84,11 @@ class GroupedQueryAttention:
     """Norm over the vectors of all heads together (MiniMax-M2): ranks sum their squares."""
     window: int | None = None
     """Tokens that attention reaches back, its own included (Mistral, Gemma, gpt-oss); None: all."""
+    window_is_chunk: bool = False
+    """Whether the window is a chunk of the sequence, to whose first token attention reaches back (Llama 4).
+
+    Without a window it has no meaning.
+    """
     shares_kv: bool = False
     """Reuse of an earlier layer's keys and values: no K and V projections, no cache (Gemma 3n)."""
     output_gate: bool = False

@@ -45,6 +45,8 @@ class KvLayers:
     """KV bytes per token of one layer on one rank."""
     window: int | None
     """Largest number of tokens that are kept; None: no limit."""
+    window_is_chunk: bool = False
+    """Whether the window is a chunk: attention reaches back to its first token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,6 +224,8 @@ class ModelSpec:
                 count=block.count,
                 bytes_per_token=block.attention.kv_bytes_per_token(self.kv_dtype, tensor_parallel_size),
                 window=block.attention.window,
+                window_is_chunk=block.attention.window is not None
+                and getattr(block.attention, "window_is_chunk", False),
             )
             for block in self.blocks
         ]

@@ -29,6 +29,7 @@ class BlockPool:
         num_cached, num_loadable, can_admit
                                 cache lookup, and whether there is room for all known tokens
         admit                   the sequence gets its cached blocks
+        slide                   blocks outside of its windows are free
         grow                    it gets the blocks of a prompt chunk
         growth                  after its prefill, and at every limit: the further growth of its KV
         take                    blocks for decodes, of any sequences
@@ -40,6 +41,12 @@ class BlockPool:
 
     can_fork: ClassVar[bool] = True
     """Whether sequences may share the blocks of their common tokens."""
+    slides: ClassVar[bool] = False
+    """Whether `slide` may free blocks of a sequence while it runs."""
+    num_tables: int = 1
+    """Number of block tables of a sequence: the blocks that it needs for block_size tokens."""
+    num_first_tokens: int = 0
+    """Tokens with KV after the first step of the sequence that `can_admit` is asked about."""
     unfilled: array[int] | None = None
     """Token slots that were reserved and never filled; None for a pool that does not reserve slots.
 
@@ -219,6 +226,12 @@ class BlockPool:
     def replans_chunks(self) -> bool:
         """True if iterations with prompt chunks are not repeated, because `computed` may free blocks."""
         return False
+
+    def slide(self, seq: Sequence, num_computed: int) -> None:
+        """Frees the blocks that no further token of a sequence with num_computed tokens attends to.
+
+        Is called when the sequence is about to get tokens, before its blocks are counted; see `slides`.
+        """
 
     def computed(self, seq: Sequence, num_tokens: int) -> None:
         """Is called after a chunk of a sequence, which now has KV for num_tokens tokens."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from policies.caching.eviction.future import FutureUses
+from policies.caching.kv_groups import KvGroup
 from policies.caching.pool import BlockPool
 from policies.user_code.decisions import returned
 
@@ -19,6 +20,8 @@ class KvMemory(NamedTuple):
     num_devices: int = 1  # GPUs of the replica
     max_model_len: int = 2**31  # prompt and output tokens of one sequence
     future: FutureUses | None = None  # future requests, for offline bounds; no engine knows them
+    groups: tuple[KvGroup, ...] = ()  # KV groups of the model, for a cache that has them
+    max_num_new: int = 2**31  # tokens that a step computes at most
 
 
 class WeightReads(NamedTuple):
@@ -36,6 +39,8 @@ class Caching:
 
     changes_outputs: ClassVar[bool] = False
     """Whether the model's outputs change, because attention does not see KV that was dropped."""
+    has_groups: ClassVar[bool] = False
+    """Whether a block has the KV of one group of layers, not of all; see `policies.caching.kv_groups`."""
 
     block_size: int = 16
     """Tokens per block."""

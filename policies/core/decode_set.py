@@ -28,12 +28,14 @@ class DecodeSet:
     """The decoding sequences, their common clock, and the blocks that the next iterations need.
 
     clock counts iterations in which the set decoded; num_context_tokens is the sum of the KV tokens that the
-    members hold. blocks_due_by_phase[p] counts members that need a new block when clock % block_size == p.
-    at_limit: members, by request id, for which the pool must be asked before they continue.
-    running: all sequences with a slot, by request id; the members are among them.
+    members hold. blocks_due_by_phase[p] counts the blocks that members need when clock % block_size == p:
+    num_tables for each. at_limit: members, by request id, for which the pool must be asked before they
+    continue. running: all sequences with a slot, by request id; the members are among them.
     """
 
-    def __init__(self, max_num_seqs: int, block_size: int, running: Mapping[int, Sequence]) -> None:
+    def __init__(
+        self, max_num_seqs: int, block_size: int, running: Mapping[int, Sequence], num_tables: int = 1
+    ) -> None:
         self.clock = 0
         self.size = 0
         self.num_context_tokens = 0
@@ -47,6 +49,7 @@ class DecodeSet:
         self._num_steady = 0  # members with a context that does not grow (sliding window)
         self._num_reserved = 0  # members that have all their blocks
         self._max_num_seqs = max_num_seqs
+        self._num_tables = num_tables
 
     def __contains__(self, seq: object) -> bool:
         return isinstance(seq, Sequence) and seq.state is DECODING and seq.clock_source is self
@@ -78,7 +81,7 @@ class DecodeSet:
         self.size += 1
         self.num_context_tokens += num_held
         if growth is PAGED:
-            self.blocks_due_by_phase[(clock - num_held) % self.block_size] += 1
+            self.blocks_due_by_phase[(clock - num_held) % self.block_size] += self._num_tables
         else:
             self._begin_growth(seq, growth)
         heappush(self.ends, (seq._end_known - 1 - origin, seq.request_id, number, seq))
@@ -104,12 +107,12 @@ class DecodeSet:
             return
         num_held = num_computed - seq.num_dropped
         self.num_context_tokens -= num_held
-        self.blocks_due_by_phase[(clock - num_held) % self.block_size] -= 1
+        self.blocks_due_by_phase[(clock - num_held) % self.block_size] -= self._num_tables
 
     def _begin_growth(self, seq: Sequence, growth: Growth) -> None:
         """Counts a member that needs no blocks, has a context of constant length, or has a KV limit."""
         if growth.takes_blocks:
-            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] += 1
+            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] += self._num_tables
         else:
             self._num_reserved += 1
         if not growth.widens:
@@ -125,7 +128,7 @@ class DecodeSet:
     def _end_growth(self, seq: Sequence, growth: Growth) -> None:
         """Removes a member that `_begin_growth` has counted from all counts."""
         if growth.takes_blocks:
-            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= 1
+            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= self._num_tables
         else:
             self._num_reserved -= 1
         if not growth.widens:
@@ -195,7 +198,8 @@ class DecodeSet:
         if end <= block_size:
             return sum(counts[begin:end])
         num_turns, end = divmod(end, block_size)
-        return sum(counts[:end]) + num_turns * (self.size - self._num_reserved) - sum(counts[:begin])
+        num_due = (self.size - self._num_reserved) * self._num_tables
+        return sum(counts[:end]) + num_turns * num_due - sum(counts[:begin])
 
     @staticmethod
     def _is_current(join: int, seq: Sequence) -> bool:

@@ -42,7 +42,7 @@ class RunningSet:
         self.loading: dict[int, Sequence] = {}  # sequences that wait for KV or an adapter to be loaded
         self.leaving: dict[int, Sequence] = {}  # sequences with KV that another engine is copying
         self.ending: dict[int, Sequence] = {}  # complete ones, until the next commit
-        self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running)
+        self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running, pool.num_tables)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
         self.reads_late = False

@@ -106,7 +106,7 @@ class StepBuilder:
         if not self.is_open:
             self._refuse_late()
         decodes, pool = self._decodes, self._pool
-        if decodes.at_limit:
+        if decodes.at_limit and (not pool.slides or self._all_fit()):
             self._renew_all()
         num_decodes, branched = decodes.size, self._state.branched.members
         if not num_decodes and not branched:
@@ -139,13 +139,17 @@ class StepBuilder:
             return self._decode_branches(seq, seq.branches)
         if seq.request_id in self._decodes.at_limit and not self._renew(seq):
             return False
-        num_blocks = int(self._decodes.needs_block(seq))
+        num_blocks = self._pool.num_tables if self._decodes.needs_block(seq) else 0
         if not self._make_room(seq, num_blocks):
             return False
         self._pool.take(num_blocks)
         self._decoded[seq.request_id] = seq
         self._spend(1)
         return True
+
+    def _all_fit(self) -> bool:
+        """Returns whether the step has tokens and blocks for the next token of every decoding sequence."""
+        return self._decodes.size <= self.tokens_left and self._decodes.blocks_due() <= self._pool.num_free
 
     def _may_decode(self, seq: SequenceView) -> TypeGuard[Sequence]:
         """Returns whether the step has budget for a decoding sequence, and has not preempted it.
@@ -179,6 +183,8 @@ class StepBuilder:
         num_tokens = min(index(max_num_tokens), seq.num_uncomputed, self.tokens_left)
         if num_tokens < 1:
             return False
+        if self._pool.slides:
+            self._pool.slide(seq, seq.stored_computed)
         if not self._make_room(seq, self._num_blocks_of_chunk(seq, num_tokens)):
             return False
         self._add_chunk(seq, num_tokens)
@@ -212,7 +218,7 @@ class StepBuilder:
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
             is_cut = seq.num_unreserved_blocks or (not may_cut and seq.stored_known > self.tokens_left)
-            if refusal is Cause.memory and num_cached and is_cut:
+            if refusal is Cause.memory and num_cached and (is_cut or self._pool.slides):
                 self._hold = 1  # evicted, its prefix needs no blocks, or the cause becomes the budget
             seq.num_unreserved_blocks = 0
             return self._refuse(refusal)
@@ -286,6 +292,7 @@ class StepBuilder:
 
     def _reserve(self, seq: Sequence, num_cached: int, num_tokens: int) -> None:
         """Sets the blocks of a waiting sequence that need not be free at its admission."""
+        self._pool.num_first_tokens = num_cached + num_tokens
         if self._reserves_all:
             return
         num_then = num_cached + num_tokens
@@ -377,7 +384,8 @@ class StepBuilder:
     def _renew_all(self) -> None:
         """Asks the pool about every sequence at its KV limit; sequences without room are preempted."""
         at_limit = self._decodes.at_limit
-        for seq in sorted(at_limit.values(), key=lambda seq: seq.request_id):
+        slides = self._pool.slides  # vLLM frees in the order of admission, which is that of evictions, too
+        for seq in sorted(at_limit.values(), key=lambda seq: seq.admission if slides else seq.request_id):
             if seq.request_id in at_limit:
                 self._renew(seq)
 
@@ -387,6 +395,7 @@ class StepBuilder:
         If it cannot grow, preempts it and returns False.
         """
         self._decodes.leave(seq, PREFILLING)
+        self._pool.slide(seq, seq.stored_computed)
         growth = self._pool.growth(seq)
         self._decodes.join(seq, growth or seq.growth)
         if growth is None:

@@ -11,8 +11,10 @@ from policies.admission.none import AdmitAll
 from policies.prediction import LengthPredictor
 from policies.roles import Roles
 from policies.roles.fixed import Fixed
+from policies.roles.turns import Turns
 from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
+from sim.cluster.encoders import EncoderSettings
 from sim.cluster.failures import Failures
 from sim.cluster.recovery import Recovery
 from sim.engine.signals import check_age
@@ -70,6 +72,10 @@ class ClusterSettings:
     """The network between replicas."""
     roles: Roles = Fixed()
     """Decides which replicas change between prefill and decode pools."""
+    encoders: EncoderSettings = field(default_factory=EncoderSettings)
+    """Images in prompts, and the replicas that encode them."""
+    turns: Turns = field(default_factory=Turns)
+    """Decides which model is awake, if the pools share their GPUs."""
     slo: Slo | None = None
     seed: int = 0
 

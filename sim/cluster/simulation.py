@@ -16,9 +16,11 @@ from policies.routing import Routing
 from policies.user_code.failure import note_time
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.early_stop import MissedSloStop, OverloadStop
+from sim.cluster.encoders import Encoders
 from sim.cluster.failure_injector import FailureInjector
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_assembly import GatewayAssembly
+from sim.cluster.model_turns import ModelTurns
 from sim.cluster.role_switching import RoleSwitching
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.adapter_loads import AdapterLoads
@@ -145,6 +147,12 @@ class Simulation:
                 clock=self._clock,
                 requests_remain=self._requests_remain,
             )
+        if cluster.encoders.replicas:
+            self.gateway.attach(
+                Encoders(cluster.encoders, pools[0], cluster.network, self._clock, cluster.seed)
+            )
+        if cluster.turns.sleep_level is not None:
+            self.gateway.attach(ModelTurns(cluster.turns, self.fleet, self._clock))
         self._failure_injector = FailureInjector(
             cluster.failures,
             clock=self._clock,

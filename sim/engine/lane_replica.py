@@ -43,14 +43,14 @@ class LaneReplica(Replica):
                 leave=self._go_on,
             )
 
-    def submit(self, request: Request, stop_after: StopAfter) -> None:
+    def submit(self, request: Request, stop_after: StopAfter, not_before_s: float = 0.0) -> None:
         """Does what `Replica.submit` does."""
         loop = self._loop
-        if loop is not None and not is_common(request):
+        if loop is not None and (not_before_s or not is_common(request)):
             self.leave_lane()
             loop = None
         if loop is None:
-            Replica.submit(self, request, stop_after)
+            Replica.submit(self, request, stop_after, not_before_s)
             return
         seq = loop.lane.sequence_of(request, stop_after)
         num_tokens = request.prompt.num_tokens

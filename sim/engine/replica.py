@@ -204,15 +204,16 @@ class Replica(LoadCounts):
 
     # Requests arrive.
 
-    def submit(self, request: Request, stop_after: StopAfter) -> None:
+    def submit(self, request: Request, stop_after: StopAfter, not_before_s: float = 0.0) -> None:
         """Accepts a request that ends (each branch of it) after stop_after output tokens.
 
+        not_before_s: time at which it can reach the engine at the earliest, s.
         Raises RejectedError if the engine can never serve it.
         """
         core = self.core
         seq = core.sequence_of(request, stop_after)
         self.count_queued(request.request_id, request.prompt.num_tokens)
-        self.expect(request, self.known_s(request), core.enter, seq)
+        self.expect(request, max(self.known_s(request), not_before_s), core.enter, seq)
 
     def known_s(self, request: Request) -> float:
         """Returns the time at which a request that the gateway sends now reaches the engine, s."""

@@ -12,6 +12,7 @@ from hwmodels.iterations.jitter import Jitter
 from policies.core.engine import EngineCore
 from policies.scaling import Scaling
 from sim.engine.intake import Intake, Pending
+from sim.engine.kv_layout import ONE_RANK, KvLayout
 from sim.engine.links import Links
 from sim.engine.polled_intake import PolledIntake
 
@@ -51,6 +52,11 @@ class ReplicaPool:
     cold_start_s: float = 0.0
     """Seconds from the start of a replica until it accepts requests."""
 
+    sleep_s: float = 0.0
+    """Seconds until its weights have left the GPUs when its turn ends; see `sim.cluster.model_turns`."""
+    wake_s: float = 0.0
+    """Seconds until its weights are on the GPUs again when its turn begins."""
+
     role: str = "mixed"
     """One of `ROLES`; see `PoolSettings`."""
     device: Device | None = None
@@ -58,6 +64,10 @@ class ReplicaPool:
     num_devices: int = 1
     num_layers: int = 1
     """Layers of the model; KV can be transferred layer by layer."""
+    embedding_bytes: float = 0.0
+    """Bytes of the embedding of a token: hidden size x bytes per element."""
+    kv_layout: KvLayout = ONE_RANK
+    """How the KV of a sequence is divided over the devices."""
 
     def __post_init__(self) -> None:
         if self.replicas < 0:

@@ -7,6 +7,8 @@ from typing import Any
 from hwmodels.devices.storage import Storage
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
+from policies.roles.turns import Turns
+from sim.cluster.encoders import EncoderSettings
 from sim.cluster.settings import SimSettings
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
@@ -39,6 +41,8 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
     settings["storage"] = build_as(Storage, cfg["storage"], "storage")
     settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg["pools"].items()}
     settings["kv_transfer"] = build_as(KvTransferSettings, cfg["kv_transfer"], "kv_transfer")
+    settings["encoders"] = build_as(EncoderSettings, cfg.get("encoders") or {}, "encoders")
+    settings["turns"] = build_as(Turns, cfg.get("turns") or {}, "turns")
     settings["sim"] = build_as(SimSettings, cfg["sim"], "sim")
     settings["energy"] = build_as(EnergySettings, cfg["energy"], "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg["metrics"], "metrics")

@@ -22,10 +22,12 @@ from policies.adapters import AdapterServing
 from policies.adapters.registry import AdapterMemory
 from policies.batching import Batching
 from policies.caching.eviction.future import FutureUses
+from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
 from policies.caching.settings import Caching, KvMemory
 from policies.core.policy_names import name_of
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer
+from sim.engine.kv_layout import KvLayout
 from sim.setup.engine_profile import EngineProfile
 from sim.setup.speculation import check_proposer, draft_of, host_of, with_drafts
 
@@ -51,6 +53,8 @@ class Deployment:
     expert_parallel_size: int = 1
     sequence_parallel: bool = False
     """Whether sequence parallelism is used; for this and the sizes see `hwmodels.iterations.layout`."""
+    attention_data_parallel_padding: bool = False
+    """Whether attention groups are padded to the fullest one."""
     layout_notes: tuple[str, ...] = ()
     """Reasons for the sizes if a policy has chosen them: see `sim.setup.layout_choice`."""
     lora: Lora | None = None
@@ -91,6 +95,7 @@ class Deployment:
             attention_data_parallel_size=self.attention_data_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
             sequence_parallel=self.sequence_parallel,
+            attention_data_parallel_padding=self.attention_data_parallel_padding,
         )
 
     @property
@@ -148,6 +153,7 @@ class Deployment:
             "lora": self.lora if self.adapters is None else self._adapter_slots(self.adapters),
             "draft": None if self.speculation is None else draft_of(self.speculation),
             "num_redundant_experts": self.engine.kernels.routing.num_redundant_experts,
+            "kv_group_layers": self.kv_groups[0].num_layers if self.kv_groups else None,
         }
         for known, plan in tuple(_memory_plans):  # another thread may add one
             if known == settings:
@@ -155,6 +161,28 @@ class Deployment:
         plan = plan_memory(**settings)
         _memory_plans.appendleft((settings, plan))
         return plan
+
+    @property
+    def kv_groups(self) -> tuple[KvGroup, ...]:
+        """KV groups of the model for a cache that has them; empty for others."""
+        if not self.caching.has_groups:
+            return ()
+        return kv_groups(
+            KvLayerKind(layers.count, layers.window, layers.window_is_chunk, layers.bytes_per_token)
+            for layers in self.model.kv_layers()
+        )
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """How the KV of a sequence is divided over the devices of a replica."""
+        attentions = [block.attention for block in self.model.blocks]
+        is_latent = any(attention.kv_is_latent for attention in attentions)
+        return KvLayout(
+            1 if is_latent else min(attention.num_kv_heads for attention in attentions),
+            self.model.num_layers,
+            self.tensor_parallel_size,
+            self.pipeline_parallel_size,
+        )
 
     def adapter_memory(self) -> AdapterMemory:
         """Returns the memory that an adapter takes in a replica."""
@@ -175,11 +203,13 @@ class Deployment:
             num_devices=self.layout.num_devices,
             max_model_len=self.max_model_len,
             future=future,
+            groups=self.kv_groups,
+            max_num_new=self.max_num_batched_tokens,
         )
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of KV per token, over all devices that hold a part of it."""
+        """Bytes of KV per token in a block, over all devices that hold a part of it."""
         plan, layout = self.plan_memory(), self.layout
         of_target = plan.kv_bytes_per_token - plan.draft_kv_bytes_per_token
         of_draft = plan.draft_kv_bytes_per_token / layout.pipeline_parallel_size  # the last stage has it

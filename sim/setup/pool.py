@@ -187,6 +187,8 @@ class PoolSettings(Deployment):
             device=self.hardware,
             num_devices=self.layout.num_devices,
             num_layers=self.model.num_layers,
+            kv_layout=self.kv_layout,
+            embedding_bytes=self.model.hidden_size * self.model.element_bytes,
         )
 
     @property
@@ -284,7 +286,7 @@ class PoolSettings(Deployment):
         """Returns the idle links between the memory tiers of a replica."""
         num_devices = self.layout.num_devices
         return Links(
-            bytes_per_token=self.kv_bytes_per_token,
+            bytes_per_token=self.kv_bytes_per_token * max(1, len(self.kv_groups)),
             host_bytes_per_s=self.hardware.pcie.bandwidth_bytes_per_s * self.storage.pcie_share * num_devices,
             disk_bytes_per_s=self.storage.disk_bytes_per_s * num_devices,
             latency_s=self.hardware.pcie.latency_s,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.model.precision import precision_notes
 from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
+from sim.cluster.encoders import EncoderSettings
 from sim.metrics.slo import Slo
 from sim.setup.expected_errors import expected_error_note
 from sim.setup.pool import PoolSettings
 from sim.setup.speculation import max_tokens_per_pass, speculation_notes
+from sim.transfer.resharding import resharding
 from sim.workload.base import Workload, WorkloadNotes
 
 
@@ -61,6 +63,32 @@ def _lone_seconds(model: IterationModel, tokens_per_pass: int) -> dict[str, floa
         return {"ttft": ttft_s, "tpot": model.decode_ends(0.0, 1, 2, 1)[0] / tokens_per_pass}
     except UnknownIterationError:
         return {}
+
+
+def resharding_notes(pools: Mapping[str, PoolSettings]) -> Iterator[str]:
+    """Yields notes on KV transfers between pools with different layouts."""
+    for name, source in pools.items():
+        for other, target in pools.items():
+            is_pair = source.role == "prefill" and target.role != "prefill"
+            if not is_pair or source.model != target.model or source.kv_layout == target.kv_layout:
+                continue
+            copies = resharding(source.kv_layout, target.kv_layout)
+            num_gpus = source.kv_layout.num_ranks
+            yield (
+                f"KV from pool {name} to pool {other}: {copies.num_senders} of {num_gpus} GPUs send "
+                f"{copies.num_copies} parts to {target.kv_layout.num_ranks} GPUs, a block in "
+                f"{copies.slices_per_block:,} messages."
+            )
+
+
+def encoder_notes(encoders: EncoderSettings, pool: PoolSettings) -> Iterator[str]:
+    """Yields a note on the encoders of images, if there are any."""
+    if encoders.replicas:
+        encode_s = encoders.encode_s(pool.hardware)
+        yield (
+            f"{encoders.replicas} {pool.hardware.name} encode images in {encode_s * 1e3:.3g} ms each, "
+            f"at most {encoders.replicas / encode_s:,.0f} per second; the cost is without these GPUs."
+        )
 
 
 def workload_notes(notes: WorkloadNotes) -> Iterator[str]:

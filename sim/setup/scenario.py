@@ -29,7 +29,8 @@ from sim.records.run import RunRecords
 from sim.setup.expected_errors import expected_errors_json
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
-from sim.setup.run_notes import pool_notes, workload_notes
+from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
+from sim.setup.turns import check_turns, taking_turns
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import FasterSource
@@ -84,6 +85,8 @@ class Scenario(PoolSettings, ClusterSettings):
                 )
         PoolSettings.__post_init__(self)
         check_roles(self.pools_by_name, self.network, self.roles)
+        if self.turns.sleep_level is not None:
+            check_turns(self.pools, self.storage.host_memory_gib if self.turns.sleep_level == 1 else inf)
         self._check_recovery()
         self._check_adapters()
         self._check_models()
@@ -275,7 +278,9 @@ class Scenario(PoolSettings, ClusterSettings):
         future = self.future()
         pools = self.pools_by_name.items()
         adapters = self.served_adapters if served is None else served
-        return [pool.pool(name, future, adapters, self.tpot_s) for name, pool in pools]
+        made = [pool.pool(name, future, adapters, self.tpot_s) for name, pool in pools]
+        level = self.turns.sleep_level
+        return made if level is None else taking_turns(made, list(self.pools.values()), level)
 
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`."""
@@ -333,7 +338,12 @@ class Scenario(PoolSettings, ClusterSettings):
             {"pool": name, **expected_errors_json(pool, self.workload)}
             for name, pool in self.pools_by_name.items()
         ]
-        summary["notes"] = [*dict.fromkeys(notes), *workload_notes(traffic)]
+        summary["notes"] = [
+            *dict.fromkeys(notes),
+            *resharding_notes(self.pools_by_name),
+            *encoder_notes(self.encoders, pools[0]),
+            *workload_notes(traffic),
+        ]
         return RunResult(
             records=records,
             requests=part.table,

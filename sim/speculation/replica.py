@@ -74,11 +74,12 @@ class SpeculativeReplica(LaneReplica):
         )
         return self._draft_recorder
 
-    def submit(self, request: Request, stop_after: StopAfter) -> None:
+    def submit(self, request: Request, stop_after: StopAfter, not_before_s: float = 0.0) -> None:
         """Does what `LaneReplica.submit` does."""
-        if self._draft_loop is not None and not self._draft_loop.may_serve(request, stop_after):
+        loop = self._draft_loop
+        if loop is not None and (not_before_s or not loop.may_serve(request, stop_after)):
             self.leave_lane()
-        LaneReplica.submit(self, request, stop_after)
+        LaneReplica.submit(self, request, stop_after, not_before_s)
 
     def leave_lane(self) -> None:
         """Lets the engine take over all state of the lane, and draws what the running step accepts."""

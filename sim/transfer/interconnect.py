@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hwmodels.devices.device import Device
 from sim.engine.clock import Clock
 from sim.records.run import LinkRecord
@@ -39,10 +41,10 @@ class Interconnect:
         self._down.discard(replica)
         self._slow.pop(replica, None)
 
-    def route(self, source: int, target: int, *, host: int | None = None) -> Route:
-        """Returns the route from one replica to another, with link failures; host: see `Topology.route`."""
+    def route(self, source: int, target: int, *, host: int | None = None, num_senders: float = inf) -> Route:
+        """Returns the route from one replica to another, with link failures; see `Topology.route`."""
         is_new = not self._topology.has_route(source, target, host)
-        route = self._topology.route(source, target, host=host)
+        route = self._topology.route(source, target, host=host, num_senders=num_senders)
         if is_new and (self._down or self._slow):
             self._set_ports(source)
             self._set_ports(target)

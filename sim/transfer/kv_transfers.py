@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import isnan
+from math import inf, isnan
 
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
@@ -32,6 +32,7 @@ from sim.records.requests import RequestLog
 from sim.transfer.gateway import GatewayForTransfers
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.network import Flow
+from sim.transfer.resharding import resharding
 from sim.transfer.sides import DecodeSide, PrefillSide
 
 TRANSFERS = ("layerwise", "at_end")
@@ -46,6 +47,9 @@ class KvTransferSettings:
     """When KV is sent: layerwise, during the prefill; at_end, all of it afterwards."""
     first_token_at: str = "prefill"
     """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived."""
+    message_bytes: float = 0.0
+    """Bytes of KV that a link carries in the time that a message takes besides its bytes; a message is a
+    slice of a KV block, see `sim.transfer.resharding`."""
     overflow_tokens: int = 8192
     """Queued prompt tokens of every prefill replica from which on mixed replicas get prompts, too."""
 
@@ -58,6 +62,8 @@ class KvTransferSettings:
             )
         if self.overflow_tokens < 0:
             raise ValueError(f"overflow_tokens={self.overflow_tokens}: must be >= 0 tokens")
+        if not 0 <= self.message_bytes < inf:
+            raise ValueError(f"message_bytes={self.message_bytes}: must be a finite number >= 0 bytes")
 
 
 @dataclass(slots=True, eq=False)
@@ -198,16 +204,20 @@ class KvTransfers:
         transfer = self._in_progress[request_id]
         source, target = transfer.source, transfer.target
         assert target is not None
-        route = self._interconnect.route(source.index, target.index)
+        copies = resharding(source.pool.kv_layout, target.pool.kv_layout)
+        num_senders = copies.num_equal_senders * source.pool.num_devices / source.pool.kv_layout.num_ranks
+        route = self._interconnect.route(source.index, target.index, num_senders=num_senders)
         transfer.began_s = self._clock.now
         transfer.num_bytes = num_tokens * target.copies.links.bytes_per_token
+        num_blocks = target.core.block_pool.blocks_for(num_tokens)
+        overhead_bytes = self._settings.message_bytes * copies.slices_per_block * num_blocks
         ahead_bytes = 0.0
         if self._settings.transfer == "layerwise" and had_room_at_once:
             all_but_last = transfer.num_bytes * (1 - 1 / source.pool.num_layers)
             ahead_bytes = min(all_but_last, route.bytes_per_s * transfer.prefill_s)
             self._interconnect.network.count_carried(route, ahead_bytes)
         transfer.flow = self._interconnect.network.send(
-            route, transfer.num_bytes - ahead_bytes, partial(self._on_copied, transfer)
+            route, transfer.num_bytes + overhead_bytes - ahead_bytes, partial(self._on_copied, transfer)
         )
 
     def found(self, request_id: int) -> None:

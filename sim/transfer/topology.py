@@ -174,18 +174,19 @@ class Topology:
         """Returns whether `route` has been called with these arguments before."""
         return (source, target, host) in self._routes
 
-    def route(self, source: int, target: int, *, host: int | None = None) -> Route:
+    def route(self, source: int, target: int, *, host: int | None = None, num_senders: float = inf) -> Route:
         """Returns the route from the GPUs of one replica to those of another.
 
         host: one of the two replicas, for which the route ends in the memory of its host instead of its GPUs.
+        num_senders: GPUs of the source that send, if not all do; equal in all calls for two replicas.
         Raises KeyError for a replica that was not placed.
         """
         route = self._routes.get((source, target, host))
         if route is None:
-            route = self._routes[source, target, host] = self._make_route(source, target, host)
+            route = self._routes[source, target, host] = self._make_route(source, target, host, num_senders)
         return route
 
-    def _make_route(self, source: int, target: int, host: int | None) -> Route:
+    def _make_route(self, source: int, target: int, host: int | None, num_senders: float) -> Route:
         sites = (self._sites[source], self._sites[target])
         is_same_node = sites[0].nodes == sites[1].nodes and len(sites[0].nodes) == 1
         links = [self.settings.link_of(site.device, is_same_node=is_same_node) for site in sites]
@@ -195,6 +196,10 @@ class Topology:
             [site.device.pcie for site in sites] if is_shared else links
         )  # PCIe leads to the node's port
         capacities = [self._port(source, "out", sites[0], carriers[0])]
+        if num_senders < sites[0].num_devices:
+            name = f"replica {source} out from {num_senders:.3g} devices, {carriers[0].name}"
+            bytes_per_s = carriers[0].bandwidth_bytes_per_s * num_senders * self.settings.reached_share
+            capacities.append(self._own(source, name, bytes_per_s))
         if is_shared:
             capacities.append(self._node_port(sites[0], "out", links[0]))
         if kind in ("infiniband", "ethernet") and self.settings.fabric_bytes_per_s is not None:

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 from policies.batching.chunked import Chunked
 from policies.batching.paced_prefills import PacedPrefills
+from policies.caching.hybrid import KvGroups
+from policies.caching.kv_groups import KvGroup
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
-from policies.caching.settings import KvMemory
+from policies.caching.settings import Caching, KvMemory
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
@@ -45,6 +47,7 @@ class Settings:
     scheduler_reserve_full_isl: bool = True
     prefill_schedule_interval: int = 1
     speculation: Speculation | None = None
+    groups: tuple[KvGroup, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,7 @@ class OurEngine:
     """EngineCore with the policies that stand for vLLM's settings."""
 
     def __init__(self, settings: Settings) -> None:
-        caching = PrefixCaching if settings.is_prefix_caching else Paged
+        caching = self._caching(settings)
         batching = {"max_num_batched_tokens": settings.max_num_batched_tokens}
         for name, default in (
             ("enable_chunked_prefill", True),
@@ -126,13 +129,25 @@ class OurEngine:
             settings,
             batching=(PacedPrefills if "prefill_schedule_interval" in batching else Chunked)(**batching),
             scheduling=Priority() if settings.is_priority else Fcfs(),
-            block_pool=caching(block_size=settings.block_size, watermark=settings.watermark).pool(
-                KvMemory(settings.num_blocks, max_model_len=settings.max_model_len)
+            block_pool=caching.pool(
+                KvMemory(
+                    settings.num_blocks,
+                    max_model_len=settings.max_model_len,
+                    groups=settings.groups,
+                    max_num_new=settings.max_num_batched_tokens,
+                )
             ),
             max_num_seqs=settings.max_num_seqs,
             max_model_len=settings.max_model_len,
         )
         self._arrivals: dict[int, Arrival] = {}
+
+    @staticmethod
+    def _caching(settings: Settings) -> Caching:
+        sizes = {"block_size": settings.block_size, "watermark": settings.watermark}
+        if settings.groups:
+            return KvGroups(enable_prefix_caching=settings.is_prefix_caching, **sizes)
+        return (PrefixCaching if settings.is_prefix_caching else Paged)(**sizes)
 
     def _new_core(self, settings: Settings, **parts: Any) -> EngineCore:
         return (AsyncEngineCore if self._is_async else EngineCore)(**parts)

@@ -23,11 +23,18 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from policies.caching.kv_groups import KvGroup
 from tests.parity.lockstep import Arrival, Settings, Step
 
 logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of odd sizes for every scheduler
@@ -56,7 +63,7 @@ class Launch(NamedTuple):
 
 
 class VllmEngine:
-    """vLLM's `Scheduler` or `AsyncScheduler`; one full-attention KV group."""
+    """vLLM's `Scheduler` or `AsyncScheduler`; with the KV groups of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         model = copy(model_config())
@@ -89,15 +96,12 @@ class VllmEngine:
             cache_config=caching,
             speculative_config=self._speculative_config(settings),
         )
-        spec = FullAttentionSpec(
-            block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
         self.scheduler = (AsyncScheduler if settings.async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=settings.num_blocks + 1,
                 kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+                kv_cache_groups=_groups(settings),
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=settings.block_size,
@@ -227,6 +231,21 @@ class VllmEngine:
             return STOP_TOKEN
         content = _private(arrival) if arrival.answer_id is None else arrival.answer_id
         return _token_id(content, request.num_tokens + num_before)
+
+
+def _groups(settings: Settings) -> list[KVCacheGroupSpec]:
+    """Returns the KV groups: those of the settings, else one with full attention."""
+    page = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    specs: list[KVCacheGroupSpec] = []
+    for group in settings.groups or (KvGroup(),):
+        if group.window is None:
+            spec = FullAttentionSpec(**page)
+        elif group.is_chunked:
+            spec = ChunkedLocalAttentionSpec(**page, attention_chunk_size=group.window)
+        else:
+            spec = SlidingWindowSpec(**page, sliding_window=group.window)
+        specs.append(KVCacheGroupSpec([f"layer.{len(specs)}"], spec))
+    return specs
 
 
 def _name(request_id: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from policies.caching.kv_groups import KvGroup
 from policies.core.request import Prompt, Segment
 from tests.parity.lockstep import Arrival, Settings, Workload
 
@@ -14,7 +15,8 @@ def make_workload(mode: str, seed: int) -> Workload:
 
     A mode is words joined by "+": fcfs (the plain case), priority, unchunked, threshold, adaptive, watermark,
     prefix, async, first_chunk (scheduler_reserve_full_isl=False), active (max_num_active_seqs), scheduled
-    (max_num_scheduled_tokens), paced (prefill_schedule_interval), shared (equal prompts with equal answers,
+    (max_num_scheduled_tokens), paced (prefill_schedule_interval), windows and chunks (KV groups with full
+    attention and with sliding windows or chunks), shared (equal prompts with equal answers,
     and prompts that quote an answer before its end).
     """
     random = Random(f"{mode.removeprefix('async+')}/{seed}")
@@ -25,6 +27,10 @@ def make_workload(mode: str, seed: int) -> Workload:
     min_blocks = -(-(max_model_len - 1) // block_size)
     num_blocks = int(min_blocks * random.choice((1.0, 1.0, 1.2, 1.5, 2.0, 4.0))) + random.randint(0, 2)
     max_num_seqs = random.choice((random.randint(1, 8), 8))
+    groups: tuple[KvGroup, ...] = ()
+    if words & {"windows", "chunks"}:
+        groups = _groups(max_model_len, block_size if "chunks" in words else None, random)
+        num_blocks = num_blocks * len(groups) + len(groups)
     budget = max(max_num_seqs, random.choice((random.randint(1, 16), random.randint(1, 256))))
     is_chunked = "unchunked" not in words
     settings = Settings(
@@ -44,11 +50,25 @@ def make_workload(mode: str, seed: int) -> Workload:
         max_num_active_seqs=random.randint(1, max_num_seqs) if "active" in words else None,
         scheduler_reserve_full_isl="first_chunk" not in words,
         prefill_schedule_interval=random.randint(2, 9) if "paced" in words else 1,
+        groups=groups,
     )
     arrivals = _arrivals(settings, random)
     if "shared" in words:
         arrivals = _with_equal_answers(arrivals, random)
     return Workload(settings, arrivals)
+
+
+def _groups(max_model_len: int, chunk_step: int | None, random: Random) -> tuple[KvGroup, ...]:
+    """Draws up to two groups with full attention, then groups of one window, most of them short.
+
+    chunk_step: chunks, of a multiple of so many tokens, in place of sliding windows.
+    """
+    window = random.randint(2, max(2, max_model_len // random.choice((1, 4, 10))))
+    is_chunked = chunk_step is not None
+    if chunk_step is not None:
+        window = -(-window // chunk_step) * chunk_step
+    num_full, num_windows = random.choice((1, 1, 2)), random.choice((1, 2, 5))
+    return (KvGroup(),) * num_full + (KvGroup(1, window, is_chunked),) * num_windows
 
 
 def _with_equal_answers(arrivals: tuple[Arrival, ...], random: Random) -> tuple[Arrival, ...]:

@@ -218,3 +218,23 @@ def test_arrays_get_the_shares_of_numbers(make_shape, counts, layout):
     for name, column in arrays._asdict().items():
         column = np.broadcast_to(column, len(shapes))
         assert column.tolist() == [getattr(batch, name) for batch in one_by_one]
+
+
+@pytest.mark.parametrize(
+    ("decodes", "chunks", "new", "expected"),
+    [
+        (0, 1, 2048, 8 * 2048),  # seven groups pad to the one with the prompt
+        (16, 0, 0, 16),  # two each
+        (17, 0, 0, 8 * 3),  # one group has three
+        (8, 8, 800, 8 * 101),
+    ],
+)
+def test_padded_groups_send_as_many_tokens_as_the_fullest_one(decodes, chunks, new, expected):
+    padded = ParallelLayout(
+        attention_data_parallel_size=8, expert_parallel_size=8, attention_data_parallel_padding=True
+    )
+    plain = replace(padded, attention_data_parallel_padding=False)
+    shape = IterationShape(decodes, 100 * decodes, chunks, new, new * new, new, decodes + chunks)
+    assert padded.rank_batch(shape).all_tokens == expected
+    assert plain.rank_batch(shape).all_tokens == decodes + new
+    assert padded.rank_batch(shape)._replace(all_tokens=0) == plain.rank_batch(shape)._replace(all_tokens=0)

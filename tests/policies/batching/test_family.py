@@ -13,6 +13,7 @@ from policies.batching.one_at_a_time import OneAtATime
 from policies.batching.orca import Orca
 from policies.batching.paced_prefills import PacedPrefills
 from policies.batching.partial_prefills import PartialPrefills
+from policies.batching.prefill_delayer import PrefillDelayer
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.batching.slots import Slots
@@ -29,6 +30,7 @@ BY_NAME = {
     "chunked, first chunks": Chunked(
         max_num_batched_tokens=BUDGET, max_num_active_seqs=5, scheduler_reserve_full_isl=False
     ),
+    "prefill_delayer": PrefillDelayer(max_num_batched_tokens=BUDGET, num_ranks=2, max_delay_passes=3),
     "paced_prefills": PacedPrefills(max_num_batched_tokens=BUDGET, prefill_schedule_interval=3),
     "paced_prefills, threshold": PacedPrefills(max_num_batched_tokens=BUDGET, long_prefill_token_threshold=3),
     "partial_prefills": PartialPrefills(max_num_batched_tokens=BUDGET, long_prefill_token_threshold=4),

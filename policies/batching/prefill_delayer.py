@@ -1,0 +1,83 @@
+"""Chunked prefill that waits until every data-parallel attention rank has a prompt: SGLang's prefill delayer.
+
+With data-parallel attention all ranks run a step together, because they share the experts: a rank without a
+prompt waits in a dummy batch while another one computes its prompt. So prompts that could start are delayed,
+while sequences decode, until there is one for every rank, or until max_delay_passes iterations have passed
+since the first of them could start (`--prefill-delayer-max-delay-passes`). Each rank may then compute as many
+prompt tokens as its share of max_num_batched_tokens. SGLang's ranks have queues of their own and agree in
+every iteration; here they share one, so that n prompts are always on n ranks. Memory pressure: as chunked.
+Horizon: as chunked with a threshold; a delay repeats until it ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policies.batching.chunked import Chunked
+from policies.core.sequence import DECODING
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillDelayer(Chunked):
+    """Chunked prefill of as many prompts at once as there are attention ranks."""
+
+    num_ranks: int = 8
+    """Number of ranks, attention_data_parallel_size of the run: prompts that are computed at once."""
+    max_delay_passes: int = 30
+    """Maximum number of iterations for which prompts are delayed; 0: none."""
+    _waiting_since: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """Number of the iteration in which the present delay began, by the request that was first then."""
+
+    def __post_init__(self) -> None:
+        Chunked.__post_init__(self)
+        if self.num_ranks < 1:
+            raise ValueError(f"num_ranks={self.num_ranks}: must be >= 1")
+        if self.max_delay_passes < 0:
+            raise ValueError(f"max_delay_passes={self.max_delay_passes}: must be >= 0 iterations")
+        if self.max_num_batched_tokens < self.num_ranks:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= "
+                f"num_ranks={self.num_ranks}, a token for each rank"
+            )
+
+    @property
+    def fills_in_order(self) -> bool:
+        """False, because prompts wait for others."""
+        return False
+
+    @property
+    def _mixes_prefills(self) -> bool:
+        """True, because a short prompt may decode before an older one of another rank is computed."""
+        return True
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Gives the budget to running sequences, then to new ones unless these are delayed."""
+        step.budget(self._budget)
+        max_chunk = max(1, self._budget // self.num_ranks)
+        num_running = view.num_running
+        self._serve_running(view, step, max_chunk)
+        if view.num_running < num_running:  # one was preempted
+            return
+        num_left = self._num_passes_left(view)
+        if num_left:
+            step.repeat(num_left)
+            return
+        self._admit_waiting(view, step, max_chunk)
+        if not self._may_admit_later(view, step):
+            step.repeat()
+
+    def _num_passes_left(self, view: StepView) -> int:
+        """Returns the number of iterations for which prompts must wait; 0: they may start."""
+        num_prompts = len(view.prefilling) + view.num_waiting
+        has_decodes = any(seq.state is DECODING for seq in view.running)
+        is_delayed = view.num_waiting and not view.prefilling and num_prompts < self.num_ranks and has_decodes
+        if not is_delayed:
+            self._waiting_since.clear()
+            return 0
+        first = next(iter(view.waiting)).request_id
+        since = self._waiting_since.get(first, view.num_iterations)
+        self._waiting_since.clear()
+        self._waiting_since[first] = since
+        return max(0, since + self.max_delay_passes - view.num_iterations)

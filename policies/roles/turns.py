@@ -1,0 +1,45 @@
+"""Models that take turns on the same GPUs: one is awake, the weights of the others are elsewhere.
+
+vLLM's sleep mode: level 1 copies the weights to host memory and drops the KV cache, level 2 drops both; the
+process, its compiled code and its CUDA graphs remain. A model sleeps after its last request has ended. Its
+turn ends when another model has requests and this one has none, or when it has lasted for min_turn_s; then it
+gets no new requests. The next turn is that of the model with the request that has waited longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+LEVELS = (None, 1, 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """Settings of turns, and the decision about the next one."""
+
+    sleep_level: int | None = None
+    """vLLM's level: 1, weights in host memory; 2, weights on disk. None: every model has GPUs of its own."""
+    min_turn_s: float = 5.0
+    """Seconds after which a turn ends although the model has requests, if another one has some, too."""
+
+    def __post_init__(self) -> None:
+        if self.sleep_level not in LEVELS:
+            raise ValueError(f"sleep_level={self.sleep_level}: must be 1, 2 or null")
+        if not 0 <= self.min_turn_s < inf:
+            raise ValueError(f"min_turn_s={self.min_turn_s}: must be a finite number >= 0 s")
+
+    def ends_s(self, waiting_since_s: Mapping[int, float], is_busy: bool, began_s: float) -> float:
+        """Returns the time from which on the present turn may end, in seconds; inf: no other model waits.
+
+        waiting_since_s: arrival of the first request of each model that waits, by number of the model.
+        is_busy: whether the model that is awake has requests. began_s: beginning of its turn.
+        """
+        if not waiting_since_s:
+            return inf
+        return began_s + self.min_turn_s if is_busy else began_s
+
+    def next_model(self, waiting_since_s: Mapping[int, float]) -> int:
+        """Returns the number of the model of which a request has waited longest."""
+        return min(waiting_since_s, key=lambda number: (waiting_since_s[number], number))
