@@ -131,28 +131,7 @@ class EngineSettings:
             )
         if getattr(self.batching, "until_last", False):
             raise ValueError("batching.until_last=true: works in simulations only; set it to false")
-        if self.caching.changes_outputs:
-            name = type(self.caching).__name__
-            raise ValueError(
-                f"caching={name}: it drops KV that attention reads, so it works in simulations only"
-            )
-        if self.caching.has_groups:
-            name = type(self.caching).__name__
-            raise ValueError(
-                f"caching={name}: the engine has one block table per sequence, so it works in simulations "
-                "only"
-            )
-        if self.caching.needs_future:
-            name = type(self.caching).__name__
-            raise ValueError(
-                f"caching={name}: it needs to know future requests, so it works in simulations only"
-            )
-        if getattr(self.caching, "presume_cached", False):
-            raise ValueError(
-                "caching.presume_cached: the KV would be missing, so it works in simulations only"
-            )
-        if self.caching.tiers_gib[1]:
-            raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")
+        _check_caching(self.caching)
 
     def with_layout(self, layout: ParallelLayout) -> EngineSettings:
         """Returns the settings with a layout's sizes.
@@ -184,3 +163,22 @@ class EngineSettings:
 def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
     """Resolves an open choice: true on a GPU."""
     return device.type == "cuda" if choice is None else choice
+
+
+def _check_caching(caching: Caching) -> None:
+    """Raises ValueError for a cache that works in simulations only."""
+    if caching.changes_outputs:
+        name = type(caching).__name__
+        raise ValueError(f"caching={name}: it drops KV that attention reads, so it works in simulations only")
+    if caching.has_groups:
+        name = type(caching).__name__
+        raise ValueError(
+            f"caching={name}: the engine has one block table per sequence, so it works in simulations only"
+        )
+    if caching.needs_future:
+        name = type(caching).__name__
+        raise ValueError(f"caching={name}: it needs to know future requests, so it works in simulations only")
+    if getattr(caching, "presume_cached", False):
+        raise ValueError("caching.presume_cached: the KV would be missing, so it works in simulations only")
+    if caching.tiers_gib[1]:
+        raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")
