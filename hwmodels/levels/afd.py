@@ -105,18 +105,19 @@ class Afd:
             )
         if replica.lora is not None:
             raise ValueError("lora: must be null, as latency=afd does not model LoRA adapters")
-        micro_batches = {"num_micro_batches": self.num_micro_batches}
         attention = ParallelLayout(
             tensor_parallel_size=layout.tensor_parallel_size,
             attention_data_parallel_size=groups,
-            **micro_batches,
+            num_micro_batches=self.num_micro_batches,
         )
         ffn = (
             ParallelLayout(
-                attention_data_parallel_size=num_ffn, expert_parallel_size=num_ffn, **micro_batches
+                attention_data_parallel_size=num_ffn,
+                expert_parallel_size=num_ffn,
+                num_micro_batches=self.num_micro_batches,
             )
             if replica.model.has_experts
-            else ParallelLayout(tensor_parallel_size=num_ffn, **micro_batches)
+            else ParallelLayout(tensor_parallel_size=num_ffn, num_micro_batches=self.num_micro_batches)
         )
         sides = [self.base.iteration_model(replace(replica, layout=side)) for side in (attention, ffn)]
         whole = self.base.iteration_model(replica)

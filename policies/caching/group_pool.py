@@ -328,7 +328,8 @@ class GroupPool(BlockPool):
         return owners - {seq.request_id}
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        return self.num_tables * self.blocks_for(num_tokens) - sum(seq.kv.num_skipped)
+        held: Tables = seq.kv
+        return self.num_tables * self.blocks_for(num_tokens) - sum(held.num_skipped)
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
         num_blank = 0
