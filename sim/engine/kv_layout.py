@@ -1,4 +1,4 @@
-"""How the KV of a model is divided over the ranks of a replica."""
+"""The division of a model's KV over the ranks of a replica."""
 
 from __future__ import annotations
 

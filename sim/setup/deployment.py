@@ -174,7 +174,7 @@ class Deployment:
 
     @property
     def kv_layout(self) -> KvLayout:
-        """How the KV of a sequence is divided over the devices of a replica."""
+        """Division of the KV of a sequence over the devices of a replica."""
         attentions = [block.attention for block in self.model.blocks]
         is_latent = any(attention.kv_is_latent for attention in attentions)
         return KvLayout(

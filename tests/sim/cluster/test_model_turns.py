@@ -1,4 +1,4 @@
-"""Models that take turns on one GPU: times of a change, who waits for whom, and refused pools."""
+"""Models that take turns on one GPU: times of a change, requests that wait, and refused pools."""
 
 from itertools import pairwise
 
