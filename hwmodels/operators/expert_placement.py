@@ -1,13 +1,12 @@
 """Placement of experts on expert-parallel ranks: the chances that a token visits the busiest rank's experts.
 
     dealt      one by one over the ranks, the most popular first; what a load balancer without copies reaches
-    in_order   by number, as engines load them: rank 0 has the first experts scattered  at random with respect
-    to popularity: no load balancing. The busiest rank is that of the median of
-               `NUM_DRAWS` placements, drawn with a fixed seed
+    in_order   by number, as engines load them: rank 0 has the first experts
+    scattered  at random with respect to popularity: no load balancing. The busiest rank is that of the
+               median of `NUM_DRAWS` placements, drawn with a fixed seed
     eplb       redundant experts: DeepSeek-V3 (2024), section 3.4, and its balancer EPLB (2025). Each copy
-    goes to
-               the expert with the most tokens per replica; then the replicas, the fullest first, go to the
-               rank with the fewest tokens that has space
+               goes to the expert with the most tokens per replica; then the replicas, the fullest first, go
+               to the rank with the fewest tokens that has space
 
 All ranks wait for the busiest one, so only its experts are priced. Replicas of an expert share its tokens
 evenly.
