@@ -61,7 +61,7 @@ def check_metrics(scenario: Scenario, metrics: Sequence[Metric], where: str) -> 
     """Raises ConfigError for a metric that the scenario's runs do not have. where: key of the list."""
     known = known_figures(scenario)
     for i, metric in enumerate(metrics):
-        if metric.key not in known:
+        if of_all_classes(metric.key) not in known:
             section = metric.key.partition(".")[0]
             allowed = [name for name in known if name.startswith(f"{section}.")] or list(
                 dict.fromkeys(name.partition(".")[0] for name in known)
@@ -71,6 +71,15 @@ def check_metrics(scenario: Scenario, metrics: Sequence[Metric], where: str) -> 
                 f"{where}[{i}].key={metric.key}: no such figure in summary.json{missing}; "
                 f"{suggest(metric.key, allowed, also=known)}"
             )
+
+
+def of_all_classes(key: str) -> str:
+    """Returns the key of a figure for all requests: by_priority.0.e2e.mean_s is e2e.mean_s of one class.
+
+    A run that ends at once has no requests of any class.
+    """
+    kind, _, rest = key.partition(".")
+    return rest.partition(".")[2] if kind in ("by_priority", "by_tenant") else key
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

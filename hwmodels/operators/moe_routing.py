@@ -95,12 +95,12 @@ class Routing:
         """Raises ValueError if the layer has another number of experts, or copies do not fill its ranks."""
         if self.loads is not None and len(self.loads) != layer.num_experts:
             raise ValueError(
-                f"loads: {len(self.loads)} numbers are given; must be one for each of the "
+                f"routing.loads: {len(self.loads)} numbers are given; must be one for each of the "
                 f"{layer.num_experts} experts"
             )
         if self.num_redundant_experts % layer.ep_size:
             raise ValueError(
-                f"num_redundant_experts={self.num_redundant_experts}: must be a multiple of "
+                f"routing.num_redundant_experts={self.num_redundant_experts}: must be a multiple of "
                 f"expert_parallel_size={layer.ep_size}, so that all ranks have as many"
             )
 

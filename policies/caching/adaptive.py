@@ -112,8 +112,9 @@ class FastGen(Caching):
     def quality_note(self) -> str:
         """Clause with the quality proxy."""
         return (
-            f"by the profile of heads, which is an input, they keep {self.kept_attention:.1%} of their "
-            f"attention on average and {self.recovery:.0%} at least; quality itself is not simulated"
+            f"by the profile of heads, which is an input, they keep {100 * self.kept_attention:.1f} % of "
+            f"their attention on average and {100 * self.recovery:.4g} % at least; quality itself is not "
+            "simulated"
         )
 
     @property

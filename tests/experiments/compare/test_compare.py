@@ -410,6 +410,10 @@ def test_without_a_setting_the_experiments_are_listed(folder, capsys, own):
             r"metrics\[0\].key=ttft.p98_s: no such figure .* nearest: ttft.p9",
         ),
         (
+            ["experiment.expect=[]", "experiment.metrics=[{key: by_priority.0.ttft.p98_s, better: lower}]"],
+            r"metrics\[0\].key=by_priority.0.ttft.p98_s: no such figure in summary.json",
+        ),
+        (
             [
                 "experiment.metrics=[{key: goodput.share, better: higher}]",
                 "experiment.expect=[]",

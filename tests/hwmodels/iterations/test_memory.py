@@ -14,6 +14,7 @@ from hwmodels.iterations.memory import (
     adapter_bytes,
     kv_split,
     plan_memory,
+    redundant_bytes,
     weight_bytes,
 )
 from hwmodels.model.lora import Lora
@@ -24,6 +25,7 @@ from hwmodels.model.model_spec import (
     LinearAttention,
     MixtureOfExperts,
     ModelSpec,
+    Role,
 )
 from hwmodels.speculation.draft import LayerDraft, ModelDraft
 
@@ -203,6 +205,18 @@ def test_expert_parallel_devices_hold_their_experts_only():
 
 
 # Adapters and drafts
+
+
+def test_redundant_experts_by_hand(models):
+    """DeepSeek-R1, 32 copies on 32 ranks: one expert of 3 x 7,168 x 2,048 weights in each of 58 layers."""
+    model = models["deepseek_r1"]
+    layout = ParallelLayout(attention_data_parallel_size=32, expert_parallel_size=32)
+    weights = 58 * 3 * 7168 * 2048
+    assert redundant_bytes(model, layout, 32) == pytest.approx(weights * model.bytes_per_weight(Role.routed))
+    assert redundant_bytes(model, layout, 64) == pytest.approx(2 * redundant_bytes(model, layout, 32))
+    assert (
+        redundant_bytes(model, layout, 0) == redundant_bytes(models["llama3_1_8b"], ParallelLayout(), 8) == 0
+    )
 
 
 def test_adapters_by_hand():

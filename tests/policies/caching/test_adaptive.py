@@ -82,7 +82,7 @@ def test_more_recovery_keeps_more_tokens_and_at_least_its_share_of_attention(rec
 
 
 def test_the_note_states_the_proxy():
-    assert "they keep 97.4% of their attention on average and 95% at least" in FastGen().quality_note
+    assert "they keep 97.4 % of their attention on average and 95 % at least" in FastGen().quality_note
 
 
 @pytest.mark.parametrize(
