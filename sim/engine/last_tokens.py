@@ -76,7 +76,7 @@ class LastTokens:
         """Logs the gaps at the end of a plan's first iteration that differ from those of the other sequences.
 
         Returns their number. A sequence with a complete output, which an asynchronous engine holds for one
-        more step, has no further gap, even if it is idle in that step.
+        more step, or a static batch until its end, has no further gap, even if it is idle in that step.
         """
         core = self._core
         if plan.num_decodes == plan.num_branches:
@@ -89,7 +89,9 @@ class LastTokens:
         }
         num_logged = 0
         for seq, emitted_s in self.apart.items():
-            if seq not in kept:
+            if seq.finish_reason is not None:
+                kept[seq] = emitted_s
+            elif seq not in kept:
                 num_logged += 1
                 log.add_gap(seq.request_id, emitted_s, end_s)
         self.apart = kept
