@@ -72,7 +72,8 @@ def qk_norm(site: Site, spec: GroupedQueryAttention, width_bytes: float, calls: 
 
 def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: float) -> Iterator[Operator]:
     """Yields decode and prefill attention; one variable-length kernel runs both, each has its own price."""
-    curve, library, dtype = site.calibration.attention, site.kernels.library, site.dtype
+    curve, dtype = site.calibration.attention, site.dtype
+    library = site.kernels.attention_kernels or site.kernels.library
     decode: DecodeAttention | SystolicDecode
     prefill: PrefillAttention | SystolicPrefill
     if site.device.systolic is None:

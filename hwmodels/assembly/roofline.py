@@ -26,6 +26,7 @@ from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.chain import over_chips
 from hwmodels.assembly.counted import CountedTimes
 from hwmodels.assembly.explained import TimedOperators, rows_of_each, whole
+from hwmodels.assembly.offloaded import offloaded
 from hwmodels.assembly.site import Kernels, Site
 from hwmodels.assembly.whole_batches import WholeBatches
 from hwmodels.by_count import Counts, RowsByCount
@@ -35,6 +36,7 @@ from hwmodels.iterations.decodes import Decodes
 from hwmodels.iterations.equal_passes import EqualPasses
 from hwmodels.iterations.iteration import DraftWork, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
+from hwmodels.iterations.offload import Offload
 from hwmodels.iterations.ops import Per
 from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.model.lora import Lora
@@ -68,8 +70,12 @@ class Roofline(TimedOperators):
         kernels: Kernels | None = None,
         lora: Lora | None = None,
         inputs: Inputs | None = None,
+        offload: Offload | None = None,
     ) -> None:
-        """Builds it; inputs: returns the matrices that all tokens go through before the first layer."""
+        """Builds it; inputs: returns the matrices that all tokens go through before the first layer.
+
+        offload: weights that are in host memory; None: none are.
+        """
         self.layout = layout or ParallelLayout()
         self.layout.check(model, device)
         self.model = replace(model, dtype=device.compute_dtype(model.dtype))
@@ -89,6 +95,8 @@ class Roofline(TimedOperators):
         self.operators = iteration_operators(site, inputs)
         if device.chain is not None:
             self.operators = over_chips(self.operators, site, device.chain)
+        if offload is not None and offload.is_used:
+            self.operators = offloaded(self.operators, site, offload)
         self._whole_model = iteration_operators(replace(site, layout=ParallelLayout()), inputs)
         weights, _ = site.stored(Role.dense)
         self.compute_dtype = weights.compute_dtype(device, self.model.dtype)

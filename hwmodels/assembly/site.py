@@ -17,6 +17,7 @@ from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Matrix, Ranks, Role
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.quantization import WeightFormat, weight_format
+from hwmodels.operators.attention_kernels import CHOICES as ATTENTION_CHOICES
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.collectives import (
     all_gather_seconds,
@@ -49,6 +50,11 @@ class Kernels:
 
     library: str = "vllm"
     """Library of attention and MoE kernels: vllm (SGLang's are much the same) or trtllm."""
+    attention_kernels: str | None = None
+    """Kernels of attention in place of the library's: standard, flash_attention_1, 2 or 3, flash_decoding.
+
+    Latent attention always has the library's.
+    """
     moe_backend: str = "auto"
     """Kernels of the routed experts: auto, the library's choice, or marlin for weights of 4 and 8 bits."""
     gemm_library: str = "vllm"
@@ -64,6 +70,11 @@ class Kernels:
         for name in ("library", "gemm_library"):
             if getattr(self, name) not in ("vllm", "trtllm"):
                 raise ValueError(f"{name}={getattr(self, name)}: must be vllm or trtllm")
+        if self.attention_kernels is not None and self.attention_kernels not in ATTENTION_CHOICES:
+            raise ValueError(
+                f"attention_kernels={self.attention_kernels}: must be one of {', '.join(ATTENTION_CHOICES)}, "
+                "or null for the library's"
+            )
         if self.moe_backend not in ("auto", "marlin"):
             raise ValueError(f"moe_backend={self.moe_backend}: must be auto or marlin")
 

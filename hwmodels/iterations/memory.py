@@ -8,6 +8,7 @@ from hwmodels.checks import check_whole
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.offload import Offload
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Ranks, Role, share_of
 from hwmodels.model.mlp import MixtureOfExperts
@@ -93,6 +94,7 @@ def plan_memory(
     draft: Draft | None = None,
     num_redundant_experts: int = 0,
     kv_group_layers: int | None = None,
+    offload: Offload | None = None,
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
@@ -103,8 +105,9 @@ def plan_memory(
     slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
     adapters are kept in memory; draft: its weights, and its KV in every block. num_redundant_experts: copies
     in each layer. kv_group_layers: layers whose KV is in a block, of a cache with one block table per group
-    of layers; None: all. Raises ValueError if not one block fits, naming the smallest tensor parallelism that
-    does, and if num_kv_blocks do not fit the device.
+    of layers; None: all. offload: weights, and layers with their KV, that are in host memory instead. Raises
+    ValueError if not one block fits, naming the smallest tensor parallelism that does, and if num_kv_blocks
+    do not fit the device.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
@@ -133,7 +136,9 @@ def plan_memory(
         draft=draft,
         num_redundant_experts=num_redundant_experts,
         kv_group_layers=kv_group_layers,
+        offload=offload or Offload(),
     )
+    demand.offload.check(layout)
     if demand.missing_bytes(layout) > 0:
         raise ValueError(_does_not_fit(demand, layout, device))
     if kv_group_layers is not None:
@@ -158,6 +163,7 @@ class _Demand:
     draft: Draft | None
     num_redundant_experts: int
     kv_group_layers: int | None
+    offload: Offload
 
     def without_kv(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
         """Returns a plan without blocks; windows_by_slot: layers with a window have space in every slot."""
@@ -171,15 +177,18 @@ class _Demand:
         draft_kv = 0.0 if self.draft is None else self.draft.kv_bytes_per_token(model, layout)
         communication = COMMUNICATION_BYTES if layout.num_devices > 1 else 0.0
         activations = activation_bytes(model, layout, self.max_num_batched_tokens, self.max_num_seqs)
+        weights = weight_bytes(model, layout)
+        if self.offload.is_used:
+            weights -= self.offload.host_bytes(model, layout, weights)
+        here = layout.stage_share(model.num_layers) * self.offload.layer_share(model.num_layers)
         return MemoryPlan(
             usable_bytes=self.budget_bytes,
-            weights_bytes=weight_bytes(model, layout)
-            + redundant_bytes(model, layout, self.num_redundant_experts),
+            weights_bytes=weights + redundant_bytes(model, layout, self.num_redundant_experts),
             activation_bytes=activations,
             cuda_graph_bytes=cuda_graph_bytes(model, layout, self.cuda_graphs),
             runtime_bytes=RUNTIME_BYTES + communication,
-            window_and_state_bytes=set_aside * layout.stage_share(model.num_layers),
-            kv_bytes_per_token=in_blocks * layout.stage_share(model.num_layers) + draft_kv,
+            window_and_state_bytes=set_aside * here,
+            kv_bytes_per_token=in_blocks * here + draft_kv,
             draft_kv_bytes_per_token=draft_kv,
             adapter_bytes=0.0 if self.lora is None else adapter_bytes(model, layout, self.lora),
             draft_bytes=0.0 if self.draft is None else self.draft.weight_bytes(model, layout),

@@ -18,6 +18,7 @@ from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.offload import Offload
 from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.operators.calibration import Calibration
@@ -35,6 +36,8 @@ class Replica:
     cuda_graphs: CudaGraphs
     kernels: Kernels
     lora: Lora | None = None
+    offload: Offload | None = None
+    """Weights in host memory; None: there are none."""
 
     def roofline(self, calibration: Calibration) -> Roofline:
         return Roofline(
@@ -46,6 +49,7 @@ class Replica:
             cuda_graphs=self.cuda_graphs,
             kernels=self.kernels,
             lora=self.lora,
+            offload=self.offload,
         )
 
 
@@ -84,6 +88,9 @@ class Calibrated:
         return replica.roofline(replica.calibration)
 
     def basis(self, replica: Replica) -> str:
+        return self._of_device(replica) + _not_measured(replica)
+
+    def _of_device(self, replica: Replica) -> str:
         measured_on, name = replica.calibration.measured_on, replica.device.name
         if measured_on is None:
             return (
@@ -96,3 +103,13 @@ class Calibrated:
                 f"scaled by the data sheet of {name}."
             )
         return f"Iteration times: fitted to operators measured on {name}."
+
+
+def _not_measured(replica: Replica) -> str:
+    """Returns a sentence on the parts of the price that no measurement was compared with, if there are any."""
+    parts = []
+    if replica.offload is not None:
+        parts.append("weights in host memory")
+    if replica.kernels.attention_kernels is not None:
+        parts.append(f"attention_kernels={replica.kernels.attention_kernels}")
+    return f" Never measured: {' and '.join(parts)}." if parts else ""

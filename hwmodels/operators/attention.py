@@ -138,6 +138,12 @@ def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
     known = sorted({name for name, _ in KERNELS})
     if library not in known:
         raise ValueError(f"kernels={library}: must be one of {', '.join(known)}")
+    if (library, curve.compute_capability) not in KERNELS:
+        able = sorted(capability for name, capability in KERNELS if name == library)
+        raise ValueError(
+            f"attention_kernels={library}: runs on {', '.join(able)} only, not on "
+            f"{curve.compute_capability}; choose flash_attention_2 or flash_decoding"
+        )
     return KERNELS[library, curve.compute_capability]
 
 
@@ -294,6 +300,8 @@ class PrefillAttention:
         ]
         share = curve.flops_share * family.flops
         pair_s = 2.0 * heads.key_and_value_dim / (peak * share) + 1 / (device.num_sms * EXPONENTIALS_PER_SM_S)
+        pair_s += family.score_bytes / (device.memory_bandwidth_bytes_per_s * curve.kv_bandwidth_share)
+        self._skips_masked = family.skips_masked
         self.pair_s = heads.num_heads * pair_s
         """Seconds of a query-key pair, all heads, with all SMs busy."""
         self._key_s = family.chain * TILE_QUERIES * device.num_sms * pair_s
@@ -317,6 +325,8 @@ class PrefillAttention:
     def seconds(self, num_seqs: Any, new_tokens: Any, pairs: Any, context_tokens: Any) -> Any:
         """Returns seconds of num_seqs chunks; new tokens, causal pairs, cached + new tokens are sums."""
         some = smaller(num_seqs, 1.0)  # 0 chunks: 0 seconds
+        if not self._skips_masked:
+            pairs = new_tokens * context_tokens / (num_seqs + 1.0 - some)
         # Keys of the last tile: the context, or with a window twice what a query sees on average.
         last_keys = smaller(context_tokens / (num_seqs + 1.0 - some), 2.0 * pairs / larger(new_tokens, 1.0))
         chain_s = self._key_s * last_keys

@@ -125,6 +125,10 @@ class PrefillKernels:
     """Time of one tile and key, alone on its SM, over its time with all SMs busy."""
     window_keys: float = 128.0
     """Keys outside the window that a tile of queries reads, average per query."""
+    score_bytes: float = 0.0
+    """Bytes that each query-key pair of a head moves through memory: scores and probabilities. 0: none."""
+    skips_masked: bool = True
+    """Whether tiles of masked pairs are left out; false: every query is multiplied with the whole context."""
 
 
 FLASH_ATTENTION_2_PREFILL = PrefillKernels(flops=0.72)
@@ -172,6 +176,54 @@ class Kernels(NamedTuple):
     prefill_fp8: PrefillKernels
 
 
+STANDARD_PREFILL = PrefillKernels(flops=0.72, tile=0.0, part_tile=0.0, score_bytes=8.0, skips_masked=False)
+"""Attention as three kernels: scores are written, read, written and read in 16 bits."""
+STANDARD = DecodeKernels(item=0.5, merge_s=10e-6, packs_windows=False)
+FLASH_ATTENTION_1_PREFILL = PrefillKernels(flops=0.36)
+"""FlashAttention (Dao et al., 2022): half of FlashAttention-2's rate (Dao, 2023: 1.7 to 3.0 times slower)."""
+FLASH_ATTENTION_1_SM90_PREFILL = PrefillKernels(flops=0.21)
+FLASH_ATTENTION_2_SM90_PREFILL = PrefillKernels(flops=0.42)
+"""FlashAttention-2 without Hopper's instructions: 1.5 to 2.0 times slower than 3 (Shah et al., 2024)."""
+UNSPLIT = DecodeKernels(fixed_share=0.8, max_splits=1, max_group_size=1, packs_windows=False, single_row=True)
+"""FlashAttention 1 and 2 as published: one SM processes the whole context of one query head."""
+FLASH_DECODING = replace(UNSPLIT, max_splits=32, max_group_size=1e9, merge_s=2.5e-6)
+"""Flash-Decoding (Dao et al., 2023): contexts are split over the SMs; another kernel merges the parts."""
+
+
+def _named(decode: DecodeKernels, prefill: PrefillKernels) -> Kernels:
+    """Returns kernels that compute in 16 bits, whatever the type of the cache."""
+    return Kernels(decode, decode, prefill, prefill)
+
+
+CAPABILITIES = ("sm80", "sm89", "sm90", "sm100", "sm120")
+CHOICES = {
+    "standard": dict.fromkeys(CAPABILITIES, _named(STANDARD, STANDARD_PREFILL)),
+    "flash_attention_1": {
+        capability: _named(
+            UNSPLIT, FLASH_ATTENTION_1_SM90_PREFILL if capability == "sm90" else FLASH_ATTENTION_1_PREFILL
+        )
+        for capability in CAPABILITIES
+    },
+    "flash_attention_2": {
+        capability: _named(
+            UNSPLIT, FLASH_ATTENTION_2_SM90_PREFILL if capability == "sm90" else FLASH_ATTENTION_2_PREFILL
+        )
+        for capability in CAPABILITIES
+    },
+    "flash_decoding": {
+        capability: _named(
+            FLASH_DECODING,
+            FLASH_ATTENTION_2_SM90_PREFILL if capability == "sm90" else FLASH_ATTENTION_2_PREFILL,
+        )
+        for capability in CAPABILITIES
+    },
+    "flash_attention_3": {"sm90": _named(FLASH_ATTENTION_3, FLASH_ATTENTION_3_PREFILL)},
+}
+"""Published kernels by name and compute capability, in place of those of a library; not fitted to rows.
+
+Their ratios are those of the papers. FlashAttention-3 exists on sm90 only.
+"""
+
 KERNELS = {
     ("vllm", "sm80"): Kernels(
         FLASH_ATTENTION_2, FLASH_ATTENTION_2, FLASH_ATTENTION_2_PREFILL, FLASH_ATTENTION_2_PREFILL
@@ -198,3 +250,4 @@ KERNELS = {
 
 sm89 has the instructions of sm80 and the shared memory of sm120, so it runs FlashAttention-2 as sm120 does.
 """
+KERNELS |= {(name, capability): kernels for name, of in CHOICES.items() for capability, kernels in of.items()}

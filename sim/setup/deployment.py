@@ -75,6 +75,11 @@ class Deployment:
                 f"latency={name_of(self.latency)}: does not model LoRA adapters; choose "
                 "latency=calibrated or spec, or adapters=none"
             )
+        if self.engine.offload.is_used and not isinstance(self.latency, Spec | Calibrated):
+            raise ValueError(
+                f"engine.offload, latency={name_of(self.latency)}: does not model weights in host memory; "
+                "choose latency=calibrated or spec, or set cpu_offload_gb=0 and n_gpu_layers=null"
+            )
         self.layout.check(self.model, self.hardware)
         if self.speculation is not None:
             check_proposer(self.speculation, self.model, self.layout, self.latency)
@@ -110,6 +115,7 @@ class Deployment:
             cuda_graphs=self.engine.cuda_graphs,
             kernels=self.engine.kernels,
             lora=self.lora,
+            offload=self.engine.offload if self.engine.offload.is_used else None,
         )
 
     @property
@@ -151,6 +157,7 @@ class Deployment:
             "num_kv_blocks": self.engine.num_kv_blocks,
             "cuda_graphs": self.engine.cuda_graphs,
             "lora": self.lora if self.adapters is None else self._adapter_slots(self.adapters),
+            "offload": self.engine.offload,
             "draft": None if self.speculation is None else draft_of(self.speculation),
             "num_redundant_experts": self.engine.kernels.routing.num_redundant_experts,
             "kv_group_layers": self.kv_groups[0].num_layers if self.kv_groups else None,

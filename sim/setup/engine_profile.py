@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hwmodels.assembly.site import Kernels
 from hwmodels.checks import check_finite
 from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
 
 
@@ -37,6 +38,8 @@ class EngineProfile:
     """Host memory per GPU for the KV of sequences preempted by swapping."""
     num_kv_blocks: int | None = None
     """KV blocks of a replica; None: as many as the rest of the memory holds."""
+    offload: Offload = field(default_factory=Offload)
+    """Weights in host memory: vLLM's cpu_offload_gb, llama.cpp's n_gpu_layers."""
     draft_host: Mapping[str, DraftHost] = field(default_factory=dict)
     """Host time of draft tokens by method, such as ngram; `others`: of all methods that are not listed."""
 

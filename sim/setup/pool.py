@@ -93,9 +93,11 @@ class PoolSettings(Deployment):
             )
         host_gib, disk_gib = self.caching.tiers_gib
         swap_gib = self.engine.swap_space_gib if self.scheduling.preemption_mode == "swap" else 0.0
-        if host_gib + swap_gib > self.storage.host_memory_gib:
+        offload_gib = self.engine.offload.cpu_offload_gb
+        if host_gib + swap_gib + offload_gib > self.storage.host_memory_gib:
+            offloaded = f" and engine.offload.cpu_offload_gb={offload_gib:g}" if offload_gib else ""
             raise ValueError(
-                f"caching.host_gib={host_gib:g} and engine.swap_space_gib={swap_gib:g}: "
+                f"caching.host_gib={host_gib:g} and engine.swap_space_gib={swap_gib:g}{offloaded}: "
                 f"together must be <= storage.host_memory_gib={self.storage.host_memory_gib:g}, "
                 "the host memory per GPU"
             )
