@@ -106,7 +106,7 @@ class Calibrated:
 
 
 def _not_measured(replica: Replica) -> str:
-    """Returns a sentence on the parts of the price that no measurement was compared with, if there are any."""
+    """Returns a sentence on the parts of the price that were never measured; empty if there are none."""
     parts = []
     if replica.offload is not None:
         parts.append("weights in host memory")

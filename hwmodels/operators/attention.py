@@ -39,7 +39,7 @@ from typing import Any
 from hwmodels.checks import check_finite
 from hwmodels.devices.device import Device
 from hwmodels.exact import larger, smaller
-from hwmodels.operators.attention_kernels import KERNELS, Kernels
+from hwmodels.operators.attention_kernels import CHOICES, KERNELS, Kernels
 
 TILE_QUERIES = 128
 """Queries of one tile of prefill attention."""
@@ -135,8 +135,8 @@ class AttentionCurve:
 
 def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
     """Returns the kernels that the library runs on such a chip. Raises ValueError for an unknown library."""
-    known = sorted({name for name, _ in KERNELS})
-    if library not in known:
+    known = sorted({name for name, _ in KERNELS} - CHOICES.keys())
+    if library not in known and library not in CHOICES:
         raise ValueError(f"kernels={library}: must be one of {', '.join(known)}")
     if (library, curve.compute_capability) not in KERNELS:
         able = sorted(capability for name, capability in KERNELS if name == library)
