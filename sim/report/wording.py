@@ -16,6 +16,7 @@ from sim.report.numbers import (
     seconds,
 )
 from sim.report.speculation_lines import speculation_lines
+from sim.report.traffic_lines import traffic_lines
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
 WAITS = {
@@ -142,7 +143,7 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def pressure_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on cache, preemptions, waiting, pipeline, KV transfers and speculation, if there are any.
+    """Returns lines on cache, preemptions, waiting, pipeline, KV transfers, speculation, clients and tasks.
 
     The line on waiting appears only if causes other than the current iteration and the frontend exceed a
     tenth of the mean wait and 1 ms per request.
@@ -158,6 +159,7 @@ def pressure_lines(summary: dict[str, Any]) -> list[str]:
         ),
         _kv_transfer(summary),
         *speculation_lines(summary),
+        *traffic_lines(summary),
     )
     return [line for line in lines if line]
 
