@@ -42,10 +42,9 @@ def _tasks(summary: dict[str, Any]) -> str:
         return ""
     slo_s, share = tasks["slo_s"], tasks["slo_share"]
     within = "" if slo_s is None else f"; {percent_at_least(share)} within {slo_s:g} s"
-    return (
-        f"Tasks: {tasks['finished']:,} of {tasks['count']:,} finished, "
-        f"{tasks['calls_per_task']:.1f} calls each; latency {_mean_and_p99(tasks['latency'])}{within}; makespan {_time(tasks['makespan_s'])}"
-    )
+    counts = f"{tasks['finished']:,} of {tasks['count']:,} finished, {tasks['calls_per_task']:.1f} calls each"
+    latency, makespan = _mean_and_p99(tasks["latency"]), _time(tasks["makespan_s"])
+    return f"Tasks: {counts}; latency {latency}{within}; makespan {makespan}"
 
 
 def _mean_and_p99(latency: dict[str, Any]) -> str:
