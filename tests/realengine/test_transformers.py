@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 
 hf = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor  # noqa: E402
+
 from kernels.mxfp4_weight import Mxfp4Weight, dense_mxfp4, quantise_mxfp4  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
 from realengine.build import build_engine  # noqa: E402
@@ -263,3 +265,42 @@ def test_experts_in_mxfp4_are_those_that_transformers_has_unpacked(tmp_path):
     found = all_logits(decoder_of(spec, weights, TORCH, 128), cache, sequences)
     for tokens, logits in zip(sequences, found, strict=True):
         torch.testing.assert_close(logits, logits_of(model, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_linear_biases_are_those_of_bloom(tmp_path):
+    """transformers has no Baichuan: Llama with its heads not rotated and Bloom's biases computes the same.
+
+    Six heads are no power of two, so two of the slopes lie between the others.
+    """
+    torch.manual_seed(1)
+    config = hf.LlamaConfig(**COMMON | {"num_key_value_heads": 6}, attn_implementation="eager")
+    model = hf.LlamaForCausalLM(config).eval()
+    stored = model.state_dict()
+    for layer in range(config.num_hidden_layers):
+        name = f"model.layers.{layer}.self_attn."
+        stored[f"{name}W_pack.weight"] = torch.cat([stored.pop(f"{name}{of}_proj.weight") for of in "qkv"])
+    save_file(stored, tmp_path / "model.safetensors")
+    fields = {**config.to_dict(), "model_type": "baichuan", "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    spec = Architecture.from_path(tmp_path)
+    weights = load_weights(tmp_path, spec, torch.float32, CPU)
+    sequences = prompts(VOCAB)
+    cache = KvCache(spec, 70, 4, torch.float32, CPU)
+    found = all_logits(decoder_of(spec, weights, TORCH, 128), cache, sequences)
+    for tokens, logits in zip(sequences, found, strict=True):
+        biases = build_alibi_tensor(torch.ones(1, len(tokens)), 6, torch.float32)  # [6, 1, T]
+        unbiased = torch.zeros_like(biases)
+        wanted, far = (_unrotated_logits(model, tokens, each) for each in (biases, unbiased))
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+        assert len(tokens) == 1 or (logits - far).abs().max() > 0.1
+
+
+def _unrotated_logits(model, tokens, biases_H1T):
+    """Returns logits of a Llama without rotation, as of tokens at position 0, and with biases of its keys."""
+    later = torch.ones(len(tokens), len(tokens), dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        return model(
+            torch.tensor([tokens]),
+            position_ids=torch.zeros(1, len(tokens), dtype=torch.long),
+            attention_mask=biases_H1T.masked_fill(later, float("-inf"))[None],
+        ).logits[0]
