@@ -31,7 +31,7 @@ from kernels.attention import (
     padded,
     shared_split,
 )
-from kernels.attention_models import MODELS, Dimensions, made, made_cache, prefill_work
+from kernels.attention_models import MODELS, made, made_cache, prefill_work
 from kernels.attention_reference import attend, gather_tokens
 from kernels.case import Case
 from kernels.decode_attention import decode_attention_reference
@@ -118,7 +118,9 @@ def prefill_attention(
     """
     tables, lens, starts = contexts.block_tables_BM, contexts.lens_B, chunks.start_loc
     num_seqs = lens.shape[0]
-    _check(q_THD, kv, contexts, chunks, options, tree)
+    check_chunks(q_THD, kv, contexts, chunks, options)
+    if tree is not None:
+        _check_tree(tree, options)
     num_tokens, num_heads, head_dim = q_THD.shape
     block_size, num_kv_heads = kv.keys.shape[1:3]
     group = num_heads // num_kv_heads
@@ -165,9 +167,8 @@ def prefill_attention(
     }
     few = num_units * num_kv_heads < sm_count(q_THD.device) or chunks.max_len <= tokens_per_tile
     if num_ranges is None and not (few and contexts.max_len > MIN_RANGE_TOKENS):
-        no_split = None, None, None
         grid = num_units, num_kv_heads
-        launch(prefill_attention_kernel, grid, out, *no_split, *arguments, *strides, **meta)
+        launch(prefill_attention_kernel, grid, out, None, None, None, *arguments, *strides, **meta)
         return out
     num_ranges = num_ranges_of(num_ranges, num_kv_heads, RESIDENT, q_THD.device)
     of_chunks = {"query_start_loc": starts, "block_q": tokens_per_tile}
@@ -231,10 +232,9 @@ def _seen_in_tree(
 ) -> torch.Tensor:
     """Returns the mask of keys that the queries of a tree see, [T, L]: all before it, and their ancestors."""
     num_masked = num_queries + tree.num_before
-    begin = int(tree.mask_start_B[seq])
     mask = torch.ones(num_queries, length, dtype=torch.bool, device=device)
-    of_tree = tree.mask.flatten()[begin:][: num_queries * num_masked].view(num_queries, num_masked)
-    mask[:, length - num_masked :] = of_tree
+    of_tree = tree.mask.flatten()[int(tree.mask_start_B[seq]) :][: num_queries * num_masked]
+    mask[:, length - num_masked :] = of_tree.view(num_queries, num_masked)
     return mask
 
 
@@ -277,12 +277,15 @@ def _tile_for(
         return _tree_tile(
             head_dim, group, max_len, extra=kv.key_scales is not None or _needs_positions(options)
         )
-    is_sm_80 = nearest(target(), TILES) == "sm_80"
-    if is_sm_80 and options.window is not None and padded(head_dim) == 128:  # 128 rows spill
+    is_sm_80, has_window = nearest(target(), TILES) == "sm_80", options.window is not None
+    # Rows are divided by the group, which takes registers unless it is a power of two.
+    divides = is_sm_80 and group & (group - 1) != 0
+    if divides or (is_sm_80 and has_window and padded(head_dim) == 128):  # 128 rows spill
         max_len = min(max_len, max(64 // group, 1))
     tile = tile_of(head_dim, group, max_len)
-    # Tiles of 16 rows with scales have enough registers; with 32 keys ptxas would aim at more programs per
-    # multiprocessor, and spill.
+    if tile.block_m == 64 and (divides or (is_sm_80 and has_window and kv.key_scales is not None)):
+        tile = tile._replace(num_warps=8)  # four warps spill
+    # Tiles of 16 rows with scales have enough registers; with 32 keys, ptxas aims at more programs and spills
     if kv.key_scales is not None and tile.block_m > 16:
         return tile._replace(block_n=16 if is_sm_80 else 32)
     return tile
@@ -293,15 +296,14 @@ def _tree_tile(head_dim: int, group: int, max_query_len: int, *, extra: bool) ->
 
     With other keys and warps for 16 rows, ptxas aims at more programs per multiprocessor, and spills.
     """
-    width = padded(head_dim)
+    width, chip = padded(head_dim), nearest(target(), TILES)
     most_rows = 16 if width > 128 else 64
     tile = tile_of(head_dim, group, min(max_query_len, max(most_rows // group, 1)))
     if tile.block_m > 16:
-        few_registers = extra and nearest(target(), TILES) == "sm_80"
-        return tile._replace(block_n=16 if few_registers else 32, num_warps=8)
+        return tile._replace(block_n=16 if extra and chip in ("sm_80", "gfx942") else 32, num_warps=8)
     if width != 128:
         return tile
-    return tile._replace(block_n=64, num_warps=8)
+    return tile._replace(block_n=32) if chip == "sm_80" else tile._replace(block_n=64, num_warps=8)
 
 
 def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
@@ -322,14 +324,10 @@ def _needs_positions(options: AttentionOptions) -> bool:
     return options.window is not None or options.alibi_slopes_H is not None
 
 
-def _check(
-    q_THD: torch.Tensor,
-    kv: PagedKv,
-    contexts: Contexts,
-    chunks: Chunks,
-    options: AttentionOptions,
-    tree: DraftTree | None,
+def check_chunks(
+    q_THD: torch.Tensor, kv: PagedKv, contexts: Contexts, chunks: Chunks, options: AttentionOptions
 ) -> None:
+    """Raises ValueError unless the kernels of prefill attention can compute these chunks."""
     tables, lens, starts = contexts.block_tables_BM, contexts.lens_B, chunks.start_loc
     check_caches(q_THD, kv)
     check_sequences(tables, starts, lens)
@@ -340,8 +338,9 @@ def _check(
             f"{num_seqs} context lengths, {tables.shape[0]} block tables and query_start_loc of "
             f"{starts.shape[0]}: must be one table per sequence, and one start more than sequences"
         )
-    if tree is None:
-        return
+
+
+def _check_tree(tree: DraftTree, options: AttentionOptions) -> None:
     if tree.mask.dtype != torch.bool or not tree.mask.is_contiguous():
         raise ValueError("tree.mask: must be a contiguous torch.bool")
     if tree.mask_start_B.dtype != torch.int32:
@@ -381,17 +380,7 @@ def _case(
     name: str, num_seqs: int, query_len: int, context_len: int, dtype: torch.dtype, *, tree: bool
 ) -> Case:
     model = MODELS[name]
-    return Case(
-        f"{name}-{str(dtype).removeprefix('torch.')}-batch{num_seqs}-{query_len}of{context_len}"
-        + ("-tree" if tree else ""),
-        _make(model, num_seqs, query_len, context_len, dtype, tree),
-        *prefill_work(model, num_seqs, query_len, context_len, dtype),
-    )
 
-
-def _make(
-    model: Dimensions, num_seqs: int, query_len: int, context_len: int, dtype: torch.dtype, tree: bool
-) -> Callable[[torch.device], Callable[[], object]]:
     def make(device: torch.device) -> Callable[[], object]:
         kv, contexts = made_cache([context_len] * num_seqs, model, dtype, device)
         q = made((num_seqs * query_len, model.num_heads, model.head_dim), torch.bfloat16, device)
@@ -405,4 +394,6 @@ def _make(
             drafts = DraftTree(own.repeat(num_seqs, 1), starts[:-1] * query_len, positions)
         return lambda: prefill_attention(q, kv, contexts, Chunks(starts, query_len), options, tree=drafts)
 
-    return make
+    case = f"{name}-{str(dtype).removeprefix('torch.')}-batch{num_seqs}-{query_len}of{context_len}"
+    work = prefill_work(model, num_seqs, query_len, context_len, dtype)
+    return Case(f"{case}-tree" if tree else case, make, *work)

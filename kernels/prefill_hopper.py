@@ -24,20 +24,13 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.attention import (
-    PLAIN,
-    AttentionOptions,
-    Contexts,
-    check_caches,
-    check_options,
-    check_sequences,
-)
+from kernels.attention import PLAIN, AttentionOptions, Contexts
 from kernels.attention_models import MODELS, Dimensions, made, made_cache, prefill_work
 from kernels.case import Case
 from kernels.even_split import even_split
 from kernels.launch import INTERPRETER, launch, sm_count, target
 from kernels.paged_kv import PagedKv
-from kernels.prefill_attention import Chunks
+from kernels.prefill_attention import Chunks, check_chunks
 from kernels.prefill_hopper_kernels import gather_context_kernel, prefill_hopper_kernel, schedule_kernel
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -47,7 +40,7 @@ MIN_QUERIES = 512
 MIN_ROUNDS = 6
 """Tiles of a program from which on dealing them is even: within 3 % for a prompt of 4k tokens, 32 heads."""
 DENSE_BYTES = 1 << 29
-"""Most memory for the copied keys and values of a layer."""
+"""Most memory for the copied keys and values of a layer; the memory plan of the engine reserves it."""
 
 
 class Tile(NamedTuple):
@@ -106,9 +99,7 @@ def prefill_hopper(
     Raises ValueError for arguments that `unsupported` names.
     """
     tables, lens, starts = contexts.block_tables_BM, contexts.lens_B, chunks.start_loc
-    check_caches(q_THD, kv)
-    check_sequences(tables, starts, lens)
-    check_options(q_THD, options)
+    check_chunks(q_THD, kv, contexts, chunks, options)
     reason = unsupported(q_THD, kv, contexts, chunks, options)
     if reason is not None:
         raise ValueError(f"{reason}: not supported by prefill_hopper; use prefill_attention")

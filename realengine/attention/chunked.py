@@ -13,11 +13,10 @@ import torch
 from kernels.attention import PLAIN, AttentionOptions, Contexts
 from kernels.paged_kv import QUANTISED, PagedKv
 from kernels.prefill_attention import Chunks, DraftTree
+from kernels.prefill_hopper import DENSE_BYTES
 
 MIN_QUERIES = 16
 """Queries of the longest chunk from which on it is not a pass that verifies drafts."""
-DENSE_BYTES = 1 << 29
-"""Most memory for keys and values of a layer that are copied for a call; the memory plan reserves it."""
 
 _LOG = logging.getLogger("windtunnel.engine")
 

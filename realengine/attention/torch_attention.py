@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from kernels.attention_reference import gather_slots, gather_tokens
+from kernels.prefill_hopper import HALVES
 from realengine.attention.chunked import Call, Support
 
-HALVES = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256  # of FlashAttention-2
 
 

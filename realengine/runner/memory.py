@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.prefill_hopper import DENSE_BYTES
 from policies.speculation.engine.drafts import Shapes
-from realengine.attention.chunked import DENSE_BYTES
 from realengine.model.architecture import Architecture
 from realengine.model.latent_attention import EXPANDED_BYTES
 from realengine.runner.graph_mode import GraphMode

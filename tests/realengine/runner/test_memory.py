@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.prefill_hopper import DENSE_BYTES
 from policies.batching.chunked import Chunked
 from policies.speculation.by_batch_size import ByBatchSize
-from realengine.attention.chunked import DENSE_BYTES
 from realengine.model.architecture import Architecture
 from realengine.runner import memory
 from realengine.runner.graph_mode import MODES
