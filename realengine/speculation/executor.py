@@ -34,6 +34,7 @@ from realengine.speculation.graphs import PassGraphs, captured_levels, drafts_in
 from realengine.speculation.passed_rows import passed_rows
 from realengine.speculation.tree_rows import TreeShape
 from realengine.speculation.verification import Verified, verified
+from realengine.speculation.warm_up import eager_passes
 from realengine.speculation.work import NO_TOKEN, PassSize, VerifyShape, VerifyWords, VerifyWork
 
 
@@ -56,6 +57,7 @@ class SpeculativeExecutor(Executor):
     ) -> None:
         super().__init__(*args, **settings)
         self._drafter = drafter
+        self._shapes = Shapes(proposer)
         num_slots = len(self._newest_S)
         self._computed_S = torch.zeros(num_slots, dtype=torch.int64, device=self.device)
         num_drafts = proposer.num_speculative_tokens
@@ -67,11 +69,10 @@ class SpeculativeExecutor(Executor):
         self._tree = None if proposer.tree is None else TreeShape(proposer.tree, self.device)
         self._pass_graphs: PassGraphs | None = None
         if graph_sizes:
-            self._pass_graphs = self.graphs = self._new_graphs(
-                Shapes(proposer), draft_length or Fixed(), graph_sizes
-            )
+            self._pass_graphs = self.graphs = self._new_graphs(draft_length or Fixed(), graph_sizes)
 
-    def _new_graphs(self, shapes: Shapes, policy: DraftLength, sizes: Sequence[int]) -> PassGraphs:
+    def _new_graphs(self, policy: DraftLength, sizes: Sequence[int]) -> PassGraphs:
+        shapes = self._shapes
         return PassGraphs(
             self._run_words,
             shapes,
@@ -84,6 +85,13 @@ class SpeculativeExecutor(Executor):
             max_segment_tokens=1 if self.adapters is None else self.adapters.max_segment_tokens(False),
             device=self.device,
         )
+
+    def warm_up(self) -> None:
+        """Launches what no graph does once, passes with drafts included."""
+        super().warm_up()
+        padding = Padding(self._num_slots, self._tables_SM.shape[1])
+        for work in eager_passes(self._shapes, padding, self._max_model_len):
+            self.run(work)
 
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:

@@ -1,4 +1,4 @@
-"""The passes of a warm-up: their times are the first estimates of an engine that speculates."""
+"""The passes of a warm-up: they launch what no graph does, and their times are the first estimates."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ def warm_up(
     slot, whose KV and tokens do not matter.
     """
     shapes = Shapes(proposer)
-    levels = {0, int(shapes.depth[min(shapes.num_rows, (max_model_len - 1) // 2)])}
     for num_seqs in sorted({min(num, max_num_seqs) for num in NUM_SEQS}):
-        for num_levels in sorted(levels):
+        for num_levels in _levels(shapes, max_model_len):
             num_drafts = int(shapes.rows[num_levels])
             num_rows = num_seqs * (1 + num_drafts)
             graph = None if graphs is None else graphs.fit(num_seqs, num_rows, num_drafts, num_levels)
             size = graph or PassSize(num_seqs, num_drafts, num_levels, None)
-            room = min(2 + num_drafts + shapes.num_rows, max_model_len)
+            room = _room(num_drafts, shapes, max_model_len)
             work = _pass(size, num_levels, room, padding, has_tree=not shapes.is_chain)
             seconds = []
             for _ in range(NUM_RUNS):
@@ -54,6 +53,28 @@ def warm_up(
                 seconds.append(now() - begin_s)
             if min(seconds) > 0:
                 yield MeasuredPass(num_seqs, num_seqs * num_drafts, 0, num_levels), min(seconds)
+
+
+def eager_passes(shapes: Shapes, padding: Padding, max_model_len: int) -> Iterator[VerifyWork]:
+    """Yields passes of one sequence, with and without drafts, for short and for long contexts.
+
+    Attention splits long contexts only, and graphs are captured for long ones: eager passes need both.
+    """
+    for num_levels in _levels(shapes, max_model_len):
+        num_drafts = int(shapes.rows[num_levels])
+        size = PassSize(1, num_drafts, num_levels, None)
+        for longest in sorted({_room(num_drafts, shapes, max_model_len), max_model_len}):
+            yield _pass(size, num_levels, longest, padding, has_tree=not shapes.is_chain)
+
+
+def _levels(shapes: Shapes, max_model_len: int) -> list[int]:
+    """Returns 0 and the most levels of drafts for which a sequence has room."""
+    return sorted({0, int(shapes.depth[min(shapes.num_rows, (max_model_len - 1) // 2)])})
+
+
+def _room(num_drafts: int, shapes: Shapes, max_model_len: int) -> int:
+    """Returns the most tokens of a sequence that runs a pass and is drafted for."""
+    return min(2 + num_drafts + shapes.num_rows, max_model_len)
 
 
 def _pass(size: PassSize, num_levels: int, room: int, padding: Padding, *, has_tree: bool) -> VerifyWork:

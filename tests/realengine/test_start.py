@@ -19,7 +19,7 @@ from kernels.launch import compiling_for
 from kernels.norm import rms_norm_kernel
 from policies.batching.chunked import Chunked
 from policies.scheduling.fcfs import Fcfs
-from realengine.ahead.setups import MODELS
+from realengine.ahead.setups import DRAFTERS, MODELS
 from realengine.ahead.startup import EngineShape, run_works
 from realengine.ahead.zeros import WithoutProducts
 from realengine.model.architecture import Architecture
@@ -27,6 +27,7 @@ from realengine.progress import WIDTH, Progress
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.settings import KV_DTYPES
+from realengine.speculation.settings import NEEDS_MODEL, PROPOSERS
 from tests.realengine.adapters import random_adapter
 from tests.realengine.recorded import record_on_cpu
 from tests.realengine.test_engine import CONFIGS
@@ -156,11 +157,39 @@ def test_no_request_compiles_a_kernel(monkeypatch, model, settings):
     adapters = {}
     if "max_loras" in settings:
         adapters = {name: random_adapter(architecture, 8, seed=seed) for seed, name in enumerate("abc")}
-    defaults = {"cudagraph_mode": "FULL_AND_PIECEWISE", "num_kv_blocks": 4000, "lora_adapters": adapters}
+    ahead, start, service = launched(architecture, {"lora_adapters": adapters} | settings)
+    assert len(service) > 10
+    assert start <= ahead
+    assert service <= ahead
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "ngram",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("draft_model", "drawn_drafts", "self_speculative", "lookahead", "medusa", "eagle")
+        ),
+    ],
+)
+def test_no_pass_with_drafts_compiles_a_kernel(monkeypatch, drafter):
+    record_on_cpu(monkeypatch)
+    config = dict(DRAFTERS[drafter])
+    if issubclass(PROPOSERS[config["method"]], NEEDS_MODEL):
+        config["model"] = SMALL
+    ahead, start, service = launched(SMALL, {"speculative_config": config})
+    assert any(name == "match_kernel" for name, *_ in service)
+    assert service <= ahead | start
+
+
+def launched(architecture, settings):
+    """Returns what is compiled ahead, what a start launches and what requests launch then."""
     ahead, start, service = Launches(), Launches(), Launches()
     with compiling_for("sm_90", ahead):
         run_works(shape_of(architecture, settings))
     launches = start
+    defaults = {"cudagraph_mode": "FULL_AND_PIECEWISE", "num_kv_blocks": 4000}
     with (
         compiling_for("sm_90", lambda *launch: launches(*launch)),
         WithoutProducts(),
@@ -176,10 +205,8 @@ def test_no_request_compiles_a_kernel(monkeypatch, model, settings):
             **(defaults | settings),
         )
         launches = service
-        serve_all_kinds(llm, [None, *adapters])
-    assert len(service.found) > 10
-    assert set(start.found) <= set(ahead.found)
-    assert set(service.found) <= set(ahead.found)
+        serve_all_kinds(llm, [None, *settings.get("lora_adapters", ())])
+    return set(ahead.found), set(start.found), set(service.found)
 
 
 def test_bars_show_each_part_of_a_start(monkeypatch):
