@@ -5,6 +5,8 @@ the client asked to keep cost more when they are first computed, or rent for as 
 number: 1,000 prompts of 10,000 tokens, 9,000 of which are found in all but the first, at $3 per million: all
 computed, $30; with a read factor of 0.1 and a write factor of 1.25, 9,000 written tokens cost $0.034, 8.991
 million read ones $2.70, 1 million others $3: $5.73.
+
+Batch APIs, which answer within a day, sell all tokens at half price (OpenAI, Anthropic, Google, 2025).
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ class Tariff:
     usd_per_million_token_hours: float = 0.0
     """Rent of pinned tokens per million tokens and hour (Google's explicit caches: some $1 to $4.5)."""
 
+    min_cached_tokens: int = 0
+    """Fewest found tokens of a prompt that get the discount; fewer are billed in full."""
+    batch_factor: float = 1.0
+    """Factor on the prices of all tokens, without the rent; 0.5: a batch API."""
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
             check_finite(name, getattr(self, name), zero_allowed=True)
@@ -47,7 +54,7 @@ class Tariff:
         at_full_price = input_tokens - found - written
         input_usd = at_full_price + self.read_factor * found + self.write_factor * written
         return (
-            self.usd_per_million_input_tokens * input_usd
-            + self.usd_per_million_output_tokens * output_tokens
+            self.batch_factor * self.usd_per_million_input_tokens * input_usd
+            + self.batch_factor * self.usd_per_million_output_tokens * output_tokens
             + self.usd_per_million_token_hours * pinned_token_s / 3600
         ) / 1e6

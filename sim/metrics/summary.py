@@ -29,6 +29,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.break_even import break_even_load
 from hwmodels.cost import split_cost
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
@@ -60,6 +61,8 @@ from sim.metrics.utilisation import (
 from sim.metrics.waste import kv_waste
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
+
+SECONDS_PER_YEAR = 365 * 24 * 3600.0
 
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
@@ -131,6 +134,8 @@ def summarise(
         "bill_usd": None if tariff is None else _bill_usd(part.table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }
+    if figures["bill_usd"] is not None:
+        figures["break_even_load"] = break_even_load(figures["cost"]["usd"], figures["bill_usd"])
     figures["publish"] = figures["ttft"]
     plain: dict[str, Any] = plain_json(figures)
     return plain
@@ -237,7 +242,7 @@ def _cost(
 def _bill_usd(requests: pd.DataFrame, records: RunRecords, tariff: Tariff) -> float:
     """Computes the bill of all clients over the whole run: served prompts, all output, pinned prefixes."""
     served = requests[requests["first_token_s"].notna()]
-    found = served["cached_tokens"]
+    found = served["cached_tokens"].where(served["cached_tokens"] >= tariff.min_cached_tokens, 0)
     return tariff.bill_usd(
         input_tokens=float(served["prompt_tokens"].sum()),
         found=float(found.sum()),
@@ -254,6 +259,7 @@ def _energy(joules: EnergyUse, settings: EnergySettings, output: _Output) -> dic
         "joules": total,
         "idle_joules": joules.idle_joules,
         "mean_device_w": _per(total, joules.device_s),
+        "kwh_per_device_year": float(settings.kwh(_per(total, joules.device_s) * SECONDS_PER_YEAR)),
         "joules_per_output_token": _per(total, output.output_tokens),
         "joules_per_1000_requests": _per(1000 * total, output.requests),
         "kwh": float(settings.kwh(total)),

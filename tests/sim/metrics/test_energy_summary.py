@@ -78,6 +78,7 @@ def test_electricity_and_emissions_are_those_bought():
     energy = summary_of(two_requests())["energy"]
     assert energy["kwh"] == pytest.approx(2 * 820 / 3.6e6)
     assert energy["g_co2e"] == pytest.approx(0.164)
+    assert energy["kwh_per_device_year"] == pytest.approx(2 * 205 * 8760 / 1000)
     assert energy["kwh_per_1000_requests"] == pytest.approx(500 * 2 * 820 / 3.6e6)
     assert (energy["grid_g_co2e_per_kwh"], energy["pue"]) == (360, 2)
 
