@@ -267,8 +267,8 @@ class Engine:
         elif self._repeated is None and launch.has_single_tokens:
             self._repeated = RepeatedRows.of(launch.rows, self._answer_of)
         if self._repeated is None or not launch.has_single_tokens:
-            columns, logprobs = self._tokens_of(launch), launch.logprobs()
-            changed, counts, stopped = append_tokens(launch.rows, columns, logprobs, self._answer_of)
+            columns, logprobs, prompts = self._tokens_of(launch), launch.logprobs(), launch.prompt_logprobs()
+            changed, counts, stopped = append_tokens(launch.rows, columns, logprobs, self._answer_of, prompts)
         else:
             changed, counts, stopped = self._repeated.append(launch.single_tokens())
         for seq, answer in stopped.items():

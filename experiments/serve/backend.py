@@ -14,6 +14,7 @@ class Sampling:
 
     max_tokens: limit of the output tokens. min_tokens: no end of sequence and no stop string ends the output
     before. logprobs: number of most likely tokens to report with each token; None: no log-probabilities.
+    prompt_logprobs: the same for the tokens of the prompt.
     """
 
     max_tokens: int
@@ -30,6 +31,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class RemoteKv(NamedTuple):
@@ -79,7 +81,7 @@ class Generation:
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability of a token of the output. top: those of the most likely tokens, the likeliest first."""
+    """Log-probability of a token. top: those of the most likely tokens, the likeliest first."""
 
     token_id: int
     logprob: float
@@ -91,7 +93,8 @@ class Delta(NamedTuple):
 
     finish_reason: "stop", "length" or "abort" in the last delta, else None. stop_reason: the stop string or
     token id that has ended the output. num_cached_tokens: prompt tokens whose KV was reused.
-    kv_transfer_params: where the KV is kept, for the request that continues with it.
+    kv_transfer_params: where the KV is kept, for the request that continues with it. prompt_logprobs: in the
+    first delta those of the prompt's tokens from the second one on, if they are wanted.
     """
 
     text: str
@@ -101,6 +104,7 @@ class Delta(NamedTuple):
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     kv_transfer_params: Mapping[str, Any] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
 
 
 Deliver = Callable[[Delta], bool]
@@ -167,13 +171,6 @@ class Backend(Protocol):
         """Returns why no request would be served now; None: the back end is healthy."""
         ...
 
-    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> Sequence[TokenLogprob]:
-        """Returns the log-probabilities of a prompt's tokens from the second one on.
-
-        num_top: number of most likely tokens to report with each. Raises ApiError if it cannot tell them.
-        """
-        ...
-
     @property
     def num_in_progress(self) -> int:
         """Number of outputs that have not ended."""
@@ -199,9 +196,6 @@ class BackendLayer:
 
     def unhealthy_because(self) -> str | None:
         return self._backend.unhealthy_because()
-
-    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> Sequence[TokenLogprob]:
-        return self._backend.prompt_logprobs(token_ids, num_top)
 
     def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         return self._backend.generate(generation)

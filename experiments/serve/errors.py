@@ -18,6 +18,11 @@ TYPES = {
 """Value of `type` by status; of other statuses, the phrase of the status."""
 
 
+MAX_REASON_CHARS = 300
+"""Characters of the reasons of others that are repeated to a client."""
+FAILED = "The server failed; its log has the reason."
+
+
 class ApiError(Exception):
     """A request that is answered with an error.
 

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from aiohttp import web
 
-from experiments.serve.server import listen
+from experiments.serve.server import Listener, listen
 from experiments.serve.settings import Address
 from experiments.serve.simulated.fleet import SimulatedFleet
 from sim.engine.replica import Replica
@@ -37,7 +37,7 @@ class ReplicaPorts:
         self._make_app = make_app
         self._address = address
         self._on_ready = on_ready
-        self._runners: list[web.AppRunner] = []
+        self._listeners: list[Listener] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> ReplicaPorts:
@@ -59,7 +59,7 @@ class ReplicaPorts:
 
     async def _close(self) -> None:
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+        await asyncio.gather(*(listener.cleanup() for listener in self._listeners))
 
     def _added(self, replica: Replica) -> None:
         task = asyncio.get_running_loop().create_task(self._listen(replica.index))
@@ -68,10 +68,10 @@ class ReplicaPorts:
 
     async def _listen(self, index: int) -> None:
         port = self._address.port and self._address.port + 1 + index
-        runner, url = await listen(
+        listener, url = await listen(
             self._make_app(index), self._address.host, port, f"port of replica {index}"
         )
-        self._runners.append(runner)
+        self._listeners.append(listener)
         self._on_ready(index, url)
 
 

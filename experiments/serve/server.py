@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from experiments.serve.protocol import ErrorObjectProtocol
 from experiments.serve.settings import Address
 from experiments.serve.stop import POLL_S, Stop
 from sim.settings.errors import ConfigError
@@ -40,23 +41,41 @@ _LOG = logging.getLogger("windtunnel.serve.http")
 _LOG.addFilter(NoTracebacksOfClients())
 
 
-async def listen(app: web.Application, host: str, port: int, name: str = "port") -> tuple[web.AppRunner, str]:
-    """Listens with an application; returns its runner, which the caller cleans up, and its URL.
+class Listener:
+    """An application that listens on sockets, until `cleanup`."""
+
+    def __init__(self, runner: web.AppRunner, sockets: asyncio.Server) -> None:
+        self._runner = runner
+        self._sockets = sockets
+
+    async def cleanup(self) -> None:
+        """Closes the sockets and all connections, and ends the application."""
+        self._sockets.close()
+        await self._runner.cleanup()
+
+
+async def listen(app: web.Application, host: str, port: int, name: str = "port") -> tuple[Listener, str]:
+    """Listens with an application; returns the listener, which the caller cleans up, and its URL.
 
     port: 0 for any free one. name: of the port, for messages. Raises ConfigError if the address cannot be
     used.
     """
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=0.1,
-        auto_decompress=False,  # as in vLLM; a small body could become a large one
-        logger=_LOG,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
+    loop, server = asyncio.get_running_loop(), runner.server
+    assert server is not None
+
+    def protocol() -> ErrorObjectProtocol:
+        return ErrorObjectProtocol(
+            server,
+            loop=loop,
+            access_log=None,
+            auto_decompress=False,  # as in vLLM; a small body could become a large one
+            logger=_LOG,
+        )
+
     try:
-        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        sockets = await loop.create_server(protocol, host, port, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         await runner.cleanup()
         reason = getattr(error, "strerror", None) or str(error)
@@ -64,7 +83,7 @@ async def listen(app: web.Application, host: str, port: int, name: str = "port")
             f"host={host}, {name}={port}: cannot listen there: {reason}; choose another port, or port=0 for "
             "any free one"
         ) from None
-    return runner, f"http://{host}:{runner.addresses[0][1]}"
+    return Listener(runner, sockets), f"http://{host}:{sockets.sockets[0].getsockname()[1]}"
 
 
 async def serve_app(
@@ -83,13 +102,13 @@ async def serve_app(
     seconds to wait for outputs and responses in progress. on_ready: called with the URL. Raises ConfigError
     if the address cannot be used.
     """
-    runner, url = await listen(app, address.host, address.port)
+    listener, url = await listen(app, address.host, address.port)
     try:
         async with short_collections(num_in_progress):
             on_ready(url)
             await _until_drained(stop, duration_s, drain_s, num_in_progress)
     finally:
-        await runner.cleanup()
+        await listener.cleanup()
 
 
 @asynccontextmanager

@@ -18,8 +18,9 @@ from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch
-from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs, Logprobs
+from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs
 from realengine.runner.host_kv import HostKv
+from realengine.runner.logprobs import logprobs_of, with_prompt_logprobs
 from realengine.runner.piecewise import PiecewiseGraphs
 from realengine.runner.stop_masks import StopMask, StopMasks
 from realengine.runner.upload import Upload
@@ -33,10 +34,14 @@ from realengine.runner.work import (
     Padding,
     PenaltyInit,
     RowSettings,
+    ScoredRows,
     Shape,
     Work,
     pack_sampling,
 )
+
+LEAST_SCORED, MOST_SCORED = 16, 256
+"""Bounds of the rows of logits of prompts that exist at once; between them as many as sequences may draw."""
 
 
 class DeviceLostError(RuntimeError):
@@ -107,7 +112,7 @@ class Executor:
             return self.decode_graphs.run(shape, self._upload.stage(work.words))
         words = self._upload.sent(work.words)
         if not shape.is_decode:
-            return self._mixed(words, shape)
+            return self._mixed(words, shape, work.scored)
         drawn = [self._decode(words, shape) for _ in range(shape.num_iterations)]
         if len(drawn) == 1:
             return drawn[0]
@@ -210,7 +215,7 @@ class Executor:
         views.tokens_B.fill_(ON_DEVICE)
         return drawn
 
-    def _mixed(self, words: torch.Tensor, shape: Shape) -> Drawn | None:
+    def _mixed(self, words: torch.Tensor, shape: Shape, scored: ScoredRows | None) -> Drawn | None:
         views = MixedWords.of(words, shape)
         if shape.num_updates:
             self._tables_SM.view(-1).index_copy_(0, views.places_U.long(), views.ids_U)
@@ -225,18 +230,35 @@ class Executor:
             block_tables_BM=self._tables_SM[views.slots_B.long(), : -(-shape.max_context_len // block_size)],
             chunk_starts=views.chunk_starts,
             context_lens_B=views.contexts_B,
-            sampled_rows_S=rows_S,
+            sampled_rows_S=self._and_scored(rows_S, scored),
             num_decodes=shape.num_decodes,
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
             adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=False),
         )
         states_SH = self._sampled_states(batch)
-        if not shape.num_drawn:
-            return None
-        logits_SV = self._decoder.head(states_SH)
-        slots_S = views.drawn_slots_S.long()
-        return self._draw(logits_SV, shape, views.sampling_SW, slots_S, positions_T[rows_S] + 1)
+        drawn, num_drawn = None, shape.num_drawn
+        if num_drawn:
+            logits_SV = self._decoder.head(states_SH[:num_drawn])
+            slots_S = views.drawn_slots_S.long()
+            drawn = self._draw(logits_SV, shape, views.sampling_SW, slots_S, positions_T[rows_S] + 1)
+        return self._with_scores(drawn, states_SH[num_drawn:], scored)
+
+    def _and_scored(self, rows_S: torch.Tensor, scored: ScoredRows | None) -> torch.Tensor:
+        """Returns the sampled rows and, after them, those whose next token is scored."""
+        if scored is None:
+            return rows_S
+        return torch.cat([rows_S, self._upload.copied(scored.rows_P).long()])
+
+    def _with_scores(
+        self, drawn: Drawn | None, states_PH: torch.Tensor, scored: ScoredRows | None
+    ) -> Drawn | None:
+        """Returns what was drawn, with the log-probabilities of the scored tokens, if there are any."""
+        if scored is None:
+            return drawn
+        tokens_P = self._upload.copied(scored.tokens_P).long()
+        max_rows = min(max(self._num_slots, LEAST_SCORED), MOST_SCORED)
+        return with_prompt_logprobs(drawn, states_PH, tokens_P, scored.num_top, self._decoder.head, max_rows)
 
     def _segments(self, starts: torch.Tensor, slots: torch.Tensor, *, is_decode: bool) -> Segments | None:
         if not len(slots):
@@ -296,10 +318,3 @@ class Executor:
             size = (self._num_slots + 1, self._decoder.architecture.vocab_size)
             self._counts_SV = torch.zeros(size, dtype=torch.int32, device=self.device)
         return self._counts_SV
-
-
-def logprobs_of(logits_SV: torch.Tensor, tokens_S: torch.Tensor, num_top: int) -> Logprobs:
-    """Computes log-probabilities of the model's own distribution, before temperature and penalties."""
-    logprobs_SV = logits_SV.float().log_softmax(-1)
-    top = logprobs_SV.topk(num_top, dim=-1)
-    return Logprobs(logprobs_SV.gather(1, tokens_S[:, None])[:, 0], top.values, top.indices)

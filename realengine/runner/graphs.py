@@ -41,6 +41,8 @@ class Drawn(NamedTuple):
     """Accepted draft tokens, int64 [passes, S]: of a pass's rows of tokens_IS, so many and one more count."""
     check: Callable[[], None] | None = None
     """Called when the tokens have arrived; raises DeviceLostError if they are undefined."""
+    prompt: Logprobs | None = None
+    """Log-probabilities of the tokens of prompts that the step was asked for."""
 
 
 class Graphs(Protocol):

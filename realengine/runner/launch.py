@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 
 from policies.core.sequence import Sequence
 from realengine.runner.graphs import Drawn
+from realengine.runner.prompt_scores import ScoredChunk
 from realengine.serving.answer import TokenLogprobs
 
 Row = tuple[Sequence, int]
@@ -22,7 +25,10 @@ class Launch:
         """Sequences that end with this launch because they have reached their length limit."""
         self.num_drafts: list[int] = []
         """Draft tokens of the first rows, if the launch verifies any; the other rows have none."""
+        self.scored: list[ScoredChunk] = []
+        """Tokens of prompts whose log-probabilities it brings."""
         self._tokens: torch.Tensor | None = None
+        self._prompt: tuple[torch.Tensor, ...] = ()
         self._logprobs: tuple[torch.Tensor, ...] = ()
         self._accepted: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
@@ -32,6 +38,8 @@ class Launch:
         self._tokens = _on_host(drawn.tokens_IS)
         if drawn.logprobs is not None:
             self._logprobs = tuple(_on_host(part) for part in drawn.logprobs)
+        if drawn.prompt is not None:
+            self._prompt = tuple(_on_host(part) for part in drawn.prompt)
         if drawn.accepted_IS is not None:
             self._accepted = _on_host(drawn.accepted_IS)
         if drawn.tokens_IS.is_cuda:
@@ -82,12 +90,24 @@ class Launch:
         if self._tokens is None or not self._logprobs:
             return None
         stride = self._tokens.shape[1]  # rows of padding may follow ours
-        drawn_S, top_SK, tokens_SK = (part.tolist() for part in self._logprobs)
+        found = _by_row(self._logprobs)
+        return [found[place::stride] for place in range(len(self.rows))]
 
-        def of(row: int) -> TokenLogprobs:
-            return TokenLogprobs(drawn_S[row], dict(zip(tokens_SK[row], top_SK[row], strict=True)))
+    def prompt_logprobs(self) -> list[tuple[ScoredChunk, list[TokenLogprobs]]]:
+        """Returns the log-probabilities of the tokens of prompts that it scored; valid after `tokens`."""
+        if not self._prompt:
+            return []
+        found = iter(_by_row(self._prompt))
+        return [(chunk, list(islice(found, chunk.num_tokens))) for chunk in self.scored]
 
-        return [[of(row) for row in range(place, len(drawn_S), stride)] for place in range(len(self.rows))]
+
+def _by_row(logprobs: tuple[torch.Tensor, ...]) -> list[TokenLogprobs]:
+    """Returns the log-probabilities of each row."""
+    drawn, top, tokens = (part.tolist() for part in logprobs)
+    return [
+        TokenLogprobs(own, dict(zip(ids, values, strict=True)))
+        for own, values, ids in zip(drawn, top, tokens, strict=True)
+    ]
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from realengine.runner.decode_rows import DecodeRows, MemberRows, RepeatedStep
 from realengine.runner.graphs import DecodeGraphs, Drawn
 from realengine.runner.host_kv import HostPlaces
 from realengine.runner.launch import Launch, Row
+from realengine.runner.prompt_scores import NOTHING_SCORED, PromptScores
 from realengine.runner.stop_masks import ChangedMasks
 from realengine.runner.work import (
     ON_DEVICE,
@@ -77,6 +78,7 @@ class Runner:
         self._adapter_loads: list[tuple[str, int]] = []  # for the next launch, as the following lists
         self._penalty_inits: list[PenaltyInit] = []
         self._masks = ChangedMasks()
+        self._scores = PromptScores()
         self._updates: list[tuple[int, int]] = []  # (index in the flattened tables, block id)
 
     def fill_slot(
@@ -114,6 +116,7 @@ class Runner:
         )
         self._draw_S[slot] = Draw.greedy if params.temperature == 0 else Draw.sample
         self._num_logprobs_S[slot] = -1 if params.logprobs is None else params.logprobs
+        self._scores.set(slot, seq.num_prompt_tokens, len(tokens), params.prompt_logprobs)
         self._lora_S[slot] = NO_ADAPTER
         if lora is not None:
             assert self._core.residents is not None
@@ -152,9 +155,11 @@ class Runner:
         if plan.branched:
             decoding = self._with_branches(plan, decoding)
             copies = np.array(self._core.branched.copies(plan), np.int32).reshape(-1, 2)
-        rows = decoding.rows
+        rows, scored = decoding.rows, NOTHING_SCORED
         if plan.chunks:
-            rows, shape, words = self._pack_mixed(plan, decoding)
+            prefill_rows = [row for chunk in plan.chunks for row in self._prefill_rows(chunk)]
+            scored = self._scores.of(prefill_rows, len(rows), self._tokens_SL)
+            rows, shape, words = self._pack_mixed(prefill_rows, decoding)
         else:
             shape, words = self._pack_decode(decoding, num_iterations)
         work = Work(
@@ -165,9 +170,12 @@ class Runner:
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
             penalty_inits=tuple(self._penalty_inits),
             stop_masks=tuple(self._masks.changed),
+            scored=scored.rows,
         )
         self._updates.clear()
-        return self._launched(rows, work, num_iterations)
+        launch = self._launched(rows, work, num_iterations)
+        launch.scored = scored.chunks
+        return launch
 
     def _launched(self, rows: list[Row], work: Work, num_iterations: int) -> Launch:
         """Executes work that has been packed."""
@@ -277,7 +285,9 @@ class Runner:
         )
         return RepeatedStep.of(slots, shape, self._sampling_S, segments, self._padding)
 
-    def _pack_mixed(self, plan: StepPlan, decoding: DecodeRows) -> tuple[list[Row], Shape, NDArray[np.int32]]:
+    def _pack_mixed(
+        self, prefill_rows: list[PrefillRow], decoding: DecodeRows
+    ) -> tuple[list[Row], Shape, NDArray[np.int32]]:
         """Packs a step with the decodes first, and then the prompt chunks.
 
         Returns the (sequence, branch) of each token that is drawn, too.
@@ -292,7 +302,6 @@ class Runner:
         drawn, drawn_slots = list(range(num_decodes)), decode_slots.tolist()
         rows = list(decoding.rows)
         num_tokens = num_decodes
-        prefill_rows = [row for chunk in plan.chunks for row in self._prefill_rows(chunk)]
         for seq, slot, first, num_new, drawing in prefill_rows:
             tokens.append(self._tokens_SL[slot, first : first + num_new])
             positions.append(np.arange(first, first + num_new))

@@ -88,6 +88,17 @@ class PrefillRow(NamedTuple):
     drawing: range
 
 
+class ScoredRows(NamedTuple):
+    """Rows of a step whose next token is known: a token of a prompt, of which the log-probability is wanted.
+
+    rows_P: rows of T. tokens_P: the tokens after them. num_top: most likely tokens to report with each.
+    """
+
+    rows_P: NDArray[np.int32]
+    tokens_P: NDArray[np.int32]
+    num_top: int
+
+
 class PenaltyInit(NamedTuple):
     """Initial token counts of a sequence with penalties; its first num_prompt tokens are its prompt."""
 
@@ -116,6 +127,8 @@ class Work:
     penalty_inits: tuple[PenaltyInit, ...] = ()
     stop_masks: tuple[StopMask, ...] = ()
     """Slots whose masks begin or end with this step."""
+    scored: ScoredRows | None = None
+    """Rows of a step with chunks that tell log-probabilities of prompts; None: none is wanted."""
 
 
 class DecodeWords(NamedTuple):

@@ -95,6 +95,11 @@ class Answer:
     cache_salt: str = ""
     num_cached_tokens: int = 0
     """Tokens of the prompt whose KV was found in the cache when the request was first admitted."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Log-probabilities of the prompt's tokens, if they are wanted; that of the first one is None.
+
+    They are complete once the first token of an output is there, and None so far as not computed.
+    """
 
     def ends(self, output: Output) -> bool:
         """Ends an output if its newest token or a stop string in its text does; returns whether it has ended.

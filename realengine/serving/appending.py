@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from policies.core.sequence import Sequence
 from realengine.runner.launch import Row
+from realengine.runner.prompt_scores import ScoredChunk
 from realengine.serving.answer import Answer, TokenLogprobs
 
 
@@ -26,8 +27,17 @@ def append_tokens(
     columns: list[list[int]],
     logprobs: list[list[TokenLogprobs]] | None,
     answer_of: Mapping[Sequence, Answer],
+    prompts: list[tuple[ScoredChunk, list[TokenLogprobs]]],
 ) -> Appended:
-    """Appends the tokens of each row, up to the one that ends its output, and their log-probabilities."""
+    """Appends the tokens of each row, up to the one that ends its output, and their log-probabilities.
+
+    prompts: log-probabilities of tokens of prompts, which are put into their answers.
+    """
+    for (seq, first, num_tokens), found in prompts:
+        scored = answer_of.get(seq)
+        if scored is not None and scored.prompt_logprobs is not None:
+            num_top = scored.params.prompt_logprobs or 0
+            scored.prompt_logprobs[first : first + num_tokens] = [each.top_of(num_top) for each in found]
     appended = Appended([], [], {})
     for place, ((seq, branch), tokens) in enumerate(zip(rows, columns, strict=True)):
         answer = answer_of.get(seq)

@@ -192,6 +192,7 @@ class _Reader:
             state.error,
             None if answer is None else deepcopy(answer.drafts),
             0 if answer is None else answer.num_cached_tokens,
+            None if answer is None else answer.prompt_logprobs,
         )
 
     def _completion(self, index: int, last: End, now: End) -> CompletionOutput:

@@ -32,15 +32,18 @@ class ContentNames:
         """Returns a content id that no other content has."""
         return next(self._ids)
 
-    def name(self, tokens: Sequence[int], lora: str | None = None, salt: str = "") -> tuple[Segment, ...]:
+    def name(
+        self, tokens: Sequence[int], lora: str | None = None, salt: str = "", *, as_new: bool = False
+    ) -> tuple[Segment, ...]:
         """Returns the segments of a prompt: known ones as far as they match, then one new id per block.
 
         lora: the adapter with which their KV is computed. salt: texts with different salts share no id.
+        as_new: the prompt gets new ids only, so that no KV of another request is found for it.
         """
         chain = self._chain(tokens, lora, salt)
         pieces: list[Segment] = []
         num_named = 0
-        for link in chain:
+        for link in () if as_new else chain:
             known = self._known.get(link)
             if known is None:
                 break

@@ -55,6 +55,8 @@ class Intake:
         outputs = [Output(index, logprobs=[] if logprobs else None) for index in range(params.n)]
         answer = Answer(request_id, list(prompt_tokens), params, outputs, lora, cache_salt=cache_salt)
         answer.alive = list(outputs)
+        if params.prompt_logprobs is not None:
+            answer.prompt_logprobs = [None] * len(prompt_tokens)
         own_stops = frozenset(params.stop_token_ids)
         answer.stop_tokens = own_stops if params.ignore_eos else own_stops | self._eos_token_ids
         return answer
@@ -73,7 +75,9 @@ class Intake:
         check_vocabulary(answer.prompt_tokens, params, self._vocab_size)
         if params.n > 1 and not self._core.block_pool.shares_branches:
             raise ValueError(f"n={params.n}: caching.shares_branches=false works in simulations only")
-        answer.segments = self._names.name(answer.prompt_tokens, lora, answer.cache_salt)
+        answer.segments = self._names.name(
+            answer.prompt_tokens, lora, answer.cache_salt, as_new=params.prompt_logprobs is not None
+        )
         answer.answer_id = self._names.new_id()
         request = Request(
             request_id=answer.request_id,

@@ -48,6 +48,8 @@ class RequestOutput:
     """Counts of its draft tokens; None: the engine does not speculate, or no pass had any."""
     num_cached_tokens: int = 0
     """Tokens of the prompt whose KV was found in the cache."""
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    """Log-probabilities of the prompt's tokens, if SamplingParams.prompt_logprobs is set; first: None."""
 
     @property
     def finished(self) -> bool:
@@ -167,4 +169,5 @@ class LLM:
             answer.error,
             answer.drafts,
             answer.num_cached_tokens,
+            answer.prompt_logprobs,
         )

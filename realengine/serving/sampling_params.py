@@ -29,6 +29,11 @@ class SamplingParams:
     """Number of outputs; each has its own random numbers."""
     logprobs: int | None = None
     """Number of most likely tokens to report with log-probabilities beside each drawn token; None: none."""
+    prompt_logprobs: int | None = None
+    """Number of most likely tokens to report beside each token of the prompt; None: none.
+
+    The request then computes all of its prompt, and reads no KV of the prefix cache.
+    """
     max_tokens: int | None = 16
     """Maximum number of output tokens of each output; None: until the model's context is full.
 
@@ -64,7 +69,8 @@ class SamplingParams:
             ("presence_penalty", is_number(self.presence_penalty), "a number"),
             ("frequency_penalty", is_number(self.frequency_penalty), "a number"),
             ("n", is_whole(self.n) and 1 <= self.n <= MAX_N, f"a whole number >= 1 and <= {MAX_N}"),
-            ("logprobs", self.logprobs is None or _are_logprobs(self.logprobs), ALLOWED_LOGPROBS),
+            ("logprobs", _are_logprobs(self.logprobs), ALLOWED_LOGPROBS),
+            ("prompt_logprobs", _are_logprobs(self.prompt_logprobs), ALLOWED_LOGPROBS),
             (
                 "max_tokens",
                 self.max_tokens is None or (is_whole(self.max_tokens) and self.max_tokens >= 1),
@@ -104,7 +110,7 @@ def _is_seed(value: object) -> bool:
 
 
 def _are_logprobs(value: object) -> bool:
-    return isinstance(value, int) and is_whole(value) and 0 <= value <= MAX_LOGPROBS
+    return value is None or (isinstance(value, int) and is_whole(value) and 0 <= value <= MAX_LOGPROBS)
 
 
 def are_whole(values: object) -> bool:
@@ -121,5 +127,7 @@ def check_vocabulary(prompt_tokens: list[int], params: SamplingParams, vocab_siz
     for place, token in enumerate(prompt_tokens):
         if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
             raise ValueError(f"prompt token {place} is {token}: must be >= 0 and < {vocab_size}")
-    if params.logprobs is not None and params.logprobs > vocab_size:
-        raise ValueError(f"logprobs={params.logprobs}: must be <= {vocab_size}, the size of the vocabulary")
+    for name in ("logprobs", "prompt_logprobs"):
+        number = getattr(params, name)
+        if number is not None and number > vocab_size:
+            raise ValueError(f"{name}={number}: must be <= {vocab_size}, the size of the vocabulary")

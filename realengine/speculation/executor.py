@@ -25,9 +25,10 @@ from policies.speculation.engine.drafts import Shapes
 from policies.speculation.fixed import Fixed
 from realengine.model.decoder import States
 from realengine.runner.batch import Batch, TreeRows
-from realengine.runner.executor import Executor, logprobs_of
+from realengine.runner.executor import Executor
 from realengine.runner.graphs import Drawn, Logprobs
-from realengine.runner.work import Draw, Padding, RowSettings, Work
+from realengine.runner.logprobs import logprobs_of
+from realengine.runner.work import Draw, Padding, RowSettings, ScoredRows, Work
 from realengine.speculation.completed import CompletedPass
 from realengine.speculation.drafter import Drafter, Start
 from realengine.speculation.graphs import PassGraphs, captured_levels, drafts_in_graph
@@ -107,7 +108,7 @@ class SpeculativeExecutor(Executor):
         views = VerifyWords.of(self._upload.sent(work.words), shape)
         self._begin(views, shape)
         if shape.num_iterations == 1:
-            return self._verify(views, shape)
+            return self._verify(views, shape, work.scored)
         drawn = [self._verify(views, shape)]
         views = views._replace(started_N3=views.started_N3[:0])
         drawn += [self._verify(views, shape) for _ in range(1, shape.num_iterations)]
@@ -137,7 +138,7 @@ class SpeculativeExecutor(Executor):
         """
         views = VerifyWords.of(words, shape)
         self._begin(views, shape)
-        (found, batch, states), _, _ = self._check(views, shape)
+        (found, batch, states), *_ = self._check(views, shape)
         assert batch is not None
         if drafts:
             self._draft(found, batch, states, views, shape)
@@ -146,27 +147,35 @@ class SpeculativeExecutor(Executor):
         without_tables = replace(batch, block_tables_BM=batch.block_tables_BM.new_empty(batch.num_rows, 0))
         return CompletedPass(found, without_tables, states)
 
-    def _verify(self, views: VerifyWords, shape: VerifyShape) -> Drawn | None:
+    def _verify(
+        self, views: VerifyWords, shape: VerifyShape, scored: ScoredRows | None = None
+    ) -> Drawn | None:
         """Runs a pass, accepts draft tokens, and drafts those of the next pass."""
-        (found, batch, states), drawn_R, logits_RV = self._check(views, shape)
+        (found, batch, states), drawn_R, logits_RV, scored_PH = self._check(views, shape, scored)
         assert batch is not None
         self._draft(found, batch, states, views, shape)
         if not shape.num_drawn:
-            return None
+            return self._with_scores(None, scored_PH, scored)
         logprobs = None
         if shape.num_logprobs >= 0:
             of_rows = logprobs_of(logits_RV, drawn_R, shape.num_logprobs)
             logprobs = Logprobs(*(part[found.rows_SD.T.flatten()] for part in of_rows))
         if shape.draw is Draw.penalised:
             self._count(found, views.drawn_slots_S.long())
-        return Drawn(found.tokens_SD.T.contiguous(), logprobs, found.accepted_S[None])
+        drawn = Drawn(found.tokens_SD.T.contiguous(), logprobs, found.accepted_S[None])
+        return self._with_scores(drawn, scored_PH, scored)
 
     def _check(
-        self, views: VerifyWords, shape: VerifyShape
-    ) -> tuple[CompletedPass, torch.Tensor, torch.Tensor]:
-        """Runs a pass of the target, and accepts draft tokens; returns tokens and logits of its rows, too."""
-        batch = self._batch(views, shape)
-        states, logits_RV = self._target(batch, views.rows_R.long())
+        self, views: VerifyWords, shape: VerifyShape, scored: ScoredRows | None = None
+    ) -> tuple[CompletedPass, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Runs a pass of the target, and accepts draft tokens.
+
+        Returns tokens and logits of its verified rows, too, and the hidden states of its scored rows.
+        """
+        batch = self._batch(views, shape, scored)
+        states, hidden_RH = self._target(batch)
+        hidden_RH, scored_PH = hidden_RH.tensor_split([shape.num_verified])
+        logits_RV = self._decoder.head(hidden_RH)
         drafts_T = batch.tokens_T
         if shape.is_padded:
             drafts_T = torch.where(views.tokens_T == NO_TOKEN, -1, drafts_T)
@@ -180,7 +189,7 @@ class SpeculativeExecutor(Executor):
         if self._tree is not None and shape.max_depth:
             self._compact(found, batch, shape)
         self._advance(found, views, shape)
-        return CompletedPass(found, batch, states), drawn_R, logits_RV
+        return CompletedPass(found, batch, states), drawn_R, logits_RV, scored_PH
 
     def _begin(self, views: VerifyWords, shape: VerifyShape) -> None:
         """Updates the block tables, and the slots that begin with known tokens."""
@@ -191,7 +200,7 @@ class SpeculativeExecutor(Executor):
             self._newest_S.index_copy_(0, slots, tokens)
             self._computed_S.index_copy_(0, slots, positions)
 
-    def _batch(self, views: VerifyWords, shape: VerifyShape) -> Batch:
+    def _batch(self, views: VerifyWords, shape: VerifyShape, scored: ScoredRows | None) -> Batch:
         """Returns the rows of the pass, with the tokens and positions that only the device knows."""
         num_decodes, num_ours = shape.num_decodes, shape.num_decode_tokens
         slots_T, places_T, tokens_T = views.slots_T.long(), views.places_T.long(), views.tokens_T.long()
@@ -220,7 +229,7 @@ class SpeculativeExecutor(Executor):
             block_tables_BM=self._tables_SM[slots_B, :max_blocks],
             chunk_starts=views.starts_B[num_singles:] - num_singles,
             context_lens_B=torch.cat([contexts, lengths_B[num_decodes:]]).int(),
-            sampled_rows_S=views.rows_R.long(),
+            sampled_rows_S=self._and_scored(views.rows_R.long(), scored),
             num_decodes=num_singles,
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
@@ -233,16 +242,16 @@ class SpeculativeExecutor(Executor):
         block_size = self._cache.block_size
         return self._tables_SM[slots_T, places_T // block_size].long() * block_size + places_T % block_size
 
-    def _target(self, batch: Batch, rows_R: torch.Tensor) -> tuple[States | None, torch.Tensor]:
-        """Computes the target's logits [R, V] of the verified rows, and the states that a drafter reads."""
+    def _target(self, batch: Batch) -> tuple[States | None, torch.Tensor]:
+        """Computes the target's final hidden states of the sampled rows, and those that a drafter reads."""
         drafter = self._drafter
         if drafter is None or not drafter.wants_states:
-            return None, self._decoder.head(self._sampled_states(batch))
+            return None, self._sampled_states(batch)
         if self._piecewise is not None and not drafter.taps and self._piecewise.fit(batch):
             states = States(self._piecewise.states(batch).clone(), ())  # the next step overwrites them
         else:
             states = self._decoder.states(batch, self._cache, taps=drafter.taps)
-        return states, self._decoder.head(states.hidden_TH[rows_R])
+        return states, states.hidden_TH[batch.sampled_rows_S]
 
     def _draw_rows(
         self,

@@ -16,7 +16,7 @@ from policies.speculation.engine.drafts import DraftPlan
 from realengine.model.lora import NO_ADAPTER
 from realengine.runner.launch import Launch, Row
 from realengine.runner.runner import Runner
-from realengine.runner.work import ON_DEVICE, Draw, pack, pack_sampling
+from realengine.runner.work import ON_DEVICE, Draw, PrefillRow, pack, pack_sampling
 from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.graphs import PassGraphs
 from realengine.speculation.pass_times import PassTimes
@@ -124,6 +124,11 @@ class DraftRunner(Runner):
         size = self._graph_of(plan, drafts, num_iterations)
         decoding = DecodingRows.of(drafts, size, self._padding.slot)
         shape, words = self._pack(plan, drafts, decoding, num_iterations)
+        prefill_rows = (
+            PrefillRow(chunk.seq, chunk.seq.slots[0], chunk.num_cached, chunk.num_tokens, range(0))
+            for chunk in plan.chunks
+        )
+        scored = self._scores.of(prefill_rows, shape.num_decode_tokens, self._tokens_SL)
         work = VerifyWork(
             verify=shape,
             size=size,
@@ -132,10 +137,12 @@ class DraftRunner(Runner):
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
             penalty_inits=tuple(self._penalty_inits),
             stop_masks=tuple(self._masks.changed),
+            scored=scored.rows,
         )
         self._updates.clear()
         self._started.clear()
         launch = self._launched(rows, work, num_iterations)
+        launch.scored = scored.chunks
         launch.num_drafts = drafts.num_drafts.tolist()
         if self.pass_times is not None:
             self.pass_times.begun(plan, begin_s, num_iterations)

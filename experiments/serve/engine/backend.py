@@ -16,7 +16,7 @@ from experiments.serve.model_tokenizer import ModelTokenizer
 from realengine.serving.answer import TokenLogprobs
 from realengine.serving.async_llm import AsyncLLM
 from realengine.serving.engine_thread import EngineDeadError, QueueFullError
-from realengine.serving.llm import CompletionOutput
+from realengine.serving.llm import RequestOutput
 from realengine.serving.sampling_params import SamplingParams
 
 WARM_UP_PROMPT_TOKENS = 16
@@ -126,14 +126,6 @@ class EngineBackend:
             return str(error)
         return None
 
-    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> Sequence[TokenLogprob]:
-        raise ApiError(
-            "echo=true, logprobs: the real engine computes no log-probabilities of prompts, as it has the "
-            "logits of the last token of a prompt only; leave one of them out",
-            HTTPStatus.NOT_IMPLEMENTED,
-            "echo",
-        )
-
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         if self._llm is None or not self._is_warm:
             raise ApiError(STARTING, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -155,11 +147,13 @@ class EngineBackend:
                 output_kind="delta",
                 window_s=generation.window_s,
             )
+            has_begun = False
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     if output.error is not None:
                         raise ApiError(output.error, HTTPStatus.INTERNAL_SERVER_ERROR)
-                    yield _delta(output.outputs[0], output.num_cached_tokens)
+                    yield _delta(output, prompt_logprobs=None if has_begun else _prompt_logprobs(output))
+                    has_begun = True
         except ValueError as error:
             raise ApiError(str(error)) from None
         except (QueueFullError, EngineDeadError) as error:
@@ -185,6 +179,7 @@ def sampling_params(sampling: Sampling, vocab_size: int) -> SamplingParams:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
@@ -194,7 +189,8 @@ def sampling_params(sampling: Sampling, vocab_size: int) -> SamplingParams:
     )
 
 
-def _delta(output: CompletionOutput, num_cached_tokens: int) -> Delta:
+def _delta(request: RequestOutput, prompt_logprobs: Sequence[TokenLogprob] | None) -> Delta:
+    output = request.outputs[0]
     reason = "abort" if output.finish_reason == "aborted" else output.finish_reason
     logprobs = () if output.logprobs is None else output.logprobs
     return Delta(
@@ -205,8 +201,19 @@ def _delta(output: CompletionOutput, num_cached_tokens: int) -> Delta:
         ),
         reason,
         output.stop_reason,
-        num_cached_tokens,
+        request.num_cached_tokens,
+        prompt_logprobs=prompt_logprobs,
     )
+
+
+def _prompt_logprobs(request: RequestOutput) -> list[TokenLogprob] | None:
+    """Returns those of the prompt's tokens after the first; None if they are not wanted, or not all there."""
+    known = request.prompt_logprobs
+    if known is None:
+        return None
+    tokens = zip(request.prompt_token_ids[1:], known[1:], strict=True)
+    found = [_logprob(token, each) for token, each in tokens if each is not None]
+    return found if len(found) == len(known) - 1 else None
 
 
 def _logprob(token: int, logprobs: TokenLogprobs) -> TokenLogprob:

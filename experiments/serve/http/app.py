@@ -12,14 +12,13 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from experiments.serve.backend import Backend
-from experiments.serve.errors import ApiError, ConnectionReset
+from experiments.serve.errors import FAILED, MAX_REASON_CHARS, ApiError, ConnectionReset
 from experiments.serve.http import information
 from experiments.serve.http.chat import chat
 from experiments.serve.http.completions import complete
 from experiments.serve.page.handler import page
 
 MAX_BODY_BYTES = 64 << 20
-MAX_REASON_CHARS = 300
 OPEN_PATHS = ("/", "/health", "/health/ready", "/ping", "/version", "/metrics")
 """Paths that need no key."""
 
@@ -76,7 +75,7 @@ async def _errors(request: web.Request, handler: Next) -> web.StreamResponse:
         found = ApiError(f"The body cannot be read: {' '.join(str(error).split())}"[:MAX_REASON_CHARS])
     except Exception:
         _LOG.exception("A request has failed because of a bug.")
-        found = ApiError("The server failed; its log has the reason.", HTTPStatus.INTERNAL_SERVER_ERROR)
+        found = ApiError(FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
     return web.json_response(found.body(), status=found.status, headers=found.headers)
 
 

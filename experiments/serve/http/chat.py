@@ -45,11 +45,11 @@ async def chat_of(fields: ChatFields, backend: Backend, request_id: str | None) 
             body["token_ids"] = list(part.token_ids)
         return body
 
-    def whole_choice(index: int, output: WholeOutput) -> dict[str, Any]:
+    async def whole_choice(index: int, output: WholeOutput) -> dict[str, Any]:
         message = {"role": "assistant", "content": echo + output.text}
         return {"index": index, "message": message, **ending(output)}
 
-    def first_choice(index: int) -> dict[str, Any]:
+    async def first_choice(index: int, _: Delta) -> dict[str, Any]:
         delta = {"role": "assistant", "content": echo}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import time
@@ -80,15 +80,15 @@ class Completion:
     """The course of one request: its generations, and how its response is written.
 
     head: the fields that the response and all chunks of a stream have. whole_choice(index, output): a choice
-    of the whole response. first_choice(index): a choice sent before the first delta of an output, if any.
-    choice(index, delta): the choice of a delta.
+    of the whole response. first_choice(index, delta): a choice sent before the first delta of an output, if
+    any. choice(index, delta): the choice of a delta.
     """
 
     fields: CommonFields
     generations: Sequence[Generation]
     head: dict[str, Any]
-    whole_choice: Callable[[int, WholeOutput], dict[str, Any]]
-    first_choice: Callable[[int], dict[str, Any] | None]
+    whole_choice: Callable[[int, WholeOutput], Awaitable[dict[str, Any]]]
+    first_choice: Callable[[int, Delta], Awaitable[dict[str, Any] | None]]
     choice: Callable[[int, Delta], dict[str, Any]]
 
     async def respond(self, request: web.Request, backend: Backend) -> web.StreamResponse:
@@ -101,7 +101,7 @@ class Completion:
         """Returns the body of the whole response. Raises ApiError."""
         usage = self._usage()
         outputs = await whole_outputs(backend, self.generations, usage)
-        choices = [self.whole_choice(index, output) for index, output in enumerate(outputs)]
+        choices = [await self.whole_choice(index, output) for index, output in enumerate(outputs)]
         body = self.head | {"choices": choices, "usage": usage.body(self.fields.n)}
         if outputs[0].kv_transfer_params is not None:
             body["kv_transfer_params"] = dict(outputs[0].kv_transfer_params)
@@ -132,7 +132,7 @@ class Completion:
                     choices = []
                     if index not in begun:
                         begun.add(index)
-                        if (first := self.first_choice(index)) is not None:
+                        if (first := await self.first_choice(index, delta)) is not None:
                             choices.append(first)
                     usage.add(index, delta)
                     choices.append(self.choice(index, delta))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 
@@ -37,7 +37,7 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
         "created": identity.created,
         "model": model.name,
     }
-    echoes = await _echoes_of(fields, prompts, backend)
+    echoes = [tokenizer.decode(prompt) for prompt in prompts] if fields.echo else []
     lengths = [0] * len(generations)  # characters sent of each output, for text offsets
 
     def choice_of(index: int, text: str, part: Delta | WholeOutput) -> dict[str, Any]:
@@ -50,25 +50,25 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
             body["token_ids"] = list(part.token_ids)
         return body
 
-    def whole_choice(index: int, output: WholeOutput) -> dict[str, Any]:
+    async def whole_choice(index: int, output: WholeOutput) -> dict[str, Any]:
         if not echoes:
             return choice_of(index, output.text, output)
         echo = echoes[index // fields.n]
-        lengths[index] = len(echo.text)
+        lengths[index] = len(echo)
         body = choice_of(index, output.text, output)
-        body["text"] = echo.text + body["text"]
-        if echo.logprobs is not None:
-            body["logprobs"] = {
-                name: echo.logprobs[name] + values for name, values in body["logprobs"].items()
-            }
+        body["text"] = echo + body["text"]
+        prompt = await _prompt_of(tokenizer, prompts[index // fields.n][0], output)
+        if prompt is not None:
+            body["logprobs"] = {name: prompt[name] + values for name, values in body["logprobs"].items()}
         return body
 
-    def first_choice(index: int) -> dict[str, Any] | None:
+    async def first_choice(index: int, delta: Delta) -> dict[str, Any] | None:
         if not echoes:
             return None
         echo = echoes[index // fields.n]
-        lengths[index] = len(echo.text)
-        return {"index": index, "text": echo.text, "logprobs": echo.logprobs, "finish_reason": None}
+        lengths[index] = len(echo)
+        prompt = await _prompt_of(tokenizer, prompts[index // fields.n][0], delta)
+        return {"index": index, "text": echo, "logprobs": prompt, "finish_reason": None}
 
     def choice(index: int, delta: Delta) -> dict[str, Any]:
         return choice_of(index, delta.text, delta)
@@ -83,34 +83,19 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
     )
 
 
-class _Echo(NamedTuple):
-    """A prompt as it is repeated before an output, with its log-probabilities if they are wanted."""
+async def _prompt_of(
+    tokenizer: Tokenizer, first: int, part: Delta | WholeOutput
+) -> dict[str, list[Any]] | None:
+    """Returns the log-probabilities of a prompt, if there are any. first: its first token.
 
-    text: str
-    logprobs: dict[str, list[Any]] | None
-
-
-async def _echoes_of(
-    fields: CompletionFields, prompts: Sequence[Sequence[int]], backend: Backend
-) -> list[_Echo]:
-    """Returns what is repeated of each prompt; nothing without `echo`. Raises ApiError.
-
-    A long prompt with log-probabilities is written in a thread, so that other requests go on.
+    Those of a long prompt are written in a thread, so that other requests go on.
     """
-    if not fields.echo:
-        return []
-    tokenizer, num_top = backend.tokenizer, fields.logprobs
-    found = []
-    for prompt in prompts:
-        logprobs = None
-        if num_top is not None:
-            known = backend.prompt_logprobs(prompt, num_top)
-            if len(prompt) > LONG_TOKENS:
-                logprobs = await asyncio.to_thread(_prompt_body, tokenizer, prompt[0], known)
-            else:
-                logprobs = _prompt_body(tokenizer, prompt[0], known)
-        found.append(_Echo(tokenizer.decode(prompt), logprobs))
-    return found
+    known = part.prompt_logprobs
+    if known is None:
+        return None
+    if len(known) > LONG_TOKENS:
+        return await asyncio.to_thread(_prompt_body, tokenizer, first, known)
+    return _prompt_body(tokenizer, first, known)
 
 
 def _prompt_body(tokenizer: Tokenizer, first: int, known: Sequence[TokenLogprob]) -> dict[str, list[Any]]:

@@ -104,6 +104,11 @@ class CommonFields(BaseModel):
         raise NotImplementedError
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Most likely tokens to report with each token of the prompt; None: no log-probabilities."""
+        return None
+
+    @property
     def limit(self) -> int | None:
         """The request's own limit of the output tokens."""
         return self.max_tokens
@@ -140,6 +145,7 @@ class CommonFields(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             logprobs=self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs,
         )
 
 
@@ -154,6 +160,10 @@ class CompletionFields(CommonFields):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
 
 
 class TextPart(BaseModel):

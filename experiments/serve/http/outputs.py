@@ -55,6 +55,7 @@ class WholeOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     kv_transfer_params: Mapping[str, Any] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
 
     @property
     def text(self) -> str:
@@ -67,6 +68,8 @@ class WholeOutput:
         self.logprobs.extend(delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         self.kv_transfer_params = delta.kv_transfer_params
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
 
 
 def copies(generation: Generation, n: int) -> list[Generation]:

@@ -10,7 +10,7 @@ from math import inf
 from time import thread_time
 from typing import TYPE_CHECKING
 
-from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer, TokenLogprob
+from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
 from experiments.serve.errors import ApiError
 from experiments.serve.metrics.histogram import TOKEN_DELAY_S, Histogram
 from experiments.serve.simulated.adapters import ServedAdapters
@@ -124,9 +124,6 @@ class SimulatedFleet:
             return None
         return "no replica serves; all are starting or down"
 
-    def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> Sequence[TokenLogprob]:
-        return self._answers.prompt_logprobs(token_ids, num_top)
-
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         if self.driver.failure is not None:
             raise ApiError(FAILED, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -170,9 +167,13 @@ class SimulatedFleet:
             notify(request_id, generation)
         self.simulation.add(Arrival(request, answer.num_tokens))
         self.driver.wake()
+        has_begun = False
         try:
             async for delta in deltas(output):
                 due_s, began_work_s = output.due_s, output.began_work_s
+                if sampling.prompt_logprobs is not None and not has_begun:
+                    known = self._answers.prompt_logprobs(prompt, sampling.prompt_logprobs)
+                    delta, has_begun = delta._replace(prompt_logprobs=known), True
                 yield delta  # comes back when the delta is written
                 if generation.streamed:
                     self._written(due_s, began_work_s)

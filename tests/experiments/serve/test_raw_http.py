@@ -70,9 +70,21 @@ MALFORMED = {
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
 def test_what_is_no_request_is_an_error_of_the_client(server, content):
     answer = server.exchange(content, ends=True)
-    status, _ = parsed(answer) if answer.startswith(b"HTTP/") else (0, b"")
+    status, body = parsed(answer) if answer.startswith(b"HTTP/") else (0, b"")
     assert not answer or 200 <= status < 500 or status == 505
+    if status >= 400:
+        assert error_of(body)["code"] == status
     server.check_good()
+
+
+@pytest.mark.parametrize("case", ["TLS", "a space before the colon", "two lengths", "many headers"])
+def test_bytes_that_are_no_request_get_an_error_object(server, case):
+    """aiohttp answers these without the application, and closes the connection."""
+    answer = server.exchange(MALFORMED[case])
+    status, body = parsed(answer)
+    assert (status, error_of(body)["type"]) == (400, "BadRequestError")
+    assert error_of(body)["message"].startswith("This is no HTTP request: ")
+    assert b"\r\nContent-Type: application/json" in answer
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "identity, gzip"])

@@ -86,6 +86,28 @@ def test_chat_logprobs_and_echo(engine_served, offline):
     assert echo["choices"][0]["text"].startswith("Hello")
 
 
+def test_echo_has_the_logprobs_of_the_prompt(engine_served, offline):
+    prompt = [*b"Once upon a time there was a prompt"]
+    body = {"prompt": [prompt, prompt[:3]], "max_tokens": 3, "echo": True, "logprobs": 2, "temperature": 0}
+
+    async def test(client):
+        await client.post(PATH, {"prompt": prompt, "max_tokens": 1})  # its KV is in the cache
+        whole = await client.post(PATH, body)
+        return whole, await client.stream(PATH, body | {"prompt": prompt})
+
+    (status, whole), events = engine_served(test)
+    assert status == 200
+    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=2)
+    for own, choice in zip(offline.generate(body["prompt"], params), whole["choices"], strict=True):
+        logprobs, known = choice["logprobs"], [*own.prompt_logprobs[1:], *own.outputs[0].logprobs]
+        assert "".join(logprobs["tokens"]) == choice["text"]
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        assert logprobs["token_logprobs"][1:] == pytest.approx([each.logprob for each in known], abs=1e-5)
+    streamed = [value for each in events for value in each["choices"][0]["logprobs"]["token_logprobs"]]
+    assert streamed == pytest.approx(whole["choices"][0]["logprobs"]["token_logprobs"])
+
+
 def test_reasons_of_an_end(engine_served, offline):
     prompt = prompts()[0]
     (own,) = offline.generate([prompt], PARAMS)[0].outputs
