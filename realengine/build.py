@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 from policies.adapters import registry
 from policies.adapters.residents import Residents
@@ -14,6 +16,7 @@ from realengine.clock import Clock, WallClock
 from realengine.engine import Engine
 from realengine.model.backend import choose_device
 from realengine.model.lora import AdapterBank
+from realengine.model.quantization import Weights
 from realengine.parts import Parts
 from realengine.runner.executor import DeviceLostError, Executor
 from realengine.runner.graphs import Drawn
@@ -25,20 +28,40 @@ from realengine.runner.runner import Runner
 from realengine.runner.work import Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings, on_gpu_by_default
+from realengine.sleep import SleepMode
 from realengine.speculation.build import speculating_parts
+
+
+class Built(NamedTuple):
+    """An engine, and its sleep mode, if it is enabled."""
+
+    engine: Engine
+    sleep_mode: SleepMode | None
 
 
 def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = None) -> Engine:
     """Builds an engine with weights loaded and graphs captured. Raises ValueError or RuntimeError."""
+    return build(model, settings, clock).engine
+
+
+def build(model: Model, settings: EngineSettings, clock: Clock | None = None) -> Built:
+    """Builds an engine as `build_engine` does, and its sleep mode."""
     device = choose_device(settings.device)
-    ranks = None
-    if settings.tensor_parallel_size > 1:
-        ranks = Ranks(model, settings, device)
-    executor, memory = build_executor(model, settings, device, ranks.group if ranks else Group())
+    if settings.tensor_parallel_size == 1:
+        executor, memory = build_executor(model, settings, device, Group())
+        engine, new_runner = _assembled(model, settings, executor, memory, None, clock)
+        if not settings.enable_sleep_mode:
+            return Built(engine, None)
+        again = replace(settings, num_kv_blocks=memory.num_blocks)
+
+        def rebuilt(weights: Weights | None) -> Executor:
+            return build_executor(model, again, device, Group(), weights)[0]
+
+        return Built(engine, SleepMode(engine, executor, rebuilt, new_runner))
+    ranks = Ranks(model, settings, device)
+    executor, memory = build_executor(model, settings, device, ranks.group)
 
     def execute(work: Work) -> Drawn | None:
-        if ranks is None:
-            return executor.run(work)
         try:
             ranks.check()
             ranks.send(work)
@@ -51,7 +74,7 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
             raise DeviceLostError(f"a tensor parallel rank has failed: {error}") from error
         return None if drawn is None else drawn._replace(check=ranks.check)
 
-    return assemble(model, settings, executor, memory, execute, clock)
+    return Built(assemble(model, settings, executor, memory, execute, clock), None)
 
 
 def assemble(
@@ -66,6 +89,19 @@ def assemble(
 
     execute: runs work on all ranks; None: there is one rank.
     """
+    engine, _ = _assembled(model, settings, executor, memory, execute, clock)
+    return engine
+
+
+def _assembled(
+    model: Model,
+    settings: EngineSettings,
+    executor: Executor,
+    memory: Memory,
+    execute: Callable[[Work], Drawn | None] | None,
+    clock: Clock | None,
+) -> tuple[Engine, Callable[[Executor], Runner]]:
+    """Returns an engine, and the function that makes its runner of another executor like the given one."""
     max_model_len = max_model_len_of(model.architecture, settings)
     block_size = settings.caching.block_size
     pool = pool_of(
@@ -94,16 +130,19 @@ def assemble(
         names_blocks=True,
         residents=_residents(model, settings, executor.adapters, pool),
     )
-    runner = parts.runner(
-        core,
-        execute or executor.run,
-        graphs=executor.graphs,
-        adapters=executor.adapters,
-        seed=settings.seed,
-    )
+
+    def new_runner(executor: Executor) -> Runner:
+        return parts.runner(
+            core,
+            execute or executor.run,
+            graphs=executor.graphs,
+            adapters=executor.adapters,
+            seed=settings.seed,
+        )
+
     engine = parts.engine(
         core,
-        runner,
+        new_runner(executor),
         vocab_size=model.architecture.vocab_size,
         eos_token_ids=frozenset(model.architecture.eos_token_ids),
         tokenizer=model.tokenizer,
@@ -112,7 +151,7 @@ def assemble(
         clock=clock,
     )
     engine.start_s = executor.start_s
-    return engine
+    return engine, new_runner
 
 
 def _residents(

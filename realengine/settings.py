@@ -68,6 +68,8 @@ class EngineSettings:
     """Host memory for swapped-out KV, in GiB per GPU; allocated when needed."""
     tensor_parallel_size: int = 1
     """Number of GPUs (processes, on a CPU) that share the model's heads and matrices."""
+    enable_sleep_mode: bool = False
+    """Whether the engine may sleep, for which it keeps the weights as they were loaded."""
     cudagraph_mode: str | None = None
     """Which steps run as CUDA graphs: NONE, PIECEWISE, FULL_DECODE_ONLY or FULL_AND_PIECEWISE.
 
@@ -115,6 +117,8 @@ class EngineSettings:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
         check_mode(self.cudagraph_mode)
+        if self.enable_sleep_mode:
+            self._check_sleep()
         if isinstance(self.speculative_config, Mapping):
             object.__setattr__(self, "speculative_config", SpeculationSettings.of(self.speculative_config))
         elif not isinstance(self.speculative_config, SpeculationSettings | None):
@@ -132,6 +136,19 @@ class EngineSettings:
         if getattr(self.batching, "until_last", False):
             raise ValueError("batching.until_last=true: works in simulations only; set it to false")
         _check_caching(self.caching)
+
+    def _check_sleep(self) -> None:
+        """Raises ValueError for settings with which an engine cannot sleep."""
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"enable_sleep_mode: tensor_parallel_size={self.tensor_parallel_size} must be 1, as ranks of "
+                "other processes do not sleep; end the engine to free its devices"
+            )
+        if self.caching.tiers_gib[0]:
+            raise ValueError(
+                "enable_sleep_mode: a sleep would lose the KV that caching keeps in host memory; choose a "
+                "caching policy without it"
+            )
 
     def with_layout(self, layout: ParallelLayout) -> EngineSettings:
         """Returns the settings with a layout's sizes.

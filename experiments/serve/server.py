@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -62,18 +64,13 @@ async def listen(app: web.Application, host: str, port: int, name: str = "port")
     """
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    loop, server = asyncio.get_running_loop(), runner.server
-    assert server is not None
-
-    def protocol() -> ErrorObjectProtocol:
-        return ErrorObjectProtocol(
-            server,
-            loop=loop,
-            access_log=None,
-            auto_decompress=False,  # as in vLLM; a small body could become a large one
-            logger=_LOG,
-        )
-
+    loop = asyncio.get_running_loop()
+    settings: dict[str, Any] = {
+        "access_log": None,
+        "auto_decompress": False,  # as in vLLM; a small body could become a large one
+        "logger": _LOG,
+    }
+    protocol = partial(ErrorObjectProtocol, runner.server, loop=loop, **settings)
     try:
         sockets = await loop.create_server(protocol, host, port, backlog=BACKLOG)
     except (OSError, OverflowError) as error:

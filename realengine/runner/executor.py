@@ -16,6 +16,7 @@ from realengine.model.backend import Backend
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
+from realengine.model.quantization import Weights
 from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch
 from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs
@@ -84,6 +85,8 @@ class Executor:
         self._counts_SV: torch.Tensor | None = None  # token counts for penalties; allocated on first use
         self._stop_masks: StopMasks | None = None  # None: no request had one
         self._upload = Upload(self.device)
+        self.weights: Weights | None = None
+        """Weights of the decoder as they were loaded, if the engine may sleep."""
         self.start_s: dict[str, float] = {}
         """Seconds of each part of the start, by what its bar says."""
         self._piece_sizes = piece_sizes
@@ -121,6 +124,13 @@ class Executor:
     def _enter_device(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has its own current device
+
+    def release(self) -> None:
+        """Lets go of model, KV and graphs, so that their memory is free; the executor is of no use any more.
+
+        Graphs refer to the executor, too, which would keep all of it until a garbage collection.
+        """
+        vars(self).clear()
 
     def warm_up(self) -> None:
         """Launches what no graph does once, on block 0; kernels are compiled at their first launch."""

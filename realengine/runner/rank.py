@@ -20,6 +20,7 @@ from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.lora_adapter import Adapter
+from realengine.model.quantization import Weights
 from realengine.progress import Progress
 from realengine.runner import piecewise
 from realengine.runner.executor import Executor
@@ -35,12 +36,20 @@ from realengine.speculation.drafters.load import load_draft
 from realengine.speculation.executor import SpeculativeExecutor
 from realengine.weights.load import load_weights
 from realengine.weights.lora_checkpoint import read_adapter
+from realengine.weights.move import weights_on
 
 
 def build_executor(
-    model: Model, settings: EngineSettings, device: torch.device, group: Group
+    model: Model,
+    settings: EngineSettings,
+    device: torch.device,
+    group: Group,
+    weights: Weights | None = None,
 ) -> tuple[Executor, Memory]:
-    """Builds one rank's model, KV cache and executor. Raises ValueError if the GPU has too little memory."""
+    """Builds one rank's model, KV cache and executor. Raises ValueError if the GPU has too little memory.
+
+    weights: those that `load_weights` has returned before, on any device; None: they are loaded.
+    """
     backend = choose_backend(settings.backend, device)
     progress = Progress(settings.progress if group.rank == 0 else False)
     name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
@@ -50,23 +59,7 @@ def build_executor(
     quantization, world_size = settings.quantization, group.world_size
     check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
     backend = with_attention(backend, settings.attention_backend, device)
-    try:
-        weights = load_weights(
-            model.source,
-            architecture,
-            dtype,
-            device,
-            quantization=quantization,
-            rank=group.rank,
-            world_size=world_size,
-            seed=settings.seed,
-            progress=progress,
-        )
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"the weights do not fit into the GPU's memory: {error}; choose a quantization, a larger "
-            "tensor_parallel_size, or a smaller model"
-        ) from error
+    weights = _weights(model, settings, dtype, device, group, progress, weights)
     check_drafts(architecture, settings)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
     decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters)
@@ -157,7 +150,39 @@ def build_executor(
             executor.warm_up()
             executor.capture(progress)
     executor.start_s = dict(progress.seconds)
+    executor.weights = weights if settings.enable_sleep_mode else None
     return executor, memory
+
+
+def _weights(
+    model: Model,
+    settings: EngineSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Group,
+    progress: Progress,
+    weights: Weights | None,
+) -> Weights:
+    """Returns the weights on the device; loads them unless they are given. Raises ValueError for no room."""
+    try:
+        if weights is not None:
+            return weights_on(weights, device)
+        return load_weights(
+            model.source,
+            model.architecture,
+            dtype,
+            device,
+            quantization=settings.quantization,
+            rank=group.rank,
+            world_size=group.world_size,
+            seed=settings.seed,
+            progress=progress,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the weights do not fit into the GPU's memory: {error}; choose a quantization, a larger "
+            "tensor_parallel_size, or a smaller model"
+        ) from error
 
 
 def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from realengine.build import build_engine
+from realengine.build import build
 from realengine.model.architecture import Architecture
 from realengine.serving.answer import TokenLogprobs
 from realengine.serving.engine_thread import End, EngineThread, State, Stream
@@ -26,9 +26,11 @@ from realengine.serving.model import Model
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Detokenizer, Tokenizer
 from realengine.settings import EngineSettings
+from realengine.sleep import LEVELS, SleepMode
 
 OnFull = Literal["wait", "reject"]
 OutputKind = Literal["cumulative", "delta", "final_only"]
+SleepWhen = Literal["abort", "wait"]
 
 
 class AsyncLLM:
@@ -54,7 +56,7 @@ class AsyncLLM:
         served = Model.of(model)
         self.architecture = served.architecture
         self.tokenizer = served.tokenizer
-        self.engine = build_engine(served, checked)
+        self.engine, self._sleep_mode = build(served, checked)
         self._thread = EngineThread(self.engine, max_waiting=max_waiting, rejects=on_full == "reject")
         self.shutdown = weakref.finalize(self, self._thread.stop)
         """Aborts unfinished requests and ends the thread; a second call does nothing.
@@ -138,6 +140,43 @@ class AsyncLLM:
     def clear_prefix_cache(self) -> None:
         """Evicts, before the engine's next step, the KV that no running request uses."""
         self._thread.clear_prefix_cache()
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True from the start of a sleep to the end of the wake-up."""
+        return self._thread.is_paused
+
+    async def sleep(self, level: int = 1, mode: SleepWhen = "abort") -> None:
+        """Frees the memory of the device, and empties the prefix cache; needs enable_sleep_mode.
+
+        level: 1 keeps the weights in host memory, 2 drops them. mode: requests in progress are aborted
+        ("abort"), or served to their end before ("wait"). Requests that come meanwhile wait for the wake-up.
+        Raises ValueError.
+        """
+        if level not in LEVELS:
+            raise ValueError(f"level={level}: must be one of {', '.join(map(str, LEVELS))}")
+        _check_choice("mode", mode, get_args(SleepWhen))
+        sleep_mode = self._enabled_sleep_mode()
+        self._thread.pause(aborts=mode == "abort")
+        await asyncio.wrap_future(self._thread.when_idle(lambda: sleep_mode.sleep(level)))
+
+    async def wake_up(self) -> None:
+        """Loads the weights, allocates the KV and captures the graphs again; then requests are served.
+
+        Raises ValueError or RuntimeError if the device has no memory left; the engine sleeps on then.
+        """
+        sleep_mode, thread = self._enabled_sleep_mode(), self._thread
+
+        def wake_up() -> None:
+            sleep_mode.wake_up()
+            thread.resume()
+
+        await asyncio.wrap_future(thread.when_idle(wake_up))
+
+    def _enabled_sleep_mode(self) -> SleepMode:
+        if self._sleep_mode is None:
+            raise ValueError("the sleep mode is not enabled; set enable_sleep_mode=True")
+        return self._sleep_mode
 
     def check_health(self) -> None:
         """Raises EngineDeadError if no more requests are accepted."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -104,6 +105,8 @@ class EngineThread:
         self._line: dict[Stream, None] = {}  # requests that are not in the engine yet
         self._given_up: dict[Stream, None] = {}
         self._clears_cache = False  # before the next step
+        self._is_paused = False  # requests stay in line
+        self._when_idle: list[tuple[Callable[[], None], Future[None]]] = []
         self._num_waiting = 0  # length of the engine's queue after the last step
         self._is_stopping = False
         self._cause: BaseException | None = None  # cause of the engine's death
@@ -160,6 +163,36 @@ class EngineThread:
             self._clears_cache = True
             self._todo.notify()
 
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    def pause(self, *, aborts: bool) -> None:
+        """Keeps requests in line from now on, until `resume`.
+
+        aborts: those that have come before are aborted; otherwise those in the engine are served to the end.
+        """
+        with self._todo:
+            self._is_paused = True
+            if aborts:
+                self._given_up.update(dict.fromkeys(self._unfinished.values()))
+            self._todo.notify()
+
+    def resume(self) -> None:
+        """Lets requests into the engine again."""
+        with self._todo:
+            self._is_paused = False
+            self._todo.notify()
+
+    def when_idle(self, call: Callable[[], None]) -> Future[None]:
+        """Has a function called in the engine's thread as soon as the engine has no requests."""
+        done: Future[None] = Future()
+        with self._todo:
+            self.check_health()
+            self._when_idle.append((call, done))
+            self._todo.notify()
+        return done
+
     def check_health(self) -> None:
         if self._cause is not None:
             raise _dead(self._cause)
@@ -180,6 +213,8 @@ class EngineThread:
                 if self._engine.num_unfinished:
                     self._publish(self._states(self._engine.step()))
                     self._pause()
+                elif self._when_idle:
+                    self._call_when_idle()
         except BaseException as error:
             with self._todo:
                 self._cause = error
@@ -187,6 +222,22 @@ class EngineThread:
                 for stream in lost:
                     stream.failure = _dead(error)
             self._publish({stream: stream.state for stream in lost})
+        finally:
+            for _, done in self._when_idle:
+                done.cancel()
+
+    def _call_when_idle(self) -> None:
+        with self._todo:
+            calls, self._when_idle = self._when_idle, []
+        for call, done in calls:
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                call()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
     def _pause(self) -> None:
         """Waits as long as the policies want to wait, unless a request comes."""
@@ -203,8 +254,8 @@ class EngineThread:
         """
         engine = self._engine
         with self._todo:
-            while not (self._line or self._given_up or engine.num_unfinished or self._is_stopping):
-                if self._clears_cache:
+            while not (self._given_up or engine.num_unfinished or self._is_stopping):
+                if self._clears_cache or self._when_idle or (self._line and not self._is_paused):
                     break
                 self._todo.wait()
             clears_cache, self._clears_cache = self._clears_cache, False
@@ -214,7 +265,8 @@ class EngineThread:
             self._given_up.clear()
             for stream in given_up:
                 self._line.pop(stream, None)
-            entering = list(islice(self._line, max(0, self._max_waiting - engine.num_waiting)))
+            room = 0 if self._is_paused else max(0, self._max_waiting - engine.num_waiting)
+            entering = list(islice(self._line, room))
             for stream in entering:
                 del self._line[stream]
             self._num_waiting += len(entering)

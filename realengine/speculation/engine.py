@@ -39,11 +39,16 @@ class SpeculatingEngine(Engine):
         super().__init__(core, runner, vocab_size=vocab_size, **settings)
         self._draft_length = core.speculation.draft_length
         self._speculating_core = core
-        self._drafting_runner = runner
         self._host = host if host is None or timeout_s is None else Guarded(host, timeout_s, vocab_size)
         self._failed: dict[Sequence, str] = {}  # requests whose proposer has failed in this step
         self._num_places = core.view.max_tokens_per_pass - 1
         self._accepted: list[list[int]] = []  # of the rows of the launch that was read last, by iteration
+
+    @property
+    def _drafting_runner(self) -> DraftRunner:
+        """The runner, which is another one after a sleep."""
+        assert isinstance(self.runner, DraftRunner)
+        return self.runner
 
     @property
     def policies(self) -> dict[str, object]:

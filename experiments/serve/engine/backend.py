@@ -79,6 +79,12 @@ class EngineBackend:
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
 
+    def llm(self) -> AsyncLLM:
+        """Returns the engine. Raises ApiError while it starts."""
+        if self._llm is None or not self._is_warm:
+            raise ApiError(STARTING, HTTPStatus.SERVICE_UNAVAILABLE)
+        return self._llm
+
     def clear_prefix_cache(self) -> None:
         """Evicts, before the next step, the KV that no running request uses."""
         if self._llm is not None:
@@ -127,8 +133,7 @@ class EngineBackend:
         return None
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
-        if self._llm is None or not self._is_warm:
-            raise ApiError(STARTING, HTTPStatus.SERVICE_UNAVAILABLE)
+        llm = self.llm()
         if generation.priority and not self._has_priorities:
             raise ApiError(
                 f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; start "
@@ -137,7 +142,7 @@ class EngineBackend:
             )
         try:
             params = sampling_params(generation.sampling, self._vocab_size)
-            stream = self._llm.generate(
+            stream = llm.generate(
                 generation.prompt_token_ids,
                 params,
                 priority=generation.priority,

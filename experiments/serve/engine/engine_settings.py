@@ -49,6 +49,7 @@ def engine_settings(
         "adapters": adapters,
         "max_iterations": chosen.max_iterations,
         "attention_backend": chosen.attention_backend,
+        "enable_sleep_mode": chosen.enable_sleep_mode,
         "overlap": settings.overlap and device == "cuda",  # on a CPU there is no device beside the host
     }
     if chosen.cudagraph_mode is not None:

@@ -24,10 +24,16 @@ from experiments.serve.engine.observers import Observers
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
+from experiments.serve.engine.sleep import EngineSleep
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
-from experiments.serve.http.control import add_prefix_cache_route, add_refusals, add_server_info
+from experiments.serve.http.control import (
+    add_control_routes,
+    add_prefix_cache_route,
+    add_refusals,
+    add_server_info,
+)
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
 from experiments.serve.metrics.exposition import ServingMetrics
 from experiments.serve.metrics.route import add_metrics_route
@@ -53,7 +59,7 @@ SIMULATED_ONLY = {
     "kv_lease_duration_s": 30.0,
 }
 """Settings of `serve` that only a simulated fleet has, with their defaults."""
-NO_SLEEP = "the real engine keeps its weights and KV on the device; end the server to free the device"
+NO_SLEEP = "the engine may not sleep; start the server with serve.engine.enable_sleep_mode=true"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,11 +127,15 @@ class EngineJob:
         add_metrics_route(
             app, ServingMetrics(lambda: backend.metrics, rejections=lambda: backend.num_refused)
         )
-        add_server_info(app, self.config)
-        add_prefix_cache_route(app, backend.clear_prefix_cache)
         add_batch_routes(app, backend, is_draining=lambda: stop is not None and stop.first.is_set())
         add_adapter_routes(app, backend)
-        add_refusals(app, dict.fromkeys(("/sleep", "/wake_up"), NO_SLEEP))
+        if self.engine.enable_sleep_mode:
+            clear, control = backend.clear_prefix_cache, EngineSleep(backend)
+            add_control_routes(app, sleep_control=control, clear_prefix_caches=clear, config=self.config)
+        else:
+            add_server_info(app, self.config)
+            add_prefix_cache_route(app, backend.clear_prefix_cache)
+            add_refusals(app, dict.fromkeys(("/sleep", "/wake_up"), NO_SLEEP))
         if stop is not None:
             app.middlewares.append(refusal_while_draining(stop, self.settings.drain_s))
         if faulty:

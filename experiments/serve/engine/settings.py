@@ -28,6 +28,8 @@ class RealEngine:
     """Attention of prompts' chunks, a name of the engine's setting; triton: the engine's own kernel."""
     cudagraph_mode: str | None = None
     """Steps that run as CUDA graphs, with vLLM's names; None: as the profile of the engine says."""
+    enable_sleep_mode: bool = False
+    """Whether /sleep frees the memory of the device; vLLM's key."""
 
     def __post_init__(self) -> None:
         check_mode(self.cudagraph_mode)
