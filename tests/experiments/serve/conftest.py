@@ -6,7 +6,7 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager, contextmanager
 from time import sleep
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -117,13 +117,16 @@ class ServerProcess:
                     return
             except HTTPError:
                 sleep(0.1)
+            except URLError as error:
+                assert self.process.poll() is None, f"the server has ended with {self.process.returncode}"
+                raise AssertionError(f"the server cannot be reached: {error.reason}") from error
         raise AssertionError("the server is not ready after four minutes")
 
     def summary(self):
         """Stops the server and returns the figures of its run."""
         self.process.terminate()
-        self.process.communicate(timeout=240)
-        assert self.process.returncode == 0
+        output, _ = self.process.communicate(timeout=240)
+        assert self.process.returncode == 0, f"the server has ended with {self.process.returncode}: {output}"
         return json.loads((self.folder / "summary.json").read_text())
 
 
