@@ -117,8 +117,7 @@ class EngineSettings:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
         check_mode(self.cudagraph_mode)
-        if self.enable_sleep_mode:
-            self._check_sleep()
+        self._check_sleep()
         if isinstance(self.speculative_config, Mapping):
             object.__setattr__(self, "speculative_config", SpeculationSettings.of(self.speculative_config))
         elif not isinstance(self.speculative_config, SpeculationSettings | None):
@@ -138,7 +137,9 @@ class EngineSettings:
         _check_caching(self.caching)
 
     def _check_sleep(self) -> None:
-        """Raises ValueError for settings with which an engine cannot sleep."""
+        """Raises ValueError for settings with which an engine cannot sleep, if it may."""
+        if not self.enable_sleep_mode:
+            return
         if self.tensor_parallel_size > 1:
             raise ValueError(
                 f"enable_sleep_mode: tensor_parallel_size={self.tensor_parallel_size} must be 1, as ranks of "
