@@ -64,13 +64,14 @@ async def listen(app: web.Application, host: str, port: int, name: str = "port")
     """
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    loop = asyncio.get_running_loop()
+    loop, server = asyncio.get_running_loop(), runner.server
+    assert server is not None
     settings: dict[str, Any] = {
         "access_log": None,
         "auto_decompress": False,  # as in vLLM; a small body could become a large one
         "logger": _LOG,
     }
-    protocol = partial(ErrorObjectProtocol, runner.server, loop=loop, **settings)
+    protocol = partial(ErrorObjectProtocol, server, loop=loop, **settings)
     try:
         sockets = await loop.create_server(protocol, host, port, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
