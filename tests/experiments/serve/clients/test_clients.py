@@ -70,7 +70,7 @@ PATIENT_AIPERF = dict.fromkeys(
 
 
 class Finished(NamedTuple):
-    """What a client has written until its end."""
+    """The output of a client that has ended."""
 
     stdout: str
     stderr: str
