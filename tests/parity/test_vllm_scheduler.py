@@ -123,9 +123,12 @@ def test_the_workloads_have_what_is_hard(mode):
     decision_log = []
     for seed in range(60):
         first_difference(make_workload(mode, seed), VllmEngine, decision_log=decision_log)
-    assert sum(bool(step.preempted) for step in decision_log) > (10 if mode not in GROUP_MODES else 2)
+    few = (
+        5 if mode in GROUP_MODES else 1
+    )  # their pools have room for every group, so memory is tight less often
+    assert few * sum(bool(step.preempted) for step in decision_log) > 10
     assert sum(len(step.admitted) > 1 for step in decision_log) > 10
-    assert sum(step.num_free_planned == 0 for step in decision_log) > 100
+    assert few * sum(step.num_free_planned == 0 for step in decision_log) > 100
     num_prompts = [sum(num_tokens > 1 for num_tokens in step.tokens.values()) for step in decision_log]
     assert sum(num > 1 for num in num_prompts) > 30
     reasons = [reason for step in decision_log for reason in step.finished.values()]
