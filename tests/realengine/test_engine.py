@@ -638,6 +638,10 @@ def test_a_bad_request_ends_with_its_error_while_others_go_on(expected):
             "StreamingLlm: it drops KV that attention reads, so it works in simulations only",
         ),
         (
+            {"batching": Static(until_last=True)},
+            "batching.until_last=true: works in simulations only; set it to false",
+        ),
+        (
             {"caching": Radix(eviction="belady")},
             "needs to know future requests, so it works in simulations only",
         ),
