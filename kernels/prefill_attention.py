@@ -277,17 +277,19 @@ def _tile_for(
         return _tree_tile(
             head_dim, group, max_len, extra=kv.key_scales is not None or _needs_positions(options)
         )
-    is_sm_80, has_window = nearest(target(), TILES) == "sm_80", options.window is not None
+    chip, has_window = nearest(target(), TILES), options.window is not None
     # Rows are divided by the group, which takes registers unless it is a power of two.
-    divides = is_sm_80 and group & (group - 1) != 0
-    if divides or (is_sm_80 and has_window and padded(head_dim) == 128):  # 128 rows spill
+    is_wide, divides = padded(head_dim) == 128, group & (group - 1) != 0
+    if chip == "sm_80" and (divides or (is_wide and has_window)):  # 128 rows spill
         max_len = min(max_len, max(64 // group, 1))
     tile = tile_of(head_dim, group, max_len)
-    if tile.block_m == 64 and (divides or (is_sm_80 and has_window and kv.key_scales is not None)):
+    if tile.block_m == 64 and chip == "sm_80" and (divides or (has_window and kv.key_scales is not None)):
         tile = tile._replace(num_warps=8)  # four warps spill
+    if tile.block_m == 64 and chip == "sm_90" and divides and is_wide:
+        return tile._replace(block_n=32)
     # Tiles of 16 rows with scales have enough registers; with 32 keys, ptxas aims at more programs and spills
     if kv.key_scales is not None and tile.block_m > 16:
-        return tile._replace(block_n=16 if is_sm_80 else 32)
+        return tile._replace(block_n=16 if chip == "sm_80" else 32)
     return tile
 
 
@@ -315,8 +317,7 @@ def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
             f"{group} query heads per KV head: must be at most {tiles[-1].block_m} with head_dim {head_dim} "
             f"on {target()}"
         )
-    rows = group * max_query_len
-    return next((t for t in tiles if t.block_m >= rows), tiles[-1])
+    return next((t for t in tiles if t.block_m >= group * max_query_len), tiles[-1])
 
 
 def _needs_positions(options: AttentionOptions) -> bool:
