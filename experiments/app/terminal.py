@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.report import evidence, wording
-from sim.report.bill import bill_line
+from sim.report.bill import bill_line, training_line
 from sim.report.dialect_tables import dialect_tables
 
 WIDE_COLUMNS = 96
@@ -58,10 +58,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(line))
     for line in evidence.interval_lines(summary):
         console.print(Text(line, style="dim"))
-    if energy := wording.energy_line(summary):
-        console.print(Text(energy))
-    if bill := bill_line(summary):
-        console.print(Text(bill))
+    for line in (wording.energy_line(summary), bill_line(summary), training_line(summary)):
+        if line:
+            console.print(Text(line))
 
 
 def print_tables(tables: Iterable[Sequence[Sequence[str]]], console: Console) -> None:

@@ -79,12 +79,24 @@ class EnergySettings:
 
     Average of 2024 (Uptime Institute, Global Data Center Survey); the largest operators report 1.1.
     """
+    max_power_factor: float = 1.1
+    """Power of a board in short peaks, over its TDP, which supplies must provide: 1.1 to 1.5 in data sheets.
+
+    The TDP limits the mean over some tens of milliseconds, so energy does not depend on it.
+    """
+    training_tokens: float | None = None
+    """Tokens that the model was trained on; None: nothing is said about training."""
 
     def __post_init__(self) -> None:
         check_finite("grid_g_co2e_per_kwh", self.grid_g_co2e_per_kwh, unit="g/kWh", zero_allowed=True)
         check_finite("pue", self.pue)
         if self.pue < 1:
             raise ValueError(f"pue={self.pue}: must be >= 1; 1 is a data centre without any overhead")
+        check_finite("max_power_factor", self.max_power_factor)
+        if self.max_power_factor < 1:
+            raise ValueError(f"max_power_factor={self.max_power_factor}: must be >= 1, a multiple of the TDP")
+        if self.training_tokens is not None:
+            check_finite("training_tokens", self.training_tokens)
 
     def kwh(self, joules: Num) -> Num:
         """Returns the electricity bought for these joules: 1 MJ at a PUE of 1.56 is 0.433 kWh."""

@@ -45,6 +45,7 @@ from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, goodput
 from sim.metrics.speculation import speculation_use
 from sim.metrics.sums import weighted_sum
+from sim.metrics.training import training_use
 from sim.metrics.transfers import transfer_use
 from sim.metrics.utilisation import (
     EnergyUse,
@@ -133,6 +134,7 @@ def summarise(
         "by_pool": pool_figures(records, window, inside_s, pools, works),
         "bill_usd": None if tariff is None else _bill_usd(part.table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
+        "training": training_use(energy or EnergySettings(), pools, works, output.output_tokens),
     }
     if figures["bill_usd"] is not None:
         figures["break_even_load"] = break_even_load(figures["cost"]["usd"], figures["bill_usd"])
@@ -259,6 +261,7 @@ def _energy(joules: EnergyUse, settings: EnergySettings, output: _Output) -> dic
         "joules": total,
         "idle_joules": joules.idle_joules,
         "mean_device_w": _per(total, joules.device_s),
+        "max_device_w": settings.max_power_factor * joules.largest_tdp_w,
         "kwh_per_device_year": float(settings.kwh(_per(total, joules.device_s) * SECONDS_PER_YEAR)),
         "joules_per_output_token": _per(total, output.output_tokens),
         "joules_per_1000_requests": _per(1000 * total, output.requests),

@@ -122,6 +122,8 @@ class EnergyUse:
     idle_joules: float
     device_s: float
     """Paid device-seconds."""
+    largest_tdp_w: float
+    """Largest power limit of a device."""
 
 
 def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUse | None:
@@ -129,7 +131,7 @@ def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUs
 
     Returns None unless the power of all devices is known.
     """
-    busy = idle = device_s = 0.0
+    busy = idle = device_s = largest_tdp_w = 0.0
     for pool, work in zip(pools, works, strict=True):
         if pool.power is None or work.busy_joules is None:
             return None
@@ -138,7 +140,8 @@ def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUs
         idle_s = max(work.replica_s - work.busy_s, 0.0)
         idle += float(idle_joules(pool.power, idle_s, num_devices=pool.num_devices))
         device_s += pool.num_devices * work.replica_s
-    return EnergyUse(busy_joules=busy, idle_joules=idle, device_s=device_s)
+        largest_tdp_w = max(largest_tdp_w, pool.power.tdp_w)
+    return EnergyUse(busy_joules=busy, idle_joules=idle, device_s=device_s, largest_tdp_w=largest_tdp_w)
 
 
 def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:

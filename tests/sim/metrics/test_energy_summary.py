@@ -83,6 +83,36 @@ def test_electricity_and_emissions_are_those_bought():
     assert (energy["grid_g_co2e_per_kwh"], energy["pue"]) == (360, 2)
 
 
+def test_supplies_must_provide_more_than_the_power_limit():
+    assert summary_of(two_requests())["energy"]["max_device_w"] == pytest.approx(330)
+    settings = replace(SETTINGS, max_power_factor=1.5)
+    energy = summary_of(two_requests(), energy=settings)["energy"]
+    assert energy["max_device_w"] == pytest.approx(450)
+    assert energy["joules"] == pytest.approx(820), "the mean power does not depend on peaks"
+
+
+def test_training_is_worth_so_many_output_tokens():
+    """A forward pass takes 10 FLOPs a token, training 30; the run computes 14 tokens for 4 output tokens."""
+    assert summary_of(two_requests())["training"] is None
+    training = summary_of(two_requests(), energy=replace(SETTINGS, training_tokens=700.0))["training"]
+    assert training["training_flops"] == pytest.approx(21_000)
+    assert training["output_tokens_of_equal_flops"] == pytest.approx(21_000 / 140 * 4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"max_power_factor": 0.9}, "max_power_factor=0.9: must be >= 1, a multiple of the TDP"),
+        ({"max_power_factor": float("nan")}, "max_power_factor=nan"),
+        ({"training_tokens": 0.0}, "training_tokens=0.0"),
+        ({"training_tokens": -5}, "training_tokens=-5"),
+    ],
+)
+def test_impossible_settings_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        EnergySettings(**setting)
+
+
 def test_every_device_of_a_replica_takes_its_power():
     energy = summary_of(two_requests(), num_devices=2)["energy"]
     assert energy["joules"] == pytest.approx(2 * 820)
