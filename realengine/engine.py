@@ -272,8 +272,7 @@ class Engine:
         else:
             changed, counts, stopped = self._repeated.append(launch.single_tokens())
         for seq, answer in stopped.items():
-            remaining = tuple(i for i, output in enumerate(answer.alive) if not output.finish_reason)
-            if remaining:
+            if remaining := answer.remaining():
                 self._parents[seq.request_id] = remaining
             else:
                 self._ended.append(seq)
@@ -325,10 +324,8 @@ class Engine:
     def _prune(self, seq: Sequence, remaining: tuple[int, ...]) -> None:
         """Moves the remaining branches of a sequence to its first slots after some branches have ended."""
         answer = self._answer_of[seq]
-        answer.alive = [answer.alive[branch] for branch in remaining]
-        for branch, before in enumerate(remaining):
-            if branch != before:
-                self._fill_slot(seq, branch, answer)
+        for branch in answer.keep(remaining):
+            self._fill_slot(seq, branch, answer)
 
     def _note_fault(self, seq: Sequence, error: Exception) -> None:
         """Notes that a policy has failed at a sequence, which ends before the next plan."""
@@ -397,4 +394,6 @@ class Engine:
 
 def _has_branches(plan: StepPlan) -> bool:
     """Returns whether parents of branches must be known before the plan is committed."""
-    return bool(plan.branched) or any(chunk.completes and chunk.seq.width > 1 for chunk in plan.chunks)
+    return bool(plan.branched) or any(
+        chunk.completes and chunk.seq.request.branching is not None for chunk in plan.chunks
+    )

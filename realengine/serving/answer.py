@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -87,7 +88,8 @@ class Answer:
     error: str | None = None
     segments: tuple[Segment, ...] = ()
     answer_id: int = 0
-    stop_tokens: frozenset[int] = frozenset()
+    stop_tokens: Collection[int] = frozenset()
+    """Tokens after which `ends` is asked."""
     alive: list[Output] = field(default_factory=list)
     """Outputs that have not ended, by branch."""
     drafts: DraftCounts | None = None
@@ -116,6 +118,15 @@ class Answer:
             output.stop_reason = token
         output.end("stop")
         return True
+
+    def remaining(self) -> tuple[int, ...]:
+        """Returns the branches that go on after a step in which `ends` was true."""
+        return tuple(branch for branch, output in enumerate(self.alive) if not output.finish_reason)
+
+    def keep(self, branches: tuple[int, ...]) -> list[int]:
+        """Goes on with these branches as the first ones; returns those of them that have other tokens now."""
+        self.alive = [self.alive[branch] for branch in branches]
+        return [branch for branch, before in enumerate(branches) if branch != before]
 
     def end(self, reason: str) -> None:
         """Ends all outputs that have not ended yet."""

@@ -7,8 +7,9 @@ by them.
 from __future__ import annotations
 
 from policies.core.engine import EngineCore
-from policies.core.request import Branching, Prompt, Request
+from policies.core.request import Prompt, Request
 from realengine.serving.answer import Answer, Output
+from realengine.serving.beams import BeamAnswer, BeamSampling
 from realengine.serving.content_names import ContentNames
 from realengine.serving.sampling_params import SamplingParams, check_vocabulary, is_number, is_whole
 from realengine.serving.stop_strings import WatchedText
@@ -59,6 +60,8 @@ class Intake:
             answer.prompt_logprobs = [None] * len(prompt_tokens)
         own_stops = frozenset(params.stop_token_ids)
         answer.stop_tokens = own_stops if params.ignore_eos else own_stops | self._eos_token_ids
+        if isinstance(params, BeamSampling):
+            return BeamAnswer.of(answer, self._eos_token_ids)
         return answer
 
     def request(
@@ -87,8 +90,8 @@ class Intake:
             priority=priority,
             tenant=tenant,
             deadline_s=deadline_s,
-            answer_id=answer.answer_id if params.n == 1 else None,
-            branching=Branching(params.n) if params.n > 1 else None,
+            answer_id=answer.answer_id if params.branching is None else None,
+            branching=params.branching,
             adapter=lora,
         )
         self._core.bounds_of(request)

@@ -14,7 +14,8 @@ from typing import Any
 
 from realengine.build import build_engine
 from realengine.model.architecture import Architecture
-from realengine.serving.answer import Answer, DraftCounts, TokenLogprobs
+from realengine.serving.answer import Answer, DraftCounts, Output, TokenLogprobs
+from realengine.serving.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Hypothesis
 from realengine.serving.model import Model
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Detokenizer, Tokenizer
@@ -95,17 +96,43 @@ class LLM:
                 raise ValueError(
                     f"{len(given)} {what} for {num} prompts: give one per prompt, or one for all"
                 )
-        tokens = [self._tokens(prompt) for prompt in prompt_list]
+        answers = self._serve(prompt_list, every, adapters)
+        return [self._output(prompt, answer) for prompt, answer in zip(prompt_list, answers, strict=True)]
+
+    def beam_search(
+        self, prompts: Sequence[str | Sequence[int]], params: BeamSearchParams, lora: str | None = None
+    ) -> list[BeamSearchOutput]:
+        """Searches the likeliest outputs of prompts, which are served together (`realengine.serving.beams`).
+
+        lora: name of the adapter of all prompts. Raises ValueError if a prompt cannot be served.
+        """
+        sampling = params.sampling(self.architecture.vocab_size, tuple(self.architecture.eos_token_ids))
+        answers = self._serve(prompts, [sampling] * len(prompts), [lora] * len(prompts))
+        found = []
+        for answer in answers:
+            if answer.error is not None:
+                raise ValueError(answer.error)
+            found.append(BeamSearchOutput(tuple(self._sequence(answer, output) for output in answer.outputs)))
+        return found
+
+    def _serve(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: Sequence[SamplingParams],
+        adapters: Sequence[str | None],
+    ) -> list[Answer]:
+        """Serves prompts to their ends; aborts them all if this is interrupted."""
+        tokens = [self._tokens(prompt) for prompt in prompts]
         answers: list[Answer] = []
         try:
-            for prompt, own_params, name in zip(tokens, every, adapters, strict=True):
+            for prompt, own_params, name in zip(tokens, params, adapters, strict=True):
                 answers.append(self.engine.add(prompt, own_params, lora=name))
             self.engine.run()
         except BaseException:
             for answer in answers:
                 self.engine.abort(answer.request_id)
             raise
-        return [self._output(prompt, answer) for prompt, answer in zip(prompt_list, answers, strict=True)]
+        return answers
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
         """Serves one prompt; yields its text as it comes. Closing the iterator aborts the request.
@@ -150,16 +177,28 @@ class LLM:
             raise ValueError("the model has no tokenizer; give token ids")
         return self.tokenizer
 
+    def _sequence(self, answer: Answer, output: Output) -> BeamSearchSequence:
+        assert isinstance(output, Hypothesis)
+        assert output.finish_reason is not None
+        tokens = tuple(answer.prompt_tokens + output.tokens)
+        return BeamSearchSequence(tokens, self._text(output), output.cum_logprob, output.finish_reason)
+
+    def _text(self, output: Output) -> str:
+        """Returns the text of an output without end-of-sequence tokens; empty without a tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        eos_token_ids = self.architecture.eos_token_ids
+        return self.tokenizer.decode([token for token in output.tokens if token not in eos_token_ids])
+
     def _output(self, prompt: str | Sequence[int], answer: Answer) -> RequestOutput:
         outputs = []
         for output in answer.outputs:
-            shown = [token for token in output.tokens if token not in self.architecture.eos_token_ids]
-            text = output.text
-            if text is None:
-                text = "" if self.tokenizer is None else self.tokenizer.decode(shown)
+            shown = self._text(output) if output.text is None else output.text
             logprobs = None if output.logprobs is None else tuple(output.logprobs)
             tokens, reason = tuple(output.tokens), output.finish_reason
-            outputs.append(CompletionOutput(output.index, text, tokens, reason, logprobs, output.stop_reason))
+            outputs.append(
+                CompletionOutput(output.index, shown, tokens, reason, logprobs, output.stop_reason)
+            )
         text = prompt if isinstance(prompt, str) else None
         return RequestOutput(
             answer.request_id,

@@ -7,6 +7,8 @@ from math import isfinite
 
 import numpy as np
 
+from policies.core.request import Branching
+
 MAX_LOGPROBS = 100
 MAX_N = 1024  # more than the slots of any engine
 ALLOWED_LOGPROBS = f"a whole number >= 0 and <= {MAX_LOGPROBS}, or None"
@@ -88,6 +90,11 @@ class SamplingParams:
         for name, holds, allowed in checks:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be {allowed}")
+
+    @property
+    def branching(self) -> Branching | None:
+        """Branches of the request; None: it has one output."""
+        return Branching(self.n) if self.n > 1 else None
 
     @property
     def has_penalties(self) -> bool:
