@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from policies.adapters import registry
@@ -25,6 +26,7 @@ from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor, max_model_len_of, turns_of_adapters
 from realengine.runner.ranks import Ranks
 from realengine.runner.runner import Runner
+from realengine.runner.window_runner import WindowRunner
 from realengine.runner.work import Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings, on_gpu_by_default
@@ -132,7 +134,8 @@ def _assembled(
     )
 
     def new_runner(executor: Executor) -> Runner:
-        return parts.runner(
+        make = parts.runner if executor.window is None else partial(WindowRunner, executor.window)
+        return make(
             core,
             execute or executor.run,
             graphs=executor.graphs,

@@ -15,6 +15,7 @@ from policies.batching import Batching
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.caching.settings import Caching
+from policies.caching.streaming import StreamingLlm
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
@@ -185,9 +186,12 @@ def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
 
 def _check_caching(caching: Caching) -> None:
     """Raises ValueError for a cache that works in simulations only."""
-    if caching.changes_outputs:
+    if caching.changes_outputs and not isinstance(caching, StreamingLlm):
         name = type(caching).__name__
-        raise ValueError(f"caching={name}: it drops KV that attention reads, so it works in simulations only")
+        raise ValueError(
+            f"caching={name}: it drops KV by attention weights, which the engine's kernels do not return, so "
+            "it works in simulations only; StreamingLlm runs on the engine"
+        )
     if caching.has_groups:
         name = type(caching).__name__
         raise ValueError(

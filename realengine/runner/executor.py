@@ -21,6 +21,7 @@ from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch
 from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs
 from realengine.runner.host_kv import HostKv
+from realengine.runner.kept_window import KeptWindow
 from realengine.runner.logprobs import logprobs_of, with_prompt_logprobs
 from realengine.runner.piecewise import PiecewiseGraphs
 from realengine.runner.stop_masks import StopMask, StopMasks
@@ -54,7 +55,7 @@ class Executor:
 
     num_slots: maximum number of sequences with KV at once; one more row is for padding. graph_sizes: numbers
     of rows of the decode steps that are captured as CUDA graphs. piece_sizes: numbers of tokens of the other
-    steps whose pieces are captured.
+    steps whose pieces are captured. window: the KV that decoding sequences keep; None: all.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Executor:
         adapters: AdapterBank | None = None,
         graph_sizes: SequenceOf[int] = (),
         piece_sizes: SequenceOf[int] = (),
+        window: KeptWindow | None = None,
     ) -> None:
         self.device = decoder.device
         self._decoder = decoder
@@ -77,6 +79,7 @@ class Executor:
         self._host_kv = host_kv
         self.adapters = adapters
         self._num_slots = num_slots
+        self.window = window
         self._max_model_len = max_model_len
         max_blocks = -(-max_model_len // cache.block_size)
         self._tables_SM = torch.zeros(num_slots + 1, max_blocks, dtype=torch.int32, device=self.device)
@@ -115,7 +118,11 @@ class Executor:
             return self.decode_graphs.run(shape, self._upload.stage(work.words))
         words = self._upload.sent(work.words)
         if not shape.is_decode:
-            return self._mixed(words, shape, work.scored)
+            mixed = self._mixed(words, shape, work.scored)
+            for slot, num_tokens in work.cuts:
+                assert self.window is not None
+                self.window.cut(self._cache, self._tables_SM[slot], num_tokens)
+            return mixed
         drawn = [self._decode(words, shape) for _ in range(shape.num_iterations)]
         if len(drawn) == 1:
             return drawn[0]
@@ -198,17 +205,18 @@ class Executor:
         views = DecodeWords.of(words, shape)
         self._tables_SM.view(-1).index_copy_(0, views.places_B.long(), views.ids_B)
         slots_B, positions_B = views.slots_B.long(), (views.contexts_B - 1).long()
+        places_B, contexts_B = self._kept(positions_B, views.contexts_B)
         block_size = self._cache.block_size
         tables_BM = self._tables_SM[slots_B, : -(-shape.max_context_len // block_size)]
-        ids_B = tables_BM.gather(1, (positions_B // block_size)[:, None])[:, 0].long()
-        kv_slots_B = ids_B * block_size + positions_B % block_size
+        ids_B = tables_BM.gather(1, (places_B // block_size)[:, None])[:, 0].long()
+        kv_slots_B = ids_B * block_size + places_B % block_size
         return Batch(
             tokens_T=torch.where(views.tokens_B >= 0, views.tokens_B.long(), self._newest_S[slots_B]),
             positions_T=positions_B,
             slots_T=torch.where(slots_B < self._num_slots, kv_slots_B, -1),
             block_tables_BM=tables_BM,
             chunk_starts=self._no_chunks,
-            context_lens_B=views.contexts_B,
+            context_lens_B=contexts_B,
             sampled_rows_S=None,
             num_decodes=shape.num_rows,
             max_query_len=0,
@@ -231,15 +239,16 @@ class Executor:
             self._tables_SM.view(-1).index_copy_(0, views.places_U.long(), views.ids_U)
         block_size = self._cache.block_size
         slots_T, positions_T = views.slots_T.long(), views.positions_T.long()
-        ids_T = self._tables_SM[slots_T, positions_T // block_size].long()
+        places_T, contexts_B = self._kept(positions_T, views.contexts_B, shape.num_decodes)
+        ids_T = self._tables_SM[slots_T, places_T // block_size].long()
         rows_S = views.drawn_S.long()
         batch = Batch(
             tokens_T=torch.where(views.tokens_T >= 0, views.tokens_T.long(), self._newest_S[slots_T]),
             positions_T=positions_T,
-            slots_T=ids_T * block_size + positions_T % block_size,
+            slots_T=ids_T * block_size + places_T % block_size,
             block_tables_BM=self._tables_SM[views.slots_B.long(), : -(-shape.max_context_len // block_size)],
             chunk_starts=views.chunk_starts,
-            context_lens_B=views.contexts_B,
+            context_lens_B=contexts_B,
             sampled_rows_S=self._and_scored(rows_S, scored),
             num_decodes=shape.num_decodes,
             max_query_len=shape.max_query_len,
@@ -269,6 +278,21 @@ class Executor:
         tokens_P = self._upload.copied(scored.tokens_P).long()
         max_rows = min(max(self._num_slots, LEAST_SCORED), MOST_SCORED)
         return with_prompt_logprobs(drawn, states_PH, tokens_P, scored.num_top, self._decoder.head, max_rows)
+
+    def _kept(
+        self, positions_T: torch.Tensor, contexts_B: torch.Tensor, num_decodes: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the places of tokens in the cache, and the tokens with KV of each row.
+
+        num_decodes: number of first rows, of one token each, that decode; None: all.
+        """
+        if self.window is None or num_decodes == 0:
+            return positions_T, contexts_B
+        places_T = self.window.places(positions_T[:num_decodes])
+        kept_B = self.window.contexts(contexts_B[:num_decodes])
+        if num_decodes is None:
+            return places_T, kept_B
+        return torch.cat([places_T, positions_T[num_decodes:]]), torch.cat([kept_B, contexts_B[num_decodes:]])
 
     def _segments(self, starts: torch.Tensor, slots: torch.Tensor, *, is_decode: bool) -> Segments | None:
         if not len(slots):

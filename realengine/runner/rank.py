@@ -27,6 +27,7 @@ from realengine.runner.executor import Executor
 from realengine.runner.graph_mode import mode_of
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
+from realengine.runner.kept_window import KeptWindow
 from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
 from realengine.runner.parallel import Group
 from realengine.serving.model import Model
@@ -61,6 +62,7 @@ def build_executor(
     backend = with_attention(backend, settings.attention_backend, device)
     weights = _weights(model, settings, dtype, device, group, progress, weights)
     check_drafts(architecture, settings)
+    window = KeptWindow.of(architecture, settings)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
     decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters)
     block_size = settings.caching.block_size
@@ -116,7 +118,7 @@ def build_executor(
         }
     )
     memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
-    new_executor: Callable[..., Executor] = Executor
+    new_executor: Callable[..., Executor] = partial(Executor, window=window)
     try:
         cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
         if settings.speculation is not None:

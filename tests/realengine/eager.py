@@ -6,11 +6,14 @@ from kernels.int4_weight import Int4Weight, dense_reference
 from kernels.rope_angles import rope_frequencies
 
 
-def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x, *, last_only=False):
+def eager_logits(
+    spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x, *, last_only=False, kept=None
+):
     """Computes the logits [T, V] of one sequence's tokens [T].
 
     rounded: applied to the input of each linear layer of a block; stored: to each head's key or value, [...,
-    D]. last_only: computes the last layer for the last token only, and returns its logits [1, V].
+    D]. last_only: computes the last layer for the last token only, and returns its logits [1, V]. kept:
+    (sinks, recent tokens, prompt tokens): tokens after the prompt see the sinks and recent tokens only.
     """
     w = {name: dense(weight) for name, weight in weights.items()}
     length = len(tokens)
@@ -31,6 +34,10 @@ def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x,
     def seen(window, rows):
         at = places[rows, None]
         mask = places[None, :] <= at
+        if kept is not None:
+            num_sinks, num_recent, num_prompt = kept
+            recent = places[None, :] > at - num_recent
+            mask = mask & (recent | (places[None, :] < num_sinks) | (at < num_prompt))
         return mask if window is None else mask & (places[None, :] > at - window)
 
     x = w["embedding.weight"][tokens]

@@ -15,7 +15,7 @@ from policies.batching.static import Static
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.streaming import StreamingLlm
+from policies.caching.selective import H2o
 from policies.caching.tiered import Tiered
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
@@ -634,8 +634,8 @@ def test_a_bad_request_ends_with_its_error_while_others_go_on(expected):
         ({"max_model_len": 129}, "max_model_len=129: must be <= 128, the model's context length"),
         ({"caching": Tiered(disk_gib=1)}, "keeps KV in host memory, not on disk"),
         (
-            {"caching": StreamingLlm()},
-            "StreamingLlm: it drops KV that attention reads, so it works in simulations only",
+            {"caching": H2o()},
+            "H2o: it drops KV by attention weights, which the engine's kernels do not return",
         ),
         (
             {"batching": Static(until_last=True)},

@@ -81,7 +81,8 @@ def test_the_search_of_transformers_finds_the_same(width, tmp_path):
     params = BeamSearchParams(beam_width=width, max_tokens=12, ignore_eos=True)
     for prompt, output in zip(prompts(61), llm.beam_search(prompts(61), params), strict=True):
         made = model.generate(
-            torch.tensor([prompt]), num_beams=width, num_return_sequences=width, max_new_tokens=12,
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)),
+            num_beams=width, num_return_sequences=width, max_new_tokens=12,
             do_sample=False, pad_token_id=0,
         )  # fmt: skip
         assert [list(sequence.tokens) for sequence in output.sequences] == made.tolist()

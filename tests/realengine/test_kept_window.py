@@ -1,0 +1,167 @@
+"""Attention sinks with a window on the engine, against a plain model in float64 that masks the same keys."""
+
+import re
+
+import pytest
+import torch
+
+from policies.batching.chunked import Chunked
+from policies.caching.paged import Paged
+from policies.caching.selective import H2o, SnapKv
+from policies.caching.settings import KvMemory
+from policies.caching.streaming import StreamingLlm
+from policies.core.engine import EngineCore
+from policies.core.plan import StepOutcome
+from policies.core.request import Prompt, Request
+from policies.scheduling.fcfs import Fcfs
+from realengine.model.architecture import Architecture
+from realengine.runner.kept_window import KeptWindow
+from realengine.serving.llm import LLM
+from realengine.serving.sampling_params import SamplingParams
+from realengine.settings import EngineSettings
+from realengine.weights.load import load_weights
+from tests.realengine.checkpoints import LLAMA
+from tests.realengine.eager import eager_logits
+from tests.realengine.recorded import record_on_cpu
+from tests.realengine.steps import prompts
+
+torch.set_num_threads(1)
+
+WINDOW = StreamingLlm(num_sink_tokens=3, num_recent_tokens=11, block_size=4)
+ASKED = prompts(40, (1, 9, 14, 15, 33, 60))
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+
+def make(caching=WINDOW, config=LLAMA, **settings):
+    settings = {"device": "cpu", "num_kv_blocks": 200, "seed": 1} | settings
+    return LLM(Architecture.from_hf(config), caching=caching, **settings)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    architecture = Architecture.from_hf(LLAMA)
+    weights = load_weights(None, architecture, torch.float32, "cpu", seed=1)
+    found = []
+    for prompt in ASKED:
+        tokens = list(prompt)
+        for _ in range(30):
+            kept = (3, 11, len(prompt))
+            tokens.append(
+                int(eager_logits(architecture, weights, torch.tensor(tokens), kept=kept)[-1].argmax())
+            )
+        found.append(tuple(tokens[len(prompt) :]))
+    return found
+
+
+def tokens_of(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"overlap": True},
+        {"max_iterations": 5},
+        {"batching": Chunked(max_num_batched_tokens=16)},
+        {"caching": StreamingLlm(num_sink_tokens=3, num_recent_tokens=11, block_size=16)},
+        {"cudagraph_mode": "FULL_AND_PIECEWISE", "overlap": True, "max_num_seqs": 8},
+    ],
+    ids=["plain", "overlap", "iterations", "chunks", "a block for all", "graphs"],
+)
+def test_tokens_are_those_of_a_model_that_masks_the_dropped_keys(settings, expected, monkeypatch):
+    record_on_cpu(monkeypatch)
+    llm = make(**settings)
+    assert tokens_of(llm.generate(ASKED, GREEDY)) == expected
+    assert expected != tokens_of(make(Paged()).generate(ASKED, GREEDY))
+    llm.engine.core.check_integrity()
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_preempted_sequences_come_back(mode):
+    """Once tokens are dropped, all are recomputed as a prompt, as in the simulator: later ones may differ."""
+    asked = prompts(40, (1, 2, 5, 9, 14, 15))
+    plain = tokens_of(make().generate(asked, GREEDY))
+    llm = make(scheduling=Fcfs(preemption_mode=mode), num_kv_blocks=16)
+    found = tokens_of(llm.generate(asked, GREEDY))
+    assert llm.engine.core.num_preemptions
+    llm.engine.core.check_integrity()
+    assert [len(tokens) for tokens in found] == [30] * 6
+    assert found[0] == plain[0]  # the first one is never preempted
+    assert found != plain
+
+
+def test_blocks_come_back_and_plans_are_those_of_the_simulators_policy():
+    llm = make(num_kv_blocks=40)
+    core, engine_core = bare_core(40), llm.engine.core
+    for number, prompt in enumerate(ASKED):
+        llm.engine.add(prompt, GREEDY)
+        core.add(Request(number, 0.0, Prompt(len(prompt)), max_tokens=30))
+    num_steps = 0
+    while (plan := core.plan(0.0)) is not None:
+        core.commit(plan, StepOutcome(), 0.0)
+        llm.engine.step()
+        num_steps += 1
+        assert engine_core.block_pool.num_free == core.block_pool.num_free
+        assert (engine_core.num_unfinished, engine_core.num_waiting) == (
+            core.num_unfinished,
+            core.num_waiting,
+        )
+        running = {id(seq): seq for seq in engine_core.decodes}.values()
+        held = sum(-(-min(seq.num_computed, 14) // 4) for seq in running)
+        if num_steps == 12:  # all six decode, the longest ones with 14 of up to 72 tokens
+            assert len(running) == 6
+            assert 40 - engine_core.block_pool.num_free == held < sum(-(-len(p) // 4) for p in ASKED)
+    assert num_steps >= 30
+
+
+def bare_core(num_blocks):
+    settings = EngineSettings(device="cpu")
+    return EngineCore(
+        batching=settings.batching,
+        scheduling=settings.scheduling,
+        block_pool=WINDOW.pool(KvMemory(num_blocks)),
+        max_num_seqs=256,
+        max_model_len=128,
+    )
+
+
+def test_places_by_hand():
+    """Two sinks and three recent tokens: token 5 takes the place of token 2, and so on."""
+    window = KeptWindow(2, 3)
+    assert window.places(torch.arange(10)).tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 2, 3]
+    assert window.contexts(torch.tensor([1, 5, 6, 99])).tolist() == [1, 5, 5, 5]
+    assert KeptWindow(0, 2).places(torch.arange(5)).tolist() == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_quantised_keys_are_moved_with_their_scales(kv_cache_dtype, expected):
+    found = tokens_of(make(kv_cache_dtype=kv_cache_dtype).generate(ASKED, GREEDY))
+    first = [(a[:4], b[:4]) for a, b in zip(found, expected, strict=True)]
+    assert sum(a == b for a, b in first) >= 4  # wrong places give other tokens at once
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"caching": H2o()},
+            "caching=H2o: it drops KV by attention weights, which the engine's kernels do not",
+        ),
+        (
+            {"caching": SnapKv()},
+            "caching=SnapKv: it drops KV by attention weights, which the engine's kernels",
+        ),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "speculation=ngram, caching=streaming_llm: cannot keep the KV of draft tokens behind a sequence",
+        ),
+        (
+            {"config": LLAMA | {"model_type": "mistral", "sliding_window": 7}},
+            "caching=StreamingLlm: a model of type mistral has latent attention, ALiBi or windows of its own",
+        ),
+    ],
+)
+def test_what_the_engine_cannot_drop_is_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(**settings)
