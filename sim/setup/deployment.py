@@ -13,7 +13,6 @@ from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
-from hwmodels.levels.files import RecordedLevel
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec
 from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
@@ -242,12 +241,19 @@ class Deployment:
         model = self.latency.iteration_model(replica)
         if proposer is not None:
             model = with_drafts(model, proposer, replica, self.engine.draft_host)
-        if reads is not None and not isinstance(self.latency, RecordedLevel):  # a record has all its times
+        if reads is not None and not isinstance(model, recorded_times()):
             calibration = Calibration() if isinstance(self.latency, Spec) else self.calibration
             site = replica.roofline(calibration).site
             model = WithAttentionWeights(model, site, **reads._asdict())
         _iteration_models.appendleft((settings, model))
         return model
+
+
+def recorded_times() -> type[IterationModel]:
+    """Returns the class of the models that have the times of whole iterations, attention weights included."""
+    from hwmodels.levels.recorded import Recorded  # noqa: PLC0415 (it imports scipy)
+
+    return Recorded
 
 
 _memory_plans: deque[tuple[dict[str, Any], MemoryPlan]] = deque(maxlen=16)

@@ -15,6 +15,8 @@ from hwmodels.hf.config import from_hf_fields
 
 MODELS = Path(__file__).parents[3] / "configs" / "model"
 SIMULATED_ONLY = {
+    "character_ai_like_8b": "does not support transformed models",
+    "gemma3n_e4b": "does not support Gemma3nForCausalLM",
     "glm_5": "does not support GlmMoeDsaForCausalLM",
     "kimi_k2_5": "supported: type float with num_bits 8",
     "llama4_scout": "does not support Llama4ForCausalLM",
