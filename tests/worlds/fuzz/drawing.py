@@ -51,7 +51,11 @@ FIXED = (
 )
 """Root keys the settings of which are not drawn, or drawn in another way."""
 SIZES = ("tensor", "pipeline", "context", "attention_data", "expert")
-KEPT = ("workload", "workload.num_requests", "workload.num_conversations", "workload.of.num_requests")
+KEPT = (
+    "workload",
+    *(f"workload.num_{items}" for items in ("requests", "conversations", "tasks")),
+    "workload.of.num_requests",
+)
 """Keys that repairs do not leave out, because they make a run small."""
 STORMS = 0.85
 """Share of the worlds in which many requests run at once."""
@@ -113,6 +117,8 @@ def _parts_of_workload(rng: Random, name: str, package: str) -> Iterator[tuple[s
     """Yields choices for the groups that a workload's file names in its defaults."""
     for entry in _defaults_of(name):
         for key, usual in entry.items() if isinstance(entry, dict) else ():
+            if key.startswith("override "):  # of a part, which has it already
+                continue
             if key.startswith("/workload@"):  # a workload of another one
                 inner = f"{package}.{key.partition('@')[2]}"
                 yield f"workload@{inner}", usual
@@ -145,9 +151,10 @@ def draw_sizes(rng: Random, cfg: dict[str, Any]) -> Overrides:
         drawn[f"{rng.choice(SIZES)}_parallel_size"] = "2"
     where = "workload.of" if "of" in cfg["workload"] else "workload"
     workload = cfg["workload"].get("of", cfg["workload"])
-    for key in ("num_requests", "num_conversations"):
+    for key in ("num_requests", "num_conversations", "num_tasks"):
         if key in workload:
-            drawn[f"{where}.{key}"] = shown(rng.choice([2, 4, 6, 10] if "conv" in key else [3, 12, 20, 30]))
+            some = [3, 12, 20, 30] if key == "num_requests" else [2, 4, 6, 10]
+            drawn[f"{where}.{key}"] = shown(rng.choice(some))
     arrivals = workload.get("arrivals", {})
     if "requests_per_minute" in arrivals:
         drawn["load"] = shown(log_uniform(rng, 5, 500))
