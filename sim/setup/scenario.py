@@ -85,6 +85,8 @@ class Scenario(PoolSettings, ClusterSettings):
                 )
         PoolSettings.__post_init__(self)
         check_roles(self.pools_by_name, self.network, self.roles)
+        if self.encoders.replicas:
+            self.network.check(next(iter(self.pools_by_name.values())).hardware)
         if self.turns.sleep_level is not None:
             check_turns(self.pools, self.storage.host_memory_gib if self.turns.sleep_level == 1 else inf)
         self._check_recovery()

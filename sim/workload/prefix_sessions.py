@@ -26,6 +26,8 @@ from sim.workload.table import TableSource
 from sim.workload.zipf import zipf_draws
 
 MAX_TURNS = 10_000
+MAX_SESSIONS = 10_000_000
+"""Sessions of a run; each of their prompts takes some 100 bytes."""
 
 Numbers = TypeVar("Numbers", FloatArray, IntArray)
 
@@ -67,6 +69,12 @@ class PrefixSessions:
         """Creates the requests of the sessions in [0, duration_s), in order of time."""
         span_s = self.running_s + self.duration_s
         start_s = self.arrivals.times_s(stream(seed, "sessions"), num_requests=None, duration_s=span_s)
+        if len(start_s) > MAX_SESSIONS:
+            raise ValueError(
+                f"duration_s={self.duration_s}, running_s={self.running_s}: {len(start_s):,} sessions begin "
+                f"in it; must be at most {MAX_SESSIONS:,}, as they are drawn at once; lower the rate or "
+                "the times"
+            )
         z_S = stream(seed, "sessions/turns").standard_normal(len(start_s))
         num_turns = whole_numbers(self.turns, z_S, MAX_TURNS)
         first_T = np.cumsum(num_turns) - num_turns  # row of each session's first turn

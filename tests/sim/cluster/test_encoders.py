@@ -89,3 +89,9 @@ def test_without_encoders_nothing_changes_and_leaps_equal_steps():
 def test_wrong_settings_are_refused(setting, message):
     with pytest.raises(ConfigError, match=message):
         run(setting)
+
+
+def test_a_network_that_the_gpus_do_not_have_is_refused_before_the_run():
+    overrides = ("hardware=v100_sxm", "network=infiniband", "encoders.replicas=1")
+    with pytest.raises(ConfigError, match=r"network\.kind=infiniband: V100 32GB SXM2 has no such link"):
+        build_run(SOURCE.compose([*SMALL, *overrides]))

@@ -128,3 +128,9 @@ def test_wrong_settings_are_refused():
         make(arrivals=Constant(rate_per_s=1e-3), running_s=5.0, duration_s=1.0).source(
             seed=0, max_model_len=99
         )
+
+
+def test_more_sessions_than_memory_holds_are_refused(monkeypatch):
+    monkeypatch.setattr("sim.workload.prefix_sessions.MAX_SESSIONS", 100)
+    with pytest.raises(ValueError, match="101 sessions begin in it; must be at most 100"):
+        make(arrivals=Constant(rate_per_s=10.1)).source(seed=0, max_model_len=99)

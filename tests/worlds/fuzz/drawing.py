@@ -57,6 +57,8 @@ KEPT = (
     "workload.of.num_requests",
 )
 """Keys that repairs do not leave out, because they make a run small."""
+ALWAYS_DRAWN = ("value", "mean", "low", "high", "num_users", "rate_per_s")
+"""Settings of workloads that are too large for small runs."""
 STORMS = 0.85
 """Share of the worlds in which many requests run at once."""
 CALMING = (".patience_s", ".duration_s", ".timeout_s", ".max_tokens", ".frontend_s", ".width", ".batch_size")
@@ -172,18 +174,15 @@ def draw_settings(rng: Random, cfg: dict[str, Any]) -> Overrides:
             continue
         for holder, path in list(_leaves(node, (root,))):
             old = holder[path[-1]]
-            always = root == "workload" and path[-1] in (
-                "value",
-                "mean",
-                "low",
-                "high",
-                "num_users",
-                "rate_per_s",
-            )
+            is_long = path[-1] in ("duration_s", "running_s") and old is not None
+            always = root == "workload" and (is_long or path[-1] in ALWAYS_DRAWN)
             if (rng.random() > share and not always) or path[-1] in ("_target_", "until_s", "leap"):
                 continue
             is_traffic = root == "workload" and path[-1].endswith("per_s")
-            value = log_uniform(rng, 100, 5000) if is_traffic else draw_value(rng, path, old)
+            if root == "workload" and is_long:
+                value = log_uniform(rng, 0.05, 2)
+            else:
+                value = log_uniform(rng, 100, 5000) if is_traffic else draw_value(rng, path, old)
             holder[path[-1]] = value
             if value != old and _is_accepted(root, node):
                 drawn[".".join(path)] = shown(value)

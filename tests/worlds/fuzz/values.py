@@ -48,6 +48,7 @@ def _bytes_per_s(rng: Random, old: Any) -> float:
 BY_UNIT: tuple[tuple[str, Draw], ...] = (
     (r"block_size", lambda rng, old: rng.choice([1, 2, 3, 4, 8, 16, 32])),
     (r"bytes_per_s", _bytes_per_s),
+    (r"flops_per_s", lambda rng, old: log_uniform(rng, 1e9, 1e13)),
     (r"per_s", _rate),
     (r"ms", lambda rng, old: log_uniform(rng, 1, 1000)),
     (r"s", _seconds),
