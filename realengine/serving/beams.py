@@ -23,6 +23,10 @@ from realengine.serving.answer import Answer, Output
 from realengine.serving.sampling_params import MAX_LOGPROBS, SamplingParams, is_number, is_whole
 
 
+MAX_LENGTH_PENALTY = 20
+"""Largest exponent of a length; those of long contexts would overflow with larger ones."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeamSearchParams:
     """Settings of a beam search, with vLLM's names."""
@@ -48,7 +52,11 @@ class BeamSearchParams:
             ("max_tokens", is_whole(self.max_tokens) and self.max_tokens >= 1, "a whole number >= 1"),
             ("ignore_eos", isinstance(self.ignore_eos, bool), "true or false"),
             ("temperature", self.temperature == 0, "0, because a beam search draws nothing at random"),
-            ("length_penalty", is_number(self.length_penalty), "a finite number"),
+            (
+                "length_penalty",
+                is_number(self.length_penalty) and abs(self.length_penalty) <= MAX_LENGTH_PENALTY,
+                f"a number >= -{MAX_LENGTH_PENALTY} and <= {MAX_LENGTH_PENALTY}",
+            ),
         )
         for name, holds, allowed in checks:
             if not holds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
@@ -46,12 +47,15 @@ def add_control_routes(
     clear_prefix_caches: Callable[[], None],
     config: Mapping[str, Any],
 ) -> None:
-    """Adds the routes. config: the resolved settings, without secrets."""
+    """Adds the routes. config: the resolved settings, without secrets.
+
+    A sleep or a wake-up goes on to its end if its client goes away, so that no half of it is done.
+    """
 
     async def sleep(request: web.Request) -> web.Response:
         level = _choice(request, "level", LEVELS, "1")
         mode: Mode = "wait" if _choice(request, "mode", MODES, "abort") == "wait" else "abort"
-        await sleep_control.sleep(int(level), mode)
+        await asyncio.shield(sleep_control.sleep(int(level), mode))
         return web.Response()
 
     async def wake_up(request: web.Request) -> web.Response:
@@ -59,7 +63,8 @@ def add_control_routes(
         for tag in tags:
             if tag not in PARTS:
                 raise ApiError(f"tags={tag[:40]}: must be one of {', '.join(PARTS)}", param="tags")
-        await sleep_control.wake_up([part for part in PARTS if part in tags or not tags])
+        parts = [part for part in PARTS if part in tags or not tags]
+        await asyncio.shield(sleep_control.wake_up(parts))
         return web.Response()
 
     async def is_sleeping(request: web.Request) -> web.Response:

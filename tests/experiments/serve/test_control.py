@@ -93,6 +93,25 @@ def test_requests_in_progress_end_before_a_sleep_that_waits():
     served(test)
 
 
+def test_a_sleep_goes_on_to_its_end_if_its_client_goes_away():
+    load_s = make_job().scenario.load_from_host_s
+
+    async def test(client):
+        stream = streamed(client, max_tokens=1000, ignore_eos=True)
+        await anext(stream)
+        sleeping = asyncio.create_task(post(client, "/sleep?mode=wait", None))
+        while not (await get(client, "/is_sleeping"))[1]["is_sleeping"]:
+            await asyncio.sleep(0.001)
+        sleeping.cancel()
+        _, error = await until_it_fails(stream)
+        assert error is None
+        begin_s = asyncio.get_running_loop().time()
+        assert (await post(client, "/wake_up", None))[0] == 200
+        assert asyncio.get_running_loop().time() - begin_s >= 0.95 * load_s / 20
+
+    served(test)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "param"),
     [

@@ -177,7 +177,8 @@ def summary(core, plan):
         ({"beam_width": 2, "max_tokens": 0}, "max_tokens=0: must be a whole number >= 1"),
         ({"beam_width": 2, "ignore_eos": 1}, "ignore_eos=1: must be true or false"),
         ({"beam_width": 2, "temperature": 0.7}, "temperature=0.7: must be 0, because a beam search draws"),
-        ({"beam_width": 2, "length_penalty": float("inf")}, "length_penalty=inf: must be a finite number"),
+        ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty=nan: must be a number >= -20"),
+        ({"beam_width": 2, "length_penalty": 400}, "length_penalty=400: must be a number >= -20 and <= 20"),
     ],
 )
 def test_bad_parameters_are_refused(fields, message):
