@@ -22,6 +22,8 @@ from sim.settings.errors import ConfigError
 BACKLOG = 4096
 IDLE_POLL_S = 0.5
 FULL_COLLECTION_S = 600.0
+MIN_REST = 100
+"""Times that a full collection took before, until the next one at an idle moment: a hundredth of the time."""
 
 
 class NoTracebacksOfClients(logging.Filter):
@@ -115,7 +117,8 @@ async def short_collections(num_in_progress: Callable[[], int]) -> AsyncIterator
 
     What exists already is not searched again, and the young generations are collected after so few objects
     that it takes about a millisecond. All other objects, whose number grows with the records and which take
-    some 0.1 s, are collected when nothing is in progress any more, or after `FULL_COLLECTION_S`.
+    some 0.1 s, are collected when nothing is in progress any more, or after `FULL_COLLECTION_S`. With few requests
+    such moments are frequent, and the next request would wait: `MIN_REST` keeps collections rare.
     """
     before = gc.get_threshold()
     gc.collect()
@@ -131,14 +134,18 @@ async def short_collections(num_in_progress: Callable[[], int]) -> AsyncIterator
 
 
 async def _collect_when_idle(num_in_progress: Callable[[], int]) -> None:
-    was_busy, collected_s = False, time.monotonic()
+    has_served, took_s, collected_s = False, 0.0, time.monotonic()
     while True:
         await asyncio.sleep(IDLE_POLL_S)
-        busy = num_in_progress() > 0
-        if (was_busy and not busy) or time.monotonic() - collected_s > FULL_COLLECTION_S:
+        is_busy = num_in_progress() > 0
+        has_served |= is_busy
+        begin_s = time.monotonic()
+        rested_s = begin_s - collected_s
+        is_due = has_served and not is_busy and rested_s > MIN_REST * took_s
+        if is_due or rested_s > FULL_COLLECTION_S:
             gc.collect()
             collected_s = time.monotonic()
-        was_busy = busy
+            took_s, has_served = collected_s - begin_s, False
 
 
 async def _until_drained(

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from itertools import cycle
 
 import pytest
 
@@ -40,6 +41,20 @@ def test_a_full_collection_waits_for_idle_streams(monkeypatch, full_collections)
             await asyncio.sleep(0.02)
             assert len(full_collections) == 1, "not again without new requests"
         assert kept
+
+    asyncio.run(serve())
+
+
+def test_full_collections_are_rare_if_idle_moments_are_frequent(monkeypatch, full_collections):
+    monkeypatch.setattr(server, "IDLE_POLL_S", 0.001)
+    monkeypatch.setattr(server, "MIN_REST", 1_000_000)
+    in_progress = cycle([1, 0])
+
+    async def serve():
+        async with short_collections(lambda: next(in_progress)):
+            full_collections.clear()
+            await asyncio.sleep(0.1)
+            assert len(full_collections) == 1
 
     asyncio.run(serve())
 
