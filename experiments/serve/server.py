@@ -117,8 +117,8 @@ async def short_collections(num_in_progress: Callable[[], int]) -> AsyncIterator
 
     What exists already is not searched again, and the young generations are collected after so few objects
     that it takes about a millisecond. All other objects, whose number grows with the records and which take
-    some 0.1 s, are collected when nothing is in progress any more, or after `FULL_COLLECTION_S`. With few requests
-    such moments are frequent, and the next request would wait: `MIN_REST` keeps collections rare.
+    some 0.1 s, are collected when nothing is in progress any more, or after `FULL_COLLECTION_S`. With few
+    requests such moments are frequent, and the next request would wait: `MIN_REST` keeps collections rare.
     """
     before = gc.get_threshold()
     gc.collect()

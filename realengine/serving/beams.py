@@ -22,7 +22,6 @@ from policies.core.request import Branching
 from realengine.serving.answer import Answer, Output
 from realengine.serving.sampling_params import MAX_LOGPROBS, SamplingParams, is_number, is_whole
 
-
 MAX_LENGTH_PENALTY = 20
 """Largest exponent of a length; those of long contexts would overflow with larger ones."""
 
