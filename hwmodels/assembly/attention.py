@@ -76,6 +76,11 @@ def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: 
     library = site.kernels.attention_kernels or site.kernels.library
     decode: DecodeAttention | SystolicDecode
     prefill: PrefillAttention | SystolicPrefill
+    if site.device.systolic is not None and site.kernels.attention_kernels is not None:
+        raise ValueError(
+            f"attention_kernels={site.kernels.attention_kernels}: has no price on the systolic arrays of "
+            f"{site.device.name}; set engine.kernels.attention_kernels=null, or choose a GPU"
+        )
     if site.device.systolic is None:
         decode = DecodeAttention(heads, site.device, curve, library)
         prefill = PrefillAttention(heads, site.device, curve, library, dtype)

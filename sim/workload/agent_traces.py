@@ -17,7 +17,7 @@ import numpy as np
 from policies.core.request import Request, Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Source, WorkloadNotes
-from sim.workload.checks import MAX_TOKENS, require_positive
+from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, require_positive
 from sim.workload.json_lines import COUNT, IDS, TEXT, Line, Rule, objects_of
 from sim.workload.lengths import clip_to_context
 from sim.workload.marked import MarkedSource
@@ -164,6 +164,7 @@ ROUND_RULES = {
     "output_tokens": TOKENS,
     "timing_events": LIST,
 }
+REASONING = "reasoning_output_tokens"
 INPUTS, OUTPUTS = ("user_message", "tool_result"), ("text", "reasoning", "tool_call")
 
 
@@ -188,19 +189,25 @@ class TraceLabJsonl(Trace):
         rounds = []
         for line in objects_of(self.path, ROUND_RULES):
             line.check(ROUND_RULES)
+            if line.row.get(REASONING) is not None:
+                line.check({REASONING: TOKENS})
             rounds.append((_sent_s(line), line.number, line.row))
         rounds.sort(key=lambda one: one[:2])
         previous: dict[str, tuple[int, ...]] = {}
         numbers = count()
         for sent_s, number, row in rounds:
+            if sent_s - rounds[0][0] > MAX_ARRIVAL_S:
+                raise ValueError(
+                    f"{self.path}:{number}:1: timing_events: expected times at most {MAX_ARRIVAL_S:g} s "
+                    f"after the earliest round, found {sent_s - rounds[0][0]:g} s"
+                )
             earlier = previous.get(row["session_id"], ())
             total = row["input_tokens_total"]
             num_blocks = total // self.tokens_per_hash
             num_kept = min(row["prefix_tokens"] // self.tokens_per_hash, len(earlier), num_blocks)
             ids = earlier[:num_kept] + tuple(next(numbers) for _ in range(num_blocks - num_kept))
             previous[row["session_id"]] = ids
-            reasoning = row.get("reasoning_output_tokens") or 0
-            output = row["output_tokens"] + (reasoning if _is_tokens(reasoning) else 0)
+            output = row["output_tokens"] + (row.get(REASONING) or 0)
             reason = "" if output else "no output tokens"
             yield TraceRow(number, sent_s - rounds[0][0], total, output, ids, skip_reason=reason)
 

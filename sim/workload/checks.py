@@ -13,7 +13,12 @@ MAX_ARRIVAL_S = 1e9
 MAX_CV = 1000.0
 """Limit of a coefficient of variation; the square of a larger one could overflow."""
 
-_UNITS = (("_per_s", " requests/s"), ("_s", " s"), ("_tokens", " tokens"))  # first match wins
+_UNITS = (
+    ("tokens_per_s", " tokens/s"),
+    ("_per_s", " requests/s"),
+    ("_s", " s"),
+    ("_tokens", " tokens"),
+)  # first match wins
 
 
 def require_positive(settings: object, *names: str) -> None:

@@ -107,6 +107,8 @@ class BasetenParquet(ParquetTrace):
             )
         hashes = row.get("total_hashes") or []
         max_hashes = -(-(row["input_tokens"] or 0) // self.tokens_per_hash)
+        if not isinstance(hashes, list):
+            raise self._bad(number, "total_hashes", "a list of whole numbers >= 0", hashes)
         if len(hashes) > max_hashes or any(type(one) is not int or one < 0 for one in hashes):
             rule = f"at most {max_hashes} whole numbers >= 0, for {self.tokens_per_hash} tokens each"
             raise self._bad(number, "total_hashes", rule, hashes)

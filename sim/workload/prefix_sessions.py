@@ -17,7 +17,13 @@ import numpy as np
 from policies.core.request import Request, Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Source, WorkloadNotes
-from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative, require_positive
+from sim.workload.checks import (
+    MAX_TOKENS,
+    require_at_most,
+    require_counts,
+    require_not_negative,
+    require_positive,
+)
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
 from sim.workload.lengths import clip_to_context
 from sim.workload.marked import MarkedSource
@@ -26,6 +32,7 @@ from sim.workload.table import TableSource
 from sim.workload.zipf import zipf_draws
 
 MAX_TURNS = 10_000
+MAX_SYSTEM_PROMPTS = 1_000_000
 MAX_SESSIONS = 10_000_000
 """Sessions of a run; each of their prompts takes some 100 bytes."""
 
@@ -58,6 +65,7 @@ class PrefixSessions:
 
     def __post_init__(self) -> None:
         require_positive(self, "duration_s", "num_system_prompts", "max_requests", "patience_s")
+        require_at_most(self, MAX_SYSTEM_PROMPTS, "num_system_prompts")
         require_not_negative(self, "running_s", "system_prompt_skew")
         require_counts(self, MAX_TURNS, "turns", "turns")
         names = ("first_tokens", "turn_tokens", "output_tokens", "system_prompt_tokens")

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
+from hwmodels.assembly.site import Kernels
 from hwmodels.devices.systolic import SystolicArray
 from hwmodels.model.quantization import weight_format
 from hwmodels.operators.attention import AttentionCurve, HeadLayout
@@ -133,3 +134,9 @@ def test_iterations_of_a_whole_model_are_priced(models, devices, make_shape):
 def test_rejects_latent_attention(models, devices):
     with pytest.raises(ValueError, match=r"latent attention .* has no price on systolic arrays"):
         Roofline(model=models["deepseek_v2_lite"], device=devices["tpu_v5p"])
+
+
+def test_rejects_attention_kernels_of_gpus(models, devices):
+    kernels = Kernels(attention_kernels="flash_decoding")
+    with pytest.raises(ValueError, match="attention_kernels=flash_decoding: has no price on the systolic"):
+        Roofline(model=models["llama3_1_8b"], device=devices["tpu_v6e"], kernels=kernels)

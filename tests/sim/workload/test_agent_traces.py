@@ -139,6 +139,10 @@ def test_reasoning_is_output_and_a_round_without_output_is_counted(tmp_path):
             round_of("a", 1.0, 9, -1),
             r"rounds.jsonl:1:\d+: prefix_tokens: expected a whole number of tokens from 0",
         ),
+        (
+            round_of("a", 1.0, 9, 0, reasoning_output_tokens="7"),
+            r"rounds.jsonl:1:\d+: reasoning_output_tokens: expected a whole number of tokens from 0",
+        ),
         (round_of("a", 1.0, 9, 0, timing_events=[]), r"timing_events: expected events with an event_type"),
         (round_of("a", 1.0, 9, 0, timing_events=[{"timestamp": "noon"}]), r"timing_events: .* found .*noon"),
     ],
@@ -146,3 +150,10 @@ def test_reasoning_is_output_and_a_round_without_output_is_counted(tmp_path):
 def test_a_bad_round_is_named_with_file_line_and_column(tmp_path, row, message):
     with pytest.raises(ValueError, match=message):
         arrivals_of(tracelab(tmp_path, row))
+
+
+def test_a_round_decades_after_the_first_is_refused(tmp_path):
+    late = [{"event_type": "user_message", "timestamp": "2096-01-31T12:00:00Z"}]
+    rows = (round_of("a", 1.0, 9, 0), round_of("a", 1.0, 9, 0, timing_events=late))
+    with pytest.raises(ValueError, match=r"rounds.jsonl:2:1: timing_events: expected times at most 1e\+09 s"):
+        arrivals_of(tracelab(tmp_path, *rows))

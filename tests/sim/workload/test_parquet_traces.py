@@ -81,6 +81,7 @@ def test_reads_chutes_with_users_as_tenants(tmp_path):
             {"total_hashes": [[1], [1, 2, 3], []]},
             r"trace.parquet:2:total_hashes: expected at most 2 whole numbers",
         ),
+        ({"total_hashes": [1, 2, 3]}, r"trace.parquet:1:total_hashes: expected a list .* found 1"),
         ({"block_size": [16, 16, 64]}, r"trace.parquet:3:block_size: .*set workload.tokens_per_hash=64"),
     ],
 )

@@ -124,6 +124,8 @@ def test_wrong_settings_are_refused():
         make(arrivals=ClosedLoop(num_users=1, think_time_s=Fixed(value=1.0)))
     with pytest.raises(ValueError, match=r"turns.value=0: must be >= 1"):
         make(turns=Fixed(value=0))
+    with pytest.raises(ValueError, match=r"num_system_prompts=10000000: must be <= 1e\+06"):
+        make(num_system_prompts=10_000_000)
     with pytest.raises(ValueError, match="no request arrives in this time"):
         make(arrivals=Constant(rate_per_s=1e-3), running_s=5.0, duration_s=1.0).source(
             seed=0, max_model_len=99
