@@ -29,6 +29,14 @@ class Mix:
             if name not in self.parts:
                 raise ValueError(f"priorities.{name}: must be one of the parts {', '.join(self.parts)}")
 
+        for name, part in self.parts.items():
+            named = [kind for kind in ("adapters", "models") if getattr(part, kind, None)]
+            if named:
+                raise ValueError(
+                    f"parts.{name}: must not name {named[0]}, which are those of a whole workload; let "
+                    "workload=lora or workload=callers have the mix inside (workload.of)"
+                )
+
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of all parts; each has random numbers of its own."""
         sources = [

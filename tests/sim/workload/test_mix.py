@@ -8,6 +8,7 @@ from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed
 from sim.workload.lengths import Lengths
+from sim.workload.marked import WithCallers
 from sim.workload.mix import Mix
 from sim.workload.synthetic import Synthetic
 
@@ -92,3 +93,9 @@ def test_wrong_settings_are_refused():
         Mix(parts={})
     with pytest.raises(ValueError, match=r"priorities.other: must be one of the parts a"):
         Mix(parts={"a": plain(1.0)}, priorities={"other": 1})
+
+
+def test_a_part_with_models_of_its_own_is_refused():
+    callers = WithCallers(of=plain(1.0), models={"llama-3.1-8b": 1.0})
+    with pytest.raises(ValueError, match=r"parts.a: must not name models, .* workload=callers"):
+        Mix(parts={"a": callers})
