@@ -37,7 +37,7 @@ class AgentCall(NamedTuple):
 
 
 class TaskPlan(NamedTuple):
-    """A task. first_content: content id of its first message."""
+    """A task is the calls of an agent and its sub-agents; first_content is the id of its first message."""
 
     calls: tuple[AgentCall, ...]
     system_tokens: int

@@ -19,27 +19,23 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from policies.adapters.registry import Adapter
 from policies.prediction.draws import uniform
 from sim.metrics.client_view import ClientView, client_figures
 from sim.metrics.measured import Measured
 from sim.records.run import RunRecords
-from sim.workload.answers import Answers
-from sim.workload.base import Source, Workload
+from sim.workload.base import Source
 from sim.workload.checks import require_not_negative, require_positive
 from sim.workload.distributions import Distribution, Fixed
-from sim.workload.marked import answers_of
+from sim.workload.marked import OfWorkload
 
 NORMAL = NormalDist()
 NOTHING_HIDDEN = Fixed(value=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithClients:
+class WithClients(OfWorkload):
     """A workload and the clients of its requests."""
 
-    of: Workload
-    """Workload that creates the requests."""
     hidden_share: Distribution = NOTHING_HIDDEN
     """Share of the output tokens before the first visible one, such as reasoning; at least one is visible."""
     streams: bool = True
@@ -57,23 +53,6 @@ class WithClients:
         for name, share in self.hidden_share.magnitudes().items():
             if not 0 <= share <= 1:
                 raise ValueError(f"hidden_share.{name}={share:g}: must be a share, >= 0 and <= 1")
-
-    @property
-    def branching(self) -> Answers:
-        """Samples per request."""
-        return answers_of(self.of)
-
-    @property
-    def adapters(self) -> tuple[Adapter, ...]:
-        """Adapters that the requests name."""
-        adapters: tuple[Adapter, ...] = getattr(self.of, "adapters", ())
-        return adapters
-
-    @property
-    def models(self) -> Mapping[str, float]:
-        """Models that the requests name, with their shares."""
-        models: Mapping[str, float] = getattr(self.of, "models", {})
-        return models
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the workload."""

@@ -57,6 +57,31 @@ class MarkedSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OfWorkload:
+    """A workload whose requests are those of another one, which it delays or looks at."""
+
+    of: Workload
+    """Workload that creates the requests."""
+
+    @property
+    def branching(self) -> Answers:
+        """Answers that the requests ask for."""
+        return answers_of(self.of)
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Adapters that the requests name."""
+        adapters: tuple[Adapter, ...] = getattr(self.of, "adapters", ())
+        return adapters
+
+    @property
+    def models(self) -> Mapping[str, float]:
+        """Models that the requests name, with their shares."""
+        models: Mapping[str, float] = getattr(self.of, "models", {})
+        return models
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WithCallers:
     """A workload and the tenants and models of its requests.
 

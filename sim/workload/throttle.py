@@ -10,27 +10,23 @@ afterwards.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from policies.adapters.registry import Adapter
 from policies.core.request import Request
-from sim.workload.answers import Answers
-from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
+from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import require_positive
-from sim.workload.marked import answers_of
+from sim.workload.marked import OfWorkload
 
 MINUTE_S = 60.0
 TOO_LARGE = "requests of more tokens than tokens_per_minute allows"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithThrottle:
+class WithThrottle(OfWorkload):
     """A workload whose clients keep a provider's limits. TTFT includes the time for which they wait."""
 
-    of: Workload
-    """Workload that creates the requests."""
     requests_per_minute: float | None = None
     """Limit of each tenant; null: none."""
     tokens_per_minute: float | None = None
@@ -41,23 +37,6 @@ class WithThrottle:
             raise ValueError("requests_per_minute=null, tokens_per_minute=null: at least one must be set")
         if self.requests_per_minute is not None and self.requests_per_minute < 1:
             raise ValueError(f"requests_per_minute={self.requests_per_minute}: must be >= 1")
-
-    @property
-    def branching(self) -> Answers:
-        """Samples per request."""
-        return answers_of(self.of)
-
-    @property
-    def adapters(self) -> tuple[Adapter, ...]:
-        """Adapters that the requests name."""
-        adapters: tuple[Adapter, ...] = getattr(self.of, "adapters", ())
-        return adapters
-
-    @property
-    def models(self) -> Mapping[str, float]:
-        """Models that the requests name, with their shares."""
-        models: Mapping[str, float] = getattr(self.of, "models", {})
-        return models
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the workload, later where a limit holds it back."""

@@ -71,6 +71,7 @@ def test_a_full_collection_comes_in_time_if_streams_never_end(monkeypatch, full_
                     await asyncio.sleep(0.001)
 
     asyncio.run(serve())
+    assert len(full_collections) >= 2
 
 
 def test_the_collector_is_as_before_afterwards():
