@@ -1,0 +1,55 @@
+"""A part of the records of a run that streams them: what has ended since the part before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.records.run import RunRecords
+
+GROUP_ROWS: Final = 1 << 16
+"""Requests of a group: group k has the ids from k * GROUP_ROWS to (k + 1) * GROUP_ROWS - 1.
+
+The rows of a group are handed on together, when all its requests have ended, so that the parts of the table
+of requests do not depend on the moments at which a run was cut.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordChunk:
+    """The records of a run since the chunk before; all chunks together are `RunRecords`.
+
+    The tables and arrays have the columns and dtypes of the same fields of `RunRecords`, and hold every row in
+    exactly one chunk. Which rows a chunk has depends on the moments at which the run was cut, so figures must
+    not depend on it.
+
+    requests: the complete groups (see `GROUP_ROWS`) since the chunk before, by request id; ids ascend from
+      chunk to chunk. The last chunk has the rest, also the requests that have not ended.
+    iterations: by (replica, iteration), of all replicas; the first iteration of a replica follows the last one
+      of the chunks before. The steps that run at the time of the cut are in a later chunk, so an iteration may
+      have ended before until_s and come later.
+    gap_s, gap_count, gap_end_s: the gaps of these iterations and of `own_gaps`, in any order.
+    own_gaps, events, bursts: what was logged since the chunk before. The rows of a request are in the chunk
+      of its row of `requests` or in earlier ones. bursts: None if no replica speculates.
+    unfilled: as `RunRecords.unfilled`. The range of iterations of a row may begin in earlier chunks; its last
+      iteration is in this chunk or an earlier one.
+    until_s: simulated time of the cut, s.
+    end: None, but in the last chunk: the records of the whole run with tables without rows, for all other
+      fields. `end.speculation.acceptance` is that of the whole run.
+    """
+
+    requests: pd.DataFrame
+    iterations: pd.DataFrame
+    gap_s: NDArray[np.float64]
+    gap_count: NDArray[np.int64]
+    gap_end_s: NDArray[np.float64]
+    own_gaps: pd.DataFrame
+    events: pd.DataFrame
+    bursts: pd.DataFrame | None
+    unfilled: NDArray[np.int64] | None
+    until_s: float
+    end: RunRecords | None = None

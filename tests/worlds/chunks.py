@@ -1,0 +1,91 @@
+"""Cuts the records of a whole run into the chunks of a streamed run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from sim.records.chunk import GROUP_ROWS, RecordChunk
+from sim.records.run import RunRecords
+
+
+def chunks_of(
+    records: RunRecords, cuts_s: Sequence[float], group_rows: int = GROUP_ROWS
+) -> list[RecordChunk]:
+    """Returns the records cut at ascending simulated times, in seconds, and at the end of the run."""
+    iterations, bursts = records.iterations, records.bursts
+    end_s = (iterations["start_s"] + iterations["duration_s"]).to_numpy()
+    request_cut = _cut_of_requests(records, cuts_s, group_rows)
+    iteration_cut = _cut_of(end_s, cuts_s)
+    gap_cut = _cut_of(records.gap_end_s, cuts_s)
+    own_gap_cut = _cut_of(records.own_gaps["end_s"].to_numpy(), cuts_s)
+    event_cut = _cut_of(records.events["time_s"].to_numpy(), cuts_s)
+    ends_s = {
+        (replica, iteration): time_s
+        for replica, iteration, time_s in zip(
+            iterations["replica"], iterations["iteration"], end_s, strict=True
+        )
+    }
+    burst_cut = unfilled_cut = None
+    if bursts is not None:
+        keys = zip(bursts["replica"], bursts["iteration"], strict=True)
+        burst_cut = _cut_of(np.array([ends_s[key] for key in keys], np.float64), cuts_s)
+    if records.unfilled is not None:
+        keys = ((replica, end - 1) for replica, _, end, _ in records.unfilled.tolist())
+        unfilled_cut = _cut_of(np.array([ends_s[key] for key in keys], np.float64), cuts_s)
+    chunks = []
+    for index, until_s in enumerate((*cuts_s, records.end_s)):
+        of_gaps = gap_cut == index
+        chunks.append(
+            RecordChunk(
+                requests=records.requests[request_cut == index].reset_index(drop=True),
+                iterations=iterations[iteration_cut == index].reset_index(drop=True),
+                gap_s=records.gap_s[of_gaps],
+                gap_count=records.gap_count[of_gaps],
+                gap_end_s=records.gap_end_s[of_gaps],
+                own_gaps=records.own_gaps[own_gap_cut == index].reset_index(drop=True),
+                events=records.events[event_cut == index].reset_index(drop=True),
+                bursts=None if bursts is None else bursts[burst_cut == index].reset_index(drop=True),
+                unfilled=None if records.unfilled is None else records.unfilled[unfilled_cut == index],
+                until_s=until_s,
+                end=without_rows(records) if index == len(cuts_s) else None,
+            )
+        )
+    return chunks
+
+
+def without_rows(records: RunRecords) -> RunRecords:
+    """Returns the records with tables without rows."""
+    speculation = records.speculation
+    return replace(
+        records,
+        requests=records.requests[:0],
+        iterations=records.iterations[:0],
+        gap_s=records.gap_s[:0],
+        gap_count=records.gap_count[:0],
+        gap_end_s=records.gap_end_s[:0],
+        own_gaps=records.own_gaps[:0],
+        events=records.events[:0],
+        unfilled=None if records.unfilled is None else records.unfilled[:0],
+        speculation=None if speculation is None else replace(speculation, bursts=speculation.bursts[:0]),
+    )
+
+
+def _cut_of(times_s: np.ndarray, cuts_s: Sequence[float]) -> np.ndarray:
+    """Returns the index of the first cut at or after each time."""
+    return np.searchsorted(np.array(cuts_s, np.float64), times_s)
+
+
+def _cut_of_requests(records: RunRecords, cuts_s: Sequence[float], group_rows: int) -> np.ndarray:
+    """Returns the cut at which all requests of the group of each request, and of earlier groups, have ended."""
+    ended_s = records.requests["finished_s"].fillna(inf).to_numpy()
+    group = records.requests["request_id"].to_numpy() // group_rows
+    groups, at = np.unique(group, return_inverse=True)
+    complete_s = np.zeros(len(groups))
+    np.maximum.at(complete_s, at, ended_s)
+    if len(groups):
+        complete_s[-1] = inf  # it is not known that no further request comes
+    return _cut_of(np.maximum.accumulate(complete_s)[at], cuts_s)
