@@ -5,6 +5,8 @@ PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadgroup
 
+VERSION ?= dev
+
 VLLM ?= 0.32.0
 PARITY := .venv-parity/$(VLLM)
 CLIENTS := .venv-clients
@@ -17,7 +19,7 @@ PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all clients coverage parity parity-short nightly lint types layers bench compiled pure clean
+.PHONY: help run test test-all docs clients coverage parity parity-short nightly lint types layers bench compiled pure clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -30,6 +32,9 @@ test: .venv/installed-test ## the tests that take seconds
 
 test-all: .venv/installed-test $(CLIENTS)/installed ## the slow tests, too, other projects' clients, and new random examples
 	HYPOTHESIS_PROFILE=new $(PY) -m pytest $(PYTEST_ARGS)
+
+docs: .venv/installed-docs ## the documentation site, in build/site/VERSION (VERSION=0.1; without it: dev)
+	$(PY) -m experiments.site --version $(VERSION)
 
 clients: $(CLIENTS)/installed ## other projects' clients and routers, for the tests of `windtunnel serve`
 
@@ -100,6 +105,11 @@ $(PARITY)/installed:
 
 .venv/installed-test: pyproject.toml .venv/installed
 	$(PIP_INSTALL) --editable '.[test]'
+	@touch $@
+
+# The builder of the site is installed beside the package, as pages are made from its configs and docstrings.
+.venv/installed-docs: pyproject.toml .venv/installed
+	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
 
 # Clients and routers have environments of their own, as their requirements contradict each other. vLLM's client is that

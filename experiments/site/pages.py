@@ -1,0 +1,118 @@
+"""Pages of the site: where each Markdown file of the repository goes, and how its links are rewritten.
+
+README.md is the home page, `docs/` keeps its names, and every other Markdown file that a page links to is a page
+in `project/`. Links to files that are not pages, such as sources, become plain text: the site needs no repository.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = ROOT / "README.md"
+MAP_OF_DOCS = ROOT / "docs" / "README.md"
+"""The list of pages for readers of the repository; the site has its navigation instead."""
+NAMED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
+PICTURES = {".png", ".svg", ".jpg"}
+
+_FENCE = re.compile(r"^(```.*?^```)", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"(?P<label>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^)\s]+)\)")
+
+
+def links(text: str) -> list[str]:
+    """Returns the targets of all links and pictures of a Markdown text, without those in blocks of code."""
+    return [found["target"] for part in _prose(text) for found in _LINK.finditer(part)]
+
+
+def is_external(target: str) -> bool:
+    """Tests whether a link leaves the site."""
+    return bool(re.match(r"[a-z]+:", target))
+
+
+def linked_file(page: Path, target: str) -> Path:
+    """Returns the file that a relative link of a page leads to; of a folder, its README.md if it has one."""
+    path = target.partition("#")[0]
+    file = Path(os.path.normpath(page.parent / path)) if path else page
+    return file / "README.md" if file.is_dir() and (file / "README.md").exists() else file
+
+
+def all_pages() -> dict[Path, str]:
+    """Returns every Markdown file that is a page, with its place in the site.
+
+    These are README.md, the files of docs/, CHANGELOG.md, and all that they link to, directly or not.
+    """
+    found: dict[Path, str] = {}
+    rest = [HOME, *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in NAMED)]
+    while rest:
+        page = rest.pop()
+        if page in found or page == MAP_OF_DOCS:
+            continue
+        found[page] = _place(page)
+        targets = (target for target in links(page.read_text(encoding="utf-8")) if not is_external(target))
+        files = (linked_file(page, target) for target in targets)
+        rest += [file for file in files if file.suffix == ".md" and file.exists()]
+    return found
+
+
+def stage(folder: Path, generated: Mapping[str, str]) -> None:
+    """Writes all pages and their pictures into an empty folder, links rewritten.
+
+    generated: text of the pages that are not files of the repository, by their place in the site.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = all_pages()
+    for page, place in pages.items():
+        _write(folder / place, _rewritten(page, place, pages, folder))
+    for place, text in generated.items():
+        _write(folder / place, text)
+
+
+def _place(page: Path) -> str:
+    name = page.relative_to(ROOT).as_posix()
+    if page == HOME:
+        return "index.md"
+    if name.startswith("docs/"):
+        return name.removeprefix("docs/")
+    return NAMED.get(
+        name, f"project/{name.removesuffix('/README.md').replace('/', '_').removesuffix('.md')}.md"
+    )
+
+
+def _rewritten(page: Path, place: str, pages: Mapping[Path, str], folder: Path) -> str:
+    def rewrite(found: re.Match[str]) -> str:
+        label, target = found["label"], found["target"]
+        if is_external(target) or target.startswith("#"):
+            return found[0]
+        file = linked_file(page, target)
+        anchor = target.partition("#")[1] + target.partition("#")[2]
+        if file in pages:
+            return f"{label}({_relative(pages[file], place)}{anchor})"
+        if file.suffix in PICTURES and file.exists():
+            (folder / "pictures").mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, folder / "pictures" / file.name)
+            return f"{label}({_relative(f'pictures/{file.name}', place)})"
+        if not file.exists():  # a generated page, which the site has and the repository has not
+            return found[0] if page != HOME else f"{label}({target.removeprefix('docs/')})"
+        return label.removeprefix("!")[1:-1]
+
+    return _outside_of_code(page.read_text(encoding="utf-8"), lambda part: _LINK.sub(rewrite, part))
+
+
+def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
+    parts = _FENCE.split(text)
+    return "".join(part if i % 2 else change(part) for i, part in enumerate(parts))
+
+
+def _prose(text: str) -> Iterator[str]:
+    yield from _FENCE.split(text)[::2]
+
+
+def _relative(place: str, page: str) -> str:
+    return os.path.relpath(place, os.path.dirname(page) or ".")
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")

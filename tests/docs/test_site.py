@@ -1,0 +1,53 @@
+"""The site is built without a dead link, and its pages fetch nothing from other hosts; skipped without the builder."""
+
+import json
+
+import pytest
+
+from experiments.site import __main__ as site
+from experiments.site.built import fetched_from_outside
+
+
+def test_the_site_is_built_and_fetches_nothing_from_outside(tmp_path, monkeypatch):
+    pytest.importorskip("zensical", reason="the site's builder is not installed: make docs installs it")
+    monkeypatch.setattr(site, "BUILD", tmp_path)
+    assert site.made("0.1") is None
+    assert json.loads((tmp_path / "site" / "versions.json").read_text())[0]["version"] == "0.1"
+    home = (tmp_path / "site" / "0.1" / "index.html").read_text()
+    assert "cluster.html" in home
+    assert 'src="./assets/' in home
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        '<script src="https://unpkg.com/x.js"></script>',
+        '<link rel="stylesheet" href="//fonts.googleapis.com/css">',
+        '<img src="http://example.org/a.png">',
+        '<pre class="mermaid"><code>graph</code></pre>',
+        '<a href="https://example.org" data-md-component="source">stars</a>',
+        '<p style="background: url(https://example.org/a.png)">',
+        '<style>@import "https://example.org/a.css";</style>',
+    ],
+)
+def test_what_is_fetched_from_outside_is_found(html, tmp_path):
+    (tmp_path / "page.html").write_text(f"<html>{html}</html>")
+    ((page, _),) = fetched_from_outside(tmp_path)
+    assert page == "page.html"
+
+
+def test_links_and_own_files_are_not_fetched_from_outside(tmp_path):
+    (tmp_path / "page.html").write_text(
+        '<a href="https://example.org">there</a><img src="pictures/a.png"><link rel="canonical" href="https://a.b">'
+    )
+    (tmp_path / "own.css").write_text("a { background: url(../a.svg) }")
+    assert list(fetched_from_outside(tmp_path)) == []
+    (tmp_path / "other.css").write_text("@font-face { src: url('https://fonts.gstatic.com/a.woff2') }")
+    assert list(fetched_from_outside(tmp_path)) == [("other.css", "https://fonts.gstatic.com/a.woff2")]
+
+
+def test_versions_are_listed_from_the_newest(tmp_path):
+    for name in ("0.2", "0.10", "dev", "0.9.1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "index.html").touch()
+    assert site.versions_of(tmp_path) == ["0.10", "0.9.1", "0.2", "dev"]
