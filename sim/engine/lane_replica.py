@@ -102,7 +102,7 @@ class LaneReplica(Replica):
         self._loop = None
         loop.is_over = True
         chunks = loop.chunks if loop.is_running else []
-        loop.lane.give_to(core, self.recorder.iterations.num_iterations, chunks)
+        loop.lane.give_to(core, self.recorder.iterations.next_iteration, chunks)
         for known_s, seq in loop.pending:
             self.intake.add(known_s, seq.request, core.enter, seq)
         self._is_idle, self._wake_s = loop.is_idle, loop.wake_s

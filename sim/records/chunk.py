@@ -23,15 +23,15 @@ of requests do not depend on the moments at which a run was cut.
 class RecordChunk:
     """The records of a run since the chunk before; all chunks together are `RunRecords`.
 
-    The tables and arrays have the columns and dtypes of the same fields of `RunRecords`, and hold every row in
-    exactly one chunk. Which rows a chunk has depends on the moments at which the run was cut, so figures must
-    not depend on it.
+    The tables and arrays have the columns and dtypes of the same fields of `RunRecords`, and hold every row
+    in exactly one chunk. Which rows a chunk has depends on the moments at which the run was cut, so figures
+    must not depend on it.
 
     requests: the complete groups (see `GROUP_ROWS`) since the chunk before, by request id; ids ascend from
       chunk to chunk. The last chunk has the rest, also the requests that have not ended.
-    iterations: by (replica, iteration), of all replicas; the first iteration of a replica follows the last one
-      of the chunks before. The steps that run at the time of the cut are in a later chunk, so an iteration may
-      have ended before until_s and come later.
+    iterations: by (replica, iteration), of all replicas; the first iteration of a replica follows the last
+      one of the chunks before. The steps that run at the time of the cut are in a later chunk, so an
+      iteration may have ended before until_s and come later.
     gap_s, gap_count, gap_end_s: the gaps of these iterations and of `own_gaps`, in any order.
     own_gaps, events, bursts: what was logged since the chunk before. The rows of a request are in the chunk
       of its row of `requests` or in earlier ones. bursts: None if no replica speculates.

@@ -7,9 +7,9 @@ whether the run leapt or stepped.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from copy import copy
 from struct import Struct
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,66 +20,24 @@ from policies.core.decode_set import DecodeSet
 from policies.core.engine import EngineCore
 from policies.core.plan import AdapterUse, Cause, StepPlan
 from sim.records.gaps import Gaps
+from sim.records.iteration_rows import (
+    CHUNKS,
+    CHUNKS_ROW,
+    QUEUE_ROW,
+    QUEUED,
+    ROW,
+    TIME_PACKERS,
+    pack_chunks,
+    pack_queue,
+    pack_row,
+)
 from sim.records.mapped_buffers import MappedBuffers
 
 NO_USE = AdapterUse(0, 0, 0, 0)
 ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields))
 """Columns of the table if adapters are served: number of different adapters, and fields of AdapterBatch."""
 
-ROW = np.dtype(
-    [
-        ("start_s", "f8"),
-        ("emitted_s", "f8"),  # time of the latest tokens of the decoding sequences before this row
-        ("decode_context_tokens", "i8"),
-        ("kv_tokens_used", "i8"),
-        ("clock", "u4"),  # clock of the decode set
-        ("num_iterations", "u4"),
-        ("num_apart", "u4"),  # decoding sequences to which emitted_s does not apply: add_gap logs their gaps
-        ("num_widening", "u4"),  # decoding sequences the context of which grows by a token per iteration
-        ("decode_seqs", "u4"),
-        ("running", "u4"),
-        ("kv_blocks_used", "u4"),
-        ("more", "u4"),  # QUEUED, CHUNKS or their sum: it has a row there, or one per iteration
-    ]
-)
-"""The iterations of a plan. Tokens and blocks are those of the first iteration."""
-QUEUE_ROW = np.dtype([("waiting", "i4"), ("preempted", "i4"), ("waits_for_memory", "i4")])
-CHUNKS_ROW = np.dtype(
-    [
-        ("kv_tokens_used", "i8"),
-        ("kv_blocks_used", "i4"),
-        ("prefill_seqs", "i4"),
-        ("prefill_tokens", "i4"),
-        ("prefill_pairs", "i8"),
-        ("prefill_context_tokens", "i8"),
-        ("sampled_seqs", "i4"),
-    ]
-)
-QUEUED: Final = 1
-CHUNKS: Final = 2
-pack_row: Final = Struct("=2d2q8I").pack
-"""Packs the fields of `ROW`."""
-pack_queue: Final = Struct("=3i").pack
-"""Packs the fields of `QUEUE_ROW`."""
-pack_chunks: Final = Struct("=q3i2qi").pack
-"""Packs the fields of `CHUNKS_ROW`."""
 _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
-
-
-class _TimePackers(dict[int, Callable[..., bytes]]):
-    """Functions that pack times into bytes, by the number of times; twice as fast as `array.extend`."""
-
-    def __missing__(self, num_times: int) -> Callable[..., bytes]:
-        self[num_times] = pack = Struct(f"={num_times}d").pack
-        return pack
-
-
-_PACK_TIMES: Final = _TimePackers()
-
-
-def pack_times(times_s: list[float]) -> bytes:
-    """Packs times, in seconds."""
-    return _PACK_TIMES[len(times_s)](*times_s)
 
 
 class Step(Protocol):
@@ -123,6 +81,11 @@ class IterationLog:
         self.replica = replica
         self.serves_adapters = serves_adapters
         self.block_size = block_size
+        self._begin(0)
+
+    def _begin(self, first_iteration: int) -> None:
+        """Begins a log without rows. first_iteration: number of iterations of the replica before it."""
+        self.first_iteration = first_iteration
         self._rows = bytearray()
         self._ends_s = bytearray()  # ends of all iterations
         self._blocks_due = bytearray()  # block_size numbers, by phase, per row of several iterations
@@ -133,6 +96,12 @@ class IterationLog:
             self._rows, self._ends_s, self._blocks_due, self._queues, self._chunks, self._adapters
         )
         self._gaps = array("d")  # request id, start, end
+
+    def cut(self) -> Self:
+        """Returns a log with all rows so far; this one goes on without them."""
+        taken = copy(self)
+        self._begin(self.next_iteration)
+        return taken
 
     def more_dtypes(self) -> dict[str, str]:
         """Returns the dtypes of further columns of the table, by name."""
@@ -151,7 +120,7 @@ class IterationLog:
         decodes, pool = core.decodes, core.block_pool
         if num_iterations != len(ends_s):
             ends_s = ends_s[:num_iterations]
-        self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
+        self._ends_s += TIME_PACKERS[num_iterations](*ends_s)
         if self.serves_adapters:
             self._add_use(plan)
         num_running, num_widening = len(core.running), plan.num_widening
@@ -195,7 +164,7 @@ class IterationLog:
         """Logs iterations in which all sequences of an engine decode, without branches and adapters."""
         size, num_iterations = decodes.size, len(ends_s)
         num_held = decodes.num_context_tokens + size
-        self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
+        self._ends_s += TIME_PACKERS[num_iterations](*ends_s)
         if num_iterations > 1:
             self._blocks_due += decodes.blocks_due_by_phase
         self._rows += pack_row(
@@ -231,7 +200,7 @@ class IterationLog:
     ) -> None:
         """Logs iterations with prefills or waiting requests; one iteration if it has chunks (shape)."""
         num_iterations = len(ends_s)
-        self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
+        self._ends_s += TIME_PACKERS[num_iterations](*ends_s)
         more = 0
         if num_waiting:
             more = QUEUED
@@ -280,6 +249,11 @@ class IterationLog:
         return self._buffers.num_bytes(self._ends_s) // 8
 
     @property
+    def next_iteration(self) -> int:
+        """Number of iterations of the replica so far."""
+        return self.first_iteration + self.num_iterations
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the log, bytes."""
         return self._buffers.num_all_bytes() + 8 * len(self._gaps)
@@ -310,7 +284,7 @@ class IterationLog:
         start_s[first] = rows["start_s"]
         np.subtract(ends_s, start_s, out=columns["duration_s"])
         columns["replica"][:] = self.replica
-        columns["iteration"][:] = np.arange(len(ends_s))
+        columns["iteration"][:] = np.arange(self.first_iteration, self.first_iteration + len(ends_s))
         for name in ("decode_seqs", "running", "kv_blocks_used", "kv_tokens_used", "decode_context_tokens"):
             columns[name][:] = np.repeat(rows[name], num)
         columns["sampled_seqs"][:] = columns["decode_seqs"]

@@ -27,15 +27,15 @@ _PACK: Final = Struct("=3q").pack
 class BurstLog:
     """The passes of one replica. The sequences of a plan are written when they change."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_iteration: int) -> None:
         self._accepted = bytearray()  # [iterations, sequences] of each plan
         self._plans = bytearray()
         self._ids = bytearray()  # request ids
         self._depths = bytearray()  # [sequences] of each plan
         self._buffers = MappedBuffers(self._accepted, self._plans, self._ids, self._depths)
         self._surplus = array("q")  # pass, accepted draft tokens behind the end of the answer
-        self.first_iteration = 0
-        """Number of iterations before the first that is logged here."""
+        self.first_iteration = first_iteration
+        """Number of iterations of the replica before the first that is logged here."""
         self._seqs: SequenceOf[Sequence] = ()
         self._first_id = self._num_ids = self._num_passes = 0
 

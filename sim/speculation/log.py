@@ -14,15 +14,15 @@ from policies.core.plan import Cause
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.running_step import RunningStep
 from sim.records.gaps import Gaps
-from sim.records.iterations import (
+from sim.records.iteration_rows import (
     CHUNKS,
     QUEUED,
-    IterationLog,
     pack_chunks,
     pack_queue,
     pack_row,
     pack_times,
 )
+from sim.records.iterations import IterationLog
 from sim.records.mapped_buffers import MappedBuffers
 from sim.speculation.bursts import BurstLog
 from sim.speculation.lane_log import LaneLog
@@ -59,13 +59,13 @@ _PACK: Final = Struct(f"={1 + len(_PLAN_COLUMNS)}q").pack
 class DraftLog(IterationLog):
     """The iterations of one replica that speculates."""
 
-    def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
-        super().__init__(replica, block_size, serves_adapters)
-        self.passes = BurstLog()
+    def _begin(self, first_iteration: int) -> None:
+        super()._begin(first_iteration)
+        self.passes = BurstLog(first_iteration)
         """Accepted draft tokens of each pass."""
         self.lane = LaneLog()
         """The iterations in a lane, which precede all others."""
-        self._no_blocks_due = bytes(4 * block_size)
+        self._no_blocks_due = bytes(4 * self.block_size)
         self._drafts = bytearray()  # per row: iterations, `_PLAN_COLUMNS`
         self._passes = bytearray()  # per row, for each of `_PASS_COLUMNS` one number per iteration
         self._buffers = MappedBuffers(

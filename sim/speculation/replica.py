@@ -89,7 +89,7 @@ class SpeculativeReplica(LaneReplica):
         self._draft_loop = None
         LaneReplica.leave_lane(self)
         assert isinstance(log, DraftLog)
-        log.passes.first_iteration = log.num_iterations
+        log.passes.first_iteration = log.next_iteration
         loop.draft_lane.sums.flush()
         for passes in loop.draft_lane.passes.values():
             if passes.seq.finish_reason is None:

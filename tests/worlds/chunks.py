@@ -80,7 +80,7 @@ def _cut_of(times_s: np.ndarray, cuts_s: Sequence[float]) -> np.ndarray:
 
 
 def _cut_of_requests(records: RunRecords, cuts_s: Sequence[float], group_rows: int) -> np.ndarray:
-    """Returns the cut at which all requests of the group of each request, and of earlier groups, have ended."""
+    """Returns the cut at which the group of each request, and all earlier groups, have ended."""
     ended_s = records.requests["finished_s"].fillna(inf).to_numpy()
     group = records.requests["request_id"].to_numpy() // group_rows
     groups, at = np.unique(group, return_inverse=True)
