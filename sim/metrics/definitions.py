@@ -27,6 +27,8 @@ Counts = NDArray[np.int64]
 
 PERCENTILES = (50, 90, 95, 99)
 """Percentiles that every summary holds."""
+SPEED_PERCENTILES = (50, 10, 1)
+"""Percentiles of the speed that one user sees."""
 
 
 def ttft_s(arrival_s: Times, first_token_s: Times) -> Times:
@@ -67,13 +69,28 @@ def describe(values: Times, counts: Counts | None = None) -> dict[str, float | i
     if not happened.all():
         values, counts = values[happened], counts[happened]
     total = int(counts.sum())
-    percentiles = weighted_percentile(values, counts, PERCENTILES)
+    return description(
+        total,
+        weighted_sum(values, counts) / total if total else float("nan"),
+        weighted_percentile(values, counts, PERCENTILES),
+        float(values.min()) if total else float("nan"),
+        float(values.max()) if total else float("nan"),
+    )
+
+
+def description(
+    count: int, mean_s: float, percentiles_s: Times, min_s: float, max_s: float
+) -> dict[str, float | int]:
+    """Returns the statistics of a latency by their names in the summary.
+
+    percentiles_s: at `PERCENTILES`.
+    """
     return {
-        "count": total,
-        "mean_s": weighted_sum(values, counts) / total if total else float("nan"),
-        **{f"p{q}_s": float(p) for q, p in zip(PERCENTILES, percentiles, strict=True)},
-        "min_s": float(values.min()) if total else float("nan"),
-        "max_s": float(values.max()) if total else float("nan"),
+        "count": count,
+        "mean_s": mean_s,
+        **{f"p{q}_s": float(p) for q, p in zip(PERCENTILES, percentiles_s, strict=True)},
+        "min_s": min_s,
+        "max_s": max_s,
     }
 
 
@@ -85,13 +102,15 @@ def describe_speed(tpot_s: Times) -> dict[str, float | int]:
     """
     known = tpot_s[tpot_s > 0]
     speeds = 1 / known
-    p50, p10, p1 = weighted_percentile(speeds, np.ones(len(speeds), np.int64), (50, 10, 1)).tolist()
-    mean = float(speeds.mean()) if len(speeds) else float("nan")
-    names = ("mean", "p50", "p10", "p1")
-    return {
-        "count": len(speeds),
-        **{f"{name}_tokens_per_s": v for name, v in zip(names, (mean, p50, p10, p1), strict=True)},
-    }
+    percentiles = weighted_percentile(speeds, np.ones(len(speeds), np.int64), SPEED_PERCENTILES)
+    return speed_description(len(speeds), float(speeds.mean()) if len(speeds) else float("nan"), percentiles)
+
+
+def speed_description(count: int, mean: float, percentiles: Times) -> dict[str, float | int]:
+    """Returns the statistics of speeds by their names in the summary. percentiles: `SPEED_PERCENTILES`."""
+    values = (mean, *percentiles.tolist())
+    names = ("mean", *(f"p{q}" for q in SPEED_PERCENTILES))
+    return {"count": count, **{f"{name}_tokens_per_s": v for name, v in zip(names, values, strict=True)}}
 
 
 def weighted_percentile(values: Times, counts: Counts, q: Sequence[float]) -> Times:

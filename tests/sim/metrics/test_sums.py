@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from sim.metrics.sums import weighted_sum
+from sim.metrics.sums import TableTotals, weighted_sum
 
 SUMMARY = """
 import hashlib, json
@@ -39,3 +39,16 @@ def test_the_summary_has_the_same_digits_for_any_number_of_threads():
         for threads in ("1", "2")
     }
     assert len(found) == 1
+
+
+def test_totals_of_tables_add_and_keep_the_largest():
+    totals = TableTotals()
+    for part in ([1.5, 2.0], [0.25]):
+        totals.add("seconds", np.array(part))
+        totals.raise_to("longest_s", np.array(part))
+    totals.add("met", np.array([True, True, False]))
+    totals.raise_to("nothing", np.zeros(0))
+    assert totals["seconds"] == 3.75
+    assert totals.largest("longest_s") == 2.0
+    assert totals["met"] == 2
+    assert totals["nothing"] == totals.largest("nothing") == 0
