@@ -19,7 +19,7 @@ PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all docs clients coverage parity parity-short nightly lint types layers bench compiled pure clean
+.PHONY: help run test test-all docs clients coverage parity parity-short nightly lint types layers bench gallery compiled pure clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -67,6 +67,9 @@ layers: .venv/installed-test ## which packages may import which
 
 bench: .venv/installed ## CPU time and memory of the simulator, of starts, studies and the dashboard
 	$(PY) -m experiments.bench.sim $(ARGS)
+
+gallery: .venv/installed ## published figures beside ours, in minutes; exit code 3 if one is no longer reproduced
+	.venv/bin/windtunnel reproduce $(ARGS)
 
 # A compiled module is imported in place of its source: after an edit, `make compiled` again, or `make pure`.
 compiled: .venv/installed ## compile what takes the time of a simulation: 2 to 3 times as fast (a C compiler, minutes)

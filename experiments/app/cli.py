@@ -2,8 +2,8 @@
 
 Exit codes: 0 success; 1 files or output cannot be written, or a bug (with its traceback); 2 a wrong command
 or setting, or a policy of the user's that failed (one message); 3 the command ended, but requests to a server
-failed, the engine's decisions differ from the simulator's, or no fleet meets the SLO; 130 Ctrl-C; 143
-SIGTERM.
+failed, the engine's decisions differ from the simulator's, no fleet meets the SLO, or a published figure is
+no longer reproduced; 130 Ctrl-C; 143 SIGTERM.
 """
 
 import atexit
@@ -59,6 +59,12 @@ COMMANDS = {
         "experiments.compare.whatif.command",
         "Try single changes against a baseline: twice the traffic, another GPU, FP8, ...",
         "whatif",
+    ),
+    "reproduce": Command(
+        "experiments.reproduce.command",
+        "Recompute published figures, and show each beside ours with the reason of a difference.",
+        "reproduce",
+        by_runner=False,
     ),
     "dashboard": Command(
         "experiments.dashboard.command",

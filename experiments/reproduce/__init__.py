@@ -1,0 +1,1 @@
+"""`windtunnel reproduce`: published figures beside ours, one row per claim."""

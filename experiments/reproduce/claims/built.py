@@ -1,0 +1,45 @@
+"""Builds models, devices and tariffs of `configs` for the functions of claims."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from experiments.papers.speculation import deployment_of
+from hwmodels.devices.device import Device
+from hwmodels.iterations.operating_point import OperatingPoint, decode_shape, operating_point
+from hwmodels.model.model_spec import ModelSpec
+from hwmodels.tariff import Tariff
+from sim.settings.build import build
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+
+
+@cache
+def _node(name: str, *overrides: str) -> Any:
+    """Returns a part of the config of `windtunnel simulate` with these overrides, built."""
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    return build(source.compose(list(overrides))[name], name)
+
+
+def model(*overrides: str) -> ModelSpec:
+    """Returns the model of the settings; it does not need to fit any hardware."""
+    found: ModelSpec = _node("model", *overrides)
+    return found
+
+
+def tariff(name: str) -> Tariff:
+    """Returns a shipped tariff."""
+    found: Tariff = _node("tariff", f"tariff={name}")
+    return found
+
+
+def decode(*settings: str, batch: int = 1, context: int) -> OperatingPoint:
+    """Returns the operating point of a decode iteration with these settings of `windtunnel simulate`."""
+    return operating_point(deployment_of(settings).iteration_model(), decode_shape(batch, context))
+
+
+def device(*overrides: str) -> Device:
+    """Returns the device of the settings."""
+    found: Device = _node("hardware", *overrides)
+    return found

@@ -1,0 +1,79 @@
+"""Attention kernels: published speed-ups of FlashAttention over its predecessors."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from experiments.reproduce.claims.built import device
+from experiments.reproduce.rows import Computed, Family, Row, Source
+from hwmodels.iterations.iteration import causal_pairs
+from hwmodels.operators.attention import AttentionCurve, HeadLayout, PrefillAttention
+
+FIRST = Source("Dao et al., FlashAttention, NeurIPS 2022, section 4", "https://arxiv.org/abs/2205.14135")
+SECOND = Source("Dao, FlashAttention-2, 2023, section 4.1", "https://arxiv.org/abs/2307.08691")
+THIRD = Source("Shah et al., FlashAttention-3, 2024, abstract", "https://arxiv.org/abs/2407.08608")
+A100, H100 = ("a100_80gb_sxm", "sm80"), ("h100_sxm", "sm90")
+WIDTH = 2048
+HEAD_DIM = 64
+FITTED = "The rates of the named kernels are those of the papers: this row checks that they stay so."
+
+
+def seconds(chip: tuple[str, str], kernels: str, num_tokens: int) -> float:
+    """Returns the time of the attention of a causal prompt in one layer with heads of 64, in 16 bits."""
+    hardware, capability = chip
+    num_heads = WIDTH // HEAD_DIM
+    heads = HeadLayout(num_heads=num_heads, num_kv_heads=num_heads, head_dim=HEAD_DIM)
+    prefill = PrefillAttention(
+        heads, device(f"hardware={hardware}"), AttentionCurve(compute_capability=capability), kernels
+    )
+    return float(prefill.seconds(1, num_tokens, causal_pairs(num_tokens), num_tokens))
+
+
+def faster(chip: tuple[str, str], old: str, new: str, num_tokens: int = 4096) -> float:
+    """Returns how many times as fast the new kernel is."""
+    return seconds(chip, old, num_tokens) / seconds(chip, new, num_tokens)
+
+
+FAMILY = Family(
+    name="kernels",
+    title="Attention kernels",
+    rows=(
+        Row(
+            name="flash_1",
+            claim="FlashAttention over standard attention",
+            published=(2, 4),
+            unit="times",
+            source=FIRST,
+            setting="A100, a causal prompt of 4,096 tokens, heads of 64",
+            ours=Computed(function=partial(faster, A100, "standard", "flash_attention_1")),
+            why=FITTED,
+        ),
+        Row(
+            name="flash_2",
+            claim="FlashAttention-2 over standard attention",
+            published=(5, 9),
+            unit="times",
+            source=SECOND,
+            setting="as above",
+            ours=Computed(function=partial(faster, A100, "standard", "flash_attention_2")),
+        ),
+        Row(
+            name="flash_2_over_1",
+            claim="FlashAttention-2 over FlashAttention",
+            published=(2, 2),
+            unit="times",
+            source=SECOND,
+            setting="as above",
+            ours=Computed(function=partial(faster, A100, "flash_attention_1", "flash_attention_2")),
+        ),
+        Row(
+            name="flash_3",
+            claim="FlashAttention-3 over FlashAttention-2",
+            published=(1.5, 2),
+            unit="times",
+            source=THIRD,
+            setting="H100, a causal prompt of 16,384 tokens, heads of 64",
+            ours=Computed(function=partial(faster, H100, "flash_attention_2", "flash_attention_3", 16384)),
+        ),
+    ),
+)

@@ -1,0 +1,264 @@
+"""Memory of KV caches and of quantised weights."""
+
+from __future__ import annotations
+
+from experiments.reproduce.claims.built import decode, model
+from experiments.reproduce.claims.sources import BOOK, PAGED_ATTENTION
+from experiments.reproduce.rows import Compared, Computed, Family, Row, Source
+
+INF = float("inf")
+GQA = Source("Ainslie et al., GQA, EMNLP 2023; Llama's model cards", "https://arxiv.org/abs/2305.13245")
+MLA = Source("DeepSeek-AI, DeepSeek-V2, 2024, table 1", "https://arxiv.org/abs/2405.04434")
+AWQ = Source("Lin et al., AWQ, MLSys 2024", "https://arxiv.org/abs/2306.00978")
+PALM = (  # 48 heads of 128 in 118 layers, each with its own keys and values
+    "model=llama2_70b",
+    "model.config.num_hidden_layers=118",
+    "model.config.hidden_size=18432",
+    "model.config.num_attention_heads=48",
+    "model.config.num_key_value_heads=48",
+    "+model.config.head_dim=128",
+    "model.config.intermediate_size=73728",
+)
+LATENT = ("model=deepseek_r1", "model.config.num_hidden_layers=60")  # the attention of DeepSeek-V2
+EXPANDED = (  # the same 128 heads of 128 with keys and values of their own
+    "model=llama2_70b",
+    "model.config.num_hidden_layers=60",
+    "model.config.num_attention_heads=128",
+    "model.config.num_key_value_heads=128",
+    "+model.config.head_dim=128",
+)
+CONTEXT = 4096
+WHOLE = ("model=llama2_7b", "model.config.max_position_embeddings=16384")
+SHARED_KV = ("model/transform=shared_kv", "model.transform.window=null", "model.transform.num_kv_heads=null")
+
+
+def kv_bytes(*settings: str) -> float:
+    """Returns the bytes of KV of a token."""
+    return model(*settings).kv_bytes_per_token()
+
+
+def kv_ratio(more: tuple[str, ...], less: tuple[str, ...], num_tokens: int = CONTEXT) -> float:
+    """Returns how many times as much KV a sequence needs with the settings `more`."""
+    return model(*more).kv_bytes_of_sequence(num_tokens) / model(*less).kv_bytes_of_sequence(num_tokens)
+
+
+def weight_bytes(*settings: str) -> float:
+    """Returns the bytes of all weights on one device."""
+    return model(*settings).weight_bytes_per_rank(1)
+
+
+def awq_speed(batch: int) -> float:
+    """Returns the speed of decodes with int4 weights over that with fp16, on the GPU of AWQ's paper."""
+    engine = ("model=llama2_7b", "hardware=rtx_4090", "engine=vllm")
+    plain, quantised = (
+        decode(*engine, *more, batch=batch, context=512) for more in ((), ("model.weights=int4_wo",))
+    )
+    return quantised.tokens_per_s / plain.tokens_per_s
+
+
+FAMILY = Family(
+    name="memory",
+    title="Memory of KV caches and weights",
+    rows=(
+        Row(
+            name="kv_token",
+            claim="KV of a token of Llama-2-7B",
+            published=(524288, 524288),
+            unit="bytes",
+            source=Source("2 x 32 layers x 32 heads x 128 x 2 bytes, in many introductions"),
+            setting="model=llama2_7b",
+            ours=Computed(function=lambda: kv_bytes("model=llama2_7b")),
+        ),
+        Row(
+            name="kv_13b",
+            claim="KV of 32 sequences of 2,048 tokens, Llama-2-13B",
+            published=(54, 54),
+            unit="GB",
+            source=BOOK,
+            setting="model=llama2_13b",
+            ours=Computed(function=lambda: kv_bytes("model=llama2_13b") * 32 * 2048 / 1e9),
+        ),
+        Row(
+            name="kv_palm",
+            claim="KV of 512 sequences of 2,048 tokens, multi-head model with 500 B parameters",
+            published=(3, 3),
+            unit="TB",
+            source=Source(
+                "Pope et al., Efficiently scaling transformer inference, MLSys 2023, section 1",
+                "https://arxiv.org/abs/2211.05102",
+            ),
+            setting="PaLM 540B with 48 KV heads",
+            ours=Computed(function=lambda: kv_bytes(*PALM) * 512 * 2048 / 1e12),
+        ),
+        Row(
+            name="gqa_llama3_8b",
+            claim="grouped-query attention: KV of all heads over KV of 8 heads, Llama-3-8B",
+            published=(4, 4),
+            unit="times",
+            source=GQA,
+            setting="32 KV heads against 8",
+            ours=Computed(
+                function=lambda: kv_ratio(
+                    ("model=llama3_8b", "model.config.num_key_value_heads=32"), ("model=llama3_8b",)
+                )
+            ),
+        ),
+        Row(
+            name="gqa_llama2_70b",
+            claim="the same, Llama-2-70B",
+            published=(8, 8),
+            unit="times",
+            source=GQA,
+            setting="64 KV heads against 8",
+            ours=Computed(
+                function=lambda: kv_ratio(
+                    ("model=llama2_70b", "model.config.num_key_value_heads=64"), ("model=llama2_70b",)
+                )
+            ),
+        ),
+        Row(
+            name="mqa",
+            claim="multi-query attention: KV of 32 heads over KV of one",
+            published=(32, 32),
+            unit="times",
+            source=Source("Shazeer, Fast transformer decoding, 2019", "https://arxiv.org/abs/1911.02150"),
+            setting="32 KV heads against one, Llama-2-7B",
+            ours=Computed(
+                function=lambda: kv_ratio(
+                    ("model=llama2_7b",), ("model=llama2_7b", "model.config.num_key_value_heads=1")
+                )
+            ),
+        ),
+        Row(
+            name="mha_4096",
+            claim="KV of 4,096 tokens, 128 heads with their own keys and values in 60 layers",
+            published=(16.1, 16.1),
+            unit="GB",
+            source=MLA,
+            setting="DeepSeek-V2's heads as multi-head attention",
+            ours=Computed(function=lambda: model(*EXPANDED).kv_bytes_of_sequence(CONTEXT) / 1e9),
+        ),
+        Row(
+            name="mla_4096",
+            claim="the same with latent attention (MLA)",
+            published=(0.28, 0.28),
+            unit="GB",
+            source=MLA,
+            setting="512 + 64 values per token and layer",
+            ours=Computed(function=lambda: model(*LATENT).kv_bytes_of_sequence(CONTEXT) / 1e9),
+        ),
+        Row(
+            name="mla_ratio",
+            claim="the first over the second",
+            published=(57, 57),
+            unit="times",
+            source=MLA,
+            setting="as above",
+            ours=Computed(function=lambda: kv_ratio(EXPANDED, LATENT)),
+        ),
+        Row(
+            name="window",
+            claim="window of 1,000 tokens in a context of 10,000",
+            published=(10, 10),
+            unit="times",
+            source=BOOK,
+            setting="all layers of Llama-2-7B",
+            ours=Computed(
+                function=lambda: kv_ratio(
+                    WHOLE,
+                    (
+                        *WHOLE,
+                        "model.config.architectures=[MistralForCausalLM]",
+                        "+model.config.sliding_window=1000",
+                    ),
+                    10_000,
+                )
+            ),
+        ),
+        Row(
+            name="shared_layers",
+            claim="one cache for three layers",
+            published=(3, 3),
+            unit="times",
+            source=Source(
+                "Brandon et al., Cross-layer attention, NeurIPS 2024", "https://arxiv.org/abs/2405.12981"
+            ),
+            setting="Llama-3.1-8B: 11 caches for 32 layers",
+            ours=Computed(
+                function=lambda: kv_ratio(("model=llama3_1_8b",), ("model=llama3_1_8b", *SHARED_KV))
+            ),
+        ),
+        Row(
+            name="window_shared_mqa",
+            claim="multi-query attention, windows in most layers and shared caches together",
+            published=(20, INF),
+            unit="times",
+            source=Source(
+                "Character.AI, Optimizing AI inference, 2024",
+                "https://research.character.ai/optimizing-inference/",
+            ),
+            setting="model=character_ai_like_8b against Llama-3.1-8B, 10,240 tokens",
+            ours=Computed(
+                function=lambda: kv_ratio(("model=llama3_1_8b",), ("model=character_ai_like_8b",), 10_240)
+            ),
+        ),
+        Row(
+            name="waste_contiguous",
+            claim="KV memory that contiguous reservations waste",
+            published=(60, 80),
+            unit="%",
+            source=PAGED_ATTENTION,
+            setting="experiment=contiguous_vs_paged, Orca (Max)",
+            ours=Compared(
+                experiment="contiguous_vs_paged", metric="kv.wasted_share", arm="orca_max", shown="percent"
+            ),
+        ),
+        Row(
+            name="waste_paged",
+            claim="KV memory that paging wastes",
+            published=(0, 4),
+            unit="%",
+            source=PAGED_ATTENTION,
+            setting="experiment=contiguous_vs_paged, blocks of 16 tokens",
+            ours=Compared(
+                experiment="contiguous_vs_paged", metric="kv.wasted_share", arm="paged", shown="percent"
+            ),
+        ),
+        Row(
+            name="paged_throughput",
+            claim="throughput with paging over Orca (Max)",
+            published=(2, 4),
+            unit="times",
+            source=PAGED_ATTENTION,
+            setting="experiment=contiguous_vs_paged",
+            ours=Compared(
+                experiment="contiguous_vs_paged",
+                metric="throughput.output_tokens_per_s",
+                arm="paged",
+                over="orca_max",
+            ),
+        ),
+        Row(
+            name="awq_memory",
+            claim="weights in fp16 over weights in int4 (AWQ)",
+            published=(4, 4),
+            unit="times",
+            source=AWQ,
+            setting="Llama-2-7B, a scale and a zero point for 128 weights, tables in fp16",
+            ours=Computed(
+                function=lambda: (
+                    weight_bytes("model=llama2_7b") / weight_bytes("model=llama2_7b", "model.weights=int4_wo")
+                )
+            ),
+        ),
+        Row(
+            name="awq_speed",
+            claim="speed of decodes with int4 weights over fp16",
+            published=(1.5, 2),
+            unit="times",
+            source=AWQ,
+            setting="Llama-2-7B, RTX 4090, batch 16, 512 tokens",
+            ours=Computed(function=lambda: awq_speed(16)),
+        ),
+    ),
+)

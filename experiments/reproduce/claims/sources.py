@@ -1,0 +1,17 @@
+"""Texts that several claims quote."""
+
+from experiments.reproduce.rows import Source
+
+BOOK = Source(
+    "Huyen, AI Engineering, O'Reilly 2025, chapter 9 (summaries and excerpts were read, not the book)",
+    was_read=True,
+)
+PAGED_ATTENTION = Source(
+    "Kwon et al., PagedAttention, SOSP 2023, figure 2; vLLM's blog of June 2023",
+    "https://arxiv.org/abs/2309.06180",
+)
+PROMPT_CACHING = Source(
+    "Anthropic, Prompt caching with Claude, August 2024, table of use cases",
+    "https://www.anthropic.com/news/prompt-caching",
+    was_read=True,
+)

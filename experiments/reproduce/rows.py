@@ -1,0 +1,134 @@
+"""Rows of the gallery: a published figure, its source, and how ours is obtained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sim.report.numbers import number
+
+TOLERANCE = 0.25
+"""Relative distance from the published figure up to which a row holds, unless the row has its own band."""
+
+Shown = Literal["value", "percent", "times", "times less", "% less"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text that a figure was published in."""
+
+    text: str
+    """Authors or publisher, title, place in the text."""
+    url: str = ""
+    was_read: bool = False
+    """Whether the figure was checked in the text; otherwise it is quoted from memory or second-hand."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Computed:
+    """A figure that needs no simulation."""
+
+    function: Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searched:
+    """A figure of a module-level function that simulates, in a worker process; its result is kept."""
+
+    function: Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """A figure of an arm of a shipped comparison (`configs/experiment`), or its ratio to another arm."""
+
+    experiment: str
+    metric: str
+    """Dotted key of the figure in summary.json."""
+    arm: str
+    over: str | None = None
+    """Arm that the figure is divided by; None for the figure itself."""
+    at: Any = None
+    """Swept value."""
+    shown: Shown = "times"
+    """Form of the figure: value; percent (100 times it); times (the ratio); times less; % less."""
+
+    def __post_init__(self) -> None:
+        if (self.over is None) != (self.shown in ("value", "percent")):
+            raise ValueError(f"over={self.over}: shown={self.shown} needs the opposite")
+
+
+Ours = Computed | Searched | Compared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One claim."""
+
+    name: str
+    claim: str
+    published: tuple[float, float]
+    """Least and largest published value; the bounds may be 0 and infinite."""
+    unit: str
+    source: Source
+    setting: str
+    """Setting of ours, in a few words."""
+    ours: Ours
+    band: tuple[float, float] | None = None
+    """Values of ours with which the row holds; None: up to `TOLERANCE` outside of the published values."""
+    differs: bool = False
+    """Whether the row is known not to hold; it then does not change the exit code."""
+    why: str = ""
+    """One sentence on the difference."""
+
+    def __post_init__(self) -> None:
+        low, high = self.published
+        if not 0 <= low <= high:
+            raise ValueError(f"{self.name}: published={self.published}: must be two values >= 0 in order")
+        if (self.differs or self.band) and not self.why:
+            raise ValueError(f"{self.name}: a row that differs or has its own band needs a sentence: why")
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Least and largest value of ours with which the row holds."""
+        low, high = self.published
+        return self.band or ((1 - TOLERANCE) * low, (1 + TOLERANCE) * high)
+
+    @property
+    def published_text(self) -> str:
+        """Published figure with its unit."""
+        low, high = self.published
+        if low == high:
+            return self.with_unit(figure(low))
+        if math.isinf(high):
+            return self.with_unit(f"more than {figure(low)}")
+        if low == 0:
+            return self.with_unit(f"less than {figure(high)}")
+        return self.with_unit(f"{figure(low)} to {figure(high)}")
+
+    def with_unit(self, text: str) -> str:
+        """Returns a figure with the unit: $ stands in front."""
+        return f"${text}" if self.unit == "$" else f"{text} {self.unit}".strip()
+
+    def ratio(self, value: float) -> float:
+        """Returns ours over the published figure, or over the nearest bound; 1 between the bounds."""
+        low, high = self.published
+        if low <= value <= high:
+            return 1.0
+        return value / (low if value < low else high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """Rows on one subject."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+
+
+def figure(value: float) -> str:
+    """Formats a figure with up to four digits, without zeros at the end: 5.556, 0.28, 524,288, 60."""
+    return number(value) if abs(value) >= 1000 else f"{value:.4g}"

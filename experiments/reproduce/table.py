@@ -1,0 +1,87 @@
+"""Prints the gallery: one table per family, then the setting, source and reason of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from experiments.app.terminal import plain_table
+from experiments.reproduce.rows import Source
+from experiments.reproduce.verdicts import Judged, State, Verdict, of_state, without_reason
+from sim.metrics.summary import plain_json
+from sim.report.wording import plural
+
+HEADINGS = ("", "published", "ours", "ratio", "")
+VERBS = {State.HOLDS: "hold", State.DIFFERS: "differ", State.FELL_OUT: "fell out", State.MISSING: "not run"}
+COLOURS = {State.HOLDS: "green", State.DIFFERS: "yellow", State.FELL_OUT: "bold red", State.MISSING: "dim"}
+
+
+def print_gallery(judged: Sequence[Judged], console: Console) -> None:
+    """Prints every family with its rows, the sentences on differences, and the counts of states."""
+    for part in judged:
+        console.print(Text(part.family.title, style="bold"))
+        console.print(
+            plain_table([HEADINGS, *(_cells(verdict) for verdict in part.verdicts)], label_columns=(0, 4))
+        )
+        for verdict in part.verdicts:
+            row = verdict.row
+            text = Text.assemble(f"{row.name}: ", (f"{row.setting}. From: {source_text(row.source)}.", "dim"))
+            console.print(Padding(text.append(f" {row.why}" if row.why else ""), (0, 0, 0, 2)))
+        console.print()
+    console.print(Text(count_line(judged)))
+    if left := without_reason(judged):
+        names = ", ".join(verdict.row.name for verdict in left)
+        console.print(Text(f"More than 25 % from the published figure, without a known cause: {names}."))
+
+
+def count_line(judged: Sequence[Judged]) -> str:
+    """Returns the numbers of rows by state, as a sentence."""
+    counts = {state: len(of_state(judged, state)) for state in State}
+    words = [f"{count} {VERBS[state]}" for state, count in counts.items() if count]
+    return f"{plural(sum(counts.values()), 'row')}: {', '.join(words)}."
+
+
+def source_text(source: Source) -> str:
+    """Returns the source, and whether the figure was checked in it."""
+    return source.text if source.was_read else f"{source.text} (not read here)"
+
+
+def records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """Returns the rows as they are written to summary.json."""
+    found: list[dict[str, Any]] = plain_json(
+        [
+            {
+                "family": part.family.name,
+                "row": verdict.row.name,
+                "claim": verdict.row.claim,
+                "published": list(verdict.row.published),
+                "unit": verdict.row.unit,
+                "source": source_text(verdict.row.source),
+                "url": verdict.row.source.url,
+                "setting": verdict.row.setting,
+                "ours": {"mean": verdict.ours.mean, "low": verdict.ours.low, "high": verdict.ours.high},
+                "ratio": verdict.ratio,
+                "band": list(verdict.row.limits),
+                "state": verdict.state.value,
+                "why": verdict.row.why,
+            }
+            for part in judged
+            for verdict in part.verdicts
+        ]
+    )
+    return found
+
+
+def _cells(verdict: Verdict) -> list[str | Text]:
+    state = verdict.state
+    return [
+        f"{verdict.row.claim} [{verdict.row.name}]".replace("[", r"\["),
+        verdict.row.published_text,
+        verdict.ours_text,
+        verdict.ratio_text,
+        Text(state.value, style=COLOURS[state]),
+    ]

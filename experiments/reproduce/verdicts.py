@@ -1,0 +1,92 @@
+"""Judges rows: whether ours is in the band of the row, and how far from the published figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from experiments.reproduce.rows import TOLERANCE, Compared, Family, Row, figure
+from sim.metrics.paired import Interval
+from sim.report.numbers import MISSING, number
+
+
+class State(Enum):
+    """State of a row."""
+
+    HOLDS = "holds"
+    DIFFERS = "differs"
+    """Ours is outside of the band, as is known."""
+    FELL_OUT = "fell out"
+    """Ours is outside of the band, although the row held when it was written."""
+    MISSING = "not run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A row with our figure."""
+
+    row: Row
+    ours: Interval
+    """Our figure in the row's unit; without an interval if it is computed."""
+
+    @property
+    def state(self) -> State:
+        if math.isnan(self.ours.mean):
+            return State.MISSING
+        low, high = self.row.limits
+        # The slack absorbs rounding errors: 3.0 of 4.0 is not below 0.75.
+        slack = 1e-9 * abs(self.ours.mean)
+        if low - slack <= self.ours.mean <= high + slack:
+            return State.HOLDS
+        return State.DIFFERS if self.row.differs else State.FELL_OUT
+
+    @property
+    def ratio(self) -> float:
+        return self.row.ratio(self.ours.mean)
+
+    @property
+    def is_far(self) -> bool:
+        """True if ours is more than a quarter away from the published figure."""
+        return self.state is not State.MISSING and abs(self.ratio - 1) > TOLERANCE + 1e-9
+
+    @property
+    def ours_text(self) -> str:
+        """Our figure with its unit, and its interval if it comes from several seeds."""
+        ours = self.ours
+        if math.isnan(ours.mean):
+            return MISSING
+        simulated = isinstance(self.row.ours, Compared)
+        text = self.row.with_unit(number(ours.mean) if simulated else figure(ours.mean))
+        if math.isnan(ours.low) or ours.is_exact:
+            return text
+        return f"{text} ({number(ours.low)} to {number(ours.high)})"
+
+    @property
+    def ratio_text(self) -> str:
+        """Ours over the published figure; "within" between its bounds."""
+        if math.isnan(self.ours.mean):
+            return MISSING
+        low, high = self.row.published
+        if low < high and low <= self.ours.mean <= high:
+            return "within"
+        return f"{self.ratio:.2f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A family with the verdicts of its rows."""
+
+    family: Family
+    verdicts: tuple[Verdict, ...]
+
+
+def of_state(judged: Sequence[Judged], state: State) -> list[Verdict]:
+    """Returns the rows of all families that are in a state."""
+    return [verdict for part in judged for verdict in part.verdicts if verdict.state is state]
+
+
+def without_reason(judged: Sequence[Judged]) -> list[Verdict]:
+    """Returns the rows that are far from the published figure and have no sentence on the difference."""
+    return [verdict for part in judged for verdict in part.verdicts if verdict.is_far and not verdict.row.why]

@@ -1,0 +1,227 @@
+"""`windtunnel reproduce`: published figures that need no simulation, states of rows, exit codes and files."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from experiments.app.cli import main
+from experiments.reproduce import command
+from experiments.reproduce.claims import FAMILIES
+from experiments.reproduce.rows import Compared, Computed, Family, Row, Searched, Source
+from experiments.reproduce.tasks import planned
+from experiments.reproduce.verdicts import State, Verdict
+from sim.metrics.paired import mean_interval
+from sim.settings.config_groups import CONFIG_DIR
+
+ROWS = {row.name: row for family in FAMILIES for row in family.rows}
+INF = math.inf
+
+
+def make_row(value=10.0, **given) -> Row:
+    default = {
+        "name": "toy",
+        "claim": "a toy",
+        "published": (10.0, 10.0),
+        "unit": "times",
+        "source": Source("Toy et al., 2024"),
+        "setting": "none",
+        "ours": Computed(function=lambda: value),
+    }
+    return Row(**{**default, **given})
+
+
+def verdict_of(row: Row) -> Verdict:
+    return Verdict(row=row, ours=mean_interval([row.ours.function()]))
+
+
+def reproduce(tmp_path, *arguments: str) -> int:
+    folder = f"hydra.run.dir={tmp_path}/out"
+    return main(["reproduce", *arguments, folder, f"cache={tmp_path}/kept", "progress=false"])
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if isinstance(row.ours, Computed)])
+def test_a_computed_row_is_in_the_state_that_it_claims(name):
+    row = ROWS[name]
+    verdict = verdict_of(row)
+    assert verdict.state is (State.DIFFERS if row.differs else State.HOLDS), verdict.ours_text
+    assert row.why or not verdict.is_far
+
+
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        ("kv_token", 524_288),
+        ("ttft_mean", 390),
+        ("ttft_median", 100),
+        ("goodput_minute", 30),
+        ("goodput_second", 3),
+        ("usd_million", 2e6 / 3600 / 100),
+        ("usd_decode", 2 / 3600 * 2000),
+        ("usd_prefill", 2 / 6),
+        ("usd_requests", 2 / 3600 * 2600),
+        ("cached_90", 90),
+        ("cached_75", 75),
+        ("cache_rent", 1),
+        ("batch_50", 50),
+        ("mla_ratio", 2 * 128 * 128 / 576),
+        ("alpha_050", (1 - 0.5**5) / 0.5 / 1.4),
+        ("alpha_095", (1 - 0.95**5) / 0.05 / 1.4),
+    ],
+)
+def test_exact_rows_are_exact(name, exact):
+    assert ROWS[name].ours.function() == pytest.approx(exact, rel=1e-9)
+
+
+def test_names_of_rows_and_families_differ():
+    names = [row.name for family in FAMILIES for row in family.rows] + [family.name for family in FAMILIES]
+    assert len(set(names)) == len(names)
+
+
+def test_every_comparison_of_a_row_can_be_composed():
+    simulated = [row for row in ROWS.values() if isinstance(row.ours, Compared)]
+    plan = planned(simulated, [0], [CONFIG_DIR])
+    assert {name for name, _, _ in plan.points} == {row.ours.experiment for row in simulated}
+    assert len(plan.tasks()) == len(plan.points)
+
+
+@pytest.mark.parametrize(
+    ("value", "given", "state", "ratio"),
+    [
+        (12.4, {}, State.HOLDS, 1.24),
+        (12.6, {}, State.FELL_OUT, 1.26),
+        (7.4, {}, State.FELL_OUT, 0.74),
+        (12.6, {"differs": True, "why": "Another setting."}, State.DIFFERS, 1.26),
+        (12.6, {"band": (12, 13), "why": "Another setting."}, State.HOLDS, 1.26),
+        (3.0, {"published": (2.0, 4.0)}, State.HOLDS, 1.0),
+        (88.0, {"published": (20.0, INF)}, State.HOLDS, 1.0),
+        (4.9, {"published": (0.0, 4.0)}, State.HOLDS, 1.225),
+        (5.1, {"published": (0.0, 4.0)}, State.FELL_OUT, 1.275),
+        (math.nan, {}, State.MISSING, math.nan),
+    ],
+)
+def test_states_and_ratios(value, given, state, ratio):
+    verdict = verdict_of(make_row(value, **given))
+    assert verdict.state is state
+    assert verdict.ratio == pytest.approx(ratio, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("published", "unit", "text"),
+    [
+        ((10.0, 10.0), "times", "10 times"),
+        ((5.556, 5.556), "$", "$5.556"),
+        ((20.0, INF), "times", "more than 20 times"),
+        ((0.0, 4.0), "%", "less than 4 %"),
+        ((2.0, 4.0), "times", "2 to 4 times"),
+    ],
+)
+def test_the_published_figure_in_words(published, unit, text):
+    assert make_row(published=published, unit=unit).published_text == text
+
+
+def test_a_row_that_differs_needs_a_sentence():
+    with pytest.raises(ValueError, match="toy: a row that differs or has its own band needs a sentence: why"):
+        make_row(differs=True)
+
+
+def toy_search() -> float:
+    """Stands for a function that simulates."""
+    return 10.0
+
+
+def use(monkeypatch, *rows: Row) -> None:
+    families = (Family(name="toys", title="Toys", rows=rows),)
+    monkeypatch.setattr(command, "FAMILIES", families)
+
+
+def test_a_row_that_falls_out_of_its_band_gives_exit_code_3(tmp_path, monkeypatch, capsys):
+    use(monkeypatch, make_row(13.0), make_row(name="other"))
+    assert reproduce(tmp_path) == 3
+    printed = capsys.readouterr()
+    assert printed.err == "windtunnel: 1 row fell out of the band: toy\n"
+    assert "2 rows: 1 hold, 1 fell out." in printed.out
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert [row["state"] for row in rows] == ["fell out", "holds"]
+    assert "Toy et al., 2024 (not read here)" in (tmp_path / "out" / "gallery.html").read_text()
+
+
+def test_a_row_that_is_known_to_differ_gives_exit_code_0(tmp_path, monkeypatch, capsys):
+    use(monkeypatch, make_row(13.0, differs=True, why="Another setting."))
+    assert reproduce(tmp_path, "report=false") == 0
+    assert "Another setting." in capsys.readouterr().out
+    assert not (tmp_path / "out" / "gallery.html").exists()
+
+
+def test_a_row_without_a_known_cause_is_named(tmp_path, monkeypatch, capsys):
+    use(monkeypatch, make_row(13.0))
+    assert reproduce(tmp_path, "report=false") == 3
+    assert "without a known cause: toy." in capsys.readouterr().out
+
+
+def test_results_are_kept_and_read_again(tmp_path, monkeypatch):
+    use(
+        monkeypatch,
+        make_row(ours=Searched(function=toy_search)),
+        make_row(
+            name="paged",
+            published=(0, INF),
+            ours=Compared(
+                experiment="contiguous_vs_paged",
+                metric="kv.wasted_share",
+                arm="paged",
+                shown="percent",
+            ),
+        ),
+    )
+    assert reproduce(tmp_path, "report=false", "seeds=[0]", "jobs=1") == 0
+    kept = sorted((tmp_path / "kept").iterdir())
+    assert len(kept) == 2
+    for file in kept:
+        file.write_text(file.read_text().replace("10.0", "12.0"))
+    assert reproduce(tmp_path, "report=false", "seeds=[0]", "jobs=1", "overwrite=true") == 0
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert rows[0]["ours"]["mean"] == 12.0
+    assert 0 < rows[1]["ours"]["mean"] < 4
+
+
+def test_a_damaged_kept_result_is_computed_again(tmp_path, monkeypatch):
+    use(monkeypatch, make_row(ours=Searched(function=toy_search)))
+    assert reproduce(tmp_path, "report=false", "jobs=1") == 0
+    (file,) = (tmp_path / "kept").iterdir()
+    file.write_text("{")
+    assert reproduce(tmp_path, "report=false", "jobs=1", "overwrite=true") == 0
+    assert json.loads(file.read_text()) == {"value": 10.0}
+
+
+def test_rows_are_chosen_by_name(tmp_path, capsys):
+    assert reproduce(tmp_path, "kernels", "kv_token", "report=false") == 0
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert [row["row"] for row in rows] == ["kv_token", "flash_1", "flash_2", "flash_2_over_1", "flash_3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["kernel"], "only=kernel: is neither a family nor a row of the gallery; nearest: kernels"),
+        (["jobs=0"], "jobs=0: must be >= 1"),
+        (["seeds=[]"], "seeds=[]: must contain at least one seed"),
+        (["cache=pyproject.toml"], "cache=pyproject.toml: must be a folder"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments, message, tmp_path, capsys):
+    assert main(["reproduce", *arguments, f"hydra.run.dir={tmp_path}/out"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_whole_gallery_holds(tmp_path, capsys):
+    assert reproduce(tmp_path) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "without a known cause" not in printed
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert len(rows) == len(ROWS)
+    assert {row["state"] for row in rows} == {"holds", "differs"}
