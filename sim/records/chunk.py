@@ -37,6 +37,7 @@ class RecordChunk:
       of its row of `requests` or in earlier ones. bursts: None if no replica speculates.
     unfilled: as `RunRecords.unfilled`. The range of iterations of a row may begin in earlier chunks; its last
       iteration is in this chunk or an earlier one.
+    pool_by_replica: as `RunRecords.pool_by_replica`, for the replicas that the run has had so far.
     until_s: simulated time of the cut, s.
     end: None, but in the last chunk: the records of the whole run with tables without rows, for all other
       fields. `end.speculation.acceptance` is that of the whole run.
@@ -51,5 +52,6 @@ class RecordChunk:
     events: pd.DataFrame
     bursts: pd.DataFrame | None
     unfilled: NDArray[np.int64] | None
+    pool_by_replica: NDArray[np.int64]
     until_s: float
     end: RunRecords | None = None

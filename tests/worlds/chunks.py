@@ -50,6 +50,7 @@ def chunks_of(
                 events=records.events[event_cut == index].reset_index(drop=True),
                 bursts=None if bursts is None else bursts[burst_cut == index].reset_index(drop=True),
                 unfilled=None if records.unfilled is None else records.unfilled[unfilled_cut == index],
+                pool_by_replica=records.pool_by_replica,
                 until_s=until_s,
                 end=without_rows(records) if index == len(cuts_s) else None,
             )
