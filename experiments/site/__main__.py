@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def made(version: str) -> str | None:
-    """Builds one version and lists all versions of the site. Returns what is wrong with the pages, if anything."""
+    """Builds one version and lists all versions of the site. Returns what is wrong with it, if anything."""
     site = BUILD / "site"
     stage(BUILD / "pages", {})
     if not built(site / version):

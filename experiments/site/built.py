@@ -1,7 +1,8 @@
 """Reads the built HTML: addresses of other hosts from which a reader's browser would fetch files.
 
-The theme's script can load libraries from a public host, but only for elements of the classes `LOADS_CODE` and for the
-statistics of a repository, so pages with these count as well. Links that a reader may click are not fetched.
+The theme's script can load libraries from a public host, but only for elements of the classes `LOADS_CODE`
+and for the statistics of a repository, so pages with these count as well. Links that a reader may click are not
+fetched.
 """
 
 import re
@@ -38,7 +39,7 @@ class _Page(HTMLParser):
 
 
 def fetched_from_outside(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields (file, address) of everything that the pages and style sheets of a folder fetch from other hosts."""
+    """Yields (file, address) of all that the pages and style sheets of a folder fetch from other hosts."""
     for file in sorted(folder.rglob("*.html")):
         text = file.read_text(encoding="utf-8")
         page = _Page()

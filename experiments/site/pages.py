@@ -1,7 +1,8 @@
 """Pages of the site: where each Markdown file of the repository goes, and how its links are rewritten.
 
-README.md is the home page, `docs/` keeps its names, and every other Markdown file that a page links to is a page
-in `project/`. Links to files that are not pages, such as sources, become plain text: the site needs no repository.
+README.md is the home page, `docs/` keeps its names, and every other Markdown file that a page links to is a
+page in `project/`. Links to files that are not pages, such as sources, become plain text: the site needs no
+repository.
 """
 
 import os
@@ -75,9 +76,8 @@ def _place(page: Path) -> str:
         return "index.md"
     if name.startswith("docs/"):
         return name.removeprefix("docs/")
-    return NAMED.get(
-        name, f"project/{name.removesuffix('/README.md').replace('/', '_').removesuffix('.md')}.md"
-    )
+    stem = name.removesuffix("/README.md").removesuffix(".md")
+    return NAMED.get(name, f"project/{stem.replace('/', '_')}.md")
 
 
 def _rewritten(page: Path, place: str, pages: Mapping[Path, str], folder: Path) -> str:

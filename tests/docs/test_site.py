@@ -1,4 +1,4 @@
-"""The site is built without a dead link, and its pages fetch nothing from other hosts; skipped without the builder."""
+"""The site is built without a dead link, and its pages fetch nothing from other hosts."""
 
 import json
 
