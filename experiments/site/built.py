@@ -1,8 +1,7 @@
 """Reads the built HTML: addresses of other hosts from which a reader's browser would fetch files.
 
 The theme's script can load libraries from a public host, but only for elements of the classes `LOADS_CODE`
-and for the statistics of a repository, so pages with these count as well. Links that a reader may click are not
-fetched.
+and for the statistics of a repository, so pages with these count as well. Links are not fetched.
 """
 
 import re
