@@ -10,6 +10,7 @@ from pathlib import Path
 
 from experiments.site.built import fetched_from_outside
 from experiments.site.pages import ROOT, stage
+from experiments.site.reference import generated_pages
 
 CONFIG = ROOT / "mkdocs.yml"
 BUILD = ROOT / "build"
@@ -29,7 +30,7 @@ def main() -> None:
 def made(version: str) -> str | None:
     """Builds one version and lists all versions of the site. Returns what is wrong with it, if anything."""
     site = BUILD / "site"
-    stage(BUILD / "pages", {})
+    stage(BUILD / "pages", generated_pages())
     if not built(site / version):
         return "The site builder found dead links or anchors, see above."
     versions = versions_of(site)

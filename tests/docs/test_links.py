@@ -1,5 +1,6 @@
 """Every link and anchor of README.md, docs/ and the pages that they lead to is alive. No site is built."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 import yaml
 
 from experiments.site.pages import ROOT, all_pages, is_external, linked_file, links, stage
+from experiments.site.reference import generated_pages
 
 PAGES = all_pages()
 MAPS = {ROOT / "docs" / "README.md", *(ROOT / "tests").rglob("README.md"), ROOT / "configs" / "README.md"}
-GENERATED: dict[str, str] = {}
+generated = functools.cache(generated_pages)
 
 
 class _Loader(yaml.SafeLoader):
@@ -64,7 +66,7 @@ def dead_links(page: Path, text: str, pages: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("page", sorted({*PAGES, *MAPS}), ids=name_of)
 def test_every_link_and_anchor_is_alive(page):
-    assert dead_links(page, page.read_text(), GENERATED) == []
+    assert dead_links(page, page.read_text(), generated()) == []
 
 
 def test_dead_links_and_anchors_are_found():
@@ -91,7 +93,7 @@ def test_the_navigation_has_every_page_of_docs_once():
     docs = {place for page, place in PAGES.items() if page.is_relative_to(ROOT / "docs")}
     assert sorted(pages) == sorted(set(pages))
     assert docs - set(pages) == set()
-    assert set(pages) - set(PAGES.values()) - set(GENERATED) == set()
+    assert set(pages) - set(PAGES.values()) - set(generated()) == set()
 
 
 def test_the_list_of_pages_has_every_page():
@@ -103,13 +105,13 @@ def test_the_list_of_pages_has_every_page():
 
 
 def test_links_are_rewritten_for_the_site(tmp_path):
-    stage(tmp_path, {"reference/made.md": "# Made\n"})
+    stage(tmp_path, generated())
     home, studies = (tmp_path / "index.md").read_text(), (tmp_path / "studies.md").read_text()
     assert "](accuracy.md)" in home
     assert "](docs/" not in home
     assert "](security.md)" in studies
     assert (tmp_path / "pictures" / "dashboard.png").exists()
-    assert (tmp_path / "reference" / "made.md").exists()
+    assert (tmp_path / "reference" / "settings.md").exists()
     for page in tmp_path.rglob("*.md"):
         relative = [
             link for link in links(page.read_text()) if not is_external(link) and not link.startswith("#")
