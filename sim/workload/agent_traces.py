@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.core.request import Request, Segment
+from policies.core.request import Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, require_positive
 from sim.workload.json_lines import COUNT, IDS, TEXT, Line, Rule, objects_of
 from sim.workload.lengths import clip_to_context
-from sim.workload.marked import MarkedSource
 from sim.workload.streams import stream
 from sim.workload.table import TableSource, block_segments
 from sim.workload.trace_files import require_file
@@ -105,18 +104,15 @@ class WekaJsonl:
         def segments(row: int, num_tokens: int) -> tuple[Segment, ...]:
             return block_segments(rows[row][5], num_tokens, rows[row][2])
 
-        def mark(request: Request) -> Request:
-            return request._replace(session_id=rows[request.request_id][1])
-
-        table = TableSource(
+        return TableSource(
             arrival_s=np.array([row[0] for row in rows]),
             prompt_tokens=prompts,
             output_tokens=outputs,
             notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
             segments=segments,
             patience_s=self.patience_s,
+            session_ids=np.array([row[1] for row in rows], np.int64),
         )
-        return MarkedSource(table, mark)
 
     def _sessions(self) -> Iterator[tuple[int, bool, list[_Call]]]:
         """Yields block size, whether the scope is local, and the calls of each session with calls."""

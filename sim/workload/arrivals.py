@@ -6,7 +6,7 @@ Times start at 0 s. The first n times of a random stream do not depend on how ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,14 +22,42 @@ CHUNK = 4096  # times drawn at once; a change of this number changes every gener
 class ArrivalProcess(Protocol):
     """Settings of an arrival process."""
 
+    def chunks_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> Iterator[FloatArray]:
+        """Draws sorted arrival times in [0, duration_s), at most num_requests, array by array.
+
+        At least one limit is set.
+        """
+        ...
+
     def times_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
     ) -> FloatArray:
-        """Draws sorted arrival times in [0, duration_s), at most num_requests. At least one limit is set."""
+        """Draws the same times in one array."""
         ...
 
 
-class _Drawn:
+class _InChunks:
+    """An arrival process whose times come array by array."""
+
+    __slots__ = ()
+
+    def chunks_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> Iterator[FloatArray]:
+        """Draws arrival times up to the limits; see `ArrivalProcess`."""
+        raise NotImplementedError
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        """Draws all arrival times; see `ArrivalProcess`."""
+        chunks = self.chunks_s(rng, num_requests=num_requests, duration_s=duration_s)
+        return np.concatenate([np.empty(0), *chunks])
+
+
+class _Drawn(_InChunks):
     """An arrival process that is drawn in chunks."""
 
     __slots__ = ()
@@ -38,21 +66,20 @@ class _Drawn:
         """Returns a function that draws the next chunk of increasing times."""
         raise NotImplementedError
 
-    def times_s(
+    def chunks_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> FloatArray:
-        """Draws arrival times in chunks up to the limits; see `ArrivalProcess`."""
+    ) -> Iterator[FloatArray]:
+        """Draws arrival times up to the limits; see `ArrivalProcess`."""
         max_count = math.inf if num_requests is None else num_requests
         max_s = math.inf if duration_s is None else duration_s
         draw = self._chunks(rng)
-        chunks: list[FloatArray] = []
         count, end_s = 0, 0.0
         while count < max_count and end_s < max_s:
             chunk = draw()
-            chunks.append(chunk)
-            count += len(chunk)
             end_s = float(chunk[-1]) if len(chunk) else end_s
-        return _cut(np.concatenate(chunks), num_requests, duration_s)
+            kept = _cut(chunk, None if num_requests is None else num_requests - count, duration_s)
+            count += len(chunk)
+            yield kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +120,7 @@ class Gamma(_Drawn):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Constant:
+class Constant(_InChunks):
     """Equal gaps: request k, counted from 0, arrives at k / rate_per_s."""
 
     rate_per_s: float
@@ -101,26 +128,28 @@ class Constant:
     def __post_init__(self) -> None:
         require_positive(self, "rate_per_s")
 
-    def times_s(
+    def chunks_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> FloatArray:
+    ) -> Iterator[FloatArray]:
         in_time = math.inf if duration_s is None else math.ceil(duration_s * self.rate_per_s) + 1
         count = int(min(in_time, math.inf if num_requests is None else num_requests))
-        return _cut(np.arange(count) / self.rate_per_s, num_requests, duration_s)
+        for first in range(0, count, CHUNK):
+            yield _cut(np.arange(first, min(first + CHUNK, count)) / self.rate_per_s, None, duration_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllAtOnce:
+class AllAtOnce(_InChunks):
     """Offline batch: all requests arrive at 0 s."""
 
-    def times_s(
+    def chunks_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> FloatArray:
+    ) -> Iterator[FloatArray]:
         if num_requests is None:
             raise ValueError(
                 "num_requests=null: must be set, because all requests arrive at 0 s and no duration ends them"
             )
-        return np.zeros(num_requests)
+        for first in range(0, num_requests, CHUNK):
+            yield np.zeros(min(CHUNK, num_requests - first))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

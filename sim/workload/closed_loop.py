@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 from policies.core.request import Prompt, Request
 from sim.workload.arrivals import ClosedLoop
 from sim.workload.base import Arrival, WorkloadNotes
+from sim.workload.chunks import due_s
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import BoolArray
 from sim.workload.streams import stream
-from sim.workload.table import due_s
 
 TURNS_PER_BLOCK = 16  # turns of every user drawn at once; a change of this number changes the traffic
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from policies.core.request import Request, Segment
+from policies.core.request import Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.checks import (
@@ -26,7 +26,6 @@ from sim.workload.checks import (
 )
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
 from sim.workload.lengths import clip_to_context
-from sim.workload.marked import MarkedSource
 from sim.workload.streams import stream
 from sim.workload.table import TableSource
 from sim.workload.zipf import zipf_draws
@@ -120,20 +119,15 @@ class PrefixSessions:
             pieces += [(self.num_system_prompts + t, int(added_T[t])) for t in turns]
             return cut_segments(pieces, num_tokens)
 
-        table = TableSource(
+        return TableSource(
             arrival_s=time_T[rows],
             prompt_tokens=prompts,
             output_tokens=outputs,
             notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
             segments=segments,
             patience_s=self.patience_s,
+            session_ids=session_T[rows],
         )
-        sessions = session_T[rows].tolist()
-
-        def mark(request: Request) -> Request:
-            return request._replace(session_id=sessions[request.request_id])
-
-        return MarkedSource(table, mark)
 
 
 def cut_segments(pieces: list[tuple[int, int]], num_tokens: int) -> tuple[Segment, ...]:

@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.core.request import Request
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_CV, MAX_TOKENS, require_not_negative, require_positive
+from sim.workload.chunks import objects
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import clip_to_context
-from sim.workload.marked import MarkedSource
 from sim.workload.renewal import Gaps
 from sim.workload.streams import stream
 from sim.workload.table import TableSource
@@ -94,19 +93,15 @@ class ServeGenData:
             )
         order = np.argsort(arrival_s, kind="stable")[: self.max_requests]
         prompts, answers, clipped = clip_to_context(inputs[order], outputs[order], max_model_len)
-        tenants = client_R[order].tolist()
-        table = TableSource(
+        names = {chunk: f"chunk-{chunk}" for chunk in chunks}
+        return TableSource(
             arrival_s=arrival_s[order],
             prompt_tokens=prompts,
             output_tokens=answers,
             notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
             patience_s=self.patience_s,
+            tenants=objects([names[client] for client in client_R[order].tolist()]),
         )
-
-        def mark(request: Request) -> Request:
-            return request._replace(tenant=f"chunk-{tenants[request.request_id]}")
-
-        return MarkedSource(table, mark)
 
     def _client(self, seed: int, chunk: int) -> tuple[FloatArray, IntArray, IntArray]:
         """Draws the arrivals and the lengths of one client."""

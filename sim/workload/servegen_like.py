@@ -16,9 +16,9 @@ import numpy as np
 
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.checks import MAX_CV, MAX_TOKENS, require_counts, require_not_negative, require_positive
+from sim.workload.chunks import objects
 from sim.workload.distributions import Distribution, FloatArray, IntArray
 from sim.workload.lengths import clip_to_context
-from sim.workload.marked import MarkedSource
 from sim.workload.renewal import Gaps, renewal_times_s
 from sim.workload.streams import stream
 from sim.workload.table import TableSource
@@ -102,16 +102,14 @@ class ServeGenLike:
             [self.prompt_tokens.from_normal(z_N3[:, 1]), self.output_tokens.from_normal(z_N3[:, 2])], axis=1
         )
         prompts, outputs, clipped = clip_to_context(*self._lengths(seed, means_N2[client_R]), max_model_len)
-        table = TableSource(
+        names = objects([f"client-{client}" for client in range(self.num_clients)])
+        return TableSource(
             arrival_s=arrival_s,
             prompt_tokens=prompts,
             output_tokens=outputs,
             notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
             patience_s=self.patience_s,
-        )
-        tenants = client_R.tolist()
-        return MarkedSource(
-            table, lambda request: request._replace(tenant=f"client-{tenants[request.request_id]}")
+            tenants=names[client_R],
         )
 
     def _lengths(self, seed: int, means_R2: FloatArray) -> tuple[IntArray, IntArray]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from math import inf
 from typing import Literal
 
 import numpy as np
 
+from policies.core.request import Request
 from sim.workload.answers import ONE_ANSWER, Answers
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
-from sim.workload.base import Source, WorkloadNotes
+from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import require_positive
+from sim.workload.chunks import Chunk, Common, arrivals_of
 from sim.workload.closed_loop import ClosedLoopSource
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import BoolArray, Lengths, clip_to_context
 from sim.workload.streams import stream
-from sim.workload.table import TableSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,69 +75,127 @@ class Synthetic:
             )
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        def tokens_of(z_N2: FloatArray) -> tuple[IntArray, IntArray, BoolArray]:
-            prompts, outputs = self.lengths.from_normal(z_N2)
-            if isinstance(self.max_tokens, int):
-                outputs = np.minimum(outputs, self.max_tokens)
-            return clip_to_context(prompts, outputs, max_model_len)
-
         if isinstance(self.arrivals, ClosedLoop):
             return ClosedLoopSource(
                 loop=self.arrivals,
-                tokens_of=tokens_of,
+                tokens_of=partial(self.tokens_of, max_model_len=max_model_len),
                 seed=seed,
                 num_requests=self.num_requests,
                 duration_s=self.duration_s,
-                priorities=self._priorities(seed, self.arrivals.num_users),
+                priorities=self.priorities(stream(seed, "priorities"), self.arrivals.num_users),
                 max_tokens=self.max_tokens,
                 deadlines_s=self.deadlines_s,
                 patience_s=self.patience_s,
             )
-        arrival_s = self.arrivals.times_s(
-            stream(seed, "arrivals"), num_requests=self.num_requests, duration_s=self.duration_s
-        )
-        if not len(arrival_s):
-            raise ValueError(f"duration_s={self.duration_s}: must be longer; no request arrives in this time")
-        z_N2 = stream(seed, "lengths").standard_normal((len(arrival_s), 2))
-        prompts, outputs, clipped = tokens_of(z_N2)
-        samples_NW = self._samples(seed, z_N2, max_model_len)
-        if samples_NW is not None:
-            prompts, outputs, clipped = clip_to_context(prompts, samples_NW.max(axis=1), max_model_len)
-        return TableSource(
-            arrival_s=arrival_s,
-            prompt_tokens=prompts,
-            output_tokens=outputs,
-            notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
-            priorities=self._priorities(seed, len(arrival_s)),
-            max_tokens=self.max_tokens,
-            deadlines_s=self.deadlines_s,
-            patience_s=self.patience_s,
-            branching=self.branching.branching,
-            samples_NW=samples_NW,
-        )
+        return SyntheticSource(self, seed=seed, max_model_len=max_model_len)
 
-    def _samples(self, seed: int, z_N2: FloatArray, max_model_len: int) -> IntArray | None:
+    def tokens_of(self, z_N2: FloatArray, max_model_len: int) -> tuple[IntArray, IntArray, BoolArray]:
+        """Maps scores to prompt tokens, output tokens, and which were clipped to the context; each [N]."""
+        prompts, outputs = self.lengths.from_normal(z_N2)
+        if isinstance(self.max_tokens, int):
+            outputs = np.minimum(outputs, self.max_tokens)
+        return clip_to_context(prompts, outputs, max_model_len)
+
+    def priorities(self, rng: np.random.Generator, count: int) -> IntArray:
+        """Draws the priorities of the next requests, or of the users."""
+        if not self.priority_shares:
+            return np.zeros(count, np.int64)
+        upper = np.cumsum(self.priority_shares)[:-1]
+        return np.searchsorted(upper, rng.random(count), side="right").astype(np.int64)
+
+
+class SyntheticSource:
+    """Independent requests at the times of an arrival process; the number of a request is its id.
+
+    They are drawn chunk by chunk from their random streams whenever they are read, so that any number of
+    requests takes the same memory.
+    """
+
+    def __init__(self, settings: Synthetic, *, seed: int, max_model_len: int) -> None:
+        """Counts the requests. Raises ValueError if there are none."""
+        self.num_requests: int | None = 0
+        self.last_arrival_s: float | None = None
+        self.patience_s = settings.patience_s
+        self._settings = settings
+        self._seed = seed
+        self._max_model_len = max_model_len
+        for times_s in self._times_s():
+            self.num_requests += len(times_s)
+            self.last_arrival_s = float(times_s[-1])
+        if not self.num_requests:
+            raise ValueError(
+                f"duration_s={settings.duration_s}: must be longer; no request arrives in this time"
+            )
+
+    @cached_property
+    def notes(self) -> WorkloadNotes:
+        """Notes of all requests, which are drawn once more for them."""
+        return WorkloadNotes(num_clipped=sum(num_clipped for _, num_clipped in self._drawn()))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the requests as columns."""
+        return (chunk for chunk, _ in self._drawn())
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return arrivals_of(self.chunks())
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return ()
+
+    def _times_s(self) -> Iterator[FloatArray]:
+        """Draws the arrival times, some at a time."""
+        settings = self._settings
+        assert not isinstance(settings.arrivals, ClosedLoop)
+        drawn = settings.arrivals.chunks_s(
+            stream(self._seed, "arrivals"),
+            num_requests=settings.num_requests,
+            duration_s=settings.duration_s,
+        )
+        return (times_s for times_s in drawn if len(times_s))
+
+    def _drawn(self) -> Iterator[tuple[Chunk, int]]:
+        """Draws the requests from the beginning; yields chunks, each with the number of clipped requests."""
+        settings, first = self._settings, 0
+        lengths, samples, priorities = (
+            stream(self._seed, name) for name in ("lengths", "samples", "priorities")
+        )
+        common = Common(settings.max_tokens, settings.deadlines_s, settings.branching.branching)
+        for times_s in self._times_s():
+            count = len(times_s)
+            z_N2 = lengths.standard_normal((count, 2))
+            prompts, outputs, clipped = settings.tokens_of(z_N2, self._max_model_len)
+            samples_NW = self._samples(samples, z_N2)
+            if samples_NW is not None:
+                longest = samples_NW.max(axis=1)
+                prompts, outputs, clipped = clip_to_context(prompts, longest, self._max_model_len)
+            chunk = Chunk(
+                request_id=np.arange(first, first + count),
+                at_s=times_s,
+                prompt_tokens=prompts,
+                output_tokens=outputs,
+                priority=settings.priorities(priorities, count),
+                samples_NW=samples_NW,
+                common=common,
+            )
+            first += count
+            yield chunk, int(np.count_nonzero(clipped))
+
+    def _samples(self, rng: np.random.Generator, z_N2: FloatArray) -> IntArray | None:
         """Draws the output tokens [N, width] of independent samples; None if requests have one sample.
 
         The first sample has the same length as without the others.
         """
-        width = self.branching.width
-        if width == 1 or self.branching.every is not None:
+        settings = self._settings
+        width = settings.branching.width
+        if width == 1 or settings.branching.every is not None:
             return None
-        z_NW = stream(seed, "samples").standard_normal((len(z_N2), width))
+        z_NW = rng.standard_normal((len(z_N2), width))
         z_NW[:, 0] = z_N2[:, 1]
-        columns = [self.lengths.from_normal(np.stack([z_N2[:, 0], z_N], axis=1))[1] for z_N in z_NW.T]
-        limit = max_model_len - 1
-        if isinstance(self.max_tokens, int):
-            limit = min(limit, self.max_tokens)
+        columns = [settings.lengths.from_normal(np.stack([z_N2[:, 0], z_N], axis=1))[1] for z_N in z_NW.T]
+        limit = self._max_model_len - 1
+        if isinstance(settings.max_tokens, int):
+            limit = min(limit, settings.max_tokens)
         return np.minimum(np.stack(columns, axis=1), limit)
-
-    def _priorities(self, seed: int, count: int) -> IntArray:
-        if not self.priority_shares:
-            return np.zeros(count, np.int64)
-        upper = np.cumsum(self.priority_shares)[:-1]
-        drawn = stream(seed, "priorities").random(count)
-        return np.searchsorted(upper, drawn, side="right").astype(np.int64)
 
 
 def _never_pauses(arrivals: ArrivalProcess | ClosedLoop) -> bool:

@@ -1,0 +1,222 @@
+"""Requests as columns, for readers that need only a part of many requests.
+
+A source with a method `chunks` yields its requests as chunks of some thousand rows. A reader selects rows by
+the columns, and only those become Python objects:
+
+    for chunk in chunks_of(source):
+        mine = chunk.where(chunk.request_id % num_shards == shard)
+        yield from mine.arrivals()
+
+`PartOfSource` is this loop as a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice, repeat
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.core.request import Branching, Prompt, Request, Segment
+from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.distributions import FloatArray, IntArray
+from sim.workload.lengths import BoolArray
+
+ROWS = 4096
+"""Rows of a chunk: so few become Python objects at once."""
+NO_SESSION = -1
+
+ObjectArray = npt.NDArray[np.object_]
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+
+class Common(NamedTuple):
+    """Settings that all requests of a source share; fields of a request follow from them and its columns."""
+
+    max_tokens: int | Literal["exact"] | None = None
+    """Limit that clients set on their outputs; exact: the output tokens of each request."""
+    deadlines_s: tuple[float | None, ...] = ()
+    """Deadline of each priority, see `due_s`."""
+    branching: Branching | None = None
+    segments: Callable[[Any, int], tuple[Segment, ...]] | None = None
+    """Computes the content of a prompt from its entry in `Chunk.content` and its tokens; None: none."""
+
+
+NOTHING_COMMON = Common()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Requests of a source in order of arrival; every column is [N]."""
+
+    request_id: IntArray
+    at_s: FloatArray
+    """Time at which the request reaches the service."""
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+    """True output length; of the longest sample if there are several."""
+    priority: IntArray | None = None
+    """None: all are 0."""
+    session_id: IntArray | None = None
+    """NO_SESSION: none; None: no request has one."""
+    tenant: ObjectArray | None = None
+    """Texts; None: all are empty."""
+    model: ObjectArray | None = None
+    """Texts, or None for the only model; None: no request names one."""
+    samples_NW: IntArray | None = None
+    """Output tokens of each sample if they differ."""
+    content: npt.NDArray[Any] | None = None
+    """Names of the contents of prompts, which `Common.segments` turns into segments."""
+    made: ObjectArray | None = None
+    """The requests as `Arrival`s, if the source has made them already; `arrivals` returns these."""
+    common: Common = NOTHING_COMMON
+
+    def __len__(self) -> int:
+        return len(self.request_id)
+
+    def where(self, rows: BoolArray | IntArray | slice) -> Chunk:
+        """Returns the chunk of the selected rows: a mask [N], row numbers or a slice."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        selected: dict[str, Any] = {
+            name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)
+        }
+        return replace(self, **selected)
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Yields the requests."""
+        if self.made is not None:
+            return iter(self.made.tolist())
+        common, arrival_s, outputs = self.common, self.at_s.tolist(), self.output_tokens.tolist()
+        priorities = [0] * len(self) if self.priority is None else self.priority.tolist()
+        requests = rows_of(
+            Request,
+            self.request_id.tolist(),
+            arrival_s,
+            self._prompts(),
+            outputs if common.max_tokens == "exact" else repeat(common.max_tokens),
+            priorities,
+            repeat("") if self.tenant is None else self.tenant.tolist(),
+            self._sessions(),
+            map(due_s, arrival_s, priorities, repeat(common.deadlines_s))
+            if common.deadlines_s
+            else repeat(None),
+            repeat(None),
+            repeat(common.branching),
+            repeat(None),
+            repeat(None) if self.model is None else self.model.tolist(),
+        )
+        samples: Iterable[tuple[int, ...]] = repeat(())
+        if self.samples_NW is not None:
+            samples = map(tuple, self.samples_NW.tolist())
+        return rows_of(Arrival, requests, outputs, samples, repeat(None), repeat(None))
+
+    def _prompts(self) -> Iterator[Prompt]:
+        """Yields the prompts with their contents."""
+        prompt_tokens: list[int] = self.prompt_tokens.tolist()
+        contents: Iterable[tuple[Segment, ...]] = repeat(())
+        if self.content is not None and self.common.segments is not None:
+            contents = map(self.common.segments, self.content.tolist(), prompt_tokens)
+        return rows_of(Prompt, prompt_tokens, contents, repeat(0))
+
+    def _sessions(self) -> Iterable[int | None]:
+        """Yields the session of each request."""
+        if self.session_id is None:
+            return repeat(None)
+        return (None if session == NO_SESSION else session for session in self.session_id.tolist())
+
+
+@runtime_checkable
+class ChunkedSource(Protocol):
+    """A source that yields its open-loop requests as columns, in constant memory if it can."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the requests of `arrivals()`, in the same order; every call begins anew."""
+        ...
+
+
+def chunks_of(source: Source) -> Iterator[Chunk]:
+    """Returns the open-loop requests of any source as chunks.
+
+    A source without columns makes all of its requests first, one chunk after the other.
+    """
+    return source.chunks() if isinstance(source, ChunkedSource) else _chunks_of_made(source.arrivals())
+
+
+class PartOfSource:
+    """The open-loop requests of a source that `chooses` selects, with their ids in the whole.
+
+    chooses: returns a mask [N] of the rows of a chunk. It must not choose between requests of one
+    conversation, because the follow-ups of a request are those of the source.
+    """
+
+    def __init__(self, source: Source, chooses: Callable[[Chunk], BoolArray]) -> None:
+        """Creates the part. The notes are those of the source."""
+        self.num_requests: int | None = None
+        self.last_arrival_s: float | None = None
+        self.patience_s = source.patience_s
+        self._source = source
+        self._chooses = chooses
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Notes of the whole source."""
+        return self._source.notes
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the selected rows of each chunk."""
+        for chunk in chunks_of(self._source):
+            yield chunk.where(self._chooses(chunk))
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return arrivals_of(self.chunks())
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return self._source.follow_ups(request, now, num_output_tokens)
+
+
+def arrivals_of(chunks: Iterable[Chunk]) -> Iterator[Arrival]:
+    """Yields the requests of chunks."""
+    return chain.from_iterable(chunk.arrivals() for chunk in chunks)
+
+
+def due_s(arrival_s: float, priority: int, deadlines_s: tuple[float | None, ...]) -> float | None:
+    """Returns the deadline of a request, deadlines_s[priority] after its arrival; None: no deadline."""
+    deadline_s = deadlines_s[priority] if deadlines_s else None
+    return None if deadline_s is None else arrival_s + deadline_s
+
+
+def rows_of(kind: type[Row], *columns: Iterable[Any]) -> Iterator[Row]:
+    """Yields a named tuple per row, from one column per field, up to the end of the shortest column.
+
+    They are created without a call of Python code for each, for speed.
+    """
+    return map(tuple.__new__, repeat(kind), zip(*columns, strict=False))
+
+
+def objects(values: Sequence[Any]) -> ObjectArray:
+    """Returns an array [N] of Python objects, also of tuples."""
+    column = np.empty(len(values), np.object_)
+    for row, value in enumerate(values):  # an assignment of a list would unpack tuples
+        column[row] = value
+    return column
+
+
+def _chunks_of_made(arrivals: Iterator[Arrival]) -> Iterator[Chunk]:
+    """Yields chunks of requests that are objects already."""
+    while made := list(islice(arrivals, ROWS)):
+        requests = [arrival.request for arrival in made]
+        sessions = [NO_SESSION if one.session_id is None else one.session_id for one in requests]
+        yield Chunk(
+            request_id=np.array([one.request_id for one in requests], np.int64),
+            at_s=np.array([arrival.at_s for arrival in made]),
+            prompt_tokens=np.array([one.prompt.num_tokens for one in requests], np.int64),
+            output_tokens=np.array([arrival.num_output_tokens for arrival in made], np.int64),
+            priority=np.array([one.priority for one in requests], np.int64),
+            session_id=np.array(sessions, np.int64),
+            tenant=objects([one.tenant for one in requests]),
+            model=objects([one.model for one in requests]),
+            made=objects(made),
+        )
