@@ -63,7 +63,7 @@ def fields_of(target: str) -> Mapping[str, Field]:
             found |= fields_of(f"{module}.{base.id}")
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            meaning = after.value.value if _is_text(after) else ""
+            meaning = _text(after)
             default = ast.unparse(statement.value) if statement.value else ""
             found[statement.target.id] = Field(ast.unparse(statement.annotation), default, _one_line(meaning))
     return found
@@ -88,12 +88,10 @@ def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-def _is_text(node: ast.stmt | None) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+def _text(node: ast.stmt | None) -> str:
+    """Returns the text of a statement that is only a text, such as the docstring of a field."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 def _one_line(text: str) -> str:
