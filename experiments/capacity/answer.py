@@ -11,7 +11,7 @@ from experiments.capacity.day import Day, day_of
 from experiments.capacity.first_limit import FirstLimit, first_limit
 from experiments.capacity.optuna_search import propose
 from experiments.capacity.precision import Unchanged, cheapest_unchanged
-from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, traffic
+from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, sessions_of, traffic
 from experiments.capacity.results import Ranked, ranked_of
 from experiments.capacity.search import Search, State, begin
 from experiments.study.notes import merged_notes
@@ -74,6 +74,7 @@ def answer(question: Question, report: Report) -> Answer | None:
     try:
         seeds = distinct_seeds([one.scenario for one in question.candidates], settings)
         source, start_s = traffic(scenario, seeds[0], settings.window_s)
+        whole = sessions_of(scenario)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     with ctrl_c_noted() as interrupt:
@@ -112,7 +113,7 @@ def answer(question: Question, report: Report) -> Answer | None:
             _stage(month, search, winner) for month, search in zip(settings.loads, searches, strict=False)
         ],
         seeds=seeds,
-        requests=len(source.listed),
+        requests=(len(source.listed) if whole is None else whole.num_requests) or 0,
         window_start_s=start_s,
         lasts_s=source.last_arrival_s or 0.0,
         kept_with_one_less=kept,

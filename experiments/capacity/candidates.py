@@ -22,6 +22,7 @@ from sim.settings.resolve import resolved
 from sim.settings.scenario import build_scenario
 from sim.settings.variants import Variants
 from sim.setup.scenario import Scenario
+from sim.workload.base import BeginsByRate
 
 NODE = "capacity"
 SEARCHED = {"load": "capacity.headroom and capacity.growth_per_month", "replicas": "capacity.max_replicas"}
@@ -331,7 +332,14 @@ def _check_demand(candidates: Sequence[Candidate], settings: CapacitySettings) -
             f"{NODE}.availability={settings.availability}: needs {rented:,} replicas to keep one running; "
             f"must be <= max_replicas={settings.max_replicas:,}"
         )
-    if not source.num_requests or not source.last_arrival_s:
+    begins_s = source.last_begin_s if isinstance(source, BeginsByRate) else None
+    if begins_s is not None and settings.window_s is not None and begins_s >= settings.window_s:
+        raise ConfigError(
+            f"{NODE}.window_s={settings.window_s:g}: sessions, of which the last begins at "
+            f"{begins_s:.4g} s, cannot be planned for a part of their time; set "
+            f"{NODE}.window_s=null, or simulate fewer of them"
+        )
+    if not source.num_requests or not (source.last_arrival_s or begins_s):
         raise ConfigError(
             "workload: its arrivals are a closed loop or come all at once, so that any number of replicas is "
             "enough; choose an open loop, such as workload=poisson"

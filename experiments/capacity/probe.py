@@ -20,6 +20,7 @@ from sim.metrics.slo import Slo
 from sim.settings.scenario import run
 from sim.setup.replica_bounds import Demand, least_limit
 from sim.setup.scenario import Scenario
+from sim.workload.base import BeginsByRate, Source
 from sim.workload.faster import FasterSource
 from sim.workload.listed import ListedSource, busiest_window, listed
 
@@ -95,7 +96,9 @@ class Probe:
         scenario = replace(reseeded(self.scenario, seed), replicas=self.replicas, load=self.load)
         is_whole = not (scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
         scenario = replace(scenario, sim=replace(scenario.sim, stop_missed=self.stop and is_whole))
-        source, _ = traffic(self.scenario, seed, self.window_s)
+        source: Source | None = sessions_of(replace(scenario, load=1.0))
+        if source is None:
+            source, _ = traffic(self.scenario, seed, self.window_s)
         result = run(scenario, source if self.load == 1 else FasterSource(source, self.load))
         if result.records.interrupted:
             raise KeyboardInterrupt  # an incomplete run has no figures
@@ -151,6 +154,15 @@ def traffic(scenario: Scenario, seed: int, window_s: float | None) -> tuple[List
     key = (pickle.dumps(scenario.workload), seed, scenario.max_model_len, window_s, scales)
     found: tuple[ListedSource, float] = _kept(_traffic, key, lambda: _read(scenario, seed, window_s))
     return found
+
+
+def sessions_of(scenario: Scenario) -> Source | None:
+    """Returns the traffic of a scenario if requests follow ended ones, as those of an agent do; else None.
+
+    Such traffic is simulated anew in every run, because times of later requests depend on the fleet.
+    """
+    source = scenario.source()
+    return source if isinstance(source, BeginsByRate) else None
 
 
 def demand_of(scenario: Scenario, settings: CapacitySettings, seed: int) -> Demand:

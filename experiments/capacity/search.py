@@ -21,7 +21,7 @@ from typing import Protocol
 
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import Candidate, Question
-from experiments.capacity.probe import Probe, Run, demand_of, keeps
+from experiments.capacity.probe import Probe, Run, demand_of, keeps, sessions_of
 from experiments.capacity.settings import CapacitySettings
 from experiments.study.workers import Report, as_asked, in_turn
 from sim.engine.interrupt import Interrupt
@@ -68,11 +68,15 @@ class CeilingTask:
     def run(self) -> Ceiling:
         scenario, slo = self.scenario, self.scenario.slo
         assert slo is not None
+        if sessions_of(scenario) is not None:  # lengths and times of later requests are not known in advance
+            return Ceiling(share=1.0, term_shares={}, term_limits_s={}, replicas={"tokens": 1})
         found = bounds(scenario, demand_of(scenario, self.settings, self.seed), slo, self.load)
         return Ceiling(
             share=found.idle.share(slo),
             term_shares=found.idle.shares(slo),
-            term_limits_s={term: found.idle.limit_s(term, slo.attainment_target) for term in slo.limits_s},
+            term_limits_s={
+                term: found.idle.limit_s(term, slo.attainment_target) for term in slo.request_limits_s
+            },
             replicas=found.replicas,
         )
 

@@ -22,7 +22,7 @@ from sim.settings.build import build
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
-from sim.workload.base import Source
+from sim.workload.base import BeginsByRate, Source
 from sim.workload.faster import FasterSource
 
 FINER = 1.25
@@ -248,8 +248,13 @@ def scaled(slo: Slo, scale: float) -> Slo:
 
 
 def rate_of(source: Source) -> float | None:
-    """Returns the mean request rate until the last arrival, in requests/s; None if there is none."""
-    last_s, count = source.last_arrival_s, source.num_requests
+    """Returns the mean request rate until the last arrival, in requests/s; None if there is none.
+
+    Of sessions, such as tasks of agents, it is that until the last one begins; a higher rate is one of more
+    sessions per second.
+    """
+    begins_s = source.last_begin_s if isinstance(source, BeginsByRate) else None
+    last_s, count = source.last_arrival_s or begins_s, source.num_requests
     return count / last_s if last_s and count else None
 
 

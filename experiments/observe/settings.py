@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig, OmegaConf
 
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.slo import Slo
+from sim.metrics.slo import Slo, check_no_workload_terms
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.workload.base import Workload
@@ -79,6 +79,7 @@ class ObserveSettings:
             raise ValueError(f"give_up_after={self.give_up_after}: must be >= 1")
         if not 0 <= self.temperature < inf:
             raise ValueError(f"temperature={self.temperature}: must be finite and >= 0")
+        check_no_workload_terms(self.slo, "observe")
         answers = getattr(getattr(self.workload, "branching", None), "width", 1)
         if answers > 1:
             raise ValueError(

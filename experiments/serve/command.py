@@ -31,6 +31,7 @@ from experiments.serve.settings import (
     ServeSettings,
     full_note,
 )
+from sim.metrics.slo import check_no_workload_terms
 from sim.records.run import RunRecords
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
@@ -200,6 +201,10 @@ def prepare(cfg: DictConfig, composition: Composition) -> Job:
             "backend=engine, or leave it out"
         )
     scenario, _ = build_run({key: cfg[key] for key in cfg if key not in SERVER_KEYS})
+    try:
+        check_no_workload_terms(scenario.slo, "serve")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return ServeJob(
         cfg=cfg,
         scenario=scenario,

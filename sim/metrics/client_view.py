@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import describe
-from sim.metrics.measured import Measured
-from sim.metrics.token_times import TokenTimes, known_token_times
-from sim.records.run import RunRecords
+from sim.metrics.token_times import TokenTimes
+from sim.metrics.workload_records import WorkloadRecords
 
 ROUNDING_S = 1e-9
 """Stall that is an error of rounding."""
@@ -33,18 +32,18 @@ class ClientView:
     publish_slo_s: float | None = None
 
 
-def client_figures(records: RunRecords, part: Measured, view: ClientView) -> dict[str, Any]:
+def client_figures(records: WorkloadRecords, view: ClientView) -> dict[str, Any]:
     """Computes the sections `publish` and `clients` of the summary, for requests that arrived in the window.
 
     Both are None if a request has several samples, because the times of their tokens are not known.
     """
     requests = records.requests
-    times = known_token_times(requests, records.iterations, records.own_gaps, records.bursts)
+    times = records.token_times()
     if times is None:
         return {"publish": None, "clients": None}
     arrival_s = requests["arrival_s"].to_numpy(np.float64)
     finished = (requests["status"] == "finished").to_numpy(np.bool_)
-    inside = part.window.holds(arrival_s)
+    inside = records.window.holds(arrival_s)
     publish_s = published_s(times, view, finished) - arrival_s
     hidden, tokens = view.hidden_tokens[inside].sum(), times.num_tokens[inside].sum()
     slo_s, count = view.publish_slo_s, int(inside.sum())
@@ -60,6 +59,20 @@ def client_figures(records: RunRecords, part: Measured, view: ClientView) -> dic
             "reading": _reading(times, view, finished, inside),
         },
     }
+
+
+def publish_times_s(records: WorkloadRecords, view: ClientView) -> NDArray[np.float64]:
+    """Computes the time to publish of each request, in seconds; NaN if it is not published.
+
+    Raises ValueError if a request has several samples.
+    """
+    times = records.token_times()
+    if times is None:
+        raise ValueError("the time to publish of requests with several samples is not known")
+    finished = (records.requests["status"] == "finished").to_numpy(np.bool_)
+    arrival_s = records.requests["arrival_s"].to_numpy(np.float64)
+    seconds: NDArray[np.float64] = published_s(times, view, finished) - arrival_s
+    return seconds
 
 
 def published_s(times: TokenTimes, view: ClientView, finished: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,9 +54,17 @@ class Measured:
         }
 
 
-def measure(records: RunRecords, metrics: MetricsSettings, slo: Slo | None) -> Measured:
-    """Returns the measured part of a run by the settings."""
-    table = request_metrics(records.requests, slo)
+def measure(
+    records: RunRecords,
+    metrics: MetricsSettings,
+    slo: Slo | None,
+    own_s: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
+) -> Measured:
+    """Returns the measured part of a run by the settings.
+
+    own_s: latencies that the workload knows, by name, in seconds (`sim.workload.own_figures.own_latencies`).
+    """
+    table = request_metrics(records.requests, slo, own_s)
     found = find_warm_up(table) if metrics.warmup_s == "auto" else None
     warmup_s = metrics.known_warmup_s if found is None else found.warmup_s
     window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=metrics.cooldown_s)
@@ -69,8 +79,15 @@ def measure(records: RunRecords, metrics: MetricsSettings, slo: Slo | None) -> M
     )
 
 
-def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
-    """Adds the columns ttft_s, tpot_s, e2e_s, queue_s (NaN if missing) and, with an SLO, slo_met."""
+def request_metrics(
+    requests: pd.DataFrame,
+    slo: Slo | None,
+    own_s: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
+) -> pd.DataFrame:
+    """Adds the columns ttft_s, tpot_s, e2e_s, queue_s (NaN if missing) and, with an SLO, slo_met.
+
+    own_s: further latencies, by name, that become columns.
+    """
     arrival_s, first_s, last_s = (
         _times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
     )
@@ -82,6 +99,7 @@ def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
         tpot_s=np.where(finished, tpot_s, np.nan),
         e2e_s=np.where(finished, definitions.e2e_s(arrival_s, last_s), np.nan),
         queue_s=definitions.queue_s(arrival_s, _times(requests, "scheduled_s")),
+        **{f"{name}_s": seconds for name, seconds in own_s.items()},
     )
     return table if slo is None else table.assign(slo_met=slo.met(table))
 

@@ -96,7 +96,7 @@ class Served:
         per_token_s = self.per_token_s
         latencies_s = {"ttft": self.ttft_s, "tpot": per_token_s, "e2e": self.e2e_s}
         held = self.done.copy()
-        for term, limit_s in slo.limits_s.items():
+        for term, limit_s in slo.request_limits_s.items():
             kept = latencies_s[term] <= limit_s
             if term == "tpot" and one_token:
                 kept = kept | np.isnan(per_token_s)

@@ -14,26 +14,37 @@ from sim.metrics.window import Window
 from sim.records.requests import RequestLog, Status
 
 TERMS = ("ttft", "tpot", "e2e")
+WORKLOAD_TERMS = {
+    "publish": "the workload says nothing of what clients see; choose workload=clients with "
+    "workload@workload.of=..., limit slo.ttft_ms instead",
+    "task": "the workload has no tasks; choose one that has, such as workload=agentic, limit "
+    "slo.e2e_ms instead",
+}
+"""Latencies that only some workloads know (`sim.workload.own_figures`), and what to do if one does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slo:
     """Latency limits in milliseconds, None for no limit; a request is good if it finishes within all of them.
 
-    attainment_target: the share of arrivals that must be good, 0.9 in DistServe (OSDI 2024), 0.99 in MLPerf.
-    name: used in reports.
+    publish_ms: time to publish, of workloads with clients. task_ms: latency of the whole task that a request
+    belongs to, of workloads with tasks; a call counts as good if its task does. attainment_target: the share
+    of arrivals that must be good, 0.9 in DistServe (OSDI 2024), 0.99 in MLPerf. name: used in reports.
     """
 
     name: str = ""
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
+    publish_ms: float | None = None
+    task_ms: float | None = None
     attainment_target: float = 0.9
 
     def __post_init__(self) -> None:
-        given = [f"{term}_ms" for term in TERMS if getattr(self, f"{term}_ms") is not None]
+        keys = [f"{term}_ms" for term in (*TERMS, *WORKLOAD_TERMS)]
+        given = [key for key in keys if getattr(self, key) is not None]
         if not given:
-            raise ValueError("no limit given: set at least one of ttft_ms, tpot_ms, e2e_ms")
+            raise ValueError(f"no limit given: set at least one of {', '.join(keys)}")
         for key in given:
             limit_ms = getattr(self, key)
             if not (limit_ms > 0 and math.isfinite(limit_ms)):
@@ -43,9 +54,14 @@ class Slo:
 
     @property
     def limits_s(self) -> dict[str, float]:
-        """Limits that are set, in seconds, by latency (ttft, tpot, e2e)."""
-        limits_ms = {term: getattr(self, f"{term}_ms") for term in TERMS}
+        """Limits that are set, in seconds, by latency (`TERMS`, then `WORKLOAD_TERMS`)."""
+        limits_ms = {term: getattr(self, f"{term}_ms") for term in (*TERMS, *WORKLOAD_TERMS)}
         return {term: limit_ms / 1e3 for term, limit_ms in limits_ms.items() if limit_ms is not None}
+
+    @property
+    def request_limits_s(self) -> dict[str, float]:
+        """Limits of latencies that every request has, in seconds: those of `TERMS` that are set."""
+        return {term: limit_s for term, limit_s in self.limits_s.items() if term in TERMS}
 
     def met(self, requests: pd.DataFrame) -> NDArray[np.bool_]:
         """Returns which requests are good: finished within every limit. Reads the columns of `terms_met`."""
@@ -55,7 +71,10 @@ class Slo:
         return finished
 
     def is_met(self, log: RequestLog, request_id: int) -> bool:
-        """Returns whether one request, which has ended, is good."""
+        """Returns whether one request, which has ended, meets the limits of `TERMS`.
+
+        Those of a workload's own latencies are known only after the run.
+        """
         if log.status[request_id] != Status.finished:
             return False
         ttft_s = log.first_token_s[request_id] - log.arrival_s[request_id]
@@ -63,12 +82,12 @@ class Slo:
         num_tokens = log.longest_tokens[request_id]
         tpot_s = (e2e_s - ttft_s) / (num_tokens - 1) if num_tokens > 1 else 0.0
         latencies_s = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}
-        return all(latencies_s[term] <= limit_s for term, limit_s in self.limits_s.items())
+        return all(latencies_s[term] <= limit_s for term, limit_s in self.request_limits_s.items())
 
     def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
         """Returns, for each limit, which requests meet it; a request without the latency (NaN) does not.
 
-        Reads status, output_tokens or longest_tokens, ttft_s, tpot_s, e2e_s of `request_metrics`. A finished
+        Reads status, output_tokens or longest_tokens, and the latencies of `request_metrics`. A finished
         answer of one token has no TPOT and meets its limit, as in vLLM's goodput.
         """
         held = {
@@ -80,6 +99,16 @@ class Slo:
             longest = requests.get("longest_tokens", requests["output_tokens"])
             held["tpot"] |= finished & (longest.to_numpy() <= 1)
         return held
+
+
+def check_no_workload_terms(slo: Slo | None, command: str) -> None:
+    """Raises ValueError if an SLO limits a latency that only a simulated workload knows."""
+    for term in WORKLOAD_TERMS:
+        if slo is not None and term in slo.limits_s:
+            raise ValueError(
+                f"slo.{term}_ms={slo.limits_s[term] * 1e3:g}: {command} knows TTFT, TPOT and E2E of "
+                f"single requests only; limit these, and set slo.{term}_ms=null"
+            )
 
 
 def goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 from sim.report import numbers
 from sim.report.chart import Chart, panels
-from sim.report.look import BLUE, GREEN, LIMIT, ORANGE, PURPLE, log_axis, time_unit
+from sim.report.look import BLUE, GREEN, GREY, LIMIT, ORANGE, PURPLE, RED, log_axis, time_unit
 
 NUM_TIME_BUCKETS = 60
-TERM_COLOURS = {"ttft": ORANGE, "tpot": PURPLE, "e2e": GREEN}
+TERM_COLOURS = {"ttft": ORANGE, "tpot": PURPLE, "e2e": GREEN, "publish": RED, "task": GREY}
 
 
 def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> Chart:

@@ -8,8 +8,14 @@ from sim.report.numbers import percent, percent_at_least, seconds
 
 
 def traffic_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on time to publish, reading and whole tasks; none if the workload does not know them."""
-    return [line for line in (_publish(summary), _reading(summary), _tasks(summary)) if line]
+    """Returns lines on time to publish, reading and whole tasks; none if the workload does not know them.
+
+    Those of the parts of a mix begin with the name of the part.
+    """
+    lines = [line for line in (_publish(summary), _reading(summary), _tasks(summary)) if line]
+    for name, sections in summary.get("by_part", {}).items():
+        lines += [f"Part {name}: {line[0].lower()}{line[1:]}" for line in traffic_lines(sections)]
+    return lines
 
 
 def _publish(summary: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.metrics.slo import WORKLOAD_TERMS
 from sim.report.numbers import (
     MISSING,
     amount_of_kv,
@@ -18,7 +19,15 @@ from sim.report.numbers import (
 from sim.report.speculation_lines import speculation_lines
 from sim.report.traffic_lines import traffic_lines
 
-LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
+LATENCIES = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e": "E2E",
+    "queue": "queue",
+    "publish": "time to publish",
+    "task": "task latency",
+}
 WAITS = {
     "gateway": "no replica",
     "frontend": "frontend",
@@ -373,6 +382,7 @@ def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
             f"{summary[name]['count']:,}",
         ]
         for name, label in LATENCIES.items()
+        if name not in WORKLOAD_TERMS
     ]
 
 

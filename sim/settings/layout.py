@@ -31,7 +31,7 @@ def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
     deployment = build_as(Deployment, {name: own[name] for name in own if name in names}, "")
     slo: Slo | None = build(own["slo"], "slo") if own.get("slo") else None
     try:
-        choice = chosen_layout(policy, deployment, slo.limits_s if slo else None)
+        choice = chosen_layout(policy, deployment, slo.request_limits_s if slo else None)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return {**own, **choice.sizes._asdict(), "layout_notes": list(choice.notes)}

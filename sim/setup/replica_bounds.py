@@ -88,12 +88,12 @@ class Idle(NamedTuple):
         """Returns the largest possible share of requests within the limit, by term of the SLO."""
         return {
             term: float((getattr(self, f"{term}_s") <= limit_s).mean())
-            for term, limit_s in slo.limits_s.items()
+            for term, limit_s in slo.request_limits_s.items()
         }
 
     def share(self, slo: Slo) -> float:
         """Returns the largest possible share of requests within all limits of the SLO."""
-        held = [getattr(self, f"{term}_s") <= limit_s for term, limit_s in slo.limits_s.items()]
+        held = [getattr(self, f"{term}_s") <= limit_s for term, limit_s in slo.request_limits_s.items()]
         return float(np.logical_and.reduce(held).mean())
 
     def limit_s(self, term: str, share: float) -> float:

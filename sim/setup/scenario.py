@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
-from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
@@ -21,21 +23,25 @@ from sim.metrics.dialects import in_dialects
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
+from sim.metrics.slo import WORKLOAD_TERMS
 from sim.metrics.summary import plain_json, summarise
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
+from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
+from sim.setup.branching_check import check_branching
 from sim.setup.expected_errors import expected_errors_json
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
+from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
-from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import FasterSource
 from sim.workload.longer import LongerSource
-from sim.workload.own_figures import own_figures
+from sim.workload.marked import answers_of, branching_key
+from sim.workload.own_figures import own_figures, own_latencies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +98,8 @@ class Scenario(PoolSettings, ClusterSettings):
         self._check_recovery()
         self._check_adapters()
         self._check_models()
-        self._check_branching()
+        check_branching(self.workload, self.pools_by_name)
+        check_slo(self.slo, self.workload)
         self._check_tpot()
 
     def _check_stop_missed(self) -> None:
@@ -121,11 +128,11 @@ class Scenario(PoolSettings, ClusterSettings):
         key = f"recovery.way={self.recovery.way}"
         if self.recovery.way == "scratch":
             return
-        answers = getattr(self.workload, "branching", None)
-        if isinstance(answers, Answers) and answers.width > 1:
+        width, setting = answers_of(self.workload).width, f"{branching_key(self.workload)}.width"
+        if width > 1:
             raise ValueError(
-                f"{key}, workload.branching.width={answers.width}: a request with several branches cannot "
-                "continue in another replica; choose recovery=scratch or workload.branching.width=1"
+                f"{key}, {setting}={width}: a request with several branches cannot "
+                f"continue in another replica; choose recovery=scratch or {setting}=1"
             )
         for name, pool in self.pools_by_name.items():
             if pool.role == "prefill" and pool.adapters is not None:
@@ -200,39 +207,6 @@ class Scenario(PoolSettings, ClusterSettings):
         served: tuple[Adapter, ...] = getattr(self.workload, "adapters", ())
         return served
 
-    def _check_branching(self) -> None:
-        """Raises ValueError if requests with several branches could never be served."""
-        answers = getattr(self.workload, "branching", None)
-        if not isinstance(answers, Answers) or answers.width == 1:
-            return
-        setting = f"workload.branching.width={answers.width}"
-        for pool in self.pools_by_name.values():
-            if pool.role != "mixed":
-                raise ValueError(
-                    f"{setting}, role={pool.role}: a request with several branches cannot continue in "
-                    "another replica; choose role=mixed or workload.branching.width=1"
-                )
-            if pool.speculation is not None:
-                raise ValueError(
-                    f"{setting}, speculation={pool.speculation.method}: an engine that speculates serves one "
-                    "answer per request; choose speculation=none or workload.branching.width=1"
-                )
-            kv_pool = pool_of(pool.caching, pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
-            if not kv_pool.can_fork:
-                raise ValueError(
-                    f"{setting}, caching={name_of(pool.caching)}: cannot share KV between branches; "
-                    "choose caching=paged, prefix or radix, or workload.branching.width=1"
-                )
-            for name, limit in (
-                ("engine.max_num_seqs", pool.engine.max_num_seqs),
-                ("max_num_batched_tokens", pool.max_num_batched_tokens),
-            ):
-                if answers.width > limit:
-                    raise ValueError(
-                        f"{setting}, {name}={limit}: all branches decode together; raise {name} or lower the "
-                        "width"
-                    )
-
     @property
     def pools_by_name(self) -> Mapping[str, PoolSettings]:
         """All pools by name; the only pool of a run without `pools` is called ""."""
@@ -305,7 +279,7 @@ class Scenario(PoolSettings, ClusterSettings):
         """Computes the metrics of the records of a run. traffic: the notes of its source."""
         pools = list(self.pools_by_name.values())
         models = tuple(pool.iteration_model() for pool in pools)
-        part = measure(records, self.metrics, self.slo)
+        part = measure(records, self.metrics, self.slo, self._own_latencies(records))
         summary = summarise(
             records,
             pools=[
@@ -323,7 +297,8 @@ class Scenario(PoolSettings, ClusterSettings):
             metrics=self.metrics,
             part=part,
         )
-        summary |= plain_json(own_figures(self.workload, records, part, seed=self.seed))
+        own = WorkloadRecords.of(records, part.window)
+        summary |= plain_json(own_figures(self.workload, own, seed=self.seed))
         summary["memory"] = asdict(pools[0].plan_memory())
         self.add_dialects(summary, records)
         if self.pools:
@@ -353,6 +328,15 @@ class Scenario(PoolSettings, ClusterSettings):
             models=models,
             slo=self.slo,
         )
+
+    def _own_latencies(self, records: RunRecords) -> dict[str, NDArray[np.float64]]:
+        """Returns those latencies of the workload that the SLO limits, in seconds."""
+        limited = WORKLOAD_TERMS.keys() & (self.slo.limits_s if self.slo else {})
+        if not limited:
+            return {}
+        whole = Window(0.0, records.end_s)
+        found = own_latencies(self.workload, WorkloadRecords.of(records, whole), seed=self.seed)
+        return {term: seconds for term, seconds in found.items() if term in limited}
 
     def add_dialects(self, summary: dict[str, Any], records: RunRecords) -> None:
         """Adds the figures in the definitions of other tools to a summary, as `metrics.dialect` says."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.core.request import Prompt, Request, Segment
-from sim.metrics.measured import Measured
-from sim.metrics.tasks import task_figures
-from sim.records.run import RunRecords
+from sim.metrics.tasks import task_figures, task_times_s
+from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.agent_plan import AgentCall, Branch, PlanSettings, TaskPlan
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
@@ -66,11 +66,25 @@ class Agentic(PlanSettings):
             max_model_len=max_model_len,
         )
 
-    def figures(self, records: RunRecords, part: Measured, *, seed: int) -> Mapping[str, Any]:
+    @property
+    def slo_terms(self) -> frozenset[str]:
+        """Latency of whole tasks."""
+        return frozenset({"task"})
+
+    def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
+        """Returns the latency of each call's whole task, in seconds; NaN if the task has not finished."""
+        return {"task": task_times_s(records.requests, self._num_calls(seed))}
+
+    def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
         """Returns the section `tasks` of the summary: latency and makespan of whole tasks."""
+        return {
+            "tasks": task_figures(records.requests, self._num_calls(seed), records.window, self.task_slo_s)
+        }
+
+    def _num_calls(self, seed: int) -> NDArray[np.int64]:
+        """Returns the number of calls of each task."""
         plans = self.plans(seed, len(self._arrival_s(seed)))
-        num_calls = np.array([plan.num_calls for plan in plans], np.int64)
-        return {"tasks": task_figures(records.requests, num_calls, part.window, self.task_slo_s)}
+        return np.array([plan.num_calls for plan in plans], np.int64)
 
     def _arrival_s(self, seed: int) -> FloatArray:
         return self.arrivals.times_s(
@@ -102,6 +116,7 @@ class AgenticSource:
         """Creates the traffic. arrival_s, plans: one per task."""
         self.num_requests: int | None = sum(plan.num_calls for plan in plans)
         self.last_arrival_s: float | None = None
+        self.last_begin_s = float(arrival_s[-1])
         self.patience_s = patience_s
         self.notes = WorkloadNotes()
         self._arrival_s = arrival_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from policies.core.request import Request
 
@@ -82,4 +82,14 @@ class Workload(Protocol):
         No request has more than max_model_len tokens, prompt and output together. Raises ValueError for
         traffic that cannot be generated or read.
         """
+        ...
+
+
+@runtime_checkable
+class BeginsByRate(Protocol):
+    """A source of sessions that begin by an open loop; their later requests follow ended ones."""
+
+    @property
+    def last_begin_s(self) -> float:
+        """Returns the arrival of the first request of the last session."""
         ...

@@ -20,9 +20,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from policies.prediction.draws import uniform
-from sim.metrics.client_view import ClientView, client_figures
-from sim.metrics.measured import Measured
-from sim.records.run import RunRecords
+from sim.metrics.client_view import ClientView, client_figures, publish_times_s
+from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.base import Source
 from sim.workload.checks import require_not_negative, require_positive
 from sim.workload.distributions import Distribution, Fixed
@@ -76,13 +75,24 @@ class WithClients(OfWorkload):
         )
         return hidden
 
-    def figures(self, records: RunRecords, part: Measured, *, seed: int) -> Mapping[str, Any]:
+    @property
+    def slo_terms(self) -> frozenset[str]:
+        """Time to publish."""
+        return frozenset({"publish"})
+
+    def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
+        """Returns the time to publish of each request, in seconds."""
+        return {"publish": publish_times_s(records, self._view(records, seed))}
+
+    def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
         """Returns the sections `publish` and `clients` of the summary."""
-        view = ClientView(
+        return client_figures(records, self._view(records, seed))
+
+    def _view(self, records: WorkloadRecords, seed: int) -> ClientView:
+        return ClientView(
             hidden_tokens=self.hidden_tokens(records.requests, seed),
             streams=self.streams,
             moderation_s=self.moderation_s,
             reading_tokens_per_s=self.reading_tokens_per_s,
             publish_slo_s=None if self.publish_slo_ms is None else self.publish_slo_ms / 1e3,
         )
-        return client_figures(records, part, view)

@@ -127,6 +127,7 @@ class ConversationSource:
         first_s, num_turns, system_prompt_of: one per conversation; tables of turns: [T].
         """
         self.patience_s = patience_s
+        self.last_begin_s = float(first_s[-1])
         self.notes = WorkloadNotes()
         self._first_s = first_s
         self._num_turns = num_turns

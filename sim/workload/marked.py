@@ -17,6 +17,7 @@ from policies.core.request import Request
 from policies.prediction.draws import uniform
 from sim.workload.answers import ONE_ANSWER, Answers
 from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
+from sim.workload.own_figures import adds_figures
 
 
 def draw(seed: int, stream: str, request: Request) -> float:
@@ -30,6 +31,16 @@ def answers_of(workload: Workload) -> Answers:
     """Returns the settings of outputs per request of a workload."""
     answers = getattr(workload, "branching", ONE_ANSWER)
     return answers if isinstance(answers, Answers) else ONE_ANSWER
+
+
+def branching_key(workload: Workload, key: str = "workload") -> str:
+    """Returns the config key of the setting `branching` by which requests have several outputs."""
+    inside = {"of": getattr(workload, "of", None)}
+    inside |= {f"parts.{name}": part for name, part in getattr(workload, "parts", {}).items()}
+    for name, one in inside.items():
+        if one is not None and answers_of(one).width > 1:
+            return branching_key(one, f"{key}.{name}")
+    return f"{key}.branching"
 
 
 class MarkedSource:
@@ -104,6 +115,11 @@ class WithCallers:
             raise ValueError(
                 "tenants={}, models={}: at least one tenant or model must be given, with its share"
             )
+        if self.tenants and _has_own_parts(self.of):
+            raise ValueError(
+                "tenants: must be {} for a mix whose parts add figures, because a mix names its parts by "
+                "tenant; let a part have workload=callers inside (workload.of.parts)"
+            )
 
     @property
     def branching(self) -> Answers:
@@ -128,6 +144,15 @@ class WithCallers:
             return request
 
         return MarkedSource(self.of.source(seed=seed, max_model_len=max_model_len), mark)
+
+
+def _has_own_parts(workload: object) -> bool:
+    """Returns whether a workload is, or has inside, a mix whose parts add figures of their own."""
+    if workload is None:
+        return False
+    parts: Mapping[str, object] = getattr(workload, "parts", {})
+    own = any(adds_figures(part) for part in parts.values())
+    return own or _has_own_parts(getattr(workload, "of", None))
 
 
 class _Shares:

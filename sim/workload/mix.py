@@ -5,10 +5,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from policies.core.request import Prompt, Request, Segment
+from sim.metrics.workload_records import WorkloadRecords
+from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
+from sim.workload.marked import answers_of
+from sim.workload.own_figures import own_figures, own_latencies, own_slo_terms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +23,8 @@ class Mix:
     """The requests of all parts, in order of time; the name of a part is the tenant of its requests.
 
     Parts with a tenant of their own keep it behind the name of the part: chat/client-3. priorities: part ->
-    priority of its requests; as the part sets it if it is not named.
+    priority of its requests; as the part sets it if it is not named. Parts may ask for different numbers of
+    outputs (`branching`); sections of the summary that a part adds are in `by_part`, under its name.
     """
 
     parts: Mapping[str, Workload]
@@ -28,8 +36,11 @@ class Mix:
         for name in self.priorities:
             if name not in self.parts:
                 raise ValueError(f"priorities.{name}: must be one of the parts {', '.join(self.parts)}")
-
         for name, part in self.parts.items():
+            if "/" in name:
+                raise ValueError(
+                    f"parts.{name}: must not contain a slash, which stands before a tenant of a part"
+                )
             named = [kind for kind in ("adapters", "models") if getattr(part, kind, None)]
             if named:
                 raise ValueError(
@@ -40,10 +51,56 @@ class Mix:
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of all parts; each has random numbers of its own."""
         sources = [
-            part.source(seed=seed * len(self.parts) + i, max_model_len=max_model_len)
+            part.source(seed=self._seed_of(i, seed), max_model_len=max_model_len)
             for i, part in enumerate(self.parts.values())
         ]
         return MixSource(sources, list(self.parts), self.priorities)
+
+    @property
+    def branching(self) -> Answers:
+        """The most outputs that a request of any part asks for, against which the settings are checked."""
+        answers = [answers_of(part) for part in self.parts.values()]
+        every = min((one.every for one in answers if one.every is not None), default=None)
+        return Answers(width=max(one.width for one in answers), every=every)
+
+    @property
+    def slo_terms(self) -> frozenset[str]:
+        """Latencies that at least one part knows."""
+        return frozenset().union(*(own_slo_terms(part) for part in self.parts.values()))
+
+    def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
+        """Returns the section `by_part` of the summary: part -> its own sections; none if no part has any."""
+        found = {}
+        for i, (name, part) in enumerate(self.parts.items()):
+            own = records.part(self._rows_of(name, records), name, i, len(self.parts))
+            sections = own_figures(part, own, seed=self._seed_of(i, seed))
+            if sections:
+                found[name] = sections
+        return {"by_part": found} if found else {}
+
+    def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
+        """Returns the latencies of the parts; requests of other parts have their TTFT or E2E instead.
+
+        Without hidden tokens the first token is the first visible one, and a request that belongs to no task
+        is a task of its own.
+        """
+        plain = records.plain_latencies()
+        found = {term: plain[term].copy() for term in self.slo_terms}
+        for i, (name, part) in enumerate(self.parts.items()):
+            rows = self._rows_of(name, records)
+            own = records.part(rows, name, i, len(self.parts))
+            for term, seconds in own_latencies(part, own, seed=self._seed_of(i, seed)).items():
+                found[term][rows] = seconds
+        return found
+
+    def _seed_of(self, index: int, seed: int) -> int:
+        """Returns the seed of a part, which has random numbers of its own."""
+        return seed * len(self.parts) + index
+
+    def _rows_of(self, name: str, records: WorkloadRecords) -> NDArray[np.bool_]:
+        tenant = records.requests["tenant"]
+        rows: NDArray[np.bool_] = ((tenant == name) | tenant.str.startswith(f"{name}/")).to_numpy(np.bool_)
+        return rows
 
 
 class _InFlight(NamedTuple):
@@ -54,10 +111,10 @@ class _InFlight(NamedTuple):
 
 
 class MixSource:
-    """The requests of several sources under new ids: those of part p of n are p, n + p, 2 n + p, ...
+    """The requests of several sources under new ids.
 
     Ids of requests are given in the order of creation. Sessions and contents of different parts are
-    different.
+    different: those of part p of n are p, n + p, 2 n + p, ...
     """
 
     def __init__(self, sources: list[Source], names: list[str], priorities: Mapping[str, int]) -> None:

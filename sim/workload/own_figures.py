@@ -1,28 +1,73 @@
-"""Figures that a workload adds to the summary of a run: it has a method `figures` that computes them."""
+"""What a workload adds to the figures of a run: sections of the summary, and latencies for an SLO.
+
+A workload that adds sections has a method `figures`. One whose requests have latencies that the engine does
+not know, such as that of a whole task, has `latencies`, and names them in `slo_terms`. Both are found in a
+workload and in those inside it: `of` of a workload around another one, and the parts of a mix.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from sim.metrics.measured import Measured
-from sim.records.run import RunRecords
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.metrics.workload_records import WorkloadRecords
 
 
 @runtime_checkable
 class HasFigures(Protocol):
     """A workload that adds sections to the summary."""
 
-    def figures(self, records: RunRecords, part: Measured, *, seed: int) -> Mapping[str, Any]:
+    def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
         """Returns the sections by name."""
         ...
 
 
-def own_figures(workload: object, records: RunRecords, part: Measured, *, seed: int) -> dict[str, Any]:
+@runtime_checkable
+class HasLatencies(Protocol):
+    """A workload whose requests have latencies that an SLO can limit."""
+
+    @property
+    def slo_terms(self) -> frozenset[str]:
+        """Names of the latencies; see `sim.metrics.slo.WORKLOAD_TERMS`."""
+        ...
+
+    def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
+        """Returns, by name, the latency of each request in seconds; NaN: it has none."""
+        ...
+
+
+def own_figures(workload: object, records: WorkloadRecords, *, seed: int) -> dict[str, Any]:
     """Returns the sections of a workload and of those inside it (`of`); the outer ones take precedence."""
     if workload is None:
         return {}
-    found = own_figures(getattr(workload, "of", None), records, part, seed=seed)
+    found = own_figures(getattr(workload, "of", None), records, seed=seed)
     if isinstance(workload, HasFigures):
-        found |= workload.figures(records, part, seed=seed)
+        found |= workload.figures(records, seed=seed)
     return found
+
+
+def own_latencies(workload: object, records: WorkloadRecords, *, seed: int) -> dict[str, NDArray[np.float64]]:
+    """Returns the latencies of a workload and of those inside it (`of`); the outer ones take precedence."""
+    if workload is None:
+        return {}
+    found = own_latencies(getattr(workload, "of", None), records, seed=seed)
+    if isinstance(workload, HasLatencies):
+        found |= workload.latencies(records, seed=seed)
+    return found
+
+
+def own_slo_terms(workload: object) -> frozenset[str]:
+    """Returns the names of the latencies that `own_latencies` returns."""
+    if workload is None:
+        return frozenset()
+    terms = own_slo_terms(getattr(workload, "of", None))
+    return terms | workload.slo_terms if isinstance(workload, HasLatencies) else terms
+
+
+def adds_figures(workload: object) -> bool:
+    """Returns whether a workload, or one inside it, adds sections to the summary."""
+    inside = getattr(workload, "of", None)
+    return isinstance(workload, HasFigures) or (inside is not None and adds_figures(inside))

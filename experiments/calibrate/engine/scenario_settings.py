@@ -12,6 +12,7 @@ from experiments.calibrate.engine.served import TORCH_DTYPES, kv_dtype_of, quant
 from hwmodels.model.model_spec import ModelSpec
 from policies.admission.none import AdmitAll
 from realengine.settings import EngineSettings
+from sim.metrics.slo import check_no_workload_terms
 from sim.setup.scenario import Scenario
 from sim.workload.answers import Answers
 
@@ -63,6 +64,7 @@ def alone_settings_of(
 
 def _check_alone(scenario: Scenario) -> None:
     """Raises ValueError for settings beyond one engine, which are only simulated."""
+    check_no_workload_terms(scenario.slo, "an engine run")
     if scenario.pools:
         raise ValueError(f"pools={', '.join(scenario.pools)}: only one engine is run; set pools=none")
     if scenario.replicas > 1:

@@ -100,6 +100,8 @@ def _slo(summary: dict[str, Any]) -> Slo | None:
     if not goodput:
         return None
     limits_ms = {f"{term}_ms": goodput["slo"].get(f"{term}_ms") for term in TERMS}
+    if not any(limits_ms.values()):
+        return None
     return Slo(name=goodput["slo"]["name"], attainment_target=goodput["target"], **limits_ms)
 
 

@@ -21,6 +21,7 @@ from experiments.validate.engine.verdict import check_success, judge, write_verd
 from experiments.validate.fidelity.printed import print_files
 from experiments.validate.fidelity.recorded_settings import config_differences, deciding
 from experiments.validate.fidelity.settings import ValidateSettings, split
+from sim.metrics.slo import check_no_workload_terms
 from sim.report.files import config_digest
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
@@ -78,6 +79,7 @@ def build(cfg: DictConfig) -> RecordedRun:
         recordings.append(recording)
     _check_repetitions(settings, recordings)
     try:
+        check_no_workload_terms(scenario.slo, "a recording")
         check_written(settings.write_acceptance, [scenario])
         scenario = as_recorded(scenario, recordings[0])
         scenario.plan_memory()

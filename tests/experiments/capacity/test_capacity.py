@@ -19,9 +19,9 @@ from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates, build_question
 from experiments.capacity.day import Day, day_of
 from experiments.capacity.launch import sglang_launch, vllm_launch
-from experiments.capacity.probe import Run, distinct_seeds, keeps, reseeded
+from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, reseeded
 from experiments.capacity.results import derived, pareto
-from experiments.capacity.search import Ceiling, Search, State, Status, begin
+from experiments.capacity.search import Ceiling, CeilingTask, Search, State, Status, begin
 from experiments.capacity.settings import CapacitySettings
 from sim.engine.interrupt import Interrupt
 from sim.metrics.slo import Slo
@@ -641,3 +641,29 @@ def test_a_study_that_is_none_and_a_missing_library_are_reported(tmp_path, monke
     monkeypatch.setattr("experiments.capacity.optuna_search.importlib.import_module", missing)
     with pytest.raises(ConfigError, match=r"pip install 'windtunnel\[optuna\]'"):
         optuna_search.load_optuna()
+
+
+AGENTS = (
+    *(one for one in TINY if not one.startswith("workload")),
+    "workload=agentic",
+    "workload.num_tasks=12",
+    "workload.system_prompt_tokens.value=300",
+    "slo=tasks",
+)
+
+
+def test_tasks_are_planned_by_their_slo_and_simulated_whole():
+    given_all = [*AGENTS, "slo.task_ms=60000"]
+    found = build_question(SOURCE.compose(given_all), SOURCE, given_all)
+    scenario = found.candidates[0].scenario
+    one = Probe(name="", scenario=scenario, replicas=1, load=1.0, seeds=(0,), window_s=None).run()[0]
+    assert one.term_shares.keys() == one.term_limits_s.keys() == {"task"}
+    assert one.share == pytest.approx(scenario.run().summary["goodput"]["share"])
+    bound = CeilingTask(name="", scenario=scenario, settings=found.settings, load=1.0, seed=0).run()
+    assert (bound.share, bound.replicas) == (1.0, {"tokens": 1})
+
+
+def test_a_window_of_sessions_is_refused():
+    given_all = [*AGENTS, "capacity.window_s=10"]
+    with pytest.raises(ConfigError, match=r"capacity.window_s=10: sessions, of which the last begins at"):
+        build_question(SOURCE.compose(given_all), SOURCE, given_all)

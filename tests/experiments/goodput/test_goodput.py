@@ -28,11 +28,12 @@ from sim.settings.scenario import run
 
 SOURCE = ConfigSource(config_name="goodput", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=300")
+AGENTS = ("workload=agentic", "workload.num_tasks=12", "workload.system_prompt_tokens.value=300")
 SLO = Slo(name="toy", ttft_ms=500, tpot_ms=50)
 
 
 def arms_of(*overrides):
-    given_all = [*SMALL, *overrides]
+    given_all = [*SMALL, *overrides] if AGENTS[0] not in overrides else [*SMALL[:2], *overrides]
     return build_arms(SOURCE.compose(given_all), SOURCE, given_all)
 
 
@@ -333,3 +334,22 @@ def test_figures_have_a_line_an_arm_and_the_target():
     assert names == ["a", "a", "b", "b"]
     assert {shape.y0 for shape in rate_figure(outcome).layout.shapes if shape.y0 == shape.y1} == {0.9}
     assert list(scale_figure(outcome).data[1].y) == [0.7, pytest.approx(0.9)]
+
+
+def test_the_rate_of_tasks_is_searched_with_an_slo_on_whole_tasks():
+    _, (one,) = arms_of(*AGENTS, "slo=tasks", "slo.task_ms=60000")
+    source = next(iter(one.scenarios.values())).source()
+    assert rate_of(source) == source.num_requests / source.last_begin_s == one.base_rate
+    slow, fast = one.measure(0, one.base_rate, 0), one.measure(0, 50 * one.base_rate, 0)
+    assert slow.term_shares.keys() == {"task"}
+    assert slow.share == slow.term_shares["task"] > fast.share
+    assert one.measure(0, one.base_rate, 0).scale_shares[1.0] == slow.share
+
+
+def test_tasks_of_a_workload_without_tasks_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"slo.task_ms=120000: the workload has no tasks; choose one that has"
+    ):
+        arms_of("slo=tasks")
+    with pytest.raises(ConfigError, match=r"slo.publish_ms=9: the workload says nothing of what clients see"):
+        arms_of("slo.publish_ms=9")

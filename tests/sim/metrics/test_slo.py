@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from sim.metrics.slo import Slo
+from sim.metrics.slo import TERMS, WORKLOAD_TERMS, Slo, check_no_workload_terms
 
+NAN = float("nan")
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "slo").glob("*.yaml"))
 
 
@@ -62,7 +63,8 @@ def test_terms_are_judged_one_by_one():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "no limit given: set at least one of ttft_ms, tpot_ms, e2e_ms"),
+        ({}, "no limit given: set at least one of ttft_ms, tpot_ms, e2e_ms, publish_ms, task_ms"),
+        ({"task_ms": 0}, "task_ms=0: must be a finite number > 0 ms"),
         ({"ttft_ms": 0}, "ttft_ms=0: must be a finite number > 0 ms"),
         ({"tpot_ms": -5.0}, "tpot_ms=-5.0: must be a finite number > 0 ms"),
         ({"e2e_ms": float("inf")}, "e2e_ms=inf: must be a finite number > 0 ms"),
@@ -84,6 +86,20 @@ def test_every_config_builds_under_its_own_name_and_says_what_it_is(path):
         assert not node
         return
     assert node.pop("_target_") == "sim.metrics.slo.Slo"
-    # All three terms stand in every file, null or not, so that any can be set from the command line.
-    assert {"ttft_ms", "tpot_ms", "e2e_ms"} <= node.keys()
+    # All terms stand in every file, null or not, so that any can be set from the command line.
+    assert {f"{term}_ms" for term in (*TERMS, *WORKLOAD_TERMS)} <= node.keys()
     assert Slo(**node).name == path.stem
+
+
+def test_latencies_of_a_workload_are_limited_like_others():
+    slo = Slo(task_ms=1000, publish_ms=500)
+    assert (slo.limits_s, slo.request_limits_s) == ({"publish": 0.5, "task": 1.0}, {})
+    table = pd.concat([request()] * 4).assign(task_s=[0.9, 1.1, NAN, 0.9], publish_s=[0.4, 0.4, 0.4, 0.6])
+    assert slo.met(table).tolist() == [True, False, False, False]
+
+
+def test_commands_that_see_single_requests_only_refuse_latencies_of_a_workload():
+    check_no_workload_terms(None, "observe")
+    check_no_workload_terms(Slo(ttft_ms=1), "observe")
+    with pytest.raises(ValueError, match=r"slo.task_ms=1000: observe knows TTFT, TPOT and E2E of single"):
+        check_no_workload_terms(Slo(ttft_ms=1, task_ms=1000), "observe")
