@@ -1,4 +1,4 @@
-"""What a workload adds to the figures of a run: sections of the summary, and latencies for an SLO.
+"""Sections of the summary, and latencies for an SLO, that a workload adds to the figures of a run.
 
 A workload that adds sections has a method `figures`. One whose requests have latencies that the engine does
 not know, such as that of a whole task, has `latencies`, and names them in `slo_terms`. Both are found in a
