@@ -18,6 +18,8 @@ from experiments.app.lock import LOCK
 from sim.settings.errors import ConfigError
 
 OVERWRITE = "overwrite"
+UNFINISHED = Path("shards", "shards.json")
+"""What a run in shards leaves in its folder until its result is written."""
 STUDIES = ("report", "sweep", "goodput", "capacity", "compare", "whatif", "validation", "suite", "placement")
 TABLES = ("requests", "iterations", "replicas", "events", "gaps", "itl", "runs", "candidates", "chunks")
 RESULTS = (
@@ -27,6 +29,7 @@ RESULTS = (
     *("simulated_*.parquet", "measured_*.parquet", ".*.part"),
     *(f"{name}.{kind}" for name in STUDIES for kind in ("json", "html")),
     *(f"{name}.parquet" for name in TABLES),
+    *("shards/*.zip", "shards/.*.part", "shards/shards.json"),
 )
 """Files that commands write into the folder of a run; others in it are left alone."""
 
@@ -85,6 +88,8 @@ def _take(folder: Path, key: str, *, overwrite: bool) -> None:
             f"{folder}: contains a sweep; continue it with resume={folder}, or choose another folder"
         )
     if all(file.name == LOCK for file in folder.iterdir()):
+        return
+    if not overwrite and (folder / UNFINISHED).exists():  # the command continues the run if it is the same
         return
     if not overwrite:
         raise ConfigError(f"{key}={folder}: is not empty; choose another folder, or add overwrite=true")

@@ -9,12 +9,16 @@ from experiments.app.progress import simulated_time
 from experiments.app.run_folder import print_folder, resolved_config
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import OutputSettings
+from experiments.simulate.sharded_run import ShardedRun
+from experiments.study.launchers.outcome import Launcher
 from sim.report.files import write_result
-from sim.settings.build import build_as
+from sim.settings.build import build, build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
+from sim.settings.override import Override
 from sim.settings.scenario import build_run, run
 from sim.setup.scenario import Scenario
+from sim.setup.shard_check import check_traffic
 from sim.workload.answers import Answers
 from sim.workload.base import Source
 
@@ -27,13 +31,18 @@ class SimulateJob:
     scenario: Scenario
     source: Source
     output: OutputSettings
+    sharded: ShardedRun | None = None
+    """How the shards of the run are simulated; None: it is not divided."""
 
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
         output, console = self.output, terminal_console()
-        until_s = self.scenario.sim.until_s
-        with simulated_time(console, self.source, until_s, enabled=output.progress) as report:
-            result = run(self.scenario, self.source, report)
+        until_s, shards = self.scenario.sim.until_s, None
+        if self.sharded is not None:
+            result, shards = self.sharded.result(folder, console)
+        else:
+            with simulated_time(console, self.source, until_s, enabled=output.progress) as report:
+                result = run(self.scenario, self.source, report)
         print_summary(result.summary, console)
         notes = write_result(
             folder,
@@ -45,6 +54,8 @@ class SimulateJob:
             timeline_requests=output.timeline_requests,
             vllm_bench=output.vllm_bench,
         )
+        if shards is not None:
+            shards.remove()
         for note in notes:
             console.print(note, style="yellow", highlight=False)
         print_folder(folder, console)
@@ -62,4 +73,32 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
             f"output.vllm_bench=true, workload.branching.width={answers.width}: this format has one output "
             "per request; set workload.branching.width=1 or output.vllm_bench=false"
         )
-    return SimulateJob(cfg=cfg, scenario=scenario, source=source, output=output)
+    sharded = _sharded(cfg, composition, scenario, source, output)
+    return SimulateJob(cfg=cfg, scenario=scenario, source=source, output=output, sharded=sharded)
+
+
+def _sharded(
+    cfg: DictConfig, composition: Composition, scenario: Scenario, source: Source, output: OutputSettings
+) -> ShardedRun | None:
+    """Returns the run in shards, if the settings ask for it. Raises ConfigError."""
+    if scenario.sim.shards is None:
+        for override in composition.overrides:
+            if Override.parse(override).root == "launcher":
+                raise ConfigError(
+                    f"{override}, sim.shards=null: a run that is not divided runs in this process; set "
+                    "sim.shards=auto, or leave out the launcher"
+                )
+        return None
+    try:
+        check_traffic(source, scenario.sim)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return ShardedRun(
+        scenario=scenario,
+        config=resolved_config(cfg),
+        launcher=build(cfg.launcher, "launcher", Launcher),
+        overrides=composition.overrides,
+        config_dirs=composition.source.dirs[1:],
+        num_requests=source.num_requests,
+        progress=output.progress,
+    )

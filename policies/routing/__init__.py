@@ -34,6 +34,10 @@ class ReplicaView(Protocol):
     Engines report changes of their caches as they happen (KV events), so `num_cached` includes everything up
     to the last iteration that has begun. A policy that reads it declares reads_caches: ClassVar[bool] = True.
     `has_adapter` is as recent, and needs no declaration.
+
+    A policy that reads no replica, except `index` and the number of replicas, declares
+    reads_replicas: ClassVar[bool] = False. A run can then be divided into shards that are simulated apart
+    (`policies.routing.static`).
     """
 
     index: int

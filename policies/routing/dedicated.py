@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from policies.core.request import Request
 from policies.routing import ReplicaView
@@ -23,6 +24,8 @@ class Dedicated:
 
     _owner: dict[str | None, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     """Index of the replica of each adapter."""
+
+    reads_replicas: ClassVar[bool] = False
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica of the request's adapter, and assigns one at the adapter's first request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.core.request import Request
 from policies.prediction.draws import uniform
@@ -16,6 +17,8 @@ class Random:
 
     seed: int = 0
     """Seed of the draws."""
+
+    reads_replicas: ClassVar[bool] = False
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns a random replica."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from policies.core.request import Request
 from policies.routing import ReplicaView
@@ -14,6 +15,8 @@ class RoundRobin:
     """Round robin; remembers only the last replica chosen."""
 
     _turn: int = field(default=-1, init=False)
+
+    reads_replicas: ClassVar[bool] = False
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica after the last one chosen."""

@@ -40,6 +40,11 @@ class SessionAffinity:
         if self.num_points < 1:
             raise ValueError(f"num_points={self.num_points}: must be >= 1")
 
+    @property
+    def reads_replicas(self) -> bool:
+        """True if there is a bound on the load of replicas."""
+        return not isinf(self.max_load)
+
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the session's replica, or the next on the ring that is below the bound."""
         num_replicas = len(replicas)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
+from typing import ClassVar
 
 from policies.core.request import Request
 from policies.routing import ReplicaView, check_by_replica, check_positive
@@ -24,6 +25,8 @@ class Weighted:
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _due: list[tuple[float, int]] = field(init=False, default_factory=list, repr=False, compare=False)
     """Heap of (virtual time at which a replica is due, its position)."""
+
+    reads_replicas: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_positive("weights", self.weights)

@@ -281,7 +281,7 @@ class Fleet:
 
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]
-        replica = self._replica(len(self.members), pool)
+        replica = new_replica(len(self.members), pool, self._context)
         self._attach(replica)
         self._loads.add(replica)
         interconnect = self._interconnect
@@ -297,15 +297,6 @@ class Fleet:
         self.members.append(member)
         self._present[pool_index].append(member)
         return member
-
-    def _replica(self, index: int, pool: ReplicaPool) -> Replica:
-        """Returns a new replica of a pool."""
-        if pool.make_replica is not None:
-            made: Replica = pool.make_replica(index, pool, self._context)
-            return made
-        if pool.jitter is not None:
-            return JitteredReplica(index, pool, self._context, pool.jitter)
-        return LaneReplica(index, pool, self._context)
 
     def _leave(self, member: Member, now: float) -> None:
         member.state = State.gone
@@ -327,6 +318,16 @@ class Fleet:
         self.prefilling = prefilling or self.serving
         self.decoding = listed([replica for replica in replicas if replica.pool.role == "decode"])
         self.decoding_all = listed([replica for replica in replicas if replica.pool.role != "prefill"])
+
+
+def new_replica(index: int, pool: ReplicaPool, context: RunContext) -> Replica:
+    """Returns a new replica of a pool."""
+    if pool.make_replica is not None:
+        made: Replica = pool.make_replica(index, pool, context)
+        return made
+    if pool.jitter is not None:
+        return JitteredReplica(index, pool, context, pool.jitter)
+    return LaneReplica(index, pool, context)
 
 
 def _record(member: Member, end_s: float) -> ReplicaRecord:

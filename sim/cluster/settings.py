@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from math import inf
+from typing import Literal
 
 from policies.admission import Admission
 from policies.admission.none import AdmitAll
@@ -36,10 +37,17 @@ class SimSettings:
     """Stops early once the service is overloaded, for steady traffic: see `sim.cluster.overload`."""
     stop_missed: bool = False
     """Stops early once the attainment target of the SLO is out of reach: see `sim.cluster.early_stop`."""
+    shards: int | Literal["auto"] | None = None
+    """Number of parts in which replicas are simulated apart, with the same result: see `sim.shards`; auto: by
+    cores, replicas and requests; null: the whole run at once."""
 
     def __post_init__(self) -> None:
         if self.until_s is not None and not 0 < self.until_s < inf:
             raise ValueError(f"until_s={self.until_s}: must be a finite number > 0 s; null for no limit")
+        if isinstance(self.shards, int) and self.shards < 1:
+            raise ValueError(
+                f"shards={self.shards}: must be >= 1, auto, or null for a run that is not divided"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

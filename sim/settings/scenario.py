@@ -22,7 +22,7 @@ from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.base import Source
 
-NOT_OF_A_SCENARIO = ("hydra", "output")
+NOT_OF_A_SCENARIO = ("hydra", "output", "launcher")
 """Root keys that do not belong to the scenario."""
 
 OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling", "speculation")

@@ -35,8 +35,10 @@ from sim.setup.expected_errors import expected_errors_json
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
+from sim.setup.shard_check import check_shards, check_traffic
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
+from sim.shards.whole_run import run_all
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import FasterSource
 from sim.workload.longer import LongerSource
@@ -101,6 +103,7 @@ class Scenario(PoolSettings, ClusterSettings):
         check_branching(self.workload, self.pools_by_name)
         check_slo(self.slo, self.workload)
         self._check_tpot()
+        check_shards(self, self.pools_by_name, self.sim)
 
     def _check_stop_missed(self) -> None:
         """Raises ValueError if missed requests would not be counted as in the summary."""
@@ -259,7 +262,13 @@ class Scenario(PoolSettings, ClusterSettings):
         return made if level is None else taking_turns(made, list(self.pools.values()), level)
 
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
-        """Runs the simulation without computing metrics; `report`: see `Simulation.run`."""
+        """Runs the simulation without computing metrics; `report`: see `Simulation.run`.
+
+        If sim.shards is set, the shards run one after the other: see `sim.shards.whole_run`.
+        """
+        if self.sim.shards is not None:
+            check_traffic(source, self.sim)
+            return run_all(source, self.source, self.replica_pools, self, self.sim, report)
         simulation = Simulation(
             source=source, pools=self.replica_pools(), cluster=self.for_a_run(), sim=self.sim
         )

@@ -50,7 +50,10 @@ class WorkloadNotes:
 
 
 class Source(Protocol):
-    """The traffic of one run; every run has its own."""
+    """The traffic of one run; every run has its own.
+
+    A source without follow-ups declares is_open_loop = True; the others need not declare anything.
+    """
 
     num_requests: int | None  # expected total, if known
     last_arrival_s: float | None  # arrival of the last request, if it is known in advance
@@ -71,6 +74,11 @@ class Source(Protocol):
         num_output_tokens: the number of generated tokens. The new arrival_s are at least `now`.
         """
         ...
+
+
+def is_open_loop(source: Source) -> bool:
+    """Returns whether a source declares that no request follows the end of another one."""
+    return bool(getattr(source, "is_open_loop", False))
 
 
 class Workload(Protocol):

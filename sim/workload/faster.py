@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from policies.core.request import Request
-from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.base import Arrival, Source, WorkloadNotes, is_open_loop
 
 
 class FasterSource:
@@ -19,6 +19,7 @@ class FasterSource:
         self.num_requests = source.num_requests
         self.last_arrival_s = None if source.last_arrival_s is None else source.last_arrival_s / load
         self.patience_s = source.patience_s
+        self.is_open_loop = is_open_loop(source)
         self._source = source
         self._load = load
 

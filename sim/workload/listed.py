@@ -13,6 +13,8 @@ from sim.workload.base import Arrival, Source, WorkloadNotes
 class ListedSource:
     """A source with a list of arrivals, sorted by `at_s`; there are no follow-up requests."""
 
+    is_open_loop = True
+
     def __init__(
         self, listed: Sequence[Arrival], *, notes: WorkloadNotes, patience_s: float | None = None
     ) -> None:

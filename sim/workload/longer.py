@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from policies.core.request import Prompt, Request, Segment
-from sim.workload.base import Arrival, Source, Workload
+from sim.workload.base import Arrival, Source, Workload, is_open_loop
 
 UNLIMITED = 1 << 60
 """Context limit of the other source, because only scaled lengths show which requests fit."""
@@ -43,6 +43,7 @@ class LongerSource:
         self.num_requests = source.num_requests  # at most: conversations may end earlier
         self.last_arrival_s = source.last_arrival_s
         self.patience_s = source.patience_s
+        self.is_open_loop = is_open_loop(source)
         self.notes = source.notes
         self._source = source
         self._max_model_len = max_model_len

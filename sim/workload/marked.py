@@ -16,7 +16,7 @@ from policies.adapters.registry import Adapter
 from policies.core.request import Request
 from policies.prediction.draws import uniform
 from sim.workload.answers import ONE_ANSWER, Answers
-from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
+from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
 from sim.workload.own_figures import adds_figures
 
 
@@ -50,6 +50,7 @@ class MarkedSource:
         self.num_requests = source.num_requests
         self.last_arrival_s = source.last_arrival_s
         self.patience_s = source.patience_s
+        self.is_open_loop = is_open_loop(source)
         self._source = source
         self._mark = mark
 

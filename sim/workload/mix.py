@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from policies.core.request import Prompt, Request, Segment
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.answers import Answers
-from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
+from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
 from sim.workload.marked import answers_of
 from sim.workload.own_figures import own_figures, own_latencies, own_slo_terms
 
@@ -126,6 +126,7 @@ class MixSource:
         last_s = [time_s for time_s in lasts_s if time_s is not None]
         self.last_arrival_s = max(last_s) if len(last_s) == len(lasts_s) else None
         self.patience_s: float | None = None  # the parts have their own: see `gives_up_s`
+        self.is_open_loop = all(map(is_open_loop, sources))
         self._sources = sources
         self._names = names
         self._priorities = priorities

@@ -25,6 +25,8 @@ class TableSource:
     tenants, session_ids None: requests have none.
     """
 
+    is_open_loop = True
+
     def __init__(
         self,
         *,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from policies.core.request import Request
-from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.base import Arrival, Source, WorkloadNotes, is_open_loop
 from sim.workload.checks import require_positive
 from sim.workload.marked import OfWorkload
 
@@ -76,6 +76,7 @@ class ThrottledSource:
         self.num_requests = source.num_requests
         self.last_arrival_s: float | None = None
         self.patience_s = source.patience_s
+        self.is_open_loop = is_open_loop(source)
         self._source = source
         self._per_minute = per_minute
         self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}

@@ -1,0 +1,101 @@
+"""The finished shards of a run that goes on, in the folder `shards` of its results.
+
+`shards.json` says which run it is, and N.zip is shard N. A file gets its name when it is complete, and only
+the command itself writes, so a shard counts once however often it was begun. The folder is removed when the
+result of the whole run is written.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.app.claim import UNFINISHED
+from experiments.app.job import CannotWriteError
+from experiments.app.lock import lock_folder
+from sim.report.files import config_digest
+from sim.report.whole_file import write_whole
+from sim.settings.errors import ConfigError
+from sim.settings.json_files import read_json_object
+from sim.shards.shard import ShardRecords
+from sim.shards.shard_file import DamagedShardError, read_shard
+from sim.workload.base import WorkloadNotes
+
+NOT_OF_THE_RUN = ("launcher", "output")
+"""Root keys that may differ when a run is continued."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardFolder:
+    """The folder of the shards of a run. command: the command that continues it, for messages."""
+
+    path: Path
+    num_shards: int
+    command: str
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, run_folder: Path, config: Mapping[str, Any], num_shards: int, code: str, command: str
+    ) -> Iterator[ShardFolder]:
+        """Yields the folder, which no other process has meanwhile.
+
+        num_shards: of a new run; a run that is continued keeps its own. Raises ConfigError for shards of
+        another run, and OSError if the folder cannot be written.
+        """
+        about_file = run_folder / UNFINISHED
+        path = about_file.parent
+        path.mkdir(parents=True, exist_ok=True)
+        own = {name: value for name, value in config.items() if name not in NOT_OF_THE_RUN}
+        about: dict[str, Any] = {"run": config_digest(own), "code": code, "num_shards": num_shards}
+        with lock_folder(path):
+            if about_file.exists():
+                found = read_json_object(about_file)
+                if (found.get("run"), found.get("code")) != (about["run"], code):
+                    what = "settings" if found.get("run") != about["run"] else "code of windtunnel"
+                    raise ConfigError(
+                        f"{path}: holds shards of a run with other {what}; choose another hydra.run.dir, or "
+                        "add overwrite=true to begin anew"
+                    )
+                about = found
+            else:
+                write_whole(about_file, f"{json.dumps(about)}\n")
+            yield cls(path=path, num_shards=int(about["num_shards"]), command=command)
+
+    def missing(self) -> list[int]:
+        """Returns the shards that have not been simulated, or whose file is damaged."""
+        return [index for index in range(self.num_shards) if not self._file(index).exists()]
+
+    def keep(self, index: int, content: bytes) -> None:
+        """Writes the file of a shard. Raises CannotWriteError, after which the other shards are kept."""
+        try:
+            write_whole(self._file(index), content)
+        except OSError as error:
+            num_kept = self.num_shards - len(self.missing())
+            raise CannotWriteError(
+                f"{error.filename}: {error.strerror}; {num_kept:,} of {self.num_shards:,} shards are kept; "
+                f"make room, then continue: {self.command}"
+            ) from error
+
+    def read(self) -> Iterator[tuple[ShardRecords, WorkloadNotes]]:
+        """Yields all shards in order. Raises ConfigError for a damaged file, which is removed."""
+        for index in range(self.num_shards):
+            file = self._file(index)
+            try:
+                yield read_shard(file.read_bytes())
+            except DamagedShardError as error:
+                file.unlink()
+                raise ConfigError(f"{file}: is damaged, and was removed; continue: {self.command}") from error
+
+    def remove(self) -> None:
+        """Removes the folder, as its shards are in the result."""
+        with suppress(OSError):
+            shutil.rmtree(self.path)
+
+    def _file(self, index: int) -> Path:
+        return self.path / f"{index}.zip"

@@ -1,0 +1,97 @@
+"""Simulates a shard of a run in a worker, perhaps on another machine; returns the content of its file."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+from experiments.study.code import code_version
+from sim.settings.errors import ConfigError
+from sim.settings.policy_errors import policy_errors
+from sim.settings.scenario import build_run
+from sim.setup.scenario import Scenario
+from sim.shards.assignment import Assignment, assign
+from sim.shards.shard_file import shard_bytes
+from sim.shards.whole_run import run_shard
+
+
+class FinishedShard(NamedTuple):
+    """The content of the file of a shard, and the number of its requests."""
+
+    content: bytes
+    num_requests: int
+
+
+class Prepared(NamedTuple):
+    """What all shards of a run that one process simulates have in common."""
+
+    scenario: Scenario
+    assignment: Assignment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTask:
+    """A shard of a run: the replicas first to end - 1."""
+
+    index: int
+    first: int
+    end: int
+    config: str
+    """The resolved config of the whole run, as JSON."""
+    import_dirs: tuple[str, ...]
+    """Folders added to the import path for a user's own classes."""
+    code: str
+    """The code of windtunnel that all workers must have: see `code_of_windtunnel`."""
+
+    @property
+    def name(self) -> str:
+        return f"shard {self.index}"
+
+    def run(self) -> FinishedShard:
+        """Simulates the shard.
+
+        Raises ConfigError in a worker with other code, and for mistakes that only show during a run, and
+        KeyboardInterrupt after Ctrl-C.
+        """
+        here = code_of_windtunnel()
+        if here != self.code:
+            raise ConfigError(
+                f"launcher: the worker on {platform.node()} has windtunnel {here}, but this command has "
+                f"{self.code}; install the same version on all machines"
+            )
+        scenario, assignment = _prepared(self.config, self.import_dirs)
+        with policy_errors(scenario):
+            source, pools, bounds = scenario.source(), scenario.replica_pools(), (self.first, self.end)
+            shard = run_shard(source, assignment, pools, bounds, scenario, scenario.sim)
+        if shard.records.interrupted:
+            raise KeyboardInterrupt  # a part of a shard is no result
+        return FinishedShard(shard_bytes(shard, assignment.notes), len(shard.records.requests))
+
+
+@cache
+def code_of_windtunnel() -> str:
+    """Returns the version of the installed package and the digest of its code."""
+    try:
+        number = version("windtunnel")
+    except PackageNotFoundError:
+        number = "unknown"
+    return f"{number} (code {code_version([])})"
+
+
+@lru_cache(maxsize=1)
+def _prepared(config: str, import_dirs: Sequence[str]) -> Prepared:
+    """Builds the run and assigns its requests to replicas, once in each process."""
+    for folder in import_dirs:
+        if folder not in sys.path:  # last, so that they cannot shadow anything
+            sys.path.append(folder)
+    settings: dict[str, Any] = json.loads(config)
+    scenario, source = build_run(settings)
+    with policy_errors(scenario):
+        routing = scenario.for_a_run().routing
+        return Prepared(scenario, assign(source, routing, scenario.replica_pools(), scenario.sim.until_s))

@@ -1,0 +1,139 @@
+"""Runs the shards of a run by a launcher, keeps each as it finishes, and merges them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from experiments.app.run_folder import seen_from_here
+from experiments.simulate.shard_folder import NOT_OF_THE_RUN, ShardFolder
+from experiments.simulate.shard_task import ShardTask, code_of_windtunnel
+from experiments.study.launchers.outcome import CannotLaunchError, Launcher, WorkerDiedError
+from experiments.study.progress import lasting_progress
+from sim.engine.interrupt import Interrupt, ctrl_c_noted
+from sim.metrics.result import RunResult
+from sim.report.wording import plural
+from sim.settings.errors import ConfigError
+from sim.settings.override import not_about
+from sim.setup.scenario import Scenario
+from sim.shards.merge import merged
+from sim.shards.whole_run import shard_bounds
+
+MAX_TRIES = 3
+"""How often a shard is begun whose worker dies."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardedRun:
+    """A run in shards. config: its resolved config. overrides, config_dirs: those of the command."""
+
+    scenario: Scenario
+    config: dict[str, Any]
+    launcher: Launcher
+    overrides: Sequence[str]
+    config_dirs: Sequence[Path]
+    num_requests: int | None
+    progress: bool
+
+    def result(self, folder: Path, console: Console) -> tuple[RunResult, ShardFolder]:
+        """Simulates the shards that the folder lacks, and returns the result of the whole run.
+
+        Raises ConfigError, CannotWriteError, and KeyboardInterrupt after Ctrl-C; finished shards are kept.
+        """
+        bounds = shard_bounds(
+            self.scenario.sim.shards or 1,
+            self.scenario.num_replicas,
+            self.num_requests,
+            getattr(self.launcher, "num_jobs", None) or getattr(self.launcher, "jobs", None),
+        )
+        code, command = code_of_windtunnel(), self._command(folder)
+        with ShardFolder.opened(folder, self.config, len(bounds), code, command) as shards:
+            self._run_missing(shards, console)
+            read = list(shards.read())
+            records = merged([shard for shard, _ in read], self.scenario.sim.until_s)
+            return self.scenario.result(records, read[0][1]), shards
+
+    def _command(self, folder: Path, *, here: bool = False) -> str:
+        """Returns the command that continues the run. here: on this machine, whatever the launcher was."""
+        own = [*not_about(self.overrides, "launcher"), "launcher=local"] if here else self.overrides
+        folders = [f"--config-dir={each}" for each in self.config_dirs]
+        where = f"hydra.run.dir={seen_from_here(folder)}"
+        return shlex.join(["windtunnel", "simulate", *folders, *own, where])
+
+    def _run_missing(self, shards: ShardFolder, console: Console) -> None:
+        """Simulates the missing shards; those whose worker has died are tried again."""
+        missing = shards.missing()
+        num_kept = shards.num_shards - len(missing)
+        if num_kept:
+            console.print(Text(f"{plural(num_kept, 'shard')} done; {len(missing):,} missing."))
+        progress = lasting_progress(
+            console, shards.num_shards, num_kept, enabled=self.progress, part="shard", failure="lost"
+        )
+        lost: WorkerDiedError | None = None
+        with ctrl_c_noted() as interrupt, progress as report:
+            for _ in range(MAX_TRIES):
+                if not (missing := shards.missing()) or interrupt.noted:
+                    break
+                lost = self._try(shards, missing, interrupt, report) or lost
+        missing = shards.missing()
+        if interrupt.noted and missing:
+            console.print(
+                f"{plural(len(missing), 'shard')} left; to continue: {shards.command}",
+                style="yellow",
+                soft_wrap=True,
+                highlight=False,
+            )
+            raise KeyboardInterrupt
+        if missing:
+            raise ConfigError(
+                f"{plural(len(missing), 'shard')} of {shards.num_shards:,} lost {MAX_TRIES} times: {lost}; "
+                f"the others are kept; to continue: {shards.command}"
+            )
+
+    def _try(
+        self, shards: ShardFolder, missing: Sequence[int], interrupt: Interrupt, report: Any
+    ) -> WorkerDiedError | None:
+        """Begins each missing shard once and keeps those that finish; returns an error of a lost one."""
+        outcomes = self.launcher.outcomes(ShardTask.run, self._tasks(shards, missing), interrupt)
+        lost: WorkerDiedError | None = None
+        num_lost = 0
+        try:
+            for outcome in outcomes:
+                if isinstance(outcome.error, WorkerDiedError):
+                    lost, num_lost = outcome.error, num_lost + 1
+                elif outcome.error is not None:
+                    raise outcome.error
+                else:
+                    assert outcome.result is not None
+                    shards.keep(missing[outcome.index], outcome.result.content)
+                report(shards.num_shards - len(shards.missing()), num_lost)
+        except CannotLaunchError as error:
+            here = self._command(shards.path.parent, here=True)
+            raise ConfigError(f"{error}; to run on this machine: {here}") from error
+        finally:
+            outcomes.close()
+        return lost
+
+    def _tasks(self, shards: ShardFolder, missing: Sequence[int]) -> list[ShardTask]:
+        own = {name: value for name, value in self.config.items() if name not in NOT_OF_THE_RUN}
+        text, code = json.dumps(own), code_of_windtunnel()
+        bounds = shard_bounds(shards.num_shards, self.scenario.num_replicas, None)
+        return [
+            ShardTask(
+                index=index,
+                first=bounds[index][0],
+                end=bounds[index][1],
+                config=text,
+                import_dirs=(os.getcwd(),),
+                code=code,
+            )
+            for index in missing
+        ]

@@ -1,0 +1,45 @@
+"""Static routing: policies that choose a replica without reading the state of any.
+
+Such a policy gives each replica the same requests whatever the replicas do, so replicas do not influence each
+other, and each can be simulated apart. A policy declares this by reads_replicas: ClassVar[bool] = False, or
+by a property if it depends on its settings. The declaration is checked: the policy gets views of replicas
+that have nothing but an index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from policies.routing import ReplicaView, Routing
+from policies.user_code.decisions import WrongDecisionError
+
+
+def reads_replicas(routing: object) -> bool:
+    """Returns whether a policy may read the state of replicas; a policy without a declaration may."""
+    return bool(getattr(routing, "reads_replicas", True))
+
+
+class IndexOnly:
+    """A view of a replica with its index only; reading anything else raises WrongDecisionError."""
+
+    __slots__ = ("_routing", "index")
+
+    def __init__(self, index: int, routing: object) -> None:
+        self.index = index
+        self._routing = routing
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what Python itself looks up, such as __deepcopy__
+            raise AttributeError(name)
+        raise WrongDecisionError(
+            self._routing,
+            "choose",
+            f"has read {name} of a replica, although reads_replicas is false",
+            "it may read only index; leave out the declaration, or do not read it",
+        )
+
+
+def index_views(indices: Iterable[int], routing: Routing) -> list[ReplicaView]:
+    """Returns a view for each index, for a policy that reads no replica."""
+    return [cast(ReplicaView, IndexOnly(index, routing)) for index in indices]

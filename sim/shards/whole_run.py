@@ -1,0 +1,91 @@
+"""Runs all shards of a run in this process, one after the other.
+
+The traffic of a shard is a short run with few events at a time, so this takes less memory at once than the
+whole run, and with hundreds of replicas less time as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from sim.cluster.settings import ClusterSettings, SimSettings
+from sim.engine.replica_pool import ReplicaPool
+from sim.records.run import RunRecords
+from sim.shards.assignment import Assignment, assign
+from sim.shards.merge import merged
+from sim.shards.shard import ShardRecords, ShardSimulation
+from sim.workload.base import Source
+
+REQUESTS_PER_SHARD = 50_000
+"""Requests of a shard with `auto`: some 100 MiB of records, and about 3 s."""
+SHARDS_PER_PROCESS = 4
+"""Least number of shards for each process with `auto`, so that all processes end at about the same time."""
+
+
+def shard_bounds(
+    shards: int | str, num_replicas: int, num_requests: int | None, num_processes: int | None = None
+) -> list[tuple[int, int]]:
+    """Returns first and end of the replicas of each shard. shards: `SimSettings.shards`.
+
+    num_requests: of the whole run, if known. num_processes: None: one per core.
+    """
+    if isinstance(shards, str):
+        by_cores = SHARDS_PER_PROCESS * (num_processes or os.cpu_count() or 1)
+        shards = min(num_replicas, max(by_cores, ceil((num_requests or 0) / REQUESTS_PER_SHARD)))
+    return [(i * num_replicas // shards, (i + 1) * num_replicas // shards) for i in range(shards)]
+
+
+def run_shard(
+    source: Source,
+    assignment: Assignment,
+    pools: Sequence[ReplicaPool],
+    bounds: tuple[int, int],
+    cluster: ClusterSettings,
+    sim: SimSettings,
+    report: Callable[[float, int], None] | None = None,
+) -> ShardRecords:
+    """Simulates the replicas bounds[0] to bounds[1] - 1. source: the traffic of the whole run, unread."""
+    first, end = bounds
+    simulation = ShardSimulation(
+        source=source,
+        assignment=assignment,
+        pools=pools,
+        first=first,
+        end=end,
+        cluster=cluster.for_a_run(),
+        sim=sim,
+    )
+    return simulation.run_shard(report)
+
+
+def run_all(
+    source: Source,
+    new_source: Callable[[], Source],
+    new_pools: Callable[[], Sequence[ReplicaPool]],
+    cluster: ClusterSettings,
+    sim: SimSettings,
+    report: Callable[[float, int], None] | None = None,
+) -> RunRecords:
+    """Runs the shards that sim.shards asks for; returns the records of the whole run.
+
+    source: the traffic, which is read for the notes. new_source, new_pools: make those of each shard. report:
+    see `Simulation.run`. Raises KeyboardInterrupt after Ctrl-C, as parts of a run are no result.
+    """
+    pools = new_pools()
+    assignment = assign(source, cluster.for_a_run().routing, pools, sim.until_s)
+    num_replicas = sum(pool.replicas for pool in pools)
+    assert sim.shards is not None
+    shards: list[ShardRecords] = []
+    num_ended = 0
+    every = shard_bounds(sim.shards, num_replicas, len(assignment.replicas), 1)
+    for bounds in every:
+        shard = run_shard(new_source(), assignment, new_pools(), bounds, cluster, sim)
+        if shard.records.interrupted:
+            raise KeyboardInterrupt
+        shards.append(shard)
+        num_ended += len(shard.records.requests)
+        if report:
+            report(shard.records.end_s * len(shards) / len(every), num_ended)
+    return merged(shards, sim.until_s)

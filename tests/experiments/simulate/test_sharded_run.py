@@ -1,0 +1,230 @@
+"""Shards of `windtunnel simulate`: workers die, disks are full, runs are continued; nothing counts twice."""
+
+import errno
+import json
+import os
+import random
+import signal
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import experiments.simulate.shard_folder
+import experiments.simulate.shard_task
+from experiments.app.job import CannotWriteError
+from experiments.simulate.shard_task import ShardTask
+from experiments.simulate.sharded_run import MAX_TRIES, ShardedRun
+from experiments.study.launchers.local import Local
+from experiments.study.launchers.outcome import Outcome, WorkerDiedError, attempt
+from sim.report.files import run_files
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.resolve import resolved
+from sim.settings.scenario import build_run
+
+SETTINGS = (
+    "model=smollm2_135m", "hardware=l4", "replicas=6", "workload=synthetic", "workload.num_requests=60",
+    "load=4", "sim.shards=6",
+)  # fmt: skip
+
+
+@cache
+def config():
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    return resolved(source.compose_plain(list(SETTINGS)))
+
+
+def sharded(launcher=Local(jobs=2)):
+    scenario, source = build_run(config())
+    return ShardedRun(
+        scenario=scenario,
+        config=config(),
+        launcher=launcher,
+        overrides=SETTINGS,
+        config_dirs=(),
+        num_requests=source.num_requests,
+        progress=False,
+    )
+
+
+def content(result):
+    """Returns the tables and the summary of a result, by name."""
+    return dict(run_files(result, {}, tables=True))
+
+
+@cache
+def expected():
+    """Returns the content of the same run in one process."""
+    plain = config()
+    scenario, source = build_run({**plain, "sim": {**plain["sim"], "shards": None}})
+    return content(scenario.run(source))
+
+
+QUIET = Console(file=open(os.devnull, "w"))  # noqa: SIM115 (open while the tests run)
+
+
+def run(folder, launcher=Local(jobs=2)):
+    result, shards = sharded(launcher).result(folder, QUIET)
+    shards.remove()
+    return content(result)
+
+
+class Losing:
+    """A launcher that loses a worker at its n-th tasks, in this process."""
+
+    def __init__(self, *lost):
+        self.lost, self.ran = set(lost), []
+
+    def outcomes(self, work, tasks, interrupt):
+        for index, task in enumerate(tasks):
+            self.ran.append(task.index)
+            if len(self.ran) in self.lost:
+                yield Outcome(index, None, WorkerDiedError("its process was killed"))
+            else:
+                yield Outcome(index, *attempt(work, task))
+            if interrupt.noted:
+                return
+
+
+def test_shards_in_processes_give_the_run(tmp_path):
+    assert run(tmp_path) == expected()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_lost_shard_runs_again(tmp_path):
+    launcher = Losing(2, 7)
+    assert run(tmp_path, launcher) == expected()
+    assert launcher.ran == [0, 1, 2, 3, 4, 5, 1, 1]
+
+
+def test_a_shard_that_is_lost_again_and_again_ends_the_run_which_can_be_continued(tmp_path):
+    launcher = Losing(*range(2, 2 + 6 * MAX_TRIES))
+    with pytest.raises(ConfigError, match=r"5 shards of 6 lost 3 times.*to continue: windtunnel simulate"):
+        run(tmp_path, launcher)
+    launcher = Losing()
+    assert run(tmp_path, launcher) == expected()
+    assert launcher.ran == [1, 2, 3, 4, 5]
+
+
+def test_a_full_disk_keeps_the_shards_before(tmp_path, monkeypatch):
+    write, written = experiments.simulate.shard_folder.write_whole, []
+
+    def write_some(file, data):
+        written.append(file.name)
+        if len(written) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+        write(file, data)
+
+    monkeypatch.setattr(experiments.simulate.shard_folder, "write_whole", write_some)
+    with pytest.raises(CannotWriteError, match=r"No space left.*2 of 6 shards are kept; make room, then"):
+        run(tmp_path, Losing())
+    launcher = Losing()
+    assert run(tmp_path, launcher) == expected()
+    assert launcher.ran == [2, 3, 4, 5]
+
+
+def test_a_damaged_file_is_removed_and_simulated_again(tmp_path):
+    with pytest.raises(ConfigError):
+        run(tmp_path, Losing(*range(2, 30)))
+    (tmp_path / "shards" / "0.zip").write_bytes(b"PK half a file")
+    with pytest.raises(ConfigError, match=r"0\.zip: is damaged, and was removed"):
+        run(tmp_path, Losing())
+    launcher = Losing()
+    assert run(tmp_path, launcher) == expected()
+    assert launcher.ran == [0]
+
+
+def test_shards_of_another_run_are_not_used(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError):
+        run(tmp_path, Losing(*range(2, 30)))
+    about = tmp_path / "shards" / "shards.json"
+    found = json.loads(about.read_text())
+    about.write_text(json.dumps(found | {"run": "another"}))
+    with pytest.raises(ConfigError, match=r"holds shards of a run with other settings; .*overwrite=true"):
+        run(tmp_path)
+    about.write_text(json.dumps(found | {"code": "0.0.9"}))
+    with pytest.raises(ConfigError, match=r"holds shards of a run with other code of windtunnel"):
+        run(tmp_path)
+
+
+def test_a_worker_with_other_code_is_an_error():
+    task = ShardTask(index=0, first=0, end=1, config="{}", import_dirs=(), code="0.0.9 (code 123)")
+    with pytest.raises(ConfigError, match=r"has windtunnel .*, but this command has 0\.0\.9 \(code 123\)"):
+        task.run()
+
+
+def test_ctrl_c_keeps_the_finished_shards(tmp_path):
+    class Interrupted(Losing):
+        def outcomes(self, work, tasks, interrupt):
+            for outcome in super().outcomes(work, tasks, interrupt):
+                interrupt.noted = len(self.ran) == 3
+                yield outcome
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Interrupted())
+    launcher = Losing()
+    assert run(tmp_path, launcher) == expected()
+    assert launcher.ran == [3, 4, 5]
+
+
+def children_of(pid):
+    """Returns the ids of the child processes of a process."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def begin(folder):
+    """Starts the run in a process of its own, which exits with 0 once its result is right."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        code = 0 if run(folder) == expected() else 9
+    except ConfigError:
+        code = 2
+    except BaseException:
+        code = 8
+    os._exit(code)
+
+
+def ends_as_expected(folder, draw):
+    """Runs until there is a result, while workers and the command itself are killed at random moments.
+
+    Returns the number of processes that were killed.
+    """
+    num_kills, num_killed = draw.randrange(1, 5), 0
+    for _ in range(20):
+        command = begin(folder)
+        ended, status = 0, 0
+        while not ended and num_killed < num_kills:
+            time.sleep(draw.expovariate(1 / 0.06))
+            ended, status = os.waitpid(command, os.WNOHANG)
+            victims = [command] if draw.random() < 0.3 else children_of(command)
+            if victims and not ended:
+                os.kill(draw.choice(victims), signal.SIGKILL)
+                num_killed += 1
+        if not ended:
+            _, status = os.waitpid(command, 0)
+        code = os.waitstatus_to_exitcode(status)
+        assert code in (0, 2, -signal.SIGKILL)  # 2: a shard was lost three times
+        if code == 0:
+            return num_killed
+        time.sleep(0.6)  # until the workers of a killed command have noticed
+    raise AssertionError("the run does not end")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are read from /proc")
+@pytest.mark.parametrize("seed", [*range(3), pytest.param(3, marks=pytest.mark.slow)])
+def test_killed_processes_change_no_result(tmp_path, seed):
+    expected()
+    numbers = range(4 if seed < 3 else 200)
+    killed = [ends_as_expected(tmp_path / str(n), random.Random(1000 * seed + n)) for n in numbers]
+    assert sum(killed) > len(killed) / 2

@@ -1,0 +1,112 @@
+"""Shards: a run that is divided has the tables and the summary of one that is not, to the last bit."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.routing.dedicated import Dedicated
+from policies.routing.random import Random
+from policies.routing.round_robin import RoundRobin
+from policies.routing.session_affinity import SessionAffinity
+from policies.routing.weighted import Weighted
+from sim.records.event_table import events_table
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import build_scenario
+from sim.shards.assignment import assign
+from sim.shards.merge import merged
+from sim.shards.shard_file import DamagedShardError, read_shard, shard_bytes
+from sim.shards.whole_run import run_shard, shard_bounds
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+SMALL = ("model=smollm2_135m", "hardware=l4", "replicas=5")
+FEW = ("workload=synthetic", "workload.num_requests=80", "load=4")
+WORLDS = {
+    "plain": FEW,
+    "poisson": ("workload=poisson", "workload.num_requests=60"),
+    "priorities and patience": (
+        *FEW, "workload.priority_shares=[0.5,0.5]", "scheduling=priority", "workload.patience_s=0.4",
+    ),
+    "little memory": (*FEW, "engine.num_kv_blocks=150", "engine.max_num_seqs=8"),
+    "reserved ahead": (*FEW, "caching=contiguous_pow2", "workload.max_tokens=512"),
+    "refusals": (*FEW, "engine.num_kv_blocks=20"),
+    "samples": (*FEW, "workload.branching.width=3"),
+    "beam search": (*FEW, "workload.branching.width=3", "workload.branching.every=4"),
+    "sessions": ("workload=mooncake_like", "workload.duration_s=20", "caching=radix"),
+    "adapters": ("workload=lora", "workload.of.num_requests=60", "workload.num=7", "adapters=fixed_slots"),
+    "speculation": (*FEW, "speculation=ngram", "draft_length=adaptive"),
+    "jitter": (*FEW, "latency/jitter=lognormal"),
+    "timeouts": (*FEW, "retries.timeout_s=0.5"),
+    "a limit of time": (*FEW, "sim.until_s=1.5"),
+    "predictions": (*FEW, "scheduling=shortest_job_first", "prediction=histogram"),
+    "load": (*FEW, "prompt_scale=2", "output_scale=0.5"),
+}  # fmt: skip
+ROUTERS = {
+    "round robin": RoundRobin(),
+    "random": Random(seed=3),
+    "weighted": Weighted(weights=(1.0, 2.0, 0.5, 3.0, 1.0)),
+    "sessions": SessionAffinity(max_load=float("inf")),
+    "dedicated": Dedicated(),
+}
+
+
+@cache
+def scenario_of(*overrides):
+    return build_scenario(composed(SOURCE, [*SMALL, *overrides]))
+
+
+def assert_equal(one, other):
+    """Asserts that two results have the same tables and summary to the last bit."""
+    for name in ("requests", "iterations", "own_gaps", "events"):
+        pd.testing.assert_frame_equal(
+            getattr(one.records, name), getattr(other.records, name), check_exact=True
+        )
+    for name in ("gap_s", "gap_count", "gap_end_s"):
+        np.testing.assert_array_equal(getattr(one.records, name), getattr(other.records, name))
+    pd.testing.assert_frame_equal(one.requests, other.requests, check_exact=True)
+    pd.testing.assert_frame_equal(one.replicas, other.replicas, check_exact=True)
+    pd.testing.assert_frame_equal(events_table(one.records), events_table(other.records), check_exact=True)
+    if one.records.bursts is not None:
+        pd.testing.assert_frame_equal(one.records.bursts, other.records.bursts, check_exact=True)
+        one_acceptance, acceptance = one.records.speculation.acceptance, other.records.speculation.acceptance
+        pd.testing.assert_frame_equal(one_acceptance, acceptance, check_exact=True)
+    assert one.records.replicas == other.records.replicas
+    assert json.dumps(one.summary) == json.dumps(other.summary)
+
+
+@settings(max_examples=40)
+@given(
+    world=st.sampled_from(sorted(WORLDS)),
+    router=st.sampled_from(sorted(ROUTERS)),
+    shards=st.integers(1, 5),
+    seed=st.integers(0, 100),
+)
+def test_a_divided_run_is_the_run(world, router, shards, seed):
+    whole = replace(scenario_of(*WORLDS[world]), routing=ROUTERS[router], seed=seed)
+    divided = replace(whole, sim=replace(whole.sim, shards=shards))
+    assert_equal(divided.run(), whole.run())
+
+
+@pytest.mark.parametrize("world", sorted(WORLDS))
+def test_the_files_of_shards_give_the_run(world):
+    whole = scenario_of(*WORLDS[world])
+    source = whole.source()
+    assignment = assign(source, whole.for_a_run().routing, whole.replica_pools(), whole.sim.until_s)
+    read = []
+    for bounds in shard_bounds(3, whole.num_replicas, None):
+        shard = run_shard(whole.source(), assignment, whole.replica_pools(), bounds, whole, whole.sim)
+        read.append(read_shard(shard_bytes(shard, assignment.notes)))
+    records = merged([shard for shard, _ in read], whole.sim.until_s)
+    assert_equal(whole.result(records, read[0][1]), whole.run())
+
+
+def test_a_damaged_file_is_an_error():
+    with pytest.raises(DamagedShardError):
+        read_shard(b"PK, but not an archive")
