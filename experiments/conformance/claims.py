@@ -52,8 +52,10 @@ from experiments.conformance.promises import (
     target_within_bounds,
     unasked_decodes_equal_fill,
 )
+from experiments.conformance.static_routing import choices_need_no_replica
 from experiments.conformance.words import in_words
 from policies.batching import DecodesUnasked, fills_in_order, supports_mixed_role
+from policies.routing.static import reads_replicas
 from policies.user_code.failure import PolicyError, failure, with_quote
 from sim.settings.build import build
 from sim.settings.policy_errors import policies_of
@@ -67,7 +69,7 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
     "batching": (*_IN_ENGINE, unasked_decodes_equal_fill, lane_equals_engine),
     "scheduling": _IN_ENGINE,
     "caching": _IN_ENGINE,
-    "routing": (chooses_a_replica, *_EVERY, independent_of_true_lengths),
+    "routing": (chooses_a_replica, choices_need_no_replica, *_EVERY, independent_of_true_lengths),
     "admission": (
         returns_none_or_refusal,
         admission_is_reproducible,
@@ -177,6 +179,8 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
         del promises[every_request_ends.__name__]
     if family == "batching" and not isinstance(policy, DecodesUnasked):
         del promises[unasked_decodes_equal_fill.__name__]
+    if family == "routing" and reads_replicas(policy):
+        del promises[choices_need_no_replica.__name__]
     if family == "batching" and not fills_in_order(policy):
         del promises[lane_equals_engine.__name__]
     claims = [Claim(name, promise, worlds) for name, promise in promises.items()]

@@ -15,6 +15,10 @@ from policies.routing import ReplicaView, Routing
 from policies.user_code.decisions import WrongDecisionError
 
 
+STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) if n[0] != "_") - {"index"}
+"""What a router may read of a replica if it does not declare that it reads none."""
+
+
 def reads_replicas(routing: object) -> bool:
     """Returns whether a policy may read the state of replicas; a policy without a declaration may."""
     return bool(getattr(routing, "reads_replicas", True))
@@ -30,7 +34,7 @@ class IndexOnly:
         self._routing = routing
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # what Python itself looks up, such as __deepcopy__
+        if name not in STATE:
             raise AttributeError(name)
         raise WrongDecisionError(
             self._routing,

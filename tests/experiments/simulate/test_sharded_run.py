@@ -24,7 +24,6 @@ from sim.report.files import run_files
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
 
@@ -40,7 +39,10 @@ def config():
     return resolved(source.compose_plain(list(SETTINGS)))
 
 
-def sharded(launcher=Local(jobs=2)):
+TWO = Local(jobs=2)
+
+
+def sharded(launcher=TWO):
     scenario, source = build_run(config())
     return ShardedRun(
         scenario=scenario,
@@ -69,7 +71,7 @@ def expected():
 QUIET = Console(file=open(os.devnull, "w"))  # noqa: SIM115 (open while the tests run)
 
 
-def run(folder, launcher=Local(jobs=2)):
+def run(folder, launcher=TWO):
     result, shards = sharded(launcher).result(folder, QUIET)
     shards.remove()
     return content(result)

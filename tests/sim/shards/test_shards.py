@@ -15,9 +15,12 @@ from policies.routing.random import Random
 from policies.routing.round_robin import RoundRobin
 from policies.routing.session_affinity import SessionAffinity
 from policies.routing.weighted import Weighted
+from policies.user_code.decisions import WrongDecisionError
+from sim.cluster.settings import SimSettings
 from sim.records.event_table import events_table
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
 from sim.shards.assignment import assign
@@ -110,3 +113,56 @@ def test_the_files_of_shards_give_the_run(world):
 def test_a_damaged_file_is_an_error():
     with pytest.raises(DamagedShardError):
         read_shard(b"PK, but not an archive")
+
+
+REFUSED = {
+    "routing=least_outstanding": "it reads the state of replicas, which shards do not share; choose routing=",
+    "routing=session_affinity": "routing=round_robin, random, weighted, dedicated, or session_affinity with",
+    "routing=slo_aware": "it reads the state of replicas",
+    "admission=queue_bound": "it admits by the load of all replicas; choose admission=none",
+    "retries=immediate": "a retry is routed again",
+    "failures=random_crashes": "the requests of a crashed replica go to others",
+    "scaling=concurrency": "it counts the requests of all replicas; choose scaling=none",
+    "encoders.replicas=1": "all replicas share them; set encoders.replicas=0",
+    "sim.stop_overloaded=true": "set sim.stop_overloaded=false, or set sim.shards=null",
+    "caching=prefix_pinned": "set caching.max_pinned_share=0",
+    "sim.shards=6": "must be <= 5, the number of replicas, or auto",
+    "sim.shards=0": "must be >= 1, auto, or null",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_cannot_be_divided_is_refused(override):
+    with pytest.raises(ConfigError, match=r"^sim\.shards=") as refused:
+        scenario_of(*FEW, "sim.shards=2", override)
+    assert REFUSED[override] in str(refused.value)
+
+
+def test_requests_that_follow_others_are_refused():
+    scenario = scenario_of("workload=closed_loop", "sim.shards=2")
+    with pytest.raises(ValueError, match=r"^sim\.shards=2: the requests of this workload follow the ends"):
+        scenario.run()
+
+
+class ReadsInSecret:
+    """A router with a false declaration."""
+
+    reads_replicas = False
+
+    def choose(self, request, replicas, now):
+        return int(replicas[0].num_outstanding > 0)
+
+
+def test_a_router_that_reads_replicas_in_secret_is_an_error():
+    scenario = replace(scenario_of(*FEW), routing=ReadsInSecret(), sim=SimSettings(shards=2))
+    with pytest.raises(WrongDecisionError, match="has read num_outstanding of a replica, although"):
+        scenario.run()
+
+
+def test_auto_divides_by_cores_replicas_and_requests():
+    assert shard_bounds("auto", 10, 100, 2) == [(i * 10 // 8, (i + 1) * 10 // 8) for i in range(8)]
+    assert len(shard_bounds("auto", 1000, 10_000_000, 2)) == 200
+    assert len(shard_bounds("auto", 3, None, 2)) == 3
+    bounds = shard_bounds(7, 100, None)
+    assert [first for first, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
+    assert bounds[-1][1] == 100
