@@ -29,7 +29,7 @@ class FinishedShard(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What all shards of a run that one process simulates have in common."""
+    """The scenario and the assignment of a run, which all shards in a process share."""
 
     scenario: Scenario
     assignment: Assignment

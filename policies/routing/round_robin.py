@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
@@ -22,3 +25,10 @@ class RoundRobin:
         """Returns the replica after the last one chosen."""
         self._turn = (self._turn + 1) % len(replicas)
         return self._turn
+
+    def choose_many(self, count: int, replicas: Sequence[ReplicaView]) -> NDArray[np.int64]:
+        """Returns the next `count` replicas in turn."""
+        turns = (self._turn + 1 + np.arange(count)) % len(replicas)
+        if count:
+            self._turn = int(turns[-1])
+        return turns

@@ -8,12 +8,14 @@ that have nothing but an index.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from policies.routing import ReplicaView, Routing
 from policies.user_code.decisions import WrongDecisionError
-
 
 STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) if n[0] != "_") - {"index"}
 """What a router may read of a replica if it does not declare that it reads none."""
@@ -22,6 +24,15 @@ STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) 
 def reads_replicas(routing: object) -> bool:
     """Returns whether a policy may read the state of replicas; a policy without a declaration may."""
     return bool(getattr(routing, "reads_replicas", True))
+
+
+@runtime_checkable
+class ChoosesMany(Protocol):
+    """A static policy that reads no request either, so that it can choose for many at once."""
+
+    def choose_many(self, count: int, replicas: Sequence[ReplicaView]) -> NDArray[np.int64]:
+        """Returns what the next `count` calls of `choose` would return, [count]."""
+        ...
 
 
 class IndexOnly:

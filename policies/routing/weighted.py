@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.core.request import Request
 from policies.routing import ReplicaView, check_by_replica, check_positive
 
@@ -42,6 +45,19 @@ class Weighted:
         due, position = self._due[0]
         heapreplace(self._due, (due + 1 / self._weight(replicas[position]), position))
         return position
+
+    def choose_many(self, count: int, replicas: Sequence[ReplicaView]) -> NDArray[np.int64]:
+        """Returns the replicas that are due next, one after the other."""
+        if replicas is not self._replicas:
+            self._rebuild(replicas)
+        gaps = [1 / self._weight(replica) for replica in replicas]
+        queue = self._due
+        positions = np.empty(count, np.int64)
+        for i in range(count):
+            due, position = queue[0]
+            heapreplace(queue, (due + gaps[position], position))
+            positions[i] = position
+        return positions
 
     def _rebuild(self, replicas: Sequence[ReplicaView]) -> None:
         """Rebuilds the heap; known replicas keep their turns, new ones count as served just now."""

@@ -6,7 +6,6 @@ model. So the assignment of a shard is that of the whole run, whichever process 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -14,12 +13,12 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.core.request import Request
 from policies.routing import ReplicaView, Routing, chosen
-from policies.routing.static import index_views
+from policies.routing.static import ChoosesMany, index_views
 from sim.cluster.routers import Routers
 from sim.engine.replica_pool import ReplicaPool
-from sim.workload.base import Source, WorkloadNotes
+from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.chunks import Chunk, chunks_of
 
 NOWHERE = -1
 """In place of a replica, for a request whose model no replica serves."""
@@ -54,17 +53,29 @@ class _StaticRouters:
         self._served = [pool.serves for pool in pools for _ in range(pool.replicas)]
         self._candidates: dict[str | None, list[ReplicaView]] = {}
 
-    def replica_of(self, request: Request, now: float) -> int:
-        """Returns the index of the replica of a request, or NOWHERE."""
-        model = request.model
-        policy, choose, _, _ = self._routers[model]
-        candidates = self._candidates.get(model)
-        if candidates is None:
+    def replicas_of(self, chunk: Chunk) -> NDArray[np.int32]:
+        """Returns the index of the replica of each request, or NOWHERE, [N]."""
+        policy = self._routers[None].policy
+        if chunk.model is None and isinstance(policy, ChoosesMany):
+            positions = policy.choose_many(len(chunk), self._candidates_of(None))
+            return np.asarray(positions, np.int32)  # without models, all replicas are candidates
+        each = (self._replica_of(arrival) for arrival in chunk.arrivals())
+        return np.fromiter(each, np.int32, len(chunk))
+
+    def _candidates_of(self, model: str | None) -> list[ReplicaView]:
+        found = self._candidates.get(model)
+        if found is None:
             indices = [i for i, served in enumerate(self._served) if model in (None, served)]
-            candidates = self._candidates[model] = index_views(indices, policy)
+            found = self._candidates[model] = index_views(indices, self._routers[model].policy)
+        return found
+
+    def _replica_of(self, arrival: Arrival) -> int:
+        request = arrival.request
+        policy, choose, _, _ = self._routers[request.model]
+        candidates = self._candidates_of(request.model)
         if not candidates:
             return NOWHERE
-        return chosen(policy, choose(request, candidates, now), candidates).index
+        return chosen(policy, choose(request, candidates, arrival.at_s), candidates).index
 
 
 def assign(
@@ -76,22 +87,22 @@ def assign(
     read; None: it has none. Raises WrongDecisionError for a policy that reads a replica.
     """
     routers = _StaticRouters(routing, pools)
-    replicas = array("i")
-    for request, at_s in _requests(source, inf if until_s is None else until_s):
-        replica = routers.replica_of(request, at_s)
-        num_absent = request.request_id - len(replicas)
-        if num_absent < 0:  # it comes after requests with higher ids
-            replicas[request.request_id] = replica
-        else:
-            replicas.extend([ABSENT] * num_absent)
-            replicas.append(replica)
-    return Assignment(replicas=np.frombuffer(replicas, np.int32), notes=source.notes)
+    replicas = np.full(source.num_requests or 0, ABSENT, np.int32)
+    for chunk in _chunks(source, inf if until_s is None else until_s):
+        num_ids = int(chunk.request_id.max()) + 1
+        if num_ids > len(replicas):
+            more = max(num_ids, len(replicas) * 3 // 2) - len(replicas)
+            replicas = np.append(replicas, np.full(more, ABSENT, np.int32))
+        replicas[chunk.request_id] = routers.replicas_of(chunk)
+    return Assignment(replicas=replicas, notes=source.notes)
 
 
-def _requests(source: Source, until_s: float) -> Iterator[tuple[Request, float]]:
-    """Yields the requests with their times, up to the first that arrives after until_s."""
-    for arrival in source.arrivals():
-        at_s = arrival.at_s
-        yield arrival.request, at_s
-        if at_s > until_s:  # a run reads one request ahead, which the notes of its traffic count
+def _chunks(source: Source, until_s: float) -> Iterator[Chunk]:
+    """Yields the requests, up to the first that arrives after until_s."""
+    for chunk in chunks_of(source):
+        num_due = int(np.searchsorted(chunk.at_s, until_s, side="right"))
+        if num_due < len(chunk):  # a run reads one request ahead, which the notes of its traffic count
+            yield chunk.where(slice(num_due + 1))
             return
+        if len(chunk):
+            yield chunk

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Request
-from sim.workload.base import Arrival, Source
+from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.chunks import Chunk, arrivals_of, chunks_of
 
 
 class ShardSource:
@@ -22,18 +23,24 @@ class ShardSource:
         self.num_requests: int | None = int(np.count_nonzero(is_own))
         self.last_arrival_s = source.last_arrival_s
         self.patience_s = source.patience_s
-        self.notes = source.notes
         self._source = source
         self._is_own = is_own
 
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Notes of the whole traffic."""
+        return self._source.notes
+
     def arrivals(self) -> Iterator[Arrival]:
-        is_own, num_ids = memoryview(self._is_own), len(self._is_own)  # type: ignore[arg-type]
-        own = (
-            arrival
-            for arrival in self._source.arrivals()
-            if arrival.request.request_id < num_ids and is_own[arrival.request.request_id]
+        return islice(
+            arrivals_of(self._own_rows(chunk) for chunk in chunks_of(self._source)), self.num_requests
         )
-        return islice(own, self.num_requests)
+
+    def _own_rows(self, chunk: Chunk) -> Chunk:
+        ids = chunk.request_id
+        if len(ids) and ids.max() >= len(self._is_own):  # after the end of the run
+            chunk = chunk.where(ids < len(self._is_own))
+        return chunk.where(self._is_own[chunk.request_id])
 
     def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
         return ()

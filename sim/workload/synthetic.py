@@ -111,6 +111,8 @@ class SyntheticSource:
     requests takes the same memory.
     """
 
+    is_open_loop = True
+
     def __init__(self, settings: Synthetic, *, seed: int, max_model_len: int) -> None:
         """Counts the requests. Raises ValueError if there are none."""
         self.num_requests: int | None = 0

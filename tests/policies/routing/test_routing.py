@@ -3,6 +3,7 @@
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -391,3 +392,12 @@ def test_cost_aware_takes_the_cheapest_in_time(make_request):
 def test_bad_settings_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("make", [RoundRobin, lambda: Weighted(weights=(1.0, 3.0, 0.5))])
+def test_many_choices_are_those_of_single_requests(make, make_request):
+    one, many, views = make(), make(), idle(3)
+    singles = choices(one, views, make_request, 40)
+    chosen = np.concatenate([many.choose_many(count, views) for count in (7, 0, 1, 22)])
+    assert chosen.tolist() == singles[:30]
+    assert choices(many, views, make_request, 10) == singles[30:]
