@@ -275,12 +275,15 @@ def signature_lack(cls: type, kind: type, methods: Iterable[str]) -> tuple[str, 
         called = inspect.unwrap(own.__func__ if isinstance(own, staticmethod | classmethod) else own)
         if not (inspect.isfunction(wanted) and inspect.isfunction(called)):
             continue
-        parameters = list(inspect.signature(wanted).parameters)[1:]
+        parameters = list(inspect.signature(wanted).parameters.values())[1:]
+        by_keyword = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+        by_position = [p for p in parameters if p.name not in by_keyword]
         num_bound = 0 if isinstance(own, staticmethod) else 1
         signature = inspect.signature(called)
         try:
-            signature.bind(*["self"] * num_bound, *parameters)
+            signature.bind(*["self"] * num_bound, *by_position, **by_keyword)
         except TypeError:
             found = ", ".join(list(signature.parameters)[num_bound:])
-            return f"has {name}({found}), which must be {name}({', '.join(parameters)})", name
+            listed = ", ".join(p.name for p in parameters)
+            return f"has {name}({found}), which must be {name}({listed})", name
     return "", ""

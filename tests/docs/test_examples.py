@@ -1,11 +1,13 @@
-"""README.md and docs/ show what happens: printed blocks, code, and the settings of commands."""
+"""README.md and docs/ show what happens: every block is run, or says why not (see `tests.docs.blocks`)."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -13,65 +15,129 @@ from experiments.app.cli import main
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
+from tests.docs.blocks import PAGES, PLACEHOLDER, ROOT, Block, blocks_of, shown_lines, words_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-README = PAGES[0].read_text()
-
-
-class Printed(NamedTuple):
-    """A block that a program prints, with the marker in front of it."""
-
-    command: str
-    is_whole: bool  # else some of the lines, in their order
-    shown: list[str]
+OWN_POLICY = blocks_of(ROOT / "docs" / "own_policy.md")
+START = blocks_of(ROOT / "docs" / "start.md")
+RUN_PAGES = [page for page in PAGES if any(b.commands or b.is_printed for b in blocks_of(page))]
 
 
-def blocks(text: str, language: str) -> list[str]:
-    """Returns the fenced code blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-def figures(text: str) -> list[str]:
-    """Returns the lines that are neither empty nor the name of the run's folder."""
-    lines = (line.rstrip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("outputs/")]
-
-
-def printed_blocks() -> list[Printed]:
-    pattern = r"<!-- (some lines )?printed by: windtunnel (.*?) -->\n```\n(.*?)^```"
-    found = (re.findall(pattern, page.read_text(), flags=re.DOTALL | re.MULTILINE) for page in PAGES)
-    return [Printed(command, not some, figures(shown)) for page in found for some, command, shown in page]
+def written(blocks: list[Block], language: str) -> str:
+    """Returns the text of the first block of a language."""
+    return next(block.text for block in blocks if block.language == language)
 
 
 def shown_commands() -> list[str]:
-    lines = (line for page in PAGES for block in blocks(page.read_text(), "") for line in block.splitlines())
-    commands = (line.split("#")[0].strip() for line in lines if line.startswith("windtunnel simulate"))
-    return sorted({command for command in commands if not re.search(r"--|path=|\+\+", command)})
+    """Returns all shown `windtunnel simulate` commands that need no file."""
+    lines = (line for page in PAGES for block in blocks_of(page) for line in block.text.splitlines())
+    commands = (
+        re.split(r"\s+# ", line)[0].strip() for line in lines if line.startswith("windtunnel simulate")
+    )
+    return sorted({c for c in commands if not re.search(r"--|path=|\+\+", c) and not PLACEHOLDER.search(c)})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_run_or_says_why_not(page):
+    """Text, output of errors and diagrams are in blocks of the language `text`."""
+    free = [
+        f"{name_of(page)}:{block.line}: {block.text.splitlines()[0]}"
+        for block in blocks_of(page)
+        if not block.kind and block.language != "text" and not block.is_commands
+    ]
+    assert free == []
+
+
+def test_markers_are_read(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- not run: no GPU -->\n```\nwindtunnel serve\n```\n\n"
+        "<!-- run with: seed=1 -->\n```\nwindtunnel list a   # all\nwindtunnel simulate x=FILE\n```\n"
+        "```text\nfree\n```\n<!-- printed by: windtunnel list -->\n```\nout\n```\n"
+    )
+    first, second, third, fourth = blocks_of(page)
+    assert (first.kind, first.argument, first.commands) == ("not run", "no GPU", [])
+    assert second.commands == ["windtunnel list a seed=1"]
+    assert (third.language, third.commands) == ("text", [])
+    assert (fourth.is_printed, fourth.argument, fourth.line) == (True, "windtunnel list", 14)
+
+
+def test_date_and_time_are_those_of_the_latest_run(tmp_path):
+    for day in ("2026-01-01", "2026-01-02"):
+        (tmp_path / "outputs" / "simulate" / day / "10-00-00").mkdir(parents=True)
+    command = "windtunnel explain run=outputs/simulate/DATE/TIME request=1"
+    assert words_of(command, tmp_path) == ["explain", "run=outputs/simulate/2026-01-02/10-00-00", "request=1"]
+    with pytest.raises(AssertionError, match="no run of windtunnel sweep"):
+        words_of("windtunnel report run=outputs/sweep/DATE/TIME", tmp_path)
+
+
+class Shell:
+    """Runs the commands of a page in one folder, each once."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self.capsys = capsys
+        self.outputs: dict[str, str] = {}
+
+    def output_of(self, command: str) -> str:
+        """Runs a command unless it was run, and returns what it printed. Fails unless it succeeds."""
+        if command not in self.outputs:
+            self.capsys.readouterr()
+            status = self._status(command)
+            printed = self.capsys.readouterr()
+            assert status == 0, f"{command}\n{printed.err}"
+            self.outputs[command] = printed.out
+        return self.outputs[command]
+
+    def _status(self, command: str) -> int:
+        if command.startswith("python -m "):
+            module, *arguments = shlex.split(command)[2:]
+            sys.argv[1:] = arguments
+            runpy.run_module(module, run_name="__main__")
+            return 0
+        words = words_of(command, self.folder)
+        quick = words[0] == "simulate" and not {"--help", "--multirun"} & set(words)
+        try:
+            return main([*words, "output.report=false"] if quick else words)
+        except SystemExit as end:  # of --help
+            return int(end.code or 0)
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch, capsys) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["windtunnel"])
+    return Shell(tmp_path, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", printed_blocks(), ids=lambda block: block.command)
-def test_a_printed_block_is_what_its_command_prints(block, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = shlex.split(block.command)
-    assert main([*words, "output.report=false"] if words[0] == "simulate" else words) == 0
-    printed = figures(capsys.readouterr().out)
-    if block.is_whole:
-        assert printed == block.shown
-        return
-    rest = iter(printed)
-    assert [line for line in block.shown if line not in rest] == []
+@pytest.mark.parametrize("page", RUN_PAGES, ids=name_of)
+def test_the_commands_of_a_page_run_and_print_what_it_shows(page, shell):
+    for block in blocks_of(page):
+        if block.kind == "file":
+            Path(block.argument).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.argument).write_text(block.text)
+        for command in block.commands:
+            shell.output_of(command)
+        if block.is_printed:
+            printed, shown = shown_lines(shell.output_of(block.argument)), shown_lines(block.text)
+            if block.kind == "printed by":
+                assert printed == shown
+            else:
+                rest = iter(printed)
+                assert [line for line in shown if line not in rest] == [], "\n".join(printed)
 
 
-def test_the_policy_of_the_readme_runs_and_leaps_exactly(tmp_path, monkeypatch, capsys):
-    _, policy = blocks(README, "python")
-    (config,) = blocks(README, "yaml")
+def test_the_policy_of_the_guide_runs_and_leaps_exactly(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    Path("shortest_prompt.py").write_text(policy)
+    Path("shortest_prompt.py").write_text(written(OWN_POLICY, "python"))
     Path("mine/batching").mkdir(parents=True)
-    Path("mine/batching/shortest_prompt.yaml").write_text(config)
+    Path("mine/batching/shortest_prompt.yaml").write_text(written(OWN_POLICY, "yaml"))
     command = ["simulate", "--config-dir", "mine", "batching=shortest_prompt", "output.report=false"]
     small = ["sim.until_s=30", "engine.num_kv_blocks=2000"]
     tables = []
@@ -82,10 +148,9 @@ def test_the_policy_of_the_readme_runs_and_leaps_exactly(tmp_path, monkeypatch, 
     assert tables[0] == tables[1]
 
 
-def test_the_python_of_the_readme_runs(capsys):
-    code, _ = blocks(README, "python")
+def test_the_python_of_the_first_page_runs(capsys):
     names: dict[str, Any] = {}
-    exec(code, names)  # our own text
+    exec(written(START, "python"), names)  # our own text
     assert "requests met it" in capsys.readouterr().out
     assert len(names["result"].requests) == 300
     assert "hardware=l40s" in names["result"].command
