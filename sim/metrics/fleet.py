@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.pipeline import pipeline_use_by_pool
-from sim.metrics.sums import weighted_sum
-from sim.metrics.utilisation import PoolHardware, Work, hardware_use, rented_s
-from sim.metrics.window import Window
+from sim.metrics.sums import Totals, weighted_sum
+from sim.metrics.utilisation import PoolHardware, Work, hardware_use
 from sim.records.run import ReplicaRecord, RunRecords
 
 STATES = ("wanted", "starting", "serving", "draining", "down")
@@ -54,22 +53,30 @@ def failure_use(records: RunRecords) -> dict[str, Any]:
     }
 
 
-def retry_use(records: RunRecords) -> dict[str, Any]:
+def add_retry_use(totals: Totals, requests: pd.DataFrame) -> None:
+    """Adds the terms of `retry_figures`."""
+    ones = np.ones(len(requests), np.int64)
+    totals.add("clients_requests", ones)
+    totals.add("attempts", requests["tries"].to_numpy() if "tries" in requests else ones)
+    if "lost_tokens" in requests:
+        totals.add("lost_tokens", requests["lost_tokens"].to_numpy())
+
+
+def retry_figures(totals: Totals, records: RunRecords) -> dict[str, Any]:
     """Computes the attempts of clients, and the failed ones by reason.
 
     An attempt fails if it is refused, times out or loses its replica; the client may send it again.
-    lost_tokens: output tokens that were produced after their client had timed out.
+    lost_tokens: output tokens that were produced after their client had timed out. records: may have tables
+    without rows.
     """
-    requests = records.requests
-    arrived, tries = len(requests), requests.get("tries")
-    attempts = arrived if tries is None else int(tries.sum())
-    lost = requests.get("lost_tokens")
+    arrived, attempts = totals["clients_requests"], totals["attempts"]
+    lost = int(totals["lost_tokens"]) - records.num_crash_tokens
     return {
         "attempts": attempts,
         "retries": max(0, attempts - arrived),
         "attempts_per_request": attempts / arrived if arrived else float("nan"),
         "failed_attempts": dict(sorted(records.failed_attempts.items())),
-        "lost_tokens": 0 if lost is None else int(lost.sum()) - records.num_crash_tokens,
+        "lost_tokens": lost if "lost_tokens" in records.requests else 0,
     }
 
 
@@ -120,36 +127,38 @@ def _spans(replica: ReplicaRecord) -> list[tuple[str, tuple[float, float]]]:
     return [(name, (begin, end)) for name, (begin, end) in spans if end > begin]
 
 
-def pool_figures(
+def add_requests_by_pool(
+    totals: Totals, requests: pd.DataFrame, pool_by_replica: NDArray[np.int64], num_pools: int
+) -> None:
+    """Adds the numbers of requests of each pool."""
+    places = [requests[name].to_numpy() for name in ("replica", "prefill_replica") if name in requests]
+    pools_of = [np.where(place >= 0, pool_by_replica[place], -1) for place in places]
+    for index in range(num_pools) if places else ():
+        totals.add(f"pool_{index}_requests", np.logical_or.reduce([of == index for of in pools_of]))
+
+
+def figures_of_pools(
+    totals: Totals,
     records: RunRecords,
-    window: Window,
-    inside_s: NDArray[np.float64],
+    replica_s: NDArray[np.float64],
     pools: Sequence[PoolHardware],
     works: Sequence[Work],
+    pipelines: Sequence[dict[str, Any] | None],
 ) -> dict[str, Any]:
     """Computes the figures of each pool by name: requests, utilisation, cost, pipeline.
 
-    Returns an empty dictionary if there is one pool only. A request counts for the pool that served it last
+    records: may have tables without rows. A request counts for the pool that served it last
     and, if another pool computed its prompt, also for that one.
 
     Example: two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
     """
-    if len(records.pools) < 2:
-        return {}
-    places = [
-        records.requests[name].to_numpy()
-        for name in ("replica", "prefill_replica")
-        if name in records.requests
-    ]
-    pools_of = [np.where(place >= 0, records.pool_by_replica[place], -1) for place in places]
-    replica_s = rented_s(records, window).tolist()
-    pipelines = pipeline_use_by_pool(records, inside_s, [pool.model for pool in pools])
+    seconds = replica_s.tolist()
     return {
         pool.name: {
-            "requests": int(np.logical_or.reduce([of_request == index for of_request in pools_of]).sum()),
+            "requests": totals[f"pool_{index}_requests"],
             **hardware_use([works[index]]),
-            "device_hours": pools[index].num_devices * replica_s[index] / 3600,
-            "usd": pools[index].price_usd_per_hour * replica_s[index] / 3600,
+            "device_hours": pools[index].num_devices * seconds[index] / 3600,
+            "usd": pools[index].price_usd_per_hour * seconds[index] / 3600,
             "pipeline": pipelines[index],
         }
         for index, pool in enumerate(records.pools)

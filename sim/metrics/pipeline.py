@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.speculation.model import SpeculativeModel
-from sim.metrics.sums import weighted_sum
-from sim.metrics.utilisation import iteration_shape
+from sim.metrics.sums import TableTotals, Totals
+from sim.metrics.utilisation import iteration_shape, pieces, share_inside
 from sim.records.run import RunRecords
-
-_ROWS_AT_ONCE = 1 << 16
 
 
 def pipeline_use_by_pool(
@@ -40,37 +38,50 @@ def pipeline_use(
     stages wait for the host. The rest is busy_share (sends included), also by stage. With speculation
     bubble_share has drafting_share, too: the last stage drafts after its passes, and the others wait.
     """
+    totals = TableTotals()
+    for rows in pieces(len(inside_s)):
+        add_pipeline(totals, iterations.iloc[rows], inside_s[rows], model)
+    return pipeline_figures(totals, model)
+
+
+def add_pipeline(
+    totals: Totals, iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
+) -> None:
+    """Adds the terms of `pipeline_use` of up to `ROWS_AT_ONCE` iterations."""
     if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None:
+        return
+    part = share_inside(inside_s, iterations["duration_s"].to_numpy(dtype=np.float64))
+    shape = iteration_shape(iterations, model)
+    full, count, light = model.round(shape)
+    if isinstance(model, SpeculativeModel):
+        drafting_s = np.broadcast_to(model.drafting_seconds(shape), part.shape)
+        totals.add("stage_drafting_s", np.multiply(drafting_s, part))
+    slowest_s = reduce(np.maximum, model.stages.stage_seconds(full, count, light))
+    for index, stage in enumerate(model.stages.all):
+        own_s = count.full * stage.seconds(full) + count.light * stage.seconds(light)
+        totals.add(f"stage_{index}_s", np.multiply(own_s, part))
+    totals.add("stage_total_s", inside_s)
+    totals.add("stage_busy_s", np.multiply(count.full * full.all_s + count.light * light.all_s, part))
+    totals.add("stage_bound_s", np.multiply(slowest_s, part))
+    totals.add("stage_gpu_s", np.multiply(np.maximum(full.all_s, slowest_s), part))
+    totals.add("stage_in_flight_s", np.multiply(count.full + count.light, inside_s))
+
+
+def pipeline_figures(totals: Totals, model: IterationModel) -> dict[str, Any] | None:
+    """Returns the figures of `pipeline_use` from its sums."""
+    total_s = totals["stage_total_s"]
+    if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None or total_s == 0:
         return None
-    stages = model.stages.all
-    by_stage, total_s, busy_s, bound_s, gpu_s, in_flight_s = np.zeros(len(stages)), 0.0, 0.0, 0.0, 0.0, 0.0
-    drafting_s = 0.0
-    for start in range(0, len(inside_s), _ROWS_AT_ONCE):
-        rows = iterations.iloc[start : start + _ROWS_AT_ONCE]
-        duration_s = rows["duration_s"].to_numpy(dtype=np.float64)
-        spent_s = inside_s[start : start + _ROWS_AT_ONCE]
-        part = np.divide(spent_s, duration_s, out=np.zeros_like(spent_s), where=duration_s > 0)
-        shape = iteration_shape(rows, model)
-        full, count, light = model.round(shape)
-        if isinstance(model, SpeculativeModel):
-            drafting_s += weighted_sum(np.broadcast_to(model.drafting_seconds(shape), part.shape), part)
-        slowest_s = reduce(np.maximum, model.stages.stage_seconds(full, count, light))
-        for index, stage in enumerate(stages):
-            own_s = count.full * stage.seconds(full) + count.light * stage.seconds(light)
-            by_stage[index] += weighted_sum(own_s, part)
-        total_s += float(spent_s.sum())
-        busy_s += weighted_sum(count.full * full.all_s + count.light * light.all_s, part)
-        bound_s += weighted_sum(slowest_s, part)
-        gpu_s += weighted_sum(np.maximum(full.all_s, slowest_s), part)
-        in_flight_s += weighted_sum(count.full + count.light, spent_s)
-    if total_s == 0:
-        return None
-    all_s = len(stages) * total_s
+    num_stages = len(model.stages.all)
+    names = ("busy", "bound", "gpu", "in_flight", "drafting")
+    busy_s, bound_s, gpu_s, in_flight_s, drafting_s = (totals[f"stage_{name}_s"] for name in names)
+    by_stage = np.array([totals[f"stage_{index}_s"] for index in range(num_stages)], np.float64)
+    all_s = num_stages * total_s
     unequal, few = bound_s / total_s - busy_s / all_s, (gpu_s - bound_s) / total_s
-    drafting = (len(stages) - 1) * drafting_s / all_s
+    drafting = (num_stages - 1) * drafting_s / all_s
     by_stage[-1] += drafting_s
     figures = {
-        "stages": len(stages),
+        "stages": num_stages,
         "mean_micro_batches": in_flight_s / total_s,
         "bubble_share": unequal + few + drafting,
         "unequal_stages_share": unequal,

@@ -8,12 +8,37 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.metrics.sums import Totals
 from sim.metrics.window import Window
 from sim.records.event_rows import TIERS, WAITS, Event
-from sim.records.run import RunRecords
+
+_TIERS = {name: number for number, name in enumerate(TIERS) if name in ("host", "disk")}
+_CAUSES = ("gateway", *WAITS)
 
 
-def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:
+def add_cache_use(
+    totals: Totals, events: pd.DataFrame, window: Window, bytes_per_token: NDArray[np.float64]
+) -> None:
+    """Adds the terms of `cache_figures`. bytes_per_token: of KV, for each replica."""
+    rows = _rows(events, window)
+    for name, kinds in (("first", (Event.admit,)), ("again", (Event.admit, Event.resume))):
+        chosen = rows(*kinds)
+        totals.add(f"{name}_found", events["tokens"].to_numpy()[chosen])
+        totals.add(f"{name}_looked_up", events["of_tokens"].to_numpy()[chosen])
+    tier, tokens = events["tier"].to_numpy(), events["tokens"].to_numpy()
+    loads, stores = rows(Event.load), rows(Event.store)
+    moved_bytes = tokens * bytes_per_token[events["replica"].to_numpy()]
+    for name, number in _TIERS.items():
+        for way, moves in (("loaded", loads), ("stored", stores)):
+            chosen = moves & (tier == number)
+            totals.add(f"{way}_{name}_tokens", tokens[chosen])
+            totals.add(f"{way}_{name}_bytes", moved_bytes[chosen])
+    swapped_out = rows(Event.preempt_swap)
+    totals.add("swapped_out_tokens", tokens[swapped_out])
+    totals.add("swapped_out_bytes", moved_bytes[swapped_out])
+
+
+def cache_figures(totals: Totals, num_evicted_blocks: int) -> dict[str, Any]:
     """Computes prefix cache hits, evictions, and copies between tiers.
 
     The hits are those of first admissions; with_resumptions includes admissions after preemptions. Example: a
@@ -22,61 +47,81 @@ def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:
     found_tokens includes tokens loaded from another tier; loaded and stored bytes exclude swapping.
     evicted_blocks always covers the whole run, because pools count evictions without their time.
     """
-    events, rows = _rows(records, window)
-    first, again = rows(Event.admit), rows(Event.admit, Event.resume)
-    tier, tokens = events["tier"].to_numpy(), events["tokens"].to_numpy()
-    loads, stores = rows(Event.load), rows(Event.store)
-    swapped_out = rows(Event.preempt_swap)
-    moved_bytes = tokens * records.by_replica("kv_bytes_per_token")[events["replica"].to_numpy()]
-    by_tier = {name: i for i, name in enumerate(TIERS) if name in ("host", "disk")}
-    stored = {name: int(tokens[stores & (tier == i)].sum()) for name, i in by_tier.items()}
-    stored_bytes = {name: float(moved_bytes[stores & (tier == i)].sum()) for name, i in by_tier.items()}
-    stored["host"] = max(stored["host"] - int(tokens[swapped_out].sum()), 0)
-    stored_bytes["host"] = max(stored_bytes["host"] - float(moved_bytes[swapped_out].sum()), 0.0)
+    moved = {
+        f"{way}_{unit}": {name: totals[f"{way}_{name}_{unit}"] for name in _TIERS}
+        for way in ("loaded", "stored")
+        for unit in ("tokens", "bytes")
+    }
+    stored, stored_bytes = moved["stored_tokens"], moved["stored_bytes"]
+    stored["host"] = max(stored["host"] - totals["swapped_out_tokens"], 0)
+    stored_bytes["host"] = max(stored_bytes["host"] - totals["swapped_out_bytes"], 0.0)
     return {
-        **_hits(events[first]),
-        "with_resumptions": _hits(events[again]),
-        "evicted_blocks": records.num_evicted_blocks,
-        "loaded_tokens": {name: int(tokens[loads & (tier == i)].sum()) for name, i in by_tier.items()},
-        "loaded_bytes": {name: float(moved_bytes[loads & (tier == i)].sum()) for name, i in by_tier.items()},
-        "stored_tokens": stored,
-        "stored_bytes": stored_bytes,
+        **_hits(totals, "first"),
+        "with_resumptions": _hits(totals, "again"),
+        "evicted_blocks": num_evicted_blocks,
+        **moved,
     }
 
 
-def preemption_use(records: RunRecords, window: Window) -> dict[str, Any]:
-    """Computes preemptions by kind, recomputed tokens, and swapped tokens and bytes."""
-    events, rows = _rows(records, window)
+def add_preemption_use(
+    totals: Totals, events: pd.DataFrame, window: Window, bytes_per_token: NDArray[np.float64]
+) -> None:
+    """Adds the terms of `preemption_figures`. bytes_per_token: of KV, for each replica."""
+    rows = _rows(events, window)
     tokens = events["tokens"].to_numpy()
-    moved_bytes = tokens * records.by_replica("kv_bytes_per_token")[events["replica"].to_numpy()]
-    out, back = rows(Event.preempt_swap), rows(Event.swap_in)
+    moved_bytes = tokens * bytes_per_token[events["replica"].to_numpy()]
+    totals.add("recompute", rows(Event.preempt))
+    totals.add("swap", rows(Event.preempt_swap))
+    again = rows(Event.resume, Event.resume_swapped)
+    totals.add("recomputed_tokens", events["recomputed_tokens"].to_numpy()[again])
+    for way, kind in (("out", Event.preempt_swap), ("in", Event.swap_in)):
+        totals.add(f"preempted_{way}_tokens", tokens[rows(kind)])
+        totals.add(f"preempted_{way}_bytes", moved_bytes[rows(kind)])
+
+
+def preemption_figures(totals: Totals) -> dict[str, Any]:
+    """Computes preemptions by kind, recomputed tokens, and swapped tokens and bytes."""
     return {
-        "recompute": int(rows(Event.preempt).sum()),
-        "swap": int(rows(Event.preempt_swap).sum()),
-        "recomputed_tokens": int(events["recomputed_tokens"][rows(Event.resume, Event.resume_swapped)].sum()),
-        "swapped_out_tokens": int(tokens[out].sum()),
-        "swapped_in_tokens": int(tokens[back].sum()),
-        "swapped_out_bytes": float(moved_bytes[out].sum()),
-        "swapped_in_bytes": float(moved_bytes[back].sum()),
+        "recompute": totals["recompute"],
+        "swap": totals["swap"],
+        "recomputed_tokens": totals["recomputed_tokens"],
+        **{
+            f"swapped_{way}_{unit}": totals[f"preempted_{way}_{unit}"]
+            for unit in ("tokens", "bytes")
+            for way in ("out", "in")
+        },
     }
 
 
-def waiting_use(measured: pd.DataFrame) -> dict[str, Any]:
+def knows_waits(requests: pd.DataFrame) -> bool:
+    """Returns whether a table of requests has the causes of their waits."""
+    return f"wait_{WAITS[0]}_s" in requests
+
+
+def add_waiting_use(totals: Totals, measured: pd.DataFrame) -> None:
+    """Adds the terms of `waiting_figures`."""
+    waited = measured[measured["status"] != "rejected"]
+    if knows_waits(waited):
+        totals.add("waited", np.ones(len(waited), np.bool_))
+        for cause in _CAUSES:
+            totals.add(f"wait_{cause}_s", waited[f"wait_{cause}_s"].to_numpy(dtype=np.float64))
+
+
+def waiting_figures(totals: Totals, *, is_known: bool) -> dict[str, Any]:
     """Computes the mean seconds of waiting, in total and by cause, over the requests that were not rejected.
 
     Includes waits after preemptions and crashes, and requests that were never served. Cause gateway: the
-    request was not yet at a replica.
+    request was not yet at a replica. is_known: whether the causes were recorded.
     """
-    waited = measured[measured["status"] != "rejected"]
-    causes = ("gateway", *WAITS)
-    if f"wait_{WAITS[0]}_s" not in waited:
-        return {"mean_s": None, "by_cause_s": dict.fromkeys(causes)}
-    mean_s = {cause: float(waited[f"wait_{cause}_s"].mean()) for cause in causes}
+    if not is_known:
+        return {"mean_s": None, "by_cause_s": dict.fromkeys(_CAUSES)}
+    count = totals["waited"]
+    mean_s = {cause: totals[f"wait_{cause}_s"] / count if count else float("nan") for cause in _CAUSES}
     return {"mean_s": sum(mean_s.values()), "by_cause_s": mean_s}
 
 
-def _hits(rows: pd.DataFrame) -> dict[str, Any]:
-    found, looked_up = int(rows["tokens"].sum()), int(rows["of_tokens"].sum())
+def _hits(totals: Totals, name: str) -> dict[str, Any]:
+    found, looked_up = totals[f"{name}_found"], totals[f"{name}_looked_up"]
     return {
         "found_tokens": found,
         "looked_up_tokens": looked_up,
@@ -95,6 +140,5 @@ class _Rows:
         return np.isin(self._event, [int(kind) for kind in kinds]) & self._inside
 
 
-def _rows(records: RunRecords, window: Window) -> tuple[pd.DataFrame, _Rows]:
-    events = records.events
-    return events, _Rows(events, window.holds(events["time_s"].to_numpy(dtype=np.float64)))
+def _rows(events: pd.DataFrame, window: Window) -> _Rows:
+    return _Rows(events, window.holds(events["time_s"].to_numpy(dtype=np.float64)))

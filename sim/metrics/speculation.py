@@ -28,35 +28,32 @@ from numpy.typing import NDArray
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.speculation.model import SpeculativeModel
 from policies.speculation.view import AcceptanceCounts
-from sim.metrics.kept_tokens import iteration_ends_s
-from sim.metrics.measured import Measured
-from sim.metrics.sums import weighted_sum
-from sim.metrics.utilisation import iteration_shape
+from sim.metrics.sums import Totals
+from sim.metrics.utilisation import iteration_shape, pieces
 from sim.records.run import RunRecords
 
-_ROWS_AT_ONCE = 1 << 16
 COUNTS = ("draft_passes", "verified_tokens", "accepted_tokens", "kept_tokens", "proposed_tokens")
 
 
-def speculation_use(
-    records: RunRecords, part: Measured, models: Sequence[IterationModel]
-) -> dict[str, dict[str, Any]]:
-    """Returns the section `speculation` of the summary; nothing if no pool speculates.
+def add_draft_counts(totals: Totals, iterations: pd.DataFrame) -> None:
+    """Adds the counts of draft tokens of iterations, if they have any."""
+    for name in COUNTS if COUNTS[0] in iterations else ():
+        totals.add(name, iterations[name].to_numpy())
 
-    models: hardware models, one per pool.
+
+def speculation_figures(
+    totals: Totals, acceptance: pd.DataFrame, num_bursts: int, pools: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Returns the section `speculation` from its sums.
+
+    acceptance: see `SpeculationRecord`. num_bursts: gaps in the window. pools: their names.
     """
-    record = records.speculation
-    if record is None:
-        return {}
-    inside = part.window.holds(iteration_ends_s(records))
-    columns = {name: records.iterations[name].to_numpy()[inside] for name in COUNTS}
-    passes, verified, accepted, kept, proposed = (int(columns[name].sum()) for name in COUNTS)
-    num_bursts = int(part.gaps_inside.sum())
+    passes, verified, accepted, kept, proposed = (totals[name] for name in COUNTS)
     by_pool = {
-        pool.name: _rows(acceptance_by_place(record.acceptance[record.acceptance["pool"] == index]))
-        for index, pool in enumerate(records.pools)
+        pool: _rows(acceptance_by_place(acceptance[acceptance["pool"] == index]))
+        for index, pool in enumerate(pools)
     }
-    whole = record.acceptance.groupby("place", as_index=False)[["drafted", "accepted"]].sum()
+    whole = acceptance.groupby("place", as_index=False)[["drafted", "accepted"]].sum()
     return {
         "speculation": {
             "drafts": passes,
@@ -72,9 +69,9 @@ def speculation_use(
                 "discarded": accepted - kept,
                 "unused": max(proposed - verified, 0),
             },
-            "flops": wasted_flops(records, inside, models),
+            "flops": wasted_flops(totals),
             "by_place": _rows(acceptance_by_place(whole)),
-            **({"by_place_and_pool": by_pool} if len(records.pools) > 1 else {}),
+            **({"by_place_and_pool": by_pool} if len(pools) > 1 else {}),
         }
     }
 
@@ -100,30 +97,40 @@ def acceptance_by_pool(counts: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(pools, ignore_index=True) if pools else acceptance_by_place(counts)
 
 
-def wasted_flops(
-    records: RunRecords, inside: NDArray[np.bool_], models: Sequence[IterationModel]
-) -> dict[str, float]:
-    """Computes the FLOPs of iterations by purpose, and the share of those in vain, over pools that speculate.
+def add_flops_by_pool(
+    totals: Totals, records: RunRecords, inside: NDArray[np.bool_], models: Sequence[IterationModel]
+) -> None:
+    """Adds the FLOPs of the iterations that end in the window. models: hardware models, one per pool."""
+    for model, of_pool in zip(models, records.rows_by_pool(), strict=True):
+        iterations = records.iterations[of_pool][inside[of_pool]]
+        for rows in pieces(len(iterations)):
+            add_flops(totals, iterations.iloc[rows], model)
+
+
+def add_flops(totals: Totals, iterations: pd.DataFrame, model: IterationModel) -> None:
+    """Adds the FLOPs of up to `ROWS_AT_ONCE` iterations of a pool by purpose, if it speculates."""
+    if not isinstance(model, SpeculativeModel):
+        return
+    flops = model.flops_by_purpose(iteration_shape(iterations, model))
+    num_rows = (
+        iterations["draft_tokens"].to_numpy() + model.pass_tokens * iterations["decode_seqs"].to_numpy()
+    )
+    kept = _shares(iterations["kept_tokens"].to_numpy(), num_rows)
+    useful = np.where(num_rows > 0, kept, 0.0)
+    draft_rows = np.broadcast_to(flops.draft_rows, useful.shape)
+    totals.add("flops_of_tokens", np.array(np.broadcast_to(flops.next_tokens, useful.shape), np.float64))
+    totals.add("flops_of_tokens", np.multiply(draft_rows, useful))
+    totals.add("flops_in_vain", np.multiply(draft_rows, 1 - useful))
+    totals.add("flops_of_drafting", np.array(np.broadcast_to(flops.drafting, useful.shape), np.float64))
+
+
+def wasted_flops(totals: Totals) -> dict[str, float]:
+    """Returns the FLOPs of iterations by purpose, and the share of those in vain, over pools that speculate.
 
     Example: 10 of 40 rows of draft tokens are kept: three quarters of the FLOPs of these rows are in vain.
     """
-    needed = in_vain = drafting = 0.0
-    for model, of_pool in zip(models, records.rows_by_pool(), strict=True):
-        if not isinstance(model, SpeculativeModel):
-            continue
-        iterations = records.iterations[of_pool][inside[of_pool]]
-        for start in range(0, len(iterations), _ROWS_AT_ONCE):
-            rows = iterations.iloc[start : start + _ROWS_AT_ONCE]
-            flops = model.flops_by_purpose(iteration_shape(rows, model))
-            num_rows = rows["draft_tokens"].to_numpy() + model.pass_tokens * rows["decode_seqs"].to_numpy()
-            kept = _shares(rows["kept_tokens"].to_numpy(), num_rows)
-            useful = np.where(num_rows > 0, kept, 0.0)
-            draft_rows = np.broadcast_to(flops.draft_rows, useful.shape)
-            every = np.ones(len(rows))
-            needed += weighted_sum(np.broadcast_to(flops.next_tokens, useful.shape), every)
-            needed += weighted_sum(draft_rows, useful)
-            in_vain += weighted_sum(draft_rows, 1 - useful)
-            drafting += weighted_sum(np.broadcast_to(flops.drafting, useful.shape), every)
+    names = ("flops_of_tokens", "flops_in_vain", "flops_of_drafting")
+    needed, in_vain, drafting = (float(totals[name]) for name in names)
     total = needed + in_vain + drafting
     return {
         "tokens": needed,

@@ -23,49 +23,48 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.break_even import break_even_load
-from hwmodels.cost import split_cost
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics import definitions
-from sim.metrics.adapters import adapter_use
-from sim.metrics.fleet import failure_use, pool_figures, retry_use, scaling_use
-from sim.metrics.kept_tokens import num_kept_inside
+from sim.metrics.adapters import add_adapter_use
+from sim.metrics.assembly import (
+    STATUSES,
+    Setting,
+    Sums,
+    add_bill,
+    add_iterations,
+    add_output,
+    assemble,
+    first_tokens,
+)
+from sim.metrics.by_class import COUNTS, add_status_counts
+from sim.metrics.fleet import add_requests_by_pool, add_retry_use
+from sim.metrics.kept_tokens import iteration_ends_s, kept_over_time
 from sim.metrics.measured import Measured, measure
 from sim.metrics.one_run import intervals
-from sim.metrics.pipeline import pipeline_use
-from sim.metrics.pressure import cache_use, preemption_use, waiting_use
+from sim.metrics.pipeline import pipeline_use_by_pool
+from sim.metrics.pressure import add_cache_use, add_preemption_use, add_waiting_use, knows_waits
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.slo import Slo, goodput
-from sim.metrics.speculation import speculation_use
-from sim.metrics.sums import weighted_sum
-from sim.metrics.training import training_use
-from sim.metrics.transfers import transfer_use
+from sim.metrics.slo import Slo, add_goodput
+from sim.metrics.speculation import add_draft_counts, add_flops_by_pool
+from sim.metrics.sums import TableTotals, Totals
+from sim.metrics.transfers import add_cached_tokens, add_transfers, transferred
 from sim.metrics.utilisation import (
-    EnergyUse,
     PoolHardware,
-    batch_tokens,
-    energy_use,
-    hardware_use,
-    kv_use,
-    prefill_time_share,
-    rented_s,
+    add_kv_use,
+    add_prefill_time,
+    pool_of_rows,
     seconds_inside,
     work_by_pool,
 )
-from sim.metrics.waste import kv_waste
-from sim.metrics.window import Window
+from sim.metrics.waste import add_kv_waste, never_filled_s
 from sim.records.run import RunRecords
-
-SECONDS_PER_YEAR = 365 * 24 * 3600.0
-
-STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
 def summarise(
@@ -84,63 +83,71 @@ def summarise(
     Without an SLO there is no goodput, without a power model of the device no energy.
     Raises AssertionError if the records are inconsistent (`check_conservation`).
     """
-    counts = check_conservation(records)
+    check_conservation(records)
     part = part or measure(records, metrics, slo)
-    window, measured = part.window, part.requests
-    inside_s = seconds_inside(records.iterations, window)
-    output = _output(records, window, int(part.gaps_inside.sum()) + num_kept_inside(records, window))
-    works = work_by_pool(records, window, inside_s, pools)
-    joules, replica_s = energy_use(works, pools), rented_s(records, window)
-    figures = {
-        "simulated_s": records.end_s,
-        "interrupted": records.interrupted,
-        "overload": None if records.overload is None else records.overload._asdict(),
-        "missed": None if records.missed is None else records.missed._asdict(),
-        "requests": counts,
-        **part.figures(records, slo),
-        "throughput": {
-            "requests_per_s": _per(output.requests, window.duration_s),
-            "requests_per_minute": _per(60 * output.requests, window.duration_s),
-            "output_tokens_per_s": _per(output.output_tokens, window.duration_s),
-            "input_tokens_per_s": _per(output.input_tokens, window.duration_s),
-        },
-        "per_user": definitions.describe_speed(_times(measured, "tpot_s")),
-        "goodput": None if slo is None else goodput(part.table, measured, window, slo),
-        "intervals": intervals(records, part.table, measured, window),
-        **hardware_use(works),
-        "pipeline": pipeline_use(records.iterations, inside_s, pools[0].model) if len(pools) == 1 else None,
-        "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
-        "iterations": {
-            **_iterations(records.iterations, inside_s > 0),
-            "discarded_tokens": records.num_discarded_tokens,
-        },
-        "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),
-        "cache": cache_use(records, window),
-        "adapters": adapter_use(records),
-        "preemption": preemption_use(records, window),
-        "waiting": waiting_use(measured),
-        "kv_transfer": transfer_use(records, measured),
-        **speculation_use(records, part, [pool.model for pool in pools]),
-        "cost": _cost(
-            weighted_sum([pool.price_usd_per_hour for pool in pools], replica_s) / 3600,
-            weighted_sum([pool.num_devices for pool in pools], replica_s) / 3600,
-            window.duration_s / 3600,
-            output,
-            prefill_time_share(records.iterations, inside_s),
+    inside_s = seconds_inside(records.iterations, part.window)
+    whole, inside = TableTotals(), TableTotals()
+    add_whole_requests(whole, part.table, tariff)
+    add_requests_by_pool(whole, part.table, records.pool_by_replica, len(pools))
+    add_adapter_use(whole, records.iterations)
+    add_cached_tokens(whole, records.events)
+    add_measured_requests(inside, part, slo)
+    inside.add("gap_tokens", part.gaps_inside)
+    for add in (add_cache_use, add_preemption_use):
+        add(inside, records.events, part.window, records.by_replica("kv_bytes_per_token"))
+    add_iterations(inside, records.iterations, inside_s > 0)
+    add_prefill_time(inside, records.iterations, inside_s)
+    for add_kv in (add_kv_use, add_kv_waste):
+        add_kv(inside, records.iterations, inside_s, records.pools, pool_of_rows(records))
+    kept_s, kept = kept_over_time(records)
+    inside.add("kept_inside", kept[part.window.holds(kept_s)])
+    if records.speculation is not None:
+        is_inside = part.window.holds(iteration_ends_s(records))
+        add_draft_counts(inside, records.iterations[is_inside])
+        add_flops_by_pool(inside, records, is_inside, [pool.model for pool in pools])
+    figures = assemble(
+        records,
+        part.window,
+        Sums(
+            whole=whole,
+            inside=inside,
+            latencies=part.figures(records, slo),
+            per_user=definitions.describe_speed(_times(part.requests, "tpot_s")),
+            intervals=intervals(records, part.table, part.requests, part.window),
+            transfer_seconds=_transfer_seconds(part),
+            knows_waits=knows_waits(part.table),
+            kv_internal_s=never_filled_s(records, inside_s),
+            works=work_by_pool(records, part.window, inside_s, pools),
+            pipelines=pipeline_use_by_pool(records, inside_s, [pool.model for pool in pools]),
         ),
-        "troubles": failure_use(records),
-        "retries": retry_use(records),
-        "scaling": scaling_use(records, [pool.num_devices for pool in pools]),
-        "by_pool": pool_figures(records, window, inside_s, pools, works),
-        "bill_usd": None if tariff is None else _bill_usd(part.table, records, tariff),
-        "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
-        "training": training_use(energy or EnergySettings(), pools, works, output.output_tokens),
-    }
-    if figures["bill_usd"] is not None:
-        figures["break_even_load"] = break_even_load(figures["cost"]["usd"], figures["bill_usd"])
-    figures["publish"] = figures["ttft"]
+        Setting(pools=pools, slo=slo, energy=energy, tariff=tariff),
+    )
     plain: dict[str, Any] = plain_json(figures)
     return plain
+
+
+def add_whole_requests(totals: Totals, requests: pd.DataFrame, tariff: Tariff | None) -> None:
+    """Adds the counts of requests that cover the whole run."""
+    add_status_counts(totals, requests)
+    add_retry_use(totals, requests)
+    if tariff is not None:
+        add_bill(totals, requests, tariff)
+
+
+def add_measured_requests(totals: Totals, part: Measured, slo: Slo | None) -> None:
+    """Adds the sums over requests that cover the measured part of the run."""
+    add_output(totals, part.table, part.window)
+    add_waiting_use(totals, part.requests)
+    add_transfers(totals, part.requests)
+    if slo is not None:
+        add_goodput(totals, part.table, part.requests, part.window, slo)
+
+
+def _transfer_seconds(part: Measured) -> dict[str, float | int] | None:
+    """Returns the statistics of the KV transfers of measured requests; None if the run had none."""
+    if not len(transferred(part.table)):
+        return None
+    return definitions.describe(_times(transferred(part.requests), "kv_transfer_s"))
 
 
 def check_conservation(records: RunRecords) -> dict[str, int]:
@@ -150,135 +157,57 @@ def check_conservation(records: RunRecords) -> dict[str, int]:
     lost in a crash, is the first token of a request (or sample), ends a gap, or is a kept draft token, and
     that the times of a request are in order.
     """
-    requests = records.requests
-    counts = {status: int((requests["status"] == status).sum()) for status in STATUSES}
-    assert sum(counts.values()) == len(requests), f"{len(requests)} requests arrived, but by status: {counts}"
-    assert requests["request_id"].is_unique, "two rows for one request"
-    first_tokens = _first_tokens(requests, requests["first_token_s"].notna().to_numpy())
-    first_tokens += records.num_lost_first_tokens
-    emitted, seen = int(requests["output_tokens"].sum()), first_tokens + int(records.gap_count.sum())
+    totals = TableTotals()
+    add_status_counts(totals, records.requests)
+    add_token_counts(totals, records.requests)
+    totals.add("gap_count", records.gap_count)
+    add_kept_tokens(totals, records.iterations)
+    check_rows(records.requests)
+    return checked_counts(totals, records.num_lost_first_tokens)
+
+
+def add_token_counts(totals: Totals, requests: pd.DataFrame) -> None:
+    """Adds the output tokens of requests, with lost ones, and their first tokens."""
+    has_begun = requests["first_token_s"].notna().to_numpy()
+    totals.add("emitted_first_tokens", first_tokens(requests, has_begun))
+    totals.add("emitted_tokens", requests["output_tokens"].to_numpy())
     if "lost_tokens" in requests:
-        emitted += int(requests["lost_tokens"].sum())
-    if "kept_tokens" in records.iterations:
-        seen += int(records.iterations["kept_tokens"].sum())
+        totals.add("emitted_tokens", requests["lost_tokens"].to_numpy())
+    totals.add("rows_of_requests", np.ones(len(requests), np.bool_))
+
+
+def add_kept_tokens(totals: Totals, iterations: pd.DataFrame) -> None:
+    """Adds the kept draft tokens of iterations, if they have any."""
+    if "kept_tokens" in iterations:
+        totals.add("kept_draft_tokens", iterations["kept_tokens"].to_numpy())
+
+
+def checked_counts(totals: Totals, num_lost_first_tokens: int) -> dict[str, int]:
+    """Returns the requests by status; raises AssertionError if requests or tokens are missing."""
+    counts = {name: int(totals[name]) for name in COUNTS}
+    num_rows = int(totals["rows_of_requests"])
+    by_status = {status: counts[status] for status in STATUSES}
+    assert sum(by_status.values()) == num_rows, f"{num_rows} requests arrived, but by status: {by_status}"
+    first = int(totals["emitted_first_tokens"]) + num_lost_first_tokens
+    emitted = int(totals["emitted_tokens"])
+    seen = first + int(totals["gap_count"]) + int(totals["kept_draft_tokens"])
     assert emitted == seen, (
-        f"{emitted} output tokens, but {first_tokens} first tokens + gaps + kept draft tokens = {seen}"
+        f"{emitted} output tokens, but {first} first tokens + gaps + kept draft tokens = {seen}"
     )
+    return counts
+
+
+def check_rows(requests: pd.DataFrame) -> None:
+    """Raises AssertionError if a request has two rows, or its times are not in order."""
+    assert requests["request_id"].is_unique, "two rows for one request"
     moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
     for earlier, later in pairwise(moments):
         early = requests.index[_times(requests, earlier) > _times(requests, later)]
         assert early.empty, f"row {early[0]}: {later} is before {earlier}"
-    return {"arrived": len(requests), **counts}
-
-
-class _Output(NamedTuple):
-    """Output of the run inside the window."""
-
-    requests: int
-    output_tokens: int
-    input_tokens: int
-    """A whole prompt counts at the time of its first output token, however much was cached or recomputed."""
-
-
-def _output(records: RunRecords, window: Window, num_later_tokens: int) -> _Output:
-    """Counts the output of the window.
-
-    num_later_tokens: output tokens inside the window that are not the first of their request.
-    """
-    first_inside = window.holds(_times(records.requests, "first_token_s"))
-    finished_inside = window.holds(_times(records.requests, "finished_s")) & (
-        records.requests["status"] == "finished"
-    ).to_numpy(dtype=np.bool_)
-    return _Output(
-        requests=int(finished_inside.sum()),
-        output_tokens=_first_tokens(records.requests, first_inside) + num_later_tokens,
-        input_tokens=int(records.requests["prompt_tokens"].to_numpy()[first_inside].sum()),
-    )
-
-
-def _first_tokens(requests: pd.DataFrame, rows: NDArray[np.bool_]) -> int:
-    """Counts the first tokens of the selected requests: one per sample."""
-    return int(requests["samples"].to_numpy()[rows].sum()) if "samples" in requests else int(rows.sum())
-
-
-def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str, float | int]:
-    count = int(inside.sum())
-    seqs = iterations["decode_seqs"].to_numpy() + iterations["prefill_seqs"].to_numpy()
-    return {
-        "count": count,
-        "mean_s": _per(float(_times(iterations, "duration_s")[inside].sum()), count),
-        "mean_batch_seqs": _per(int(seqs[inside].sum()), count),
-        "max_batch_seqs": int(seqs[inside].max()) if count else 0,
-        "mean_batch_tokens": _per(int(batch_tokens(iterations)[inside].sum()), count),
-    }
-
-
-def _cost(
-    usd: float, device_hours: float, hours: float, output: _Output, prefill_share: float
-) -> dict[str, Any]:
-    """Computes the cost of all replicas, idle time included, per hour, token and request.
-
-    usd_per_million_output_tokens assigns the whole cost to the output; `split`: `hwmodels.cost.split_cost`.
-    """
-    split = split_cost(
-        usd=usd,
-        prefill_time_share=0.0 if math.isnan(prefill_share) else prefill_share,
-        num_input_tokens=output.input_tokens,
-        num_output_tokens=output.output_tokens,
-        num_requests=output.requests,
-    )
-    return {
-        "usd": usd,
-        "device_hours": device_hours,
-        "usd_per_hour": _per(usd, hours),
-        "usd_per_million_output_tokens": _per(usd * 1e6, output.output_tokens),
-        "usd_per_1000_requests": split.usd_per_thousand_requests,
-        "split": {
-            "prefill_time_share": prefill_share,
-            "usd_per_million_input_tokens": split.usd_per_million_input_tokens,
-            "usd_per_million_output_tokens": split.usd_per_million_output_tokens,
-        },
-    }
-
-
-def _bill_usd(requests: pd.DataFrame, records: RunRecords, tariff: Tariff) -> float:
-    """Computes the bill of all clients over the whole run: served prompts, all output, pinned prefixes."""
-    served = requests[requests["first_token_s"].notna()]
-    found = served["cached_tokens"].where(served["cached_tokens"] >= tariff.min_cached_tokens, 0)
-    return tariff.bill_usd(
-        input_tokens=float(served["prompt_tokens"].sum()),
-        found=float(found.sum()),
-        written=float((served["pinned_tokens"] - found).clip(lower=0).sum()),
-        output_tokens=float(requests["output_tokens"].sum()),
-        pinned_token_s=records.pinned_token_s,
-    )
-
-
-def _energy(joules: EnergyUse, settings: EnergySettings, output: _Output) -> dict[str, float]:
-    """Computes the energy of the GPU boards of all replicas, idle time included, and its kWh and CO2e."""
-    total = joules.busy_joules + joules.idle_joules
-    return {
-        "joules": total,
-        "idle_joules": joules.idle_joules,
-        "mean_device_w": _per(total, joules.device_s),
-        "max_device_w": settings.max_power_factor * joules.largest_tdp_w,
-        "kwh_per_device_year": float(settings.kwh(_per(total, joules.device_s) * SECONDS_PER_YEAR)),
-        "joules_per_output_token": _per(total, output.output_tokens),
-        "joules_per_1000_requests": _per(1000 * total, output.requests),
-        "kwh": float(settings.kwh(total)),
-        "g_co2e": float(settings.g_co2e(total)),
-        "kwh_per_1000_requests": _per(1000 * float(settings.kwh(total)), output.requests),
-        "grid_g_co2e_per_kwh": settings.grid_g_co2e_per_kwh,
-        "pue": settings.pue,
-    }
 
 
 def _times(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
     return table[name].to_numpy(dtype=np.float64)
-
-
-def _per(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else math.nan
 
 
 def plain_json(value: Any) -> Any:

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from hwmodels.iterations.energy import PowerModel, idle_joules, joules_of_work
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, DraftWork, IterationModel, IterationShape
 from hwmodels.speculation.model import SpeculativeModel
-from sim.metrics.sums import weighted_sum
+from sim.metrics.sums import TableTotals, Totals, weighted_sum
 from sim.metrics.window import Window
-from sim.records.run import RunRecords
+from sim.records.run import PoolRecord, RunRecords
 from sim.speculation.log import DRAFT_WORK_COLUMNS
 
 KINDS = ("decode", "mixed", "prefill")
 """Kinds of iteration: decodes only, decodes and prompt chunks, prompt chunks only."""
 
-_ROWS_AT_ONCE = 1 << 16  # The model returns a dozen arrays; batches of rows keep them in the CPU cache.
+ROWS_AT_ONCE = 1 << 16  # The model returns a dozen arrays; batches of rows keep them in the CPU cache.
 
 
 def seconds_inside(iterations: pd.DataFrame, window: Window) -> NDArray[np.float64]:
@@ -73,30 +73,50 @@ def work_by_pool(
     records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
 ) -> list[Work]:
     """Computes the work of each pool. An iteration counts by the share of its time inside the window."""
-    duration_s = _column(records.iterations, "duration_s")
-    part = np.divide(inside_s, duration_s, out=np.zeros_like(inside_s), where=duration_s > 0)
     found = []
     replica_s = rented_s(records, window).tolist()
     for pool, of_pool, seconds in zip(pools, records.rows_by_pool(), replica_s, strict=True):
-        model, iterations = pool.model, records.iterations[of_pool]
-        own, own_s = part[of_pool], duration_s[of_pool]
-        flops = moved_bytes = 0.0
-        joules: list[float] = []
-        for rows in _pieces(len(own)):
-            shape = iteration_shape(iterations.iloc[rows], model)
-            done = model.flops(shape), model.bytes_moved(shape)
-            flops += weighted_sum(done[0], own[rows])
-            moved_bytes += weighted_sum(done[1], own[rows])
-            if pool.power is not None:
-                # An iteration of 0 s uses no energy; 1 s instead keeps the division by time defined.
-                some_s = np.where(own_s[rows] > 0, own_s[rows], 1.0)
-                used = joules_of_work(pool.power, model, *done, some_s, num_devices=pool.num_devices)
-                joules.append(weighted_sum(used, own[rows]))
-        busy_s = float(inside_s[of_pool].sum())
-        peaks = seconds * model.peak_flops_per_s, seconds * model.peak_bytes_per_s
-        busy_joules = None if pool.power is None else tuple(joules)
-        found.append(Work(flops, moved_bytes, busy_s, *peaks, seconds, busy_joules))
+        iterations, own_s = records.iterations[of_pool], inside_s[of_pool]
+        parts: list[Totals] = []
+        for rows in pieces(len(own_s)):
+            parts.append(TableTotals())
+            add_work(parts[-1], iterations.iloc[rows], own_s[rows], pool)
+        busy_s = float(own_s.sum())
+        found.append(work_of(parts, busy_s, seconds, pool))
     return found
+
+
+def add_work(
+    totals: Totals, iterations: pd.DataFrame, inside_s: NDArray[np.float64], pool: PoolHardware
+) -> None:
+    """Adds the FLOPs, bytes and joules of up to `ROWS_AT_ONCE` iterations of a pool."""
+    model, duration_s = pool.model, _column(iterations, "duration_s")
+    part = share_inside(inside_s, duration_s)
+    shape = iteration_shape(iterations, model)
+    done = model.flops(shape), model.bytes_moved(shape)
+    totals.add("flops", np.multiply(done[0], part))
+    totals.add("moved_bytes", np.multiply(done[1], part))
+    if pool.power is not None:
+        # An iteration of 0 s uses no energy; 1 s instead keeps the division by time defined.
+        some_s = np.where(duration_s > 0, duration_s, 1.0)
+        used = joules_of_work(pool.power, model, *done, some_s, num_devices=pool.num_devices)
+        totals.add("joules", np.multiply(used, part))
+
+
+def work_of(parts: Sequence[Totals], busy_s: float, replica_s: float, pool: PoolHardware) -> Work:
+    """Returns the work of a pool. parts: sums of `add_work`; replica_s: paid replica-seconds."""
+    flops = moved_bytes = 0.0
+    for part in parts:
+        flops += part["flops"]
+        moved_bytes += part["moved_bytes"]
+    peaks = replica_s * pool.model.peak_flops_per_s, replica_s * pool.model.peak_bytes_per_s
+    joules = None if pool.power is None else tuple(part["joules"] for part in parts)
+    return Work(flops, moved_bytes, busy_s, *peaks, replica_s, joules)
+
+
+def share_inside(inside_s: NDArray[np.float64], duration_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Computes the share of each iteration that is inside the window; 0 for an iteration of 0 s."""
+    return np.divide(inside_s, duration_s, out=np.zeros_like(inside_s), where=duration_s > 0)
 
 
 def hardware_use(works: Sequence[Work]) -> dict[str, float]:
@@ -144,37 +164,69 @@ def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUs
     return EnergyUse(busy_joules=busy, idle_joules=idle, device_s=device_s, largest_tdp_w=largest_tdp_w)
 
 
-def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:
+def pool_of_rows(records: RunRecords) -> NDArray[np.int64]:
+    """Returns the index of the pool of each iteration."""
+    found: NDArray[np.int64] = records.pool_by_replica[records.iterations["replica"].to_numpy()]
+    return found
+
+
+def of_pools(pools: Sequence[PoolRecord], name: str, pool: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns a figure of `PoolRecord` for each index of a pool."""
+    return np.array([getattr(one, name) for one in pools], np.float64)[pool]
+
+
+def add_kv_use(
+    totals: Totals,
+    iterations: pd.DataFrame,
+    inside_s: NDArray[np.float64],
+    pools: Sequence[PoolRecord],
+    pool: NDArray[np.int64],
+) -> None:
+    """Adds the terms of `kv_use_figures`. pool: index of the pool of each iteration."""
+    blocks = _column(iterations, "kv_blocks_used")
+    totals.add("kv_place_s", blocks * of_pools(pools, "block_size", pool) * inside_s)
+    totals.add("kv_token_s", _column(iterations, "kv_tokens_used") * inside_s)
+    totals.add("kv_block_s", blocks * inside_s)
+    all_blocks = of_pools(pools, "num_kv_blocks", pool)
+    shares = np.divide(blocks, all_blocks, out=np.full_like(blocks, np.nan), where=all_blocks > 0)[
+        inside_s > 0
+    ]
+    totals.add("kv_unknown", np.isnan(shares))
+    totals.raise_to("kv_peak_share", shares[~np.isnan(shares)])
+
+
+def kv_use_figures(
+    totals: Totals, pools: Sequence[PoolRecord], replica_s: NDArray[np.float64]
+) -> dict[str, float]:
     """Computes shares of KV blocks in use: mean over time and replicas, peak of any replica, internal waste.
 
     An idle replica uses no block. internal_waste_share = empty token slots in the last block of each sequence
-    over all token slots in use: 10 tokens in 1 block of 16 waste 6 / 16 = 0.375.
+    over all token slots in use: 10 tokens in 1 block of 16 waste 6 / 16 = 0.375. replica_s: `rented_s`.
     """
-    replica = records.iterations["replica"].to_numpy()
-    blocks = _column(records.iterations, "kv_blocks_used")
-    place_seconds = weighted_sum(blocks * records.by_replica("block_size")[replica], inside_s)
-    token_seconds = weighted_sum(_column(records.iterations, "kv_tokens_used"), inside_s)
-    all_blocks = records.by_replica("num_kv_blocks")[replica]
-    shares = np.divide(blocks, all_blocks, out=np.full_like(blocks, np.nan), where=all_blocks > 0)
-    num_blocks = [pool.num_kv_blocks for pool in records.pools]
+    num_blocks = [pool.num_kv_blocks for pool in pools]
+    is_known = any(num_blocks) and not totals["kv_unknown"]
     return {
-        "mean_use_share": _share(
-            weighted_sum(blocks, inside_s), weighted_sum(num_blocks, rented_s(records, window))
-        ),
-        "peak_use_share": float(shares[inside_s > 0].max(initial=0.0)) if any(num_blocks) else float("nan"),
-        "internal_waste_share": 1 - _share(token_seconds, place_seconds),
+        "mean_use_share": _share(totals["kv_block_s"], weighted_sum(num_blocks, replica_s)),
+        "peak_use_share": float(totals.largest("kv_peak_share")) if is_known else float("nan"),
+        "internal_waste_share": 1 - _share(totals["kv_token_s"], totals["kv_place_s"]),
     }
 
 
-def prefill_time_share(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) -> float:
+def add_prefill_time(totals: Totals, iterations: pd.DataFrame, inside_s: NDArray[np.float64]) -> None:
+    """Adds the terms of `prefill_share_of`."""
+    prefill = _column(iterations, "prefill_tokens")
+    tokens = batch_tokens(iterations)
+    share = np.divide(prefill, tokens, out=np.zeros_like(prefill), where=tokens > 0)
+    totals.add("prefill_s", share * inside_s)
+    totals.add("inside_s", inside_s)
+
+
+def prefill_share_of(totals: Totals) -> float:
     """Computes the share of the busy time spent on prompts; a mixed iteration is split by its tokens.
 
     Example: 30 ms with 90 prompt tokens and 10 decodes, and 10 ms of decodes alone: 27 / 40 = 0.675.
     """
-    prefill = _column(iterations, "prefill_tokens")
-    tokens = batch_tokens(iterations)
-    share = np.divide(prefill, tokens, out=np.zeros_like(prefill), where=tokens > 0)
-    return min(_share(weighted_sum(share, inside_s), float(inside_s.sum())), 1.0)  # the sums are rounded
+    return min(_share(totals["prefill_s"], totals["inside_s"]), 1.0)  # the sums are rounded
 
 
 def seconds_by_kind(
@@ -189,7 +241,7 @@ def seconds_by_kind(
     for model, of_pool in zip(models, records.rows_by_pool(), strict=True):
         iterations, own_s = records.iterations[of_pool], inside_s[of_pool]
         kind = iteration_kind(iterations)
-        for rows in _pieces(len(kind)):
+        for rows in pieces(len(kind)):
             parts = model.breakdown(iteration_shape(iterations.iloc[rows], model))
             shaped = {name: np.broadcast_to(part, own_s[rows].shape) for name, part in parts.items()}
             whole = np.sum(list(shaped.values()), axis=0)
@@ -248,5 +300,6 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else float("nan")
 
 
-def _pieces(num_rows: int) -> list[slice]:
-    return [slice(i, i + _ROWS_AT_ONCE) for i in range(0, num_rows, _ROWS_AT_ONCE)]
+def pieces(num_rows: int) -> list[slice]:
+    """Returns slices of at most `ROWS_AT_ONCE` rows."""
+    return [slice(i, i + ROWS_AT_ONCE) for i in range(0, num_rows, ROWS_AT_ONCE)]

@@ -13,38 +13,48 @@ that several sequences share counts once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.sums import weighted_sum
-from sim.metrics.utilisation import rented_s
-from sim.metrics.window import Window
-from sim.records.run import RunRecords
+from sim.metrics.sums import Totals, weighted_sum
+from sim.metrics.utilisation import of_pools
+from sim.records.run import PoolRecord, RunRecords
 
 
-def kv_waste(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:
+def add_kv_waste(
+    totals: Totals,
+    iterations: pd.DataFrame,
+    inside_s: NDArray[np.float64],
+    pools: Sequence[PoolRecord],
+    pool: NDArray[np.int64],
+) -> None:
+    """Adds the slot-seconds of `kv_waste_figures`. pool: index of the pool of each iteration."""
+    num_blocks, block_size = _column(iterations, "kv_blocks_used"), of_pools(pools, "block_size", pool)
+    held = num_blocks * block_size
+    filled = np.minimum(_column(iterations, "kv_tokens_used"), held)
+    unused = (of_pools(pools, "num_kv_blocks", pool) - num_blocks) * block_size
+    totals.add("kv_empty_s", (held - filled) * inside_s)
+    totals.add("kv_external_s", unused * _column(iterations, "waits_for_memory") * inside_s)
+    totals.add("kv_filled_s", filled * inside_s)
+
+
+def kv_waste_figures(
+    totals: Totals, internal_s: float, pools: Sequence[PoolRecord], replica_s: NDArray[np.float64]
+) -> dict[str, float]:
     """Computes the mean shares over the window and all replicas; NaN if the window is empty.
 
-    inside_s: for each iteration, its seconds inside the window. Between iterations all slots are free. Empty
-    slots of sequences that still run at the end count as reserved.
+    internal_s: slot-seconds of slots that were never filled; NaN: unknown. replica_s: `rented_s`. Between
+    iterations all slots are free. Empty slots of sequences that still run at the end count as reserved.
     wasted_share = (reserved + internal + external) / (1 - free): share of the memory in demand without KV.
 
     Example: 100 slots for 10 s; a sequence holds 60 for 5 s, fills 20 evenly and no more; no request waits.
     Filled 10 x 5 = 50, reserved 50, internal 40 x 5 = 200 of 1000 slot-seconds; wasted 250 / 300.
     """
-    iterations = records.iterations
-    replica = iterations["replica"].to_numpy()
-    num_blocks, block_size = _column(iterations, "kv_blocks_used"), records.by_replica("block_size")[replica]
-    held = num_blocks * block_size
-    filled = np.minimum(_column(iterations, "kv_tokens_used"), held)
-    unused = (records.by_replica("num_kv_blocks")[replica] - num_blocks) * block_size
-    empty_s = weighted_sum(held - filled, inside_s)
-    internal_s = empty_s if records.unfilled is None else _unfilled_s(iterations, records.unfilled, inside_s)
-    external_s = weighted_sum(unused * _column(iterations, "waits_for_memory"), inside_s)
-    filled_s = weighted_sum(filled, inside_s)
-    places = [pool.num_kv_blocks * pool.block_size for pool in records.pools]
-    all_s = weighted_sum(places, rented_s(records, window))
+    empty_s, external_s, filled_s = (totals[f"kv_{name}_s"] for name in ("empty", "external", "filled"))
+    all_s = weighted_sum([pool.num_kv_blocks * pool.block_size for pool in pools], replica_s)
     free_s = all_s - filled_s - empty_s - external_s
     return {
         "filled_share": _share(filled_s, all_s),
@@ -56,11 +66,12 @@ def kv_waste(records: RunRecords, window: Window, inside_s: NDArray[np.float64])
     }
 
 
-def _unfilled_s(
-    iterations: pd.DataFrame, unfilled: NDArray[np.int64], inside_s: NDArray[np.float64]
-) -> float:
-    """Computes the slot-seconds of slots that were held and never filled."""
-    replica = iterations["replica"].to_numpy()
+def never_filled_s(records: RunRecords, inside_s: NDArray[np.float64]) -> float | None:
+    """Computes the slot-seconds of slots that were held and never filled; None: of all empty slots."""
+    unfilled = records.unfilled
+    if unfilled is None:
+        return None
+    replica = records.iterations["replica"].to_numpy()
     place_s = 0.0
     for index in np.unique(unfilled[:, 0]):
         # Seconds inside the window before each iteration of the replica.

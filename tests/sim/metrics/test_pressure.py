@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.window import Window
 from sim.records.event_rows import WAIT_COLUMNS, Event, logged_events
+from tests.sim.metrics.figures_of import cache_use, preemption_use, waiting_use
 
 WHOLE = Window(0.0, 10.0)
 

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.metrics.utilisation import iteration_kind, iteration_shape, prefill_time_share, seconds_by_kind
+from sim.metrics.utilisation import iteration_kind, iteration_shape, seconds_by_kind
+from tests.sim.metrics.figures_of import prefill_time_share
 
 NAMES = ("decode_context_tokens", "prefill_seqs", "prefill_pairs", "prefill_context_tokens", "sampled_seqs")
 

@@ -10,8 +10,8 @@ from policies.caching.paged import Paged
 from policies.caching.streaming import StreamingLlm
 from policies.prediction.oracle_with_noise import OracleWithNoise
 from sim.metrics.utilisation import seconds_inside
-from sim.metrics.waste import kv_waste
 from sim.metrics.window import measured_window
+from tests.sim.metrics.figures_of import kv_waste
 
 SHARES = ("filled", "reserved", "internal", "external", "free")
 
