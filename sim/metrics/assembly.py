@@ -47,7 +47,7 @@ STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What the figures of a run depend on besides its records: see `sim.metrics.summary.summarise`."""
+    """Settings that the figures of a run depend on: see `sim.metrics.summary.summarise`."""
 
     pools: Sequence[PoolHardware]
     slo: Slo | None = None
