@@ -22,8 +22,9 @@ from sim.workload.json_lines import COUNT, IDS, TEXT, Line, Rule, objects_of
 from sim.workload.lengths import clip_to_context
 from sim.workload.streams import stream
 from sim.workload.table import TableSource, block_segments
+from sim.workload.trace_blocks import TraceRow
 from sim.workload.trace_files import require_file
-from sim.workload.traces import Trace, TraceRow
+from sim.workload.traces import Trace
 
 MAX_SESSION_S = 1e8
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice, repeat
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,16 @@ from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import BoolArray
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 ROWS = 4096
 """Rows of a chunk: so few become Python objects at once."""
 NO_SESSION = -1
 
 ObjectArray = npt.NDArray[np.object_]
 Row = TypeVar("Row", bound=tuple[Any, ...])
+Columns = TypeVar("Columns", bound="DataclassInstance")
 
 
 class Common(NamedTuple):
@@ -79,11 +83,7 @@ class Chunk:
 
     def where(self, rows: BoolArray | IntArray | slice) -> Chunk:
         """Returns the chunk of the selected rows: a mask [N], row numbers or a slice."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        selected: dict[str, Any] = {
-            name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)
-        }
-        return replace(self, **selected)
+        return rows_where(self, rows)
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yields the requests."""
@@ -194,6 +194,15 @@ def rows_of(kind: type[Row], *columns: Iterable[Any]) -> Iterator[Row]:
     They are created without a call of Python code for each, for speed.
     """
     return map(tuple.__new__, repeat(kind), zip(*columns, strict=False))
+
+
+def rows_where(columns: Columns, rows: BoolArray | IntArray | slice) -> Columns:
+    """Returns a dataclass of columns with the selected rows: a mask [N], row numbers or a slice."""
+    found = {field.name: getattr(columns, field.name) for field in fields(columns)}
+    selected: dict[str, Any] = {
+        name: column[rows] for name, column in found.items() if isinstance(column, np.ndarray)
+    }
+    return replace(columns, **selected)
 
 
 def objects(values: Sequence[Any]) -> ObjectArray:

@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import ClassVar, NamedTuple
 
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS
+from sim.workload.trace_blocks import TraceRow
 from sim.workload.trace_files import lines_of
-from sim.workload.traces import Trace, TraceRow
+from sim.workload.traces import Trace
 
 Clock = Callable[[str], float]
 """Converts the text of an arrival time to seconds from the trace's zero; raises ValueError."""

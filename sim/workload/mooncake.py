@@ -10,7 +10,8 @@ from policies.core.request import Segment
 from sim.workload.checks import MAX_ARRIVAL_S, require_positive
 from sim.workload.json_lines import COUNT, IDS, NUMBER, Line, Rule, objects_of
 from sim.workload.table import block_segments
-from sim.workload.traces import Trace, TraceRow
+from sim.workload.trace_blocks import TraceRow
+from sim.workload.traces import Trace
 from sim.workload.unix_times import ArrivalClock
 
 KEYS = ("timestamp", "input_length", "output_length", "hash_ids")

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from policies.core.request import Segment
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, require_positive
 from sim.workload.table import block_segments
-from sim.workload.traces import Trace, TraceRow
+from sim.workload.trace_blocks import TraceRow
+from sim.workload.traces import Trace
 
 ROWS_AT_ONCE = 4096
 

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from policies.core.request import Segment
 from sim.workload.checks import MAX_ARRIVAL_S
 from sim.workload.table import block_segments
+from sim.workload.trace_blocks import TraceRow
 from sim.workload.trace_files import lines_of
-from sim.workload.traces import Trace, TraceRow
+from sim.workload.traces import Trace
 
 BLOCK = 16
 """Tokens of a prompt that have one content id: a KV block."""

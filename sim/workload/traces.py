@@ -1,4 +1,4 @@
-"""Base class of recorded traces: selects a time window and clips requests to the model's context.
+"""Base class of recorded traces: the settings that all formats have.
 
 A format is a subclass that reads its rows (`csv_traces`, `mooncake`). Times in a row count from the trace's
 own zero; its `start_s` is 0 s of the run.
@@ -6,35 +6,18 @@ own zero; its `start_s` is 0 s of the run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
-
-import numpy as np
+from typing import ClassVar
 
 from policies.core.request import Segment
-from sim.workload.base import Source, WorkloadNotes
+from sim.workload.base import Source
 from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
-from sim.workload.lengths import clip_to_context
-from sim.workload.marked import MarkedSource
-from sim.workload.table import TableSource
+from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import require_file
+from sim.workload.trace_source import TraceSource, Window
 from sim.workload.unix_times import ArrivalClock
-
-
-class TraceRow(NamedTuple):
-    """One request of a trace, already checked: lengths >= 1, arrival_s finite."""
-
-    line: int
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    content_ids: tuple[int, ...] = ()  # content ids of the prompt's blocks, if the trace has them
-    remark: str = ""  # note for the user on how the times were read; at most one row has it
-    skip_reason: str = ""  # reason why the row is counted but not replayed; its lengths are not checked
-    tenant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,74 +59,23 @@ class Trace:
         """Yields the rows in file order, with times from the trace's zero. Raises ValueError at a bad row."""
         raise NotImplementedError
 
+    def blocks(self) -> Iterator[Block]:
+        """Yields the same rows as columns; every call begins anew."""
+        return blocks_of_rows(self.rows())
+
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         """Returns the content of a prompt of num_tokens tokens; empty unless the format identifies it."""
         return ()
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the window. The seed has no effect except with window_by_seed."""
-        notes = WorkloadNotes()
         start_s = self.start_s + (seed * (self.duration_s or 0.0) if self.window_by_seed else 0.0)
-        rows = self._window(notes, start_s)
-        prompts, outputs, clipped = clip_to_context(
-            np.array([row.prompt_tokens for row in rows], np.int64),
-            np.array([row.output_tokens for row in rows], np.int64),
-            max_model_len,
-        )
-        notes.num_clipped = int(np.count_nonzero(clipped))
-        # Rounding restores decimal times of up to seven digits (Azure's), which subtraction has changed.
-        arrival_s = np.round(np.array([row.arrival_s for row in rows]) - start_s, 7)
-        contents = [row.content_ids for row in rows]
-
-        def segments(row: int, num_tokens: int) -> tuple[Segment, ...]:
-            return self.segments(contents[row], num_tokens)
-
-        table = TableSource(
-            arrival_s=arrival_s,
-            prompt_tokens=prompts,
-            output_tokens=outputs,
-            notes=notes,
-            segments=segments if any(contents) else None,
+        return TraceSource(
+            self.path,
+            self.blocks,
+            window=Window(start_s, self.duration_s, self.max_requests, self.start_s),
+            sort=self.sort,
+            segments=self.segments,
+            max_model_len=max_model_len,
             patience_s=self.patience_s,
         )
-        tenants = [row.tenant for row in rows]
-        if not any(tenants):
-            return table
-        return MarkedSource(table, lambda request: request._replace(tenant=tenants[request.request_id]))
-
-    def _window(self, notes: WorkloadNotes, start_s: float) -> list[TraceRow]:
-        end_s = math.inf if self.duration_s is None else start_s + self.duration_s
-        rows: list[TraceRow] = []
-        line, last_s = 0, 0.0
-        for row in self._sorted_rows() if self.sort else self.rows():
-            if row.arrival_s < last_s:
-                raise ValueError(
-                    f"{self.path}:{row.line}:1: expected an arrival at or after that of the previous row "
-                    f"({last_s:.7f} s), found {row.arrival_s:.7f} s; set workload.sort=true to sort the rows"
-                )
-            line, last_s = row.line, row.arrival_s
-            if row.remark:
-                notes.remarks.append(row.remark)
-            if last_s >= end_s or len(rows) == self.max_requests:
-                break  # do not read the rest of a long trace
-            if last_s < start_s:
-                continue
-            if row.skip_reason:
-                notes.skip(row.skip_reason)
-            else:
-                rows.append(row)
-        if not line:
-            raise ValueError(f"{self.path}:2:1: expected at least one request, found none")
-        if not rows:
-            raise ValueError(
-                f"start_s={self.start_s:g}: no request of {self.path} arrives between {start_s:g} s and "
-                f"{end_s:g} s; the last row that was read arrives at {last_s:g} s"
-            )
-        return rows
-
-    def _sorted_rows(self) -> list[TraceRow]:
-        rows = sorted(self.rows(), key=lambda row: row.arrival_s)
-        if rows and rows[0].arrival_s < 0:  # dates count from the first row, which is another one now
-            zero_s = rows[0].arrival_s
-            return [row._replace(arrival_s=row.arrival_s - zero_s) for row in rows]
-        return rows

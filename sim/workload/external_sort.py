@@ -1,0 +1,201 @@
+"""Sorts the rows of a trace by time in constant memory: sorted runs in a temporary file, merged when read.
+
+Rows with equal times keep the order of the file. The temporary file is in the folder that `tempfile` chooses
+(the environment variable TMPDIR names another) and is deleted with the object, or when the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sim.workload.chunks import objects
+from sim.workload.trace_blocks import Block, joined
+
+RUN_VALUES = 1 << 21
+"""Numbers of a run, which is sorted in memory: half a million rows without contents."""
+ROWS_AT_ONCE = 2048
+"""Rows of each run in memory while runs are merged."""
+
+SCHEMA = pa.schema(
+    [
+        ("line", pa.int64()),
+        ("arrival_s", pa.float64()),
+        ("prompt_tokens", pa.int64()),
+        ("output_tokens", pa.int64()),
+        ("content_ids", pa.utf8()),  # a JSON list: the ids may have more than 64 bits
+        ("skip_reason", pa.utf8()),
+        ("tenant", pa.utf8()),
+    ]
+)
+TEXTS = ("content_ids", "skip_reason", "tenant")
+
+
+class SortedRows:
+    """The rows of a trace in order of time. If the earliest is before 0 s, times count from it.
+
+    This happens with dates, which count from the first row of a file until the rows are sorted.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        """Sorts the rows. Raises ValueError if the temporary file cannot be written."""
+        self._remarks: tuple[str, ...] = ()
+        self._first_s = 0.0
+        self._in_memory: Block | None = None  # all rows, if they are so few that there is no file
+        self._runs: list[range] = []  # the batches of each run in the file
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._path = Path()
+        is_done = False
+        try:
+            self._sort(blocks)
+            is_done = True
+        except OSError as error:
+            raise ValueError(
+                f"sort=true: sorted rows cannot be written to the temporary folder {tempfile.gettempdir()}: "
+                f"{error.strerror or error}; free space in it, or name another one in the environment "
+                "variable TMPDIR"
+            ) from None
+        finally:
+            if self._folder is not None and not is_done:
+                self._folder.cleanup()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the attributes for another process, which reads the file and does not delete it."""
+        return self.__dict__ | {"_folder": None}
+
+    def blocks(self) -> Iterator[Block]:
+        """Yields the rows; every call begins anew. The first block has the remarks of all."""
+        remarks = self._remarks
+        for block in self._merged() if self._runs else filter(None, [self._in_memory]):
+            arrival_s = block.arrival_s - self._first_s if self._first_s < 0 else block.arrival_s
+            yield replace(block, arrival_s=arrival_s, remarks=remarks)
+            remarks = ()
+
+    def _sort(self, blocks: Iterable[Block]) -> None:
+        gathered: list[Block] = []
+        num_values = 0
+        with ExitStack() as stack:
+            writer = None
+            for block in blocks:
+                self._remarks += block.remarks
+                self._first_s = min(self._first_s, float(block.arrival_s.min()))
+                gathered.append(block)
+                num_values += block.num_values
+                if num_values >= RUN_VALUES:
+                    writer = writer or stack.enter_context(self._new_file())
+                    self._write(writer, gathered)
+                    gathered, num_values = [], 0
+            if writer is None and gathered:
+                self._in_memory = _in_order(gathered)
+            elif writer is not None and gathered:
+                self._write(writer, gathered)
+
+    def _new_file(self) -> pa.ipc.RecordBatchFileWriter:
+        self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-sort-")
+        self._path = Path(self._folder.name) / "runs.arrow"
+        return pa.ipc.new_file(str(self._path), SCHEMA)
+
+    def _write(self, writer: pa.ipc.RecordBatchFileWriter, blocks: Sequence[Block]) -> None:
+        """Writes a sorted run."""
+        run = _in_order(blocks)
+        starts = range(0, len(run), ROWS_AT_ONCE)
+        for start in starts:
+            writer.write_batch(_to_batch(run.where(slice(start, start + ROWS_AT_ONCE))))
+        first = self._runs[-1].stop if self._runs else 0
+        self._runs.append(range(first, first + len(starts)))
+
+    def _merged(self) -> Iterator[Block]:
+        """Merges the runs; yields sorted blocks.
+
+        In each step, the rows up to the smallest last row of all buffers are in memory, whatever follows.
+        """
+        with pa.OSFile(str(self._path)) as file:
+            reader = pa.ipc.open_file(file)
+            buffers = [_Buffer(reader, run) for run in self._runs]
+            while buffers:
+                limits = [buffer.last for buffer in buffers if buffer.rest]
+                yield _in_order([buffer.take(min(limits, default=None)) for buffer in buffers])
+                buffers = [buffer for buffer in buffers if len(buffer.block)]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """The next rows of a run."""
+
+    reader: pa.ipc.RecordBatchFileReader
+    rest: range
+    """Batches that have not been read."""
+    block: Block
+
+    def __init__(self, reader: pa.ipc.RecordBatchFileReader, run: range) -> None:
+        self.reader, self.rest = reader, run
+        self._read()
+
+    @property
+    def last(self) -> tuple[float, int]:
+        """Time and line of the last row in memory."""
+        return float(self.block.arrival_s[-1]), int(self.block.line[-1])
+
+    def take(self, limit: tuple[float, int] | None) -> Block:
+        """Removes and returns the rows up to a time and a line; None: all in memory."""
+        num_rows = len(self.block)
+        if limit is not None:
+            limit_s, line = limit
+            first, after = (
+                int(np.searchsorted(self.block.arrival_s, limit_s, side)) for side in ("left", "right")
+            )
+            num_rows = first + int(np.searchsorted(self.block.line[first:after], line, "right"))
+        taken = self.block.where(slice(0, num_rows))
+        self.block = self.block.where(slice(num_rows, None))
+        if not len(self.block) and self.rest:
+            self._read()
+        return taken
+
+    def _read(self) -> None:
+        self.block = _to_block(self.reader.get_batch(self.rest[0]))
+        self.rest = self.rest[1:]
+
+
+def _in_order(blocks: Sequence[Block]) -> Block:
+    """Returns the rows of blocks sorted by time; where times are equal, the order stays."""
+    rows = joined(blocks)
+    return rows.where(np.argsort(rows.arrival_s, kind="stable"))
+
+
+def _to_batch(block: Block) -> pa.RecordBatch:
+    texts: dict[str, Any] = {name: getattr(block, name) for name in TEXTS}
+    if block.content_ids is not None:
+        texts["content_ids"] = [json.dumps(ids) for ids in block.content_ids]
+    columns: list[Any] = [block.line, block.arrival_s, block.prompt_tokens, block.output_tokens]
+    columns += [[None] * len(block) if texts[name] is None else texts[name] for name in TEXTS]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
+
+
+def _to_block(batch: pa.RecordBatch) -> Block:
+    def numbers(name: str) -> npt.NDArray[Any]:
+        return np.asarray(batch.column(name).to_numpy())
+
+    texts: dict[str, Any] = {}
+    for name in TEXTS:
+        column = batch.column(name)
+        texts[name] = None if column.null_count else objects(column.to_pylist())
+    if texts["content_ids"] is not None:
+        texts["content_ids"] = objects([tuple(json.loads(ids)) for ids in texts["content_ids"]])
+    return Block(
+        line=numbers("line"),
+        arrival_s=numbers("arrival_s"),
+        prompt_tokens=numbers("prompt_tokens"),
+        output_tokens=numbers("output_tokens"),
+        **texts,
+    )

@@ -1,0 +1,214 @@
+"""The traffic of a recorded trace: read in blocks, once to check it, and again by the run.
+
+The check finds every error before anything runs, counts the requests, and notices rows that are not in order
+of time. Short traces are kept in memory; others are read again, so that any number of requests takes the same
+memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.core.request import Request, Segment
+from sim.settings.errors import ConfigError
+from sim.workload.base import Arrival, WorkloadNotes
+from sim.workload.chunks import Chunk, Common, arrivals_of
+from sim.workload.external_sort import SortedRows
+from sim.workload.lengths import BoolArray, clip_to_context
+from sim.workload.trace_blocks import Block
+
+KEPT_VALUES = 1 << 20
+"""Numbers of a trace up to which it is kept in memory: some 200,000 requests, fewer with contents."""
+
+
+class Window(NamedTuple):
+    """The part of a trace that is replayed, in seconds from the trace's zero."""
+
+    start_s: float
+    duration_s: float | None
+    max_requests: int | None
+    setting: float
+    """The setting start_s, for messages."""
+
+    @property
+    def end_s(self) -> float:
+        """Time from which rows are not replayed."""
+        return math.inf if self.duration_s is None else self.start_s + self.duration_s
+
+
+class OutOfOrderError(ValueError):
+    """A row arrives before the previous one."""
+
+
+class ChangedTraceError(ConfigError):
+    """A file was changed between its check and the run."""
+
+
+class TraceSource:
+    """The requests of a window of a trace, in order of time; the number of a request is its id."""
+
+    def __init__(
+        self,
+        path: Path,
+        blocks: Callable[[], Iterator[Block]],
+        *,
+        window: Window,
+        sort: bool,
+        segments: Callable[[tuple[int, ...], int], tuple[Segment, ...]],
+        max_model_len: int,
+        patience_s: float | None,
+    ) -> None:
+        """Checks the trace.
+
+        blocks: reads the rows in the order of the file; every call begins anew. sort: sort rows that are out
+        of order. segments: see `Trace.segments`. Raises ValueError.
+        """
+        self.patience_s = patience_s
+        self._path = path
+        self._blocks = blocks
+        self._window = window
+        self._segments = segments
+        self._max_model_len = max_model_len
+        self._is_sorted = False
+        self._version = _version(path)
+        try:
+            self._check(to_the_end=sort)
+        except OutOfOrderError:
+            if not sort:
+                raise
+            self._blocks = SortedRows(blocks()).blocks
+            self._is_sorted = True
+            self._check(to_the_end=False)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the requests. Raises ChangedTraceError if the file has changed since it was checked."""
+        return self._read_again() if self._kept is None else iter(self._kept)
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return arrivals_of(self.chunks())
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        return ()
+
+    def _check(self, *, to_the_end: bool) -> None:
+        """Reads the window, and keeps it if it is short. to_the_end: also check the rows behind it."""
+        self.notes = WorkloadNotes()
+        self.num_requests: int | None = 0
+        self.last_arrival_s: float | None = None
+        self._kept: list[Chunk] | None = []
+        num_values = 0
+        for chunk in self._read(self.notes, to_the_end=to_the_end):
+            self.num_requests += len(chunk)
+            self.last_arrival_s = float(chunk.at_s[-1])
+            num_values += 4 * len(chunk) + (0 if chunk.content is None else sum(map(len, chunk.content)))
+            if num_values > KEPT_VALUES:
+                self._kept = None
+            elif self._kept is not None:
+                self._kept.append(chunk)
+
+    def _read_again(self) -> Iterator[Chunk]:
+        changed = f"{self._path}: has changed since it was checked; start the run again"
+        if not self._is_sorted and _version(self._path) != self._version:
+            raise ChangedTraceError(changed)
+        try:
+            yield from self._read(WorkloadNotes(), to_the_end=False)
+        except ValueError as error:
+            raise ChangedTraceError(f"{error}; the file has changed since it was checked") from None
+        if not self._is_sorted and _version(self._path) != self._version:
+            raise ChangedTraceError(changed)
+
+    def _read(self, notes: WorkloadNotes, *, to_the_end: bool) -> Iterator[Chunk]:
+        """Yields the requests of the window, and adds to the notes. Raises ValueError."""
+        window = self._window
+        previous_s, last_s = 0.0, 0.0
+        has_rows = has_ended = False
+        count = 0
+        for block in self._blocks():
+            has_rows = True
+            times_s = block.arrival_s
+            in_time = (times_s >= window.start_s) & (times_s < window.end_s)
+            wanted = in_time & block.is_replayed()
+            end = 0 if has_ended else self._end(block, wanted, count)
+            before_s = np.concatenate([[previous_s], times_s[:-1]])
+            early = _first(times_s < before_s)
+            if early < len(block) and (early <= end or to_the_end):
+                raise OutOfOrderError(
+                    f"{self._path}:{block.line[early]}:1: expected an arrival at or after that of the "
+                    f"previous row ({before_s[early]:.7f} s), found {times_s[early]:.7f} s; set "
+                    "workload.sort=true to sort the rows"
+                )
+            if not has_ended:
+                notes.remarks += block.remarks
+                last_s = float(times_s[min(end, len(block) - 1)])
+                _count_skipped(notes, block, in_time, end)
+                rows = np.flatnonzero(wanted[:end])
+                if len(rows):
+                    yield self._chunk(block.where(rows), count, notes)
+                    count += len(rows)
+            previous_s = float(times_s[-1])
+            has_ended = has_ended or end < len(block)
+            if has_ended and not to_the_end:
+                break  # do not read the rest of a long trace
+        if not has_rows:
+            raise ValueError(f"{self._path}:2:1: expected at least one request, found none")
+        if not count:
+            raise ValueError(
+                f"start_s={window.setting:g}: no request of {self._path} arrives between "
+                f"{window.start_s:g} s and {window.end_s:g} s; the last row that was read arrives at "
+                f"{last_s:g} s"
+            )
+
+    def _end(self, block: Block, wanted: BoolArray, count: int) -> int:
+        """Returns the row at which reading ends, because of the window's end or max_requests.
+
+        count: requests of the window before this block.
+        """
+        end = _first(block.arrival_s >= self._window.end_s)
+        if self._window.max_requests is None:
+            return end
+        before = count + np.cumsum(wanted) - wanted  # requests before each row
+        return min(end, _first(before >= self._window.max_requests))
+
+    def _chunk(self, rows: Block, first_id: int, notes: WorkloadNotes) -> Chunk:
+        prompts, outputs, clipped = clip_to_context(
+            rows.prompt_tokens, rows.output_tokens, self._max_model_len
+        )
+        notes.num_clipped += int(np.count_nonzero(clipped))
+        return Chunk(
+            request_id=np.arange(first_id, first_id + len(rows)),
+            # Rounding restores decimal times of up to seven digits (Azure's), which subtraction has changed.
+            at_s=np.round(rows.arrival_s - self._window.start_s, 7),
+            prompt_tokens=prompts,
+            output_tokens=outputs,
+            tenant=rows.tenant,
+            content=rows.content_ids,
+            common=Common(segments=self._segments),
+        )
+
+
+def _count_skipped(notes: WorkloadNotes, block: Block, in_time: BoolArray, end: int) -> None:
+    """Adds the rows of the window that are left out to the notes, by reason."""
+    if block.skip_reason is not None:
+        for reason, count in Counter(block.skip_reason[:end][in_time[:end]].tolist()).items():
+            if reason:
+                notes.skip(reason, count)
+
+
+def _first(mask: BoolArray) -> int:
+    """Returns the first row of a mask that is true; the number of rows if there is none."""
+    return int(mask.argmax()) if mask.any() else len(mask)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Returns size and time of change of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
