@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from experiments.study.code import code_version
+from sim.engine.replica_pool import ReplicaPool
 from sim.settings.errors import ConfigError
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
@@ -32,6 +33,7 @@ class Prepared(NamedTuple):
     """The scenario and the assignment of a run, which all shards in a process share."""
 
     scenario: Scenario
+    pools: list[ReplicaPool]
     assignment: Assignment
 
 
@@ -65,9 +67,9 @@ class ShardTask:
                 f"launcher: the worker on {platform.node()} has windtunnel {here}, but this command has "
                 f"{self.code}; install the same version on all machines"
             )
-        scenario, assignment = _prepared(self.config, self.import_dirs)
+        scenario, pools, assignment = _prepared(self.config, self.import_dirs)
         with policy_errors(scenario):
-            source, pools, bounds = scenario.source(), scenario.replica_pools(), (self.first, self.end)
+            source, bounds = scenario.source(), (self.first, self.end)
             shard = run_shard(source, assignment, pools, bounds, scenario, scenario.sim)
         if shard.records.interrupted:
             raise KeyboardInterrupt  # a part of a shard is no result
@@ -93,5 +95,5 @@ def _prepared(config: str, import_dirs: Sequence[str]) -> Prepared:
     settings: dict[str, Any] = json.loads(config)
     scenario, source = build_run(settings)
     with policy_errors(scenario):
-        routing = scenario.for_a_run().routing
-        return Prepared(scenario, assign(source, routing, scenario.replica_pools(), scenario.sim.until_s))
+        routing, pools = scenario.for_a_run().routing, scenario.replica_pools()
+        return Prepared(scenario, pools, assign(source, routing, pools, scenario.sim.until_s))

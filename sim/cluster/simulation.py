@@ -111,7 +111,7 @@ class Simulation:
         self._until_s = inf if sim.until_s is None else sim.until_s
         self._arrivals = source.arrivals()
         self._next: Arrival | None = None
-        self._requests = RequestLog()
+        self._requests = self._new_request_log()
         self._busy_times: dict[int, BusyTime] = {}  # by replica index, if a pool is scaled
         self.num_ended = 0
         self._num_ahead = 0  # requests that will arrive or have not ended
@@ -166,6 +166,9 @@ class Simulation:
         if sim.stop_missed and cluster.slo is not None:
             self._missed_slo_stop = self._make_missed_slo_stop(cluster.slo)
         self._start_autoscalers(pools)
+
+    def _new_request_log(self) -> RequestLog:
+        return RequestLog()
 
     def _attach_function(
         self,

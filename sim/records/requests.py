@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from enum import IntEnum
 from math import isnan
@@ -268,15 +268,19 @@ class RequestLog:
         transfer, from slot and blocks to the last byte. The log is dropped column by column, as both together
         would need twice the memory.
         """
-        ids = np.flatnonzero(np.frombuffer(self.has_arrived, np.bool_))
-        names = np.array([status.name for status in Status], dtype=object)
-        tenants, models = (np.array([*found], dtype=object) for found in (self._tenants, self._models))
 
-        def column(values: array[Any]) -> NDArray[Any]:
+        def dropped(values: array[Any]) -> NDArray[Any]:
             of_requests = np.frombuffer(values, values.typecode)[ids]
             del values[:]
             return of_requests
 
+        ids = np.flatnonzero(np.frombuffer(self.has_arrived, np.bool_))
+        return self._table_of(ids, dropped)
+
+    def _table_of(self, ids: NDArray[np.int64], column: Callable[[Any], NDArray[Any]]) -> pd.DataFrame:
+        """Returns the rows of some requests. column: returns their values of a column of the log."""
+        names = np.array([status.name for status in Status], dtype=object)
+        tenants, models = (np.array([*found], dtype=object) for found in (self._tenants, self._models))
         return pd.DataFrame(
             copy=False,
             data={

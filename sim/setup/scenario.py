@@ -268,7 +268,7 @@ class Scenario(PoolSettings, ClusterSettings):
         """
         if self.sim.shards is not None:
             check_traffic(source, self.sim)
-            return run_all(source, self.source, self.replica_pools, self, self.sim, report)
+            return run_all(source, self.source, self.replica_pools(), self, self.sim, report)
         simulation = Simulation(
             source=source, pools=self.replica_pools(), cluster=self.for_a_run(), sim=self.sim
         )

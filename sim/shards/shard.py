@@ -22,8 +22,10 @@ from sim.cluster.simulation import Simulation
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
+from sim.records.requests import RequestLog
 from sim.records.run import ReplicaRecord, RunRecords
 from sim.shards.assignment import Assignment
+from sim.shards.shard_log import ShardRequestLog
 from sim.shards.shard_source import ShardSource
 from sim.workload.base import Source
 
@@ -79,13 +81,17 @@ class ShardSimulation(Simulation):
         self._first = first
         self._pool_of = [index for index, pool in enumerate(pools) for _ in range(pool.replicas)]
         self._has_more = False
+        self._is_own = assignment.of_shard(first, end)
         Simulation.__init__(
             self,
-            source=ShardSource(source, assignment.of_shard(first, end)),
+            source=ShardSource(source, self._is_own),
             pools=_own_pools(pools, first, end),
             cluster=replace(cluster, routing=AsAssigned(assignment.replicas)),
             sim=sim,
         )
+
+    def _new_request_log(self) -> RequestLog:
+        return ShardRequestLog(self._is_own)
 
     def run_shard(self, report: Callable[[float, int], None] | None = None) -> ShardRecords:
         """Runs the shard; `report`: see `Simulation.run`."""

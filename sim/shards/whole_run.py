@@ -63,17 +63,16 @@ def run_shard(
 def run_all(
     source: Source,
     new_source: Callable[[], Source],
-    new_pools: Callable[[], Sequence[ReplicaPool]],
+    pools: Sequence[ReplicaPool],
     cluster: ClusterSettings,
     sim: SimSettings,
     report: Callable[[float, int], None] | None = None,
 ) -> RunRecords:
     """Runs the shards that sim.shards asks for; returns the records of the whole run.
 
-    source: the traffic, which is read for the notes. new_source, new_pools: make those of each shard. report:
-    see `Simulation.run`. Raises KeyboardInterrupt after Ctrl-C, as parts of a run are no result.
+    source: the traffic, which is read for the notes. new_source: makes that of each shard. report: see
+    `Simulation.run`. Raises KeyboardInterrupt after Ctrl-C, as parts of a run are no result.
     """
-    pools = new_pools()
     assignment = assign(source, cluster.for_a_run().routing, pools, sim.until_s)
     num_replicas = sum(pool.replicas for pool in pools)
     assert sim.shards is not None
@@ -81,7 +80,7 @@ def run_all(
     num_ended = 0
     every = shard_bounds(sim.shards, num_replicas, len(assignment.replicas), 1)
     for bounds in every:
-        shard = run_shard(new_source(), assignment, new_pools(), bounds, cluster, sim)
+        shard = run_shard(new_source(), assignment, pools, bounds, cluster, sim)
         if shard.records.interrupted:
             raise KeyboardInterrupt
         shards.append(shard)
