@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +28,8 @@ from sim.setup.scenario import Scenario
 from sim.shards.merge import merged
 from sim.shards.whole_run import shard_bounds
 
+SHARD_BYTES = 600
+"""Bytes of the file of a shard for each of its requests, about: 574 with 16 iterations per request."""
 MAX_TRIES = 3
 """How often a shard is begun whose worker dies."""
 
@@ -54,12 +57,23 @@ class ShardedRun:
             self.num_requests,
             getattr(self.launcher, "num_jobs", None) or getattr(self.launcher, "jobs", None),
         )
+        self._check_room(folder)
         code, command = code_of_windtunnel(), self._command(folder)
         with ShardFolder.opened(folder, self.config, len(bounds), code, command) as shards:
             self._run_missing(shards, console)
             read = list(shards.read())
             records = merged([shard for shard, _ in read], self.scenario.sim.until_s)
             return self.scenario.result(records, read[0][1]), shards
+
+    def _check_room(self, folder: Path) -> None:
+        """Raises ConfigError if the shards would not fit on the disk of the results."""
+        needed, free = SHARD_BYTES * (self.num_requests or 0), disk_usage(folder).free
+        if needed > free:
+            raise ConfigError(
+                f"hydra.run.dir={seen_from_here(folder)}: {needed / 1e9:.1f} GB are needed for the shards of "
+                f"{self.num_requests:,} requests, and {free / 1e9:.1f} GB are free; make room, or choose a "
+                "folder on another disk"
+            )
 
     def _command(self, folder: Path, *, here: bool = False) -> str:
         """Returns the command that continues the run. here: on this machine, whatever the launcher was."""

@@ -42,7 +42,8 @@ class ShardRequestLog(RequestLog):
         num_own = len(self._ids)
         for name, empty in EMPTY_ROW.items():
             typecode: Any = getattr(getattr(self, name), "typecode", "B")  # has_arrived is of bytes
-            setattr(self, name, OwnRows(array(typecode, [empty]) * num_own, by_id))
+            values: Any = [empty]
+            setattr(self, name, OwnRows(array(typecode, values) * num_own, by_id))
 
     def table(self) -> pd.DataFrame:
         """Returns one row per request of the shard: see `RequestLog.table`."""

@@ -9,12 +9,14 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 import experiments.simulate.shard_folder
 import experiments.simulate.shard_task
+import experiments.simulate.sharded_run
 from experiments.app.job import CannotWriteError
 from experiments.simulate.shard_task import ShardTask
 from experiments.simulate.sharded_run import MAX_TRIES, ShardedRun
@@ -129,6 +131,15 @@ def test_a_full_disk_keeps_the_shards_before(tmp_path, monkeypatch):
     launcher = Losing()
     assert run(tmp_path, launcher) == expected()
     assert launcher.ran == [2, 3, 4, 5]
+
+
+def test_a_disk_without_room_is_refused_before_the_run(tmp_path, monkeypatch):
+    free = SimpleNamespace(free=10_000)
+    monkeypatch.setattr(experiments.simulate.sharded_run, "disk_usage", lambda folder: free)
+    with pytest.raises(
+        ConfigError, match=r"^hydra\.run\.dir=.* are needed for the shards of 60 requests, and"
+    ):
+        run(tmp_path)
 
 
 def test_a_damaged_file_is_removed_and_simulated_again(tmp_path):
