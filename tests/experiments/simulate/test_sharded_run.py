@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from experiments.app.job import CannotWriteError
 from experiments.simulate.shard_task import ShardTask
 from experiments.simulate.sharded_run import MAX_TRIES, ShardedRun
 from experiments.study.launchers.local import Local
+from experiments.study.launchers.on_ray import OnRay
 from experiments.study.launchers.outcome import Outcome, WorkerDiedError, attempt
 from sim.report.files import run_files
 from sim.settings.compose import ConfigSource
@@ -136,9 +138,7 @@ def test_a_full_disk_keeps_the_shards_before(tmp_path, monkeypatch):
 def test_a_disk_without_room_is_refused_before_the_run(tmp_path, monkeypatch):
     free = SimpleNamespace(free=10_000)
     monkeypatch.setattr(experiments.simulate.sharded_run, "disk_usage", lambda folder: free)
-    with pytest.raises(
-        ConfigError, match=r"^hydra\.run\.dir=.* are needed for the shards of 60 requests, and"
-    ):
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir=.* are needed for the shards of 60 requests"):
         run(tmp_path)
 
 
@@ -241,3 +241,20 @@ def test_killed_processes_change_no_result(tmp_path, seed):
     numbers = range(4 if seed < 3 else 200)
     killed = [ends_as_expected(tmp_path / str(n), random.Random(1000 * seed + n)) for n in numbers]
     assert sum(killed) > len(killed) / 2
+
+
+@pytest.mark.slow
+def test_a_node_of_ray_that_is_gone_changes_no_result(tmp_path):
+    pytest.importorskip("ray", reason="needs the extra ray")
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    head = {"num_cpus": 1, "include_dashboard": False}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    node = cluster.add_node(num_cpus=1)
+    try:
+        assert run(tmp_path / "two nodes", OnRay(address=cluster.address)) == expected()
+        gone = threading.Timer(4.0, lambda: cluster.remove_node(node, allow_graceful=False))
+        gone.start()
+        assert run(tmp_path / "one is gone", OnRay(address=cluster.address)) == expected()
+        gone.join()
+    finally:
+        cluster.shutdown()
