@@ -57,6 +57,7 @@ class ShardedRun:
             self.num_requests,
             getattr(self.launcher, "num_jobs", None) or getattr(self.launcher, "jobs", None),
         )
+        folder.mkdir(parents=True, exist_ok=True)
         self._check_room(folder)
         code, command = code_of_windtunnel(), self._command(folder)
         with ShardFolder.opened(folder, self.config, len(bounds), code, command) as shards:
