@@ -340,7 +340,7 @@ class Simulation:
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         recorders = [replica.recorder for replica in self.fleet.replicas]
-        logs = [recorder.take_iterations() for recorder in recorders]
+        logs = [recorder.iterations.cut() for recorder in recorders]
         rows = [recorder.events.rows for recorder in recorders]
         return tables(self._requests, logs, rows, self._figures(end_s), interrupted=interrupted)
 

@@ -166,16 +166,10 @@ class Recorder:
         self.requests = requests
         self.stopped(pending, now)
         self.requests, self.events = own, after
-        return self.take_iterations(), events.rows
+        return self.iterations.cut(), events.rows
 
     def discard(self) -> None:
         """Drops the logs of iterations and events, and goes on with empty ones."""
-        self.take_iterations()
+        self.iterations.cut()
         self.events = self.events.continued()
         self.lost_engines.clear()
-
-    def take_iterations(self) -> IterationLog:
-        """Returns the log of the iterations and leaves an empty one, so that its memory can be freed."""
-        log = self.iterations
-        self.iterations = self._new_log(self.replica, log.block_size, log.serves_adapters)
-        return log

@@ -108,6 +108,14 @@ class EventRows:
         num_before = (self._buffers.num_moved + len(self._admits)) // ADMIT_ROW.itemsize
         self._places += num_before.to_bytes(8, byteorder)
 
+    def extend(self, other: EventRows) -> None:
+        """Adds the rows of another replica."""
+        num_before = self._buffers.num_bytes(self._admits) // ADMIT_ROW.itemsize
+        num_places = self._buffers.num_bytes(self._places) // 8
+        self._buffers.extend(other._buffers)
+        if num_before:
+            np.frombuffer(self._places, np.int64)[num_places:] += num_before
+
     @property
     def num_bytes(self) -> int:
         """Memory of the rows, bytes."""

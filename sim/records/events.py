@@ -52,6 +52,11 @@ class EventLog:
         made._total_s, made.cause, made._since_s = self._total_s, self.cause, self._since_s
         return made
 
+    def cut(self) -> EventRows:
+        """Returns all rows so far; this log goes on without them."""
+        taken, self.rows = self.rows, EventRows()
+        return taken
+
     def enter(self, seq: Sequence, sent_s: float | None = None) -> None:
         """Adds a sequence that has reached the engine. sent_s: time at which a replica sent it, or None."""
         self.new.append(seq)

@@ -103,6 +103,11 @@ class IterationLog:
         self._begin(self.next_iteration)
         return taken
 
+    def extend(self, other: IterationLog) -> None:
+        """Adds the rows of another log with the same block size and the same columns."""
+        self._buffers.extend(other._buffers)
+        self._gaps += other._gaps
+
     def more_dtypes(self) -> dict[str, str]:
         """Returns the dtypes of further columns of the table, by name."""
         return dict.fromkeys(ADAPTER_COLUMNS, "i8") if self.serves_adapters else {}

@@ -50,6 +50,13 @@ class MappedBuffers:
         self.num_moved += borders[1]
         self.limit = max(NUM_BYTES, self.num_moved // 16)
 
+    def extend(self, other: MappedBuffers) -> None:
+        """Adds all bytes ever written to the buffers of another log of the same kind."""
+        for place, (buffer, latest) in enumerate(zip(self._buffers, other._buffers, strict=True)):
+            for moved, borders in other._maps:
+                buffer += moved[borders[place] : borders[place + 1]]
+            buffer += latest
+
     def num_bytes(self, buffer: bytearray) -> int:
         """Returns the number of bytes ever written to one of the buffers."""
         place = self._places[id(buffer)]

@@ -1,0 +1,183 @@
+"""A simulation that hands its records on while it runs, so that its memory holds what is in flight only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.cluster.simulation import Simulation
+from sim.engine.lane_replica import LaneReplica
+from sim.engine.replica import Replica
+from sim.records.chunk import GROUP_ROWS, RecordChunk
+from sim.records.gaps import Gaps
+from sim.records.iteration_tables import own_gaps_table
+from sim.records.iterations import IterationLog
+from sim.records.joined_logs import joined_events, joined_iterations
+from sim.records.mapped_requests import MappedRequestLog
+from sim.records.pending_waits import PendingWaits
+from sim.records.run import RunRecords
+from sim.speculation.log import DraftLog
+from sim.speculation.records import SpeculationRecord, speculation_record
+
+MAX_ITERATIONS: Final = 1 << 20
+"""Iterations after which a chunk is due; their table takes about 100 MB."""
+REPORTS_BETWEEN_COUNTS: Final = 4
+
+
+class StreamedSimulation(Simulation):
+    """A simulation whose records go to `take`, in chunks, and from there to tables and sums.
+
+    A chunk is due when as many requests have ended as a group has, or after `MAX_ITERATIONS` iterations.
+    `run` returns the records with tables without rows. group_rows: see `sim.records.chunk`; tests have
+    smaller groups. Others as for `Simulation`. Raises ValueError if the run may stop early, which is decided
+    from all rows of requests.
+    """
+
+    def __init__(
+        self, *, take: Callable[[RecordChunk], None], group_rows: int = GROUP_ROWS, **settings: Any
+    ) -> None:
+        sim = settings["sim"]
+        for name in ("stop_overloaded", "stop_missed"):
+            if getattr(sim, name):
+                raise ValueError(
+                    f"sim.{name}=true: needs the rows of all requests, which a run with streamed tables does "
+                    f"not keep; set sim.{name}=false or output.tables=true"
+                )
+        self._take = take
+        self._group_rows = group_rows
+        self._waits = PendingWaits()
+        self._acceptance: pd.DataFrame | None = None
+        self._num_ended_at_flush = 0
+        self._num_reports = 0
+        super().__init__(**settings)
+
+    def _new_request_log(self) -> MappedRequestLog:
+        self._rows = MappedRequestLog(self._group_rows)
+        return self._rows
+
+    def run(self, report: Callable[[float, int], None] | None = None) -> RunRecords:
+        """Runs as `Simulation.run` does; returns the records without rows."""
+
+        def report_and_flush(now: float, num_ended: int) -> None:
+            if report is not None:
+                report(now, num_ended)
+            if self._is_due():
+                self.flush()
+
+        return super().run(report_and_flush)
+
+    def _is_due(self) -> bool:
+        self._num_reports += 1
+        if self.num_ended - self._num_ended_at_flush >= self._group_rows:
+            return True
+        if self._num_reports % REPORTS_BETWEEN_COUNTS:
+            return False
+        logs = (replica.recorder.iterations for replica in self.fleet.replicas)
+        return sum(log.num_iterations for log in logs) >= MAX_ITERATIONS
+
+    def flush(self) -> None:
+        """Hands on all records so far, without the requests of incomplete groups."""
+        self._num_ended_at_flush = self.num_ended
+        end = self._rows.first_row
+        busy = None
+        while self._rows.group_has_arrived(end):
+            busy = busy or {request_id // self._group_rows for request_id in self.gateway.attempts}
+            if end // self._group_rows in busy:
+                break
+            end += self._group_rows
+        self._take(self._chunk(end, self._clock.now, self._taken_unfilled()))
+
+    def _chunk(
+        self,
+        end_row: int | None,
+        until_s: float,
+        unfilled: NDArray[np.int64] | None,
+        end: RunRecords | None = None,
+    ) -> RecordChunk:
+        """Takes all logs, and the rows of requests up to end_row - 1 (None: all)."""
+        own_gaps, speculation, iterations, gaps = self._taken_iterations()
+        events = joined_events([replica.recorder.events.cut() for replica in self.fleet.replicas])
+        self._waits.add(events)
+        requests = self._rows.take(end_row)
+        waits = self._waits.take(requests["request_id"].to_numpy(), self._rows.first_row)
+        return RecordChunk(
+            requests=pd.DataFrame({**{str(name): requests[name] for name in requests}, **waits}, copy=False),
+            iterations=iterations,
+            **gaps._asdict(),
+            own_gaps=own_gaps,
+            events=events,
+            bursts=None if speculation is None else speculation.bursts,
+            unfilled=unfilled,
+            until_s=until_s,
+            end=end,
+        )
+
+    def _records(self, end_s: float, interrupted: bool) -> RunRecords:
+        figures = self._figures(end_s)
+        last = self._chunk(None, end_s, figures.pop("unfilled"))
+        speculation = None
+        if last.bursts is not None and self._acceptance is not None:
+            speculation = SpeculationRecord(acceptance=self._acceptance, bursts=last.bursts[:0])
+        end = RunRecords(
+            requests=last.requests[:0],
+            iterations=last.iterations[:0],
+            gap_s=last.gap_s[:0],
+            gap_count=last.gap_count[:0],
+            gap_end_s=last.gap_end_s[:0],
+            interrupted=interrupted,
+            events=last.events[:0],
+            own_gaps=last.own_gaps[:0],
+            unfilled=None if last.unfilled is None else last.unfilled[:0],
+            speculation=speculation,
+            **figures,
+        )
+        self._take(replace(last, end=end))
+        return end
+
+    def _taken_iterations(self) -> tuple[pd.DataFrame, SpeculationRecord | None, pd.DataFrame, Gaps]:
+        """Takes the iterations since the last chunk: own gaps, drafts, iterations and all gaps."""
+        logs: list[IterationLog] = [replica.recorder.iterations.cut() for replica in self.fleet.replicas]
+        own_gaps = own_gaps_table(logs)
+        speculation = None
+        if any(isinstance(log, DraftLog) for log in logs):
+            speculation = speculation_record(logs, [member.pool_index for member in self.fleet.members])
+        if speculation is not None:
+            self._count(speculation.acceptance)
+        columns, gaps = joined_iterations(logs)
+        return own_gaps, speculation, pd.DataFrame(columns, copy=False), gaps
+
+    def _count(self, acceptance: pd.DataFrame) -> None:
+        """Adds the draft tokens of a chunk to those of the run: see `SpeculationRecord.acceptance`."""
+        parts = [acceptance] if self._acceptance is None else [self._acceptance, acceptance]
+        self._acceptance = pd.concat(parts).groupby(["pool", "place"], as_index=False).sum()
+
+    def _taken_unfilled(self) -> NDArray[np.int64] | None:
+        """Takes the rows of `RunRecords.unfilled` since the last chunk; None if no KV is reserved ahead."""
+        found = []
+        for replica in self.fleet.replicas:
+            pool, lost = replica.core.block_pool, replica.recorder.lost_engines
+            own = [engine.unfilled for engine in lost]
+            if pool.unfilled is not None:
+                own.append(np.array(pool.unfilled, np.int64).reshape(-1, 3))
+                del pool.unfilled[:]
+            lost[:] = [
+                engine if engine.unfilled is None else engine._replace(unfilled=engine.unfilled[:0])
+                for engine in lost
+            ]
+            found += [np.insert(rows, 0, replica.index, axis=1) for rows in own if rows is not None]
+        return np.concatenate(found) if found else None
+
+    def _attach_function(self, *settings: Any) -> Callable[[Replica], None]:
+        attach_first = super()._attach_function(*settings)
+
+        def attach_to(replica: Replica) -> None:
+            attach_first(replica)
+            if isinstance(replica, LaneReplica) and isinstance(replica.recorder.iterations, DraftLog):
+                replica.leave_lane()  # its log of accepted tokens is complete only when the lane ends
+
+        return attach_to
