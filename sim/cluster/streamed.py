@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.lane_replica import LaneReplica
 from sim.engine.replica import Replica
+from sim.engine.replica_pool import ReplicaPool
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.gaps import Gaps
 from sim.records.iteration_tables import own_gaps_table
@@ -23,6 +25,7 @@ from sim.records.pending_waits import PendingWaits
 from sim.records.run import RunRecords
 from sim.speculation.log import DraftLog
 from sim.speculation.records import SpeculationRecord, speculation_record
+from sim.workload.base import Source
 
 MAX_ITERATIONS: Final = 1 << 20
 """Iterations after which a chunk is due; their table takes about 100 MB."""
@@ -39,9 +42,15 @@ class StreamedSimulation(Simulation):
     """
 
     def __init__(
-        self, *, take: Callable[[RecordChunk], None], group_rows: int = GROUP_ROWS, **settings: Any
+        self,
+        *,
+        source: Source,
+        pools: Sequence[ReplicaPool],
+        cluster: ClusterSettings,
+        sim: SimSettings = SimSettings(),
+        take: Callable[[RecordChunk], None],
+        group_rows: int = GROUP_ROWS,
     ) -> None:
-        sim = settings["sim"]
         for name in ("stop_overloaded", "stop_missed"):
             if getattr(sim, name):
                 raise ValueError(
@@ -54,7 +63,8 @@ class StreamedSimulation(Simulation):
         self._acceptance: pd.DataFrame | None = None
         self._num_ended_at_flush = 0
         self._num_reports = 0
-        super().__init__(**settings)
+        self._is_cut_short = False
+        super().__init__(source=source, pools=pools, cluster=cluster, sim=sim)
 
     def _new_request_log(self) -> MappedRequestLog:
         self._rows = MappedRequestLog(self._group_rows)
@@ -70,6 +80,11 @@ class StreamedSimulation(Simulation):
                 self.flush()
 
         return super().run(report_and_flush)
+
+    def stop(self) -> None:
+        """Ends the run before the next event, as Ctrl-C does."""
+        self._is_cut_short = True
+        self._clock.stop()
 
     def _is_due(self) -> bool:
         self._num_reports += 1
@@ -97,7 +112,6 @@ class StreamedSimulation(Simulation):
         end_row: int | None,
         until_s: float,
         unfilled: NDArray[np.int64] | None,
-        end: RunRecords | None = None,
     ) -> RecordChunk:
         """Takes all logs, and the rows of requests up to end_row - 1 (None: all)."""
         own_gaps, speculation, iterations, gaps = self._taken_iterations()
@@ -113,8 +127,8 @@ class StreamedSimulation(Simulation):
             events=events,
             bursts=None if speculation is None else speculation.bursts,
             unfilled=unfilled,
+            pool_by_replica=np.array([member.pool_index for member in self.fleet.members], np.int64),
             until_s=until_s,
-            end=end,
         )
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
@@ -129,7 +143,7 @@ class StreamedSimulation(Simulation):
             gap_s=last.gap_s[:0],
             gap_count=last.gap_count[:0],
             gap_end_s=last.gap_end_s[:0],
-            interrupted=interrupted,
+            interrupted=interrupted or self._is_cut_short,
             events=last.events[:0],
             own_gaps=last.own_gaps[:0],
             unfilled=None if last.unfilled is None else last.unfilled[:0],

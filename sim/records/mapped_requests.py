@@ -79,6 +79,8 @@ class MappedRequestLog(RequestLog):
             return np.frombuffer(column[first:end], column.format)[at]
 
         table = self._table_of(first + at, taken)
+        if table.empty:  # pandas does not see that columns of no values are texts
+            table = table.astype(dict.fromkeys(("tenant", "model", "status", "reason"), "str"))
         self._drop(first, end)
         self.first_row = end
         return table

@@ -38,6 +38,7 @@ def write_result(
     """Writes the files of a run into `folder`, which is created if necessary; returns notes for the user."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in run_files(result, config, tables=tables):
+        remove_folder_of_table(folder / name)
         write_whole(folder / name, content)
     if vllm_bench:
         records, trimmed = result.records, result.summary["trimmed"]
@@ -78,6 +79,17 @@ def run_files(result: RunResult, config: Mapping[str, Any], *, tables: bool) -> 
         yield "gaps.parquet", table_bytes(records.own_gaps)
         yield from saved_records(records)
     yield "summary.json", f"{json.dumps(result.summary, indent=2)}\n".encode()
+
+
+def remove_folder_of_table(path: Path) -> None:
+    """Removes a table that is a folder of files: see `sim.report.streamed_tables`.
+
+    Raises OSError if other files are in it.
+    """
+    if path.is_dir():
+        for file in path.glob("part-*.parquet"):
+            file.unlink()
+        path.rmdir()
 
 
 def table_bytes(table: pd.DataFrame) -> bytes:

@@ -1,0 +1,90 @@
+"""The time series of a run that is too long to keep its tables: sums in intervals of equal length."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+FIRST_WIDTH_S: Final = 1.0
+MAX_INTERVALS: Final = 4096
+
+COLUMNS: Final = {
+    "arrivals": "i8",  # requests that arrive in the interval
+    "prompt_tokens": "i8",  # of these
+    "first_tokens": "i8",  # requests that get their first token
+    "ttft_s": "f8",  # mean over these
+    "ends": "i8",  # requests that end, whatever their status
+    "output_tokens": "i8",  # of these
+    "slo_met": "i8",  # requests that end and meet the SLO
+    "iterations": "i8",  # iterations that begin in the interval
+    "busy_s": "f8",  # their duration, over all replicas
+    "running": "f8",  # sequences in them times their duration, over the length of the interval
+    "waiting": "f8",  # likewise, sequences that wait
+    "kv_tokens": "f8",  # likewise, tokens with KV
+}
+"""Columns beside start_s, with their dtypes."""
+_MEANS: Final = {"running": "running", "waiting": "waiting", "kv_tokens": "kv_tokens_used"}
+"""Columns of the table of iterations, by that of the series."""
+
+
+class LoadSeries:
+    """Sums over the rows of requests and iterations, by intervals of simulated time.
+
+    An interval is 1 s long, or 2, 4, 8 s ..., so that a run has at most `MAX_INTERVALS`. A row counts as a
+    whole in the interval of its time, also an iteration that ends in a later one.
+    """
+
+    def __init__(self) -> None:
+        self.width_s = FIRST_WIDTH_S
+        self._sums = {name: np.zeros(0, dtype) for name, dtype in COLUMNS.items()}
+
+    def add(self, requests: pd.DataFrame, iterations: pd.DataFrame) -> None:
+        """Adds rows of requests, with `request_metrics`, and of iterations."""
+        arrival_s, first_s, end_s = (
+            requests[f"{name}_s"].to_numpy() for name in ("arrival", "first_token", "finished")
+        )
+        start_s, duration_s = iterations["start_s"].to_numpy(), iterations["duration_s"].to_numpy()
+        self._widen(
+            max(float(np.nanmax(times, initial=0.0)) for times in (arrival_s, first_s, end_s, start_s))
+        )
+        self._count(arrival_s, arrivals=None, prompt_tokens=requests["prompt_tokens"].to_numpy())
+        self._count(first_s, first_tokens=None, ttft_s=requests["ttft_s"].to_numpy())
+        met = requests["slo_met"].to_numpy(bool) if "slo_met" in requests else np.zeros(len(requests), bool)
+        self._count(end_s, ends=None, output_tokens=requests["output_tokens"].to_numpy(), slo_met=met)
+        weighted = {name: iterations[column].to_numpy() * duration_s for name, column in _MEANS.items()}
+        self._count(start_s, iterations=None, busy_s=duration_s, **weighted)
+
+    def _widen(self, until_s: float) -> None:
+        """Doubles the length of the intervals until there are few enough up to a time."""
+        while until_s >= self.width_s * MAX_INTERVALS:
+            self.width_s *= 2
+            for name, sums in self._sums.items():
+                self._sums[name] = (
+                    np.append(sums, np.zeros(len(sums) % 2, sums.dtype)).reshape(-1, 2).sum(axis=1)
+                )
+
+    def _count(self, time_s: NDArray[np.float64], **values: NDArray[Any] | None) -> None:
+        """Adds the values of rows, or 1 for None, to the sums of the intervals of their times."""
+        happened = ~np.isnan(time_s)
+        at = (time_s[happened] / self.width_s).astype(np.int64)
+        for name, each in values.items():
+            sums = self._sums[name]
+            added = np.bincount(at, None if each is None else each[happened], minlength=len(sums))
+            added = added.astype(sums.dtype)
+            added[: len(sums)] += sums
+            self._sums[name] = added
+
+    def table(self) -> pd.DataFrame:
+        """Returns one row per interval, from the start of the run to the last one with a row."""
+        size = max(len(sums) for sums in self._sums.values())
+        whole = {
+            name: np.append(sums, np.zeros(size - len(sums), sums.dtype)) for name, sums in self._sums.items()
+        }
+        with np.errstate(invalid="ignore", divide="ignore"):
+            whole["ttft_s"] = whole["ttft_s"] / whole["first_tokens"]
+        for name in _MEANS:
+            whole[name] = whole[name] / self.width_s
+        return pd.DataFrame({"start_s": np.arange(size) * self.width_s, **whole})

@@ -1,0 +1,119 @@
+"""Tables that are written while a run goes on, each as a folder of Parquet files.
+
+A Parquet file cannot be read before its end is written, so a table of one file would be lost with a run that
+is killed. A folder of whole files can be read at any time: pandas, Polars, DuckDB and Spark read a folder
+`requests.parquet` as one table. It also needs no second copy on the disk, as joining the files at the end
+would. Each file of requests.parquet has the requests of one group (see `sim.records.chunk`), so that its
+bytes depend on the run only, and not on the moments at which the run was cut.
+"""
+
+from __future__ import annotations
+
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from sim.metrics.load_series import LoadSeries
+from sim.metrics.measured import request_metrics
+from sim.metrics.replica_table import ReplicaTable
+from sim.metrics.slo import Slo
+from sim.records.chunk import GROUP_ROWS, RecordChunk
+from sim.records.run import RunRecords
+from sim.report.files import remove_folder_of_table, table_bytes, write_table
+from sim.report.saved import BURSTS, GAPS, saved_records
+from sim.report.whole_file import write_whole
+
+REQUESTS, SERIES, REPLICAS = "requests.parquet", "series.parquet", "replicas.parquet"
+EARLIER: Final = ("requests", "iterations", "gaps", "itl", "bursts", "events")
+"""Tables of a run that is not streamed, or is, of which some would remain beside those of another run."""
+REQUEST_BYTES: Final = 150
+"""Bytes of a request in requests.parquet, at most about; 120 with chat traffic."""
+ITERATIONS_BYTES: Final = 1500
+"""Bytes of the iterations and gaps of a request, about."""
+
+
+class TableFolder:
+    """A table as a folder of numbered Parquet files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_files = 0
+
+    def add(self, rows: pd.DataFrame) -> None:
+        """Writes the next file, which is there as a whole or not at all. Raises OSError."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path / f"part-{self._num_files:06}.parquet", table_bytes(rows))
+        self._num_files += 1
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no file has been written."""
+        return not self._num_files
+
+
+class StreamedTables:
+    """The tables of a run that streams its records.
+
+    slo: for the columns of `request_metrics`. iterations: also write the iterations and gaps. The tables of
+    an earlier run in the folder are removed.
+    """
+
+    def __init__(
+        self, folder: Path, slo: Slo | None, *, iterations: bool, group_rows: int = GROUP_ROWS
+    ) -> None:
+        self._folder, self._slo, self._group_rows = folder, slo, group_rows
+        for name in EARLIER:
+            remove_folder_of_table(folder / f"{name}.parquet")
+            (folder / f"{name}.parquet").unlink(missing_ok=True)
+        self._requests = TableFolder(folder / REQUESTS)
+        names = ("iterations", "gaps", "itl", "bursts") if iterations else ()
+        self._others = {name: TableFolder(folder / f"{name}.parquet") for name in names}
+        self._replicas, self._series = ReplicaTable(), LoadSeries()
+
+    def add(self, chunk: RecordChunk) -> None:
+        """Writes what a chunk has. Raises OSError."""
+        requests = request_metrics(chunk.requests, self._slo)
+        self._replicas.add(requests, chunk.iterations)
+        self._series.add(requests, chunk.iterations)
+        group = requests["request_id"].to_numpy() // self._group_rows
+        borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
+        for first, end in pairwise(borders):
+            if end > first or (chunk.end is not None and self._requests.is_empty):
+                self._requests.add(requests[first:end])
+        if self._others:
+            self._add_others(chunk)
+        if chunk.end is not None:
+            self._finish(chunk.end)
+
+    def _add_others(self, chunk: RecordChunk) -> None:
+        self._others["iterations"].add(chunk.iterations)
+        self._others["gaps"].add(chunk.own_gaps)
+        gaps = {"gap_s": chunk.gap_s, "gap_count": chunk.gap_count, "gap_end_s": chunk.gap_end_s}
+        self._others["itl"].add(pd.DataFrame(gaps))
+        if chunk.bursts is not None:
+            self._others["bursts"].add(chunk.bursts)
+
+    def _finish(self, end: RunRecords) -> None:
+        write_table(self._replicas.table(end), self._folder / REPLICAS)
+        write_table(self._series.table(), self._folder / SERIES)
+        for name, content in saved_records(end):
+            if name not in (GAPS, BURSTS):
+                write_whole(self._folder / name, content)
+
+
+def check_free_space(folder: Path, num_requests: int, *, iterations: bool) -> None:
+    """Raises ValueError if the tables of so many requests would not fit on the disk."""
+    needed = num_requests * (REQUEST_BYTES + (ITERATIONS_BYTES if iterations else 0))
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ValueError(
+            f"the tables of {num_requests:,} requests take about {needed / 1e9:.1f} GB, and {place} has "
+            f"{free / 1e9:.1f} GB free; make room, choose another hydra.run.dir, or set output.tables=false"
+        )

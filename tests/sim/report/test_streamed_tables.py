@@ -1,0 +1,79 @@
+"""Tables that are written while a run goes on: the rows of the whole tables, in folders of whole files."""
+
+import pandas as pd
+import pytest
+
+from sim import simulate
+from sim.report.files import write_result
+from sim.report.streamed_tables import StreamedTables, check_free_space
+from tests.worlds.chunks import chunks_of
+
+
+@pytest.fixture(scope="module")
+def result():
+    return simulate(
+        model="llama3_1_8b", workload="poisson", workload__num_requests=60, replicas=2, speculation="eagle3"
+    )
+
+
+def write(folder, result, cuts_s, *, iterations=False):
+    tables = StreamedTables(folder, result.run.slo, iterations=iterations, group_rows=16)
+    for chunk in chunks_of(result.run.records, cuts_s, group_rows=16):
+        tables.add(chunk)
+
+
+def test_tables_are_those_of_a_plain_run(tmp_path, result):
+    end_s = result.run.records.end_s
+    write(tmp_path / "streamed", result, [end_s / 3, end_s / 2], iterations=True)
+    write_result(tmp_path / "plain", result.run, result.config, tables=True, report=False)
+    for name, keys in (
+        ("requests", ["request_id"]),
+        ("iterations", ["replica", "iteration"]),
+        ("gaps", ["end_s", "request_id"]),
+        ("itl", ["gap_end_s", "gap_s", "gap_count"]),
+        ("bursts", ["replica", "iteration", "request_id"]),
+        ("acceptance", ["place"]),
+    ):
+        streamed, plain = (
+            pd.read_parquet(tmp_path / kind / f"{name}.parquet").sort_values(keys, ignore_index=True)
+            for kind in ("streamed", "plain")
+        )
+        pd.testing.assert_frame_equal(streamed, plain, check_exact=True)
+    streamed, plain = (
+        pd.read_parquet(tmp_path / kind / "replicas.parquet") for kind in ("streamed", "plain")
+    )
+    pd.testing.assert_frame_equal(streamed, plain)
+
+
+def test_files_of_requests_do_not_depend_on_the_cuts(tmp_path, result):
+    write(tmp_path / "once", result, [])
+    write(tmp_path / "often", result, [result.run.records.end_s * share / 10 for share in range(1, 10)])
+    files = sorted((tmp_path / "once" / "requests.parquet").iterdir())
+    assert len(files) == 4
+    for file in files:
+        assert file.read_bytes() == (tmp_path / "often" / "requests.parquet" / file.name).read_bytes()
+    assert not (tmp_path / "once" / "iterations.parquet").exists()
+    assert not (tmp_path / "once" / "itl.parquet").exists()
+
+
+def test_tables_of_an_earlier_run_are_removed(tmp_path, result):
+    write_result(tmp_path, result.run, result.config, tables=True, report=False)
+    write(tmp_path, result, [])
+    assert (tmp_path / "requests.parquet").is_dir()
+    assert not (tmp_path / "events.parquet").exists()
+    write_result(tmp_path, result.run, result.config, tables=True, report=False)
+    assert (tmp_path / "requests.parquet").is_file()
+
+
+def test_files_of_others_are_kept(tmp_path, result):
+    (tmp_path / "requests.parquet").mkdir()
+    (tmp_path / "requests.parquet" / "mine.txt").write_text("mine")
+    with pytest.raises(OSError, match=r"not empty"):
+        write(tmp_path, result, [])
+    assert (tmp_path / "requests.parquet" / "mine.txt").read_text() == "mine"
+
+
+def test_rejects_tables_that_do_not_fit_on_the_disk(tmp_path):
+    check_free_space(tmp_path / "new" / "folder", 1000, iterations=True)
+    with pytest.raises(ValueError, match=r"the tables of 10,000,000,000,000 requests take about 1,?500"):
+        check_free_space(tmp_path / "new" / "folder", 10**13, iterations=False)
