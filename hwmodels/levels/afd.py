@@ -88,12 +88,15 @@ class Afd:
         jitter: Jitter | None = getattr(self.base, "jitter", None)
         return jitter
 
+    def num_attention_groups(self, layout: ParallelLayout) -> int:
+        """Returns the number of groups of tensor_parallel_size attention devices."""
+        return (layout.num_devices - self.num_ffn_devices) // layout.tensor_parallel_size
+
     def iteration_model(self, replica: Replica) -> IterationModel:
         """Returns the iteration model. Raises ValueError if the layout cannot be divided."""
         layout, num_ffn = replica.layout, self.num_ffn_devices
-        num_attention = layout.num_devices - num_ffn
-        groups, left = divmod(num_attention, layout.tensor_parallel_size)
-        if groups < 1 or left:
+        groups = self.num_attention_groups(layout)
+        if groups < 1 or (layout.num_devices - num_ffn) % layout.tensor_parallel_size:
             raise ValueError(
                 f"num_ffn_devices={num_ffn}: must leave a multiple of tensor_parallel_size="
                 f"{layout.tensor_parallel_size} of the {layout.num_devices} devices for attention"
@@ -103,6 +106,9 @@ class Afd:
                 "latency=afd: pipeline_parallel_size and context_parallel_size must be 1; more devices are "
                 "attention_data_parallel_size"
             )
+        for name in ("sequence_parallel", "attention_data_parallel_padding"):
+            if getattr(layout, name):
+                raise ValueError(f"{name}=true: is not modelled with latency=afd; set it to false")
         if replica.lora is not None:
             raise ValueError("lora: must be null, as latency=afd does not model LoRA adapters")
         attention = ParallelLayout(

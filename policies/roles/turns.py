@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 
 LEVELS = (None, 1, 2)
+DEFAULT_TURN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +22,7 @@ class Turns:
 
     sleep_level: int | None = None
     """vLLM's level: 1, weights in host memory; 2, weights on disk. None: every model has GPUs of its own."""
-    min_turn_s: float = 5.0
+    min_turn_s: float = DEFAULT_TURN_S
     """Seconds after which a turn ends although the model has requests, if another one has some, too."""
 
     def __post_init__(self) -> None:
@@ -29,6 +30,11 @@ class Turns:
             raise ValueError(f"sleep_level={self.sleep_level}: must be 1, 2 or null")
         if not 0 <= self.min_turn_s < inf:
             raise ValueError(f"min_turn_s={self.min_turn_s}: must be a finite number >= 0 s")
+        if self.sleep_level is None and self.min_turn_s != DEFAULT_TURN_S:
+            raise ValueError(
+                f"min_turn_s={self.min_turn_s:g}, sleep_level=null: no model takes turns; set "
+                f"sleep_level to 1 or 2, or min_turn_s={DEFAULT_TURN_S:g}"
+            )
 
     def ends_s(self, waiting_since_s: Mapping[int, float], is_busy: bool, began_s: float) -> float:
         """Returns the time from which on the present turn may end, in seconds; inf: no other model waits.

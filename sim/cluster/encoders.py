@@ -16,7 +16,7 @@ request that is aborted meanwhile are not stopped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from heapq import heapify, heapreplace
 from math import inf
 from random import Random
@@ -61,6 +61,13 @@ class EncoderSettings:
             raise ValueError(f"mfu={self.mfu}: must be a share > 0 and <= 1")
         if not 0 < self.flops_per_image < inf:
             raise ValueError(f"flops_per_image={self.flops_per_image}: must be a finite number > 0")
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if not self.replicas and value != setting.default:
+                raise ValueError(
+                    f"{setting.name}={value:g}, replicas=0: without encoders prompts have no images; set "
+                    f"replicas to their number, or {setting.name}={setting.default:g}"
+                )
 
     def encode_s(self, device: Device) -> float:
         """Returns the seconds for an image on one encoder."""

@@ -28,6 +28,7 @@ from policies.scheduling import Scheduling
 from policies.speculation import Proposer
 from sim.engine.kv_layout import KvLayout
 from sim.setup.engine_profile import EngineProfile
+from sim.setup.no_effect import check_chain, check_experts, check_ranks
 from sim.setup.speculation import check_proposer, draft_of, host_of, with_drafts
 
 
@@ -80,6 +81,9 @@ class Deployment:
                 "choose latency=calibrated or spec, or set cpu_offload_gb=0 and n_gpu_layers=null"
             )
         self.layout.check(self.model, self.hardware)
+        check_ranks(self.batching, self.layout, self.latency)
+        check_experts(self.model, self.engine, self.layout, self.latency)
+        check_chain(self.hardware, self.engine, self.caching)
         if self.speculation is not None:
             check_proposer(self.speculation, self.model, self.layout, self.latency)
         limit = self.model.max_position_embeddings

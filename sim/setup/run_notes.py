@@ -12,6 +12,7 @@ from policies.core.policy_names import name_of
 from sim.cluster.encoders import EncoderSettings
 from sim.metrics.slo import Slo
 from sim.setup.expected_errors import expected_error_note
+from sim.setup.no_effect import delayer_note
 from sim.setup.pool import PoolSettings
 from sim.setup.speculation import max_tokens_per_pass, speculation_notes
 from sim.transfer.resharding import resharding
@@ -27,6 +28,8 @@ def pool_notes(
     yield expected_error_note(pool, workload)
     yield from pool.layout_notes
     yield from pool.model.notes
+    if note := delayer_note(pool.batching, pool.layout, pool.latency):
+        yield note
     yield from precision_notes(pool.model, pool.hardware)
     if pool.speculation is not None:
         yield from speculation_notes(pool.speculation, pool.acceptance, pool.engine.host)

@@ -1,0 +1,101 @@
+"""Refuses settings of a deployment that would be accepted without an effect, or contradict each other."""
+
+from __future__ import annotations
+
+from hwmodels.devices.device import Device
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.levels.afd import Afd
+from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.model.model_spec import ModelSpec
+from policies.batching import Batching
+from policies.batching.prefill_delayer import PrefillDelayer
+from policies.caching.settings import Caching
+from policies.core.policy_names import name_of
+from sim.setup.engine_profile import EngineProfile
+
+ROUTING = "engine.kernels.routing"
+
+
+def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> None:
+    """Raises ValueError if a batching policy waits for another number of attention groups than there are.
+
+    With one group there is no number to contradict; `delayer_note` says what the policy does then.
+    """
+    if not isinstance(batching, PrefillDelayer):
+        return
+    groups = num_groups(layout, latency)
+    if groups > 1 and batching.num_ranks != groups:
+        raise ValueError(
+            f"batching.num_ranks={batching.num_ranks}: must be {groups}, the attention groups of a replica "
+            f"(attention_data_parallel_size={layout.attention_data_parallel_size}), as prompts wait until "
+            "there is one for each"
+        )
+
+
+def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> str:
+    """Returns a note if prompts wait for attention groups that a replica does not have; empty if not."""
+    if isinstance(batching, PrefillDelayer) and batching.num_ranks > 1 == num_groups(layout, latency):
+        return (
+            f"batching.num_ranks={batching.num_ranks}: prompts wait for so many attention groups, and a "
+            "replica has one; set attention_data_parallel_size to the same number."
+        )
+    return ""
+
+
+def num_groups(layout: ParallelLayout, latency: LatencyLevel) -> int:
+    """Returns the number of groups of devices that compute attention for sequences of their own."""
+    if isinstance(latency, Afd):
+        return latency.num_attention_groups(layout)
+    return layout.attention_data_parallel_size
+
+
+def check_experts(
+    model: ModelSpec, engine: EngineProfile, layout: ParallelLayout, latency: LatencyLevel
+) -> None:
+    """Raises ValueError for the routing to single experts of a model that has none, or all on one rank."""
+    routing = engine.kernels.routing
+    given = {
+        "num_redundant_experts": (routing.num_redundant_experts, 0),
+        "placement": (routing.placement, "dealt"),
+        "loads": (routing.loads, None),
+    }
+    for name, (value, default) in given.items():
+        if value != default and not model.has_experts:
+            shown = f"{len(routing.loads)} numbers" if name == "loads" and routing.loads else value
+            usual = "null, with kind=zipf" if default is None else default
+            raise ValueError(
+                f"{ROUTING}.{name}={shown}: {model.name} has no experts; set it to {usual}, or choose a "
+                "mixture of experts, such as model=qwen3_30b_a3b"
+            )
+    if routing.placement != "dealt" and layout.expert_parallel_size == 1 and not isinstance(latency, Afd):
+        raise ValueError(
+            f"{ROUTING}.placement={routing.placement}, expert_parallel_size=1: all experts are on one "
+            "rank; set expert_parallel_size, or placement=dealt"
+        )
+
+
+def check_chain(hardware: Device, engine: EngineProfile, caching: Caching) -> None:
+    """Raises ValueError for what a chain of chips with the model in SRAM does not do."""
+    if hardware.chain is None:
+        return
+    machine = f"{hardware.name} holds the model in the SRAM of its chips"
+    offload = engine.offload
+    for name, value, unused in (
+        ("cpu_offload_gb", offload.cpu_offload_gb, 0.0),
+        ("n_gpu_layers", offload.n_gpu_layers, None),
+    ):
+        if value != unused:
+            raise ValueError(
+                f"engine.offload.{name}={value:g}: {machine}, and reads none from a host; set it to "
+                f"{'null' if unused is None else 0}"
+            )
+    kernels = engine.kernels.attention_kernels
+    if kernels is not None:
+        raise ValueError(
+            f"engine.kernels.attention_kernels={kernels}: {machine}, where no GPU kernels run; set it to null"
+        )
+    if caching.weight_reads is not None:
+        raise ValueError(
+            f"caching={name_of(caching)}: {machine}, and reading attention weights there is not modelled; "
+            "choose caching=streaming_llm, or a GPU"
+        )
