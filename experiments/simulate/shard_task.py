@@ -19,7 +19,8 @@ from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 from sim.shards.assignment import Assignment, assign
 from sim.shards.shard_file import shard_bytes
-from sim.shards.whole_run import run_shard
+from sim.shards.traffic import Bounds, ShardTraffic
+from sim.shards.whole_run import run_shard, shard_bounds
 
 
 class FinishedShard(NamedTuple):
@@ -35,15 +36,16 @@ class Prepared(NamedTuple):
     scenario: Scenario
     pools: list[ReplicaPool]
     assignment: Assignment
+    bounds: list[Bounds]
+    traffic: ShardTraffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardTask:
-    """A shard of a run: the replicas first to end - 1."""
+    """A shard of a run."""
 
     index: int
-    first: int
-    end: int
+    num_shards: int
     config: str
     """The resolved config of the whole run, as JSON."""
     import_dirs: tuple[str, ...]
@@ -67,10 +69,12 @@ class ShardTask:
                 f"launcher: the worker on {platform.node()} has windtunnel {here}, but this command has "
                 f"{self.code}; install the same version on all machines"
             )
-        scenario, pools, assignment = _prepared(self.config, self.import_dirs)
+        scenario, pools, assignment, bounds, traffic = _prepared(
+            self.config, self.import_dirs, self.num_shards
+        )
         with policy_errors(scenario):
-            source, bounds = scenario.source(), (self.first, self.end)
-            shard = run_shard(source, assignment, pools, bounds, scenario, scenario.sim)
+            source, own = traffic.source(self.index), bounds[self.index]
+            shard = run_shard(source, assignment, pools, own, scenario, scenario.sim)
         if shard.records.interrupted:
             raise KeyboardInterrupt  # a part of a shard is no result
         return FinishedShard(shard_bytes(shard, assignment.notes), len(shard.records.requests))
@@ -87,7 +91,7 @@ def code_of_windtunnel() -> str:
 
 
 @lru_cache(maxsize=1)
-def _prepared(config: str, import_dirs: Sequence[str]) -> Prepared:
+def _prepared(config: str, import_dirs: Sequence[str], num_shards: int) -> Prepared:
     """Builds the run and assigns its requests to replicas, once in each process."""
     for folder in import_dirs:
         if folder not in sys.path:  # last, so that they cannot shadow anything
@@ -96,4 +100,6 @@ def _prepared(config: str, import_dirs: Sequence[str]) -> Prepared:
     scenario, source = build_run(settings)
     with policy_errors(scenario):
         routing, pools = scenario.for_a_run().routing, scenario.replica_pools()
-        return Prepared(scenario, pools, assign(source, routing, pools, scenario.sim.until_s))
+        assignment = assign(source, routing, pools, scenario.sim.until_s)
+    bounds = shard_bounds(num_shards, scenario.num_replicas, None)
+    return Prepared(scenario, pools, assignment, bounds, ShardTraffic(scenario.source, assignment, bounds))

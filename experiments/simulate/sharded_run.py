@@ -140,12 +140,10 @@ class ShardedRun:
     def _tasks(self, shards: ShardFolder, missing: Sequence[int]) -> list[ShardTask]:
         own = {name: value for name, value in self.config.items() if name not in NOT_OF_THE_RUN}
         text, code = json.dumps(own), code_of_windtunnel()
-        bounds = shard_bounds(shards.num_shards, self.scenario.num_replicas, None)
         return [
             ShardTask(
                 index=index,
-                first=bounds[index][0],
-                end=bounds[index][1],
+                num_shards=shards.num_shards,
                 config=text,
                 import_dirs=(os.getcwd(),),
                 code=code,

@@ -26,8 +26,7 @@ from sim.records.requests import RequestLog
 from sim.records.run import ReplicaRecord, RunRecords
 from sim.shards.assignment import Assignment
 from sim.shards.shard_log import ShardRequestLog
-from sim.shards.shard_source import ShardSource
-from sim.workload.base import Source
+from sim.shards.traffic import Bounds, ShardSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,26 +64,26 @@ class AsAssigned:
 
 
 class ShardSimulation(Simulation):
-    """A simulation of the replicas first to end - 1 of a run. pools: those of the whole run."""
+    """A simulation of some replicas of a run. source: the traffic of the shard. pools: those of the run."""
 
     def __init__(
         self,
         *,
-        source: Source,
+        source: ShardSource,
         assignment: Assignment,
         pools: Sequence[ReplicaPool],
-        first: int,
-        end: int,
+        bounds: Bounds,
         cluster: ClusterSettings,
         sim: SimSettings,
     ) -> None:
+        first, end = bounds
         self._first = first
         self._pool_of = [index for index, pool in enumerate(pools) for _ in range(pool.replicas)]
         self._has_more = False
         self._is_own = assignment.of_shard(first, end)
         Simulation.__init__(
             self,
-            source=ShardSource(source, self._is_own),
+            source=source,
             pools=_own_pools(pools, first, end),
             cluster=replace(cluster, routing=AsAssigned(assignment.replicas)),
             sim=sim,

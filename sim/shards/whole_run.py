@@ -16,6 +16,7 @@ from sim.records.run import RunRecords
 from sim.shards.assignment import Assignment, assign
 from sim.shards.merge import merged
 from sim.shards.shard import ShardRecords, ShardSimulation
+from sim.shards.traffic import Bounds, ShardSource, ShardTraffic
 from sim.workload.base import Source
 
 REQUESTS_PER_SHARD = 50_000
@@ -26,7 +27,7 @@ SHARDS_PER_PROCESS = 4
 
 def shard_bounds(
     shards: int | str, num_replicas: int, num_requests: int | None, num_processes: int | None = None
-) -> list[tuple[int, int]]:
+) -> list[Bounds]:
     """Returns first and end of the replicas of each shard. shards: `SimSettings.shards`.
 
     num_requests: of the whole run, if known. num_processes: None: one per core.
@@ -38,22 +39,20 @@ def shard_bounds(
 
 
 def run_shard(
-    source: Source,
+    source: ShardSource,
     assignment: Assignment,
     pools: Sequence[ReplicaPool],
-    bounds: tuple[int, int],
+    bounds: Bounds,
     cluster: ClusterSettings,
     sim: SimSettings,
     report: Callable[[float, int], None] | None = None,
 ) -> ShardRecords:
-    """Simulates the replicas bounds[0] to bounds[1] - 1. source: the traffic of the whole run, unread."""
-    first, end = bounds
+    """Simulates the replicas bounds[0] to bounds[1] - 1. source: the traffic of the shard."""
     simulation = ShardSimulation(
         source=source,
         assignment=assignment,
         pools=pools,
-        first=first,
-        end=end,
+        bounds=bounds,
         cluster=cluster.for_a_run(),
         sim=sim,
     )
@@ -79,8 +78,9 @@ def run_all(
     shards: list[ShardRecords] = []
     num_ended = 0
     every = shard_bounds(sim.shards, num_replicas, len(assignment.replicas), 1)
-    for bounds in every:
-        shard = run_shard(new_source(), assignment, pools, bounds, cluster, sim)
+    traffic = ShardTraffic(new_source, assignment, every)
+    for index, bounds in enumerate(every):
+        shard = run_shard(traffic.source(index), assignment, pools, bounds, cluster, sim)
         if shard.records.interrupted:
             raise KeyboardInterrupt
         shards.append(shard)

@@ -167,7 +167,7 @@ def test_shards_of_another_run_are_not_used(tmp_path, monkeypatch):
 
 
 def test_a_worker_with_other_code_is_an_error():
-    task = ShardTask(index=0, first=0, end=1, config="{}", import_dirs=(), code="0.0.9 (code 123)")
+    task = ShardTask(index=0, num_shards=1, config="{}", import_dirs=(), code="0.0.9 (code 123)")
     with pytest.raises(ConfigError, match=r"has windtunnel .*, but this command has 0\.0\.9 \(code 123\)"):
         task.run()
 

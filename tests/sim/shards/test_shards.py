@@ -26,6 +26,7 @@ from sim.settings.scenario import build_scenario
 from sim.shards.assignment import assign
 from sim.shards.merge import merged
 from sim.shards.shard_file import DamagedShardError, read_shard, shard_bytes
+from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -103,8 +104,10 @@ def test_the_files_of_shards_give_the_run(world):
     source = whole.source()
     assignment = assign(source, whole.for_a_run().routing, whole.replica_pools(), whole.sim.until_s)
     read = []
-    for bounds in shard_bounds(3, whole.num_replicas, None):
-        shard = run_shard(whole.source(), assignment, whole.replica_pools(), bounds, whole, whole.sim)
+    every, pools = shard_bounds(3, whole.num_replicas, None), whole.replica_pools()
+    traffic = ShardTraffic(whole.source, assignment, every)
+    for index, bounds in enumerate(every):
+        shard = run_shard(traffic.source(index), assignment, pools, bounds, whole, whole.sim)
         read.append(read_shard(shard_bytes(shard, assignment.notes)))
     records = merged([shard for shard, _ in read], whole.sim.until_s)
     assert_equal(whole.result(records, read[0][1]), whole.run())
