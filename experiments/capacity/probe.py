@@ -62,6 +62,7 @@ FIGURES = (
     "mfu",
     "mbu",
     "kv_peak",
+    "bill_usd_per_hour",
 )
 
 
@@ -204,6 +205,9 @@ def _measured(result: RunResult, num_devices: int) -> Run:
         "mfu": summary["mfu"],
         "mbu": summary["mbu"],
         "kv_peak": summary["kv"]["peak_use_share"],
+        "bill_usd_per_hour": None
+        if summary["bill_usd"] is None
+        else 3600 * summary["bill_usd"] / max(summary["simulated_s"], 1e-9),
     }
     plain = {name: float("nan") if value is None else float(value) for name, value in figures.items()}
     plain["watts"] *= num_devices

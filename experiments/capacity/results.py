@@ -96,6 +96,9 @@ def derived(runs: Sequence[Run], usd_per_hour: float, num_devices: int) -> dict[
     columns["good_requests_per_usd"] = [
         3600 * each / usd_per_hour if usd_per_hour else math.nan for each in good
     ]
+    columns["break_even_load"] = [
+        usd_per_hour / bill if bill > 0 else math.nan for bill in columns["bill_usd_per_hour"]
+    ]
     columns["goodput_per_s_and_gpu"] = [each / num_devices for each in good]
     columns["good_requests_per_kwh"] = [
         3.6e6 * each / watts if watts > 0 else math.nan

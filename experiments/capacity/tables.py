@@ -232,6 +232,7 @@ def _line(row: Ranked) -> dict[str, str]:
         "GPUs": f"{row.num_devices}",
         "$/hour": f"{row.usd_per_hour:,.2f}",
         "$ per M output tokens": _cell(figures["usd_per_million_output_tokens"]),
+        **_api_figures(row),
         "SLO attainment, %": _cell(row.share_at_margin, 100),
         **{f"{label}, ms": _cell(figures[at_target(term)], 1e3) for term, label in _percentiles(row).items()},
         "goodput, requests/s": _cell(figures["goodput_per_s"]),
@@ -245,6 +246,16 @@ def _line(row: Ranked) -> dict[str, str]:
         "MBU, %": _cell(figures["mbu"], 100),
         "peak KV use, %": _cell(figures["kv_peak"], 100),
         "fails with one replica fewer": MISSING if row.limit is None else str(row.limit),
+    }
+
+
+def _api_figures(row: Ranked) -> dict[str, str]:
+    """Returns the bill of an API, and the multiple of the traffic at which it is the fleet's cost; if any."""
+    if row.candidate.scenario.tariff is None:
+        return {}
+    return {
+        "$/hour of an API": _cell(row.figures["bill_usd_per_hour"]),
+        "cheaper than an API from, x the traffic": _cell(row.figures["break_even_load"]),
     }
 
 

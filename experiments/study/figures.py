@@ -43,7 +43,11 @@ def figures(summary: dict[str, Any]) -> dict[str, float]:
     computes its intervals from several runs.
     """
     of_runs = {key: value for key, value in summary.items() if key != "intervals"}
-    found = ((key, value) for key, value in leaves(of_runs) if "." in key or value is not None)
+    found = (
+        (key, value)
+        for key, value in leaves(of_runs)
+        if "." in key or value is not None or key == "break_even_load"
+    )
     return {
         key: float("nan") if value is None else float(value)
         for key, value in found

@@ -14,6 +14,9 @@ from sim.workload.streams import stream
 
 MAX_STEPS = 1000
 """Limit of the calls of one agent, and of the branches after a call."""
+MAX_CALLS = 100_000
+"""Limit of the calls of a task, those of its sub-agents included."""
+MAX_DEPTH = 10
 
 
 class Branch(NamedTuple):
@@ -35,6 +38,11 @@ class AgentCall(NamedTuple):
     output_tokens: int
     branches: tuple[Branch, ...] = ()
 
+    @property
+    def num_calls(self) -> int:
+        """Number of LLM calls: this one, and those of the sub-agents that follow it."""
+        return 1 + sum(call.num_calls for branch in self.branches for call in branch.calls)
+
 
 class TaskPlan(NamedTuple):
     """A task is the calls of an agent and its sub-agents; first_content is the id of its first message."""
@@ -48,7 +56,7 @@ class TaskPlan(NamedTuple):
     @property
     def num_calls(self) -> int:
         """Number of LLM calls, those of sub-agents included."""
-        return len(self.calls) + sum(len(b.calls) for call in self.calls for b in call.branches)
+        return sum(call.num_calls for call in self.calls)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +66,8 @@ class PlanSettings:
     calls: LLM calls of the agent; fan_out: branches after each call but the last, of which sub_agent_share
     are sub-agents with sub_agent_calls calls each; tool_s: duration of a tool. Tokens: task_tokens of the
     first message (also to a sub-agent), output_tokens of a call, result_tokens that a branch returns.
+    sub_agent_depth: levels of sub-agents. Those of the last level run one tool after each call but the last,
+    those above it run branches as the agent does.
     """
 
     calls: Distribution
@@ -70,6 +80,7 @@ class PlanSettings:
     task_tokens: Distribution
     output_tokens: Distribution
     result_tokens: Distribution
+    sub_agent_depth: int = 1
 
     def __post_init__(self) -> None:
         require_counts(self, MAX_STEPS, "calls or branches", "calls", "fan_out", "sub_agent_calls")
@@ -77,6 +88,10 @@ class PlanSettings:
         require_counts(self, MAX_TOKENS, "tokens", *names, "result_tokens")
         if not 0 <= self.sub_agent_share <= 1:
             raise ValueError(f"sub_agent_share={self.sub_agent_share}: must be a share, >= 0 and <= 1")
+        if not 1 <= self.sub_agent_depth <= MAX_DEPTH:
+            raise ValueError(
+                f"sub_agent_depth={self.sub_agent_depth}: must be >= 1 and <= {MAX_DEPTH} levels"
+            )
 
     def plans(self, seed: int, count: int) -> list[TaskPlan]:
         """Draws the plans of `count` tasks; each is a function of the seed and the number of the task."""
@@ -92,34 +107,36 @@ class PlanSettings:
             content = draws.next_content
         return plans
 
-    def _calls(self, draws: _Draws) -> tuple[AgentCall, ...]:
-        num_calls = draws.count(self.calls, MAX_STEPS)
+    def _calls(self, draws: _Draws, level: int = 0) -> tuple[AgentCall, ...]:
+        """Draws the calls of the agent (level 0), or of a sub-agent of a level."""
+        num_calls = draws.count(self.sub_agent_calls if level else self.calls, MAX_STEPS)
+        draws.num_calls += num_calls
+        if draws.num_calls > MAX_CALLS:
+            raise ValueError(
+                f"sub_agent_depth={self.sub_agent_depth}: a task has more than {MAX_CALLS:,} calls; lower "
+                "it, sub_agent_share, fan_out or sub_agent_calls"
+            )
         return tuple(
             AgentCall(
                 draws.content(),
                 draws.count(self.output_tokens),
-                tuple(self._branch(draws) for _ in range(draws.count(self.fan_out, MAX_STEPS)))
-                if number + 1 < num_calls
-                else (),
+                self._branches(draws, level) if number + 1 < num_calls else (),
             )
             for number in range(num_calls)
         )
 
-    def _branch(self, draws: _Draws) -> Branch:
+    def _branches(self, draws: _Draws, level: int) -> tuple[Branch, ...]:
+        """Draws what runs after a call of an agent of a level."""
+        if level == self.sub_agent_depth:
+            return (self._tool(draws),)
+        return tuple(self._branch(draws, level) for _ in range(draws.count(self.fan_out, MAX_STEPS)))
+
+    def _branch(self, draws: _Draws, level: int) -> Branch:
         result = Segment(draws.content(), draws.count(self.result_tokens))
         if draws.uniform() >= self.sub_agent_share:
             return Branch(result, draws.seconds(self.tool_s), Segment(0, 0))
         prompt = Segment(draws.content(), draws.count(self.task_tokens))
-        num_calls = draws.count(self.sub_agent_calls, MAX_STEPS)
-        calls = tuple(
-            AgentCall(
-                draws.content(),
-                draws.count(self.output_tokens),
-                (self._tool(draws),) if number + 1 < num_calls else (),
-            )
-            for number in range(num_calls)
-        )
-        return Branch(result, 0.0, prompt, calls)
+        return Branch(result, 0.0, prompt, self._calls(draws, level + 1))
 
     def _tool(self, draws: _Draws) -> Branch:
         result = Segment(draws.content(), draws.count(self.result_tokens))
@@ -131,6 +148,7 @@ class _Draws:
 
     def __init__(self, rng: np.random.Generator, next_content: int) -> None:
         self.next_content = next_content
+        self.num_calls = 0
         self._rng = rng
 
     def content(self) -> int:

@@ -4,8 +4,9 @@
              +-- sub-agent: call -- tool -- call ------+            +-- tool --+
 
 After each call but the last, the agent runs several branches at once. A branch is a tool, which takes time,
-or a sub-agent, a chain of calls of its own with a tool after each but the last. The next call of the agent
-joins them: it is sent when all have ended, and its prompt is the one before, the output, and all results.
+or a sub-agent, a chain of calls of its own with a tool after each but the last, or with branches of its own
+(`sub_agent_depth`). The next call of the agent joins them: it is sent when all have ended, and its prompt is
+the one before, the output, and all results.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from sim.workload.trace_blocks import TraceRow
 from sim.workload.traces import Trace
 
 ROWS_AT_ONCE = 4096
+CANCELED = ("true", "1", "1.0")
+NOT_CANCELED = ("", "false", "0", "0.0", "nan")
+"""Values of request_canceled, as text in lower case; numbers and missing values stand for true and false."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +38,7 @@ class ParquetTrace(Trace):
             except (ValueError, TypeError):
                 rule = f"a time at most {MAX_ARRIVAL_S:g} s after the first"
                 raise self._bad(number, time, rule, row[time]) from None
-            reason = self.skip_reason(row)
+            reason = self.skip_reason(number, row)
             if not reason:
                 for name in (prompt, output):
                     if type(row[name]) is not int or not 0 <= row[name] <= MAX_TOKENS:
@@ -45,7 +48,7 @@ class ParquetTrace(Trace):
             found = TraceRow(number, arrival_s, row[prompt] or 0, row[output] or 0, self.content(number, row))
             yield found._replace(remark=clock.take_remark(), skip_reason=reason, tenant=self.tenant(row))
 
-    def skip_reason(self, row: dict[str, Any]) -> str:
+    def skip_reason(self, number: int, row: dict[str, Any]) -> str:
         """Returns why a row is not a request to replay; empty if it is one."""
         return ""
 
@@ -96,8 +99,12 @@ class BasetenParquet(ParquetTrace):
         Trace.__post_init__(self)  # super() does not work in a dataclass with slots
         require_positive(self, "tokens_per_hash")
 
-    def skip_reason(self, row: dict[str, Any]) -> str:
-        return "canceled" if row.get("request_canceled") else ""
+    def skip_reason(self, number: int, row: dict[str, Any]) -> str:
+        value = row.get("request_canceled")
+        text = "" if value is None else str(value).strip().lower()
+        if text not in CANCELED and text not in NOT_CANCELED:
+            raise self._bad(number, "request_canceled", "true or false", value)
+        return "canceled" if text in CANCELED else ""
 
     def content(self, number: int, row: dict[str, Any]) -> tuple[int, ...]:
         block_size = row.get("block_size")
@@ -133,7 +140,7 @@ class ChutesParquet(ParquetTrace):
     needed: ClassVar[tuple[str, ...]] = ("started_at", "it", "ot")
     optional: ClassVar[tuple[str, ...]] = ("user_id",)
 
-    def skip_reason(self, row: dict[str, Any]) -> str:
+    def skip_reason(self, number: int, row: dict[str, Any]) -> str:
         return "no token counts" if row["it"] is None or row["ot"] is None else ""
 
     def tenant(self, row: dict[str, Any]) -> str:

@@ -55,6 +55,7 @@ def question_of(*overrides):
 
 def run_with(share, *, cut=False, **figures):
     names = ("usd_per_million_output_tokens", "output_tokens_per_s", "goodput_per_s", "tpot_p50_s", "watts")
+    names += ("bill_usd_per_hour",)
     return Run(
         share=share,
         is_cut=cut,
@@ -667,3 +668,17 @@ def test_a_window_of_sessions_is_refused():
     given_all = [*AGENTS, "capacity.window_s=10"]
     with pytest.raises(ConfigError, match=r"capacity.window_s=10: sessions, of which the last begins at"):
         build_question(SOURCE.compose(given_all), SOURCE, given_all)
+
+
+def test_a_fleet_is_compared_with_the_bill_of_an_api():
+    """A fleet of $2 an hour, and a bill of $4 for the same traffic: cheaper from half of it on."""
+    assert derived([run_with(1.0, bill_usd_per_hour=4.0)], 2.0, 1)["break_even_load"] == [0.5]
+    assert math.isnan(derived([run_with(1.0, bill_usd_per_hour=math.nan)], 2.0, 1)["break_even_load"][0])
+    scenario = question_of(*TINY, "tariff=batch", "slo.ttft_ms=5000").candidates[0].scenario
+    one = Probe(
+        name="", scenario=scenario, replicas=1, load=1.0, seeds=(0,), window_s=None, stop=False
+    ).run()[0]
+    summary = scenario.run().summary
+    assert one.figures["bill_usd_per_hour"] == 3600 * summary["bill_usd"] / summary["simulated_s"]
+    found = derived([one], scenario.price_usd_per_hour, 1)["break_even_load"]
+    assert found == pytest.approx([summary["break_even_load"]])

@@ -67,15 +67,33 @@ def test_sub_agents_run_in_parallel_and_the_agent_joins_them():
     assert {request.session_id for request, _ in done} == {0}
 
 
+def test_sub_agents_of_sub_agents_are_joined_by_their_own_agent():
+    """Level 1 calls at 1 s; level 2 takes from 2 to 7 s (call, tool, call); level 1 calls again until 8 s."""
+    done, source = run(make(sub_agent_share=1.0, sub_agent_depth=2))
+    assert [request.arrival_s for request, _ in done] == [0.0, 1.0, 2.0, 6.0, 7.0, 8.0]
+    assert source.num_requests == 6
+    assert done[4][0].prompt.segments[:2] == done[1][0].prompt.segments, "level 1 goes on with its context"
+    assert make(sub_agent_share=1.0).plans(0, 1)[0].num_calls == 4
+
+
+def test_tasks_of_too_many_calls_are_refused():
+    many = {"calls": Fixed(value=50), "sub_agent_calls": Fixed(value=50), "fan_out": Fixed(value=50)}
+    with pytest.raises(ValueError, match=r"sub_agent_depth=3: a task has more than 100,000 calls; lower it"):
+        make(**many, sub_agent_share=1.0, sub_agent_depth=3).plans(0, 1)
+    with pytest.raises(ValueError, match=r"sub_agent_depth=0: must be >= 1 and <= 10 levels"):
+        make(sub_agent_depth=0)
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 1000), st.floats(0.0, 1.0), st.booleans())
-def test_every_planned_call_is_sent_once_in_any_order(seed, share, reverse):
+@given(st.integers(0, 1000), st.floats(0.0, 1.0), st.booleans(), st.integers(1, 3))
+def test_every_planned_call_is_sent_once_in_any_order(seed, share, reverse, depth):
     workload = make(
         arrivals=AllAtOnce(),
         num_tasks=3,
         calls=Geometric(mean=3.0),
         fan_out=Uniform(low=1, high=3),
-        sub_agent_share=share,
+        sub_agent_share=share / depth,
+        sub_agent_depth=depth,
         sub_agent_calls=Geometric(mean=2.0),
         tool_s=Exponential(mean=2.0),
     )

@@ -57,6 +57,15 @@ def test_canceled_requests_are_counted_and_not_replayed(tmp_path):
     assert source.notes.skipped == {"canceled": 1, "no input or no output tokens": 1}
 
 
+@pytest.mark.parametrize(
+    "canceled", [["false", "TRUE", None], [False, True, None], ["0", "1", ""], [0.0, 1.0, float("nan")]]
+)
+def test_canceled_is_read_from_text_numbers_and_truth_values(tmp_path, canceled):
+    source = source_of(BasetenParquet(path=write(tmp_path, BASETEN, request_canceled=canceled)))
+    assert [a.at_s for a in source.arrivals()] == [0.0, 2.0]
+    assert source.notes.skipped == {"canceled": 1}
+
+
 def test_reads_chutes_with_users_as_tenants(tmp_path):
     source = source_of(ChutesParquet(path=write(tmp_path, CHUTES)))
     sent = list(source.arrivals())
@@ -74,6 +83,10 @@ def test_reads_chutes_with_users_as_tenants(tmp_path):
         (
             {"timestamp_start_unix_ms": [-1, 2, 3]},
             r"trace.parquet:1:timestamp_start_unix_ms: expected a time",
+        ),
+        (
+            {"request_canceled": ["false", "perhaps", "no"]},
+            r"trace.parquet:2:request_canceled: expected true or false, found perhaps",
         ),
         ({"input_tokens": [40, -1, 9]}, r"trace.parquet:2:input_tokens: expected a whole number of tokens"),
         ({"output_tokens": ["5", "6", "x"]}, r"trace.parquet:1:output_tokens: expected a whole number"),
