@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.even_split import LOG2E, EvenSplit, even_split
 from kernels.launch import target
-from kernels.paged_kv import QUANTISED, PagedKv
+from kernels.paged_kv import QUANTISED, PagedKv, scales_of
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
@@ -95,9 +95,9 @@ def check_caches(q_THD: torch.Tensor, kv: PagedKv) -> None:
             f"key and value caches of {list(keys.shape)} and {list(values.shape)}: "
             "both must be [num_blocks, block_size, num_kv_heads, head_dim]"
         )
-    if keys.shape[3] != head_dim or num_heads % keys.shape[2]:
+    if kv.head_dim != head_dim or num_heads % keys.shape[2]:
         raise ValueError(
-            f"caches of {keys.shape[2]} KV heads of {keys.shape[3]} do not fit queries of {num_heads} heads "
+            f"caches of {keys.shape[2]} KV heads of {kv.head_dim} do not fit queries of {num_heads} heads "
             f"of {head_dim}: must have the same head_dim, and the heads must be a multiple of the KV heads"
         )
     if keys.stride(-1) != 1 or values.stride(-1) != 1:
@@ -108,16 +108,17 @@ def check_caches(q_THD: torch.Tensor, kv: PagedKv) -> None:
         raise ValueError(
             f"KV of {keys.dtype}: key and value scales {'are needed' if quantised else 'must be None'}"
         )
+    shape, dtype = scales_of(tuple(keys.shape), keys.dtype)
     for s in scales:
-        if s is not None and (s.shape != keys.shape[:3] or s.dtype != torch.float32 or not s.is_contiguous()):
-            raise ValueError("scales: must be contiguous float32 [num_blocks, block_size, num_kv_heads]")
+        if s is not None and (s.shape != shape or s.dtype != dtype or not s.is_contiguous()):
+            raise ValueError(f"scales of {s.dtype} {list(s.shape)}: must be contiguous {dtype} {list(shape)}")
 
 
 def _check_cache_dtype(dtype: torch.dtype, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
     if key_cache.dtype != value_cache.dtype or key_cache.dtype not in (dtype, *QUANTISED):
         raise ValueError(
             f"keys of {key_cache.dtype} and values of {value_cache.dtype}: both must be {dtype} like the "
-            "queries, torch.int8 or torch.float8_e4m3fn"
+            "queries, torch.int8, torch.float8_e4m3fn or torch.uint8 (4 bits)"
         )
     if key_cache.dtype == torch.float8_e4m3fn and target() in NO_FP8:
         raise ValueError(

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from kernels.attention import AttentionOptions, Contexts
-from kernels.paged_kv import QUANTISED, PagedKv
+from kernels.paged_kv import INT4, QUANTISED, PagedKv, scales_of, vector_bytes
 
 
 class Dimensions(NamedTuple):
@@ -59,10 +59,10 @@ def prefill_work(
     """Returns the work of chunks of query_len tokens, of 16 bits, at the end of contexts."""
     window = model.window or context_len
     pairs = sum(min(context_len - i, window) for i in range(query_len))
-    kv_bytes = 2 * min(context_len, window + query_len) * model.num_kv_heads * model.head_dim
+    num_vectors = 2 * min(context_len, window + query_len) * model.num_kv_heads
     q_elements = query_len * model.num_heads * model.head_dim
     return Work(
-        num_seqs * (kv_bytes * kv_dtype.itemsize + 4 * q_elements),
+        num_seqs * (num_vectors * vector_bytes(model.head_dim, kv_dtype) + 4 * q_elements),
         4 * num_seqs * pairs * model.num_heads * model.head_dim,
     )
 
@@ -96,6 +96,13 @@ def made_cache(
     lens = torch.tensor(context_lens, dtype=torch.int32, device=device)
     scales: list[torch.Tensor] = []
     if dtype in QUANTISED:
-        scales = [made(shape[:3], torch.float32, device).abs_().mul_(0.02) for _ in range(2)]
-    kv = PagedKv(made(shape, dtype, device), made(shape, dtype, device), *scales)
+        scale_shape, scale_dtype = scales_of(shape, dtype)
+        scales = [made(scale_shape, scale_dtype, device).abs_().mul_(0.02) for _ in range(2)]
+    stored = (*shape[:3], model.head_dim // 2) if dtype == INT4 else shape
+    kv = PagedKv(made(stored, dtype, device), made(stored, dtype, device), *scales)
     return kv, Contexts(tables, lens, longest)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Returns the name of a cache's dtype in the names of cases."""
+    return "int4" if dtype == INT4 else str(dtype).removeprefix("torch.")

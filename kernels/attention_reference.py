@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import AttentionOptions
+from kernels.int4_kv import dequantise_int4_heads
+from kernels.paged_kv import INT4
 
 
 def slots_of(tables_BM: torch.Tensor, tokens_BL: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -28,6 +30,8 @@ def gather_slots(
 
     if scales_NPK is None:
         return rows(cache_NPKD)
+    if cache_NPKD.dtype == INT4:
+        return dequantise_int4_heads(rows(cache_NPKD), rows(scales_NPK)).to(dtype)
     codes = rows(cache_NPKD.view(torch.uint8)).view(cache_NPKD.dtype)  # indexing fp8 is not always supported
     return (codes.float() * rows(scales_NPK)[..., None]).to(dtype)
 

@@ -38,12 +38,13 @@ from kernels.attention import (
     shared_split,
     widened,
 )
-from kernels.attention_models import MODELS, made, made_cache
+from kernels.attention_models import MODELS, made, made_cache, name_of
 from kernels.attention_reference import attend, gather_slots, slots_of
 from kernels.case import Case
 from kernels.even_split import LOG2E, combine_parts, make_parts, num_ranges_of
+from kernels.int4_kv import loaded_int4
 from kernels.launch import INTERPRETER, launch, nearest, target
-from kernels.paged_kv import PagedKv
+from kernels.paged_kv import INT4, PagedKv, vector_bytes
 
 MAX_GATHERED = 8192  # maximum tokens that the reference gathers at once, padding included
 
@@ -211,6 +212,10 @@ def cases() -> Iterator[Case]:
         ("llama_8b", 1, 32768, bf16),
         ("llama_8b", 16, 4096, torch.int8),
         ("llama_8b", 16, 4096, torch.float8_e4m3fn),
+        ("llama_8b", 16, 4096, INT4),
+        ("smollm2_135m", 8, 256, INT4),
+        ("gemma2_9b", 16, 4096, INT4),
+        ("phi3_mini", 16, 2048, INT4),
         ("qwen3_0.6b", 256, 512, bf16),
         ("smollm2_135m", 8, 256, bf16),
         ("mistral_7b", 16, 8192, bf16),
@@ -234,9 +239,9 @@ def _case(model_name: str, name: str, lens: list[int], dtype: torch.dtype) -> Ca
         options = model.options(device)
         return lambda: decode_attention(q, kv, contexts, options)
 
-    kv_bytes = 2 * seen * model.num_kv_heads * model.head_dim * dtype.itemsize
+    kv_bytes = 2 * seen * model.num_kv_heads * vector_bytes(model.head_dim, dtype)
     return Case(
-        f"{model_name}-{str(dtype).removeprefix('torch.')}-{name}",
+        f"{model_name}-{name_of(dtype)}-{name}",
         make,
         bytes_moved=kv_bytes + 4 * len(lens) * model.num_heads * model.head_dim,
         flops=4 * seen * model.num_heads * model.head_dim,
@@ -244,7 +249,7 @@ def _case(model_name: str, name: str, lens: list[int], dtype: torch.dtype) -> Ca
 
 
 @triton.jit(do_not_specialize=STEP_ARGS, do_not_specialize_on_alignment=STEP_ARGS)
-def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
+def decode_attention_kernel(  # noqa: C901, PLR0912, PLR0915  a Triton kernel is one function
     out_ptr,
     part_ptr,
     part_lse_ptr,
@@ -292,6 +297,8 @@ def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
     d = tl.arange(0, BLOCK_D)
     d_ok = d < HEAD_DIM
     row_ok = head_ok[:, None] & d_ok[None, :]
+    is_int4: tl.constexpr = key_ptr.dtype.element_ty == tl.uint8
+    has_factors: tl.constexpr = key_scales_ptr is not None and not is_int4
     if alibi_slopes_ptr is not None:
         slope = tl.load(alibi_slopes_ptr + head, mask=head_ok, other=0.0) * LOG2E
 
@@ -325,10 +332,13 @@ def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
             block = tl.load(blocks_ptr + n // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
             kv_ok = seen[:, None] if HEAD_DIM == BLOCK_D else seen[:, None] & d_ok[None, :]
             key_row = block * stride_kn + (n % BLOCK_SIZE) * stride_kp + kv_head * stride_kk
-            k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=kv_ok, other=0.0)
+            scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+            if is_int4:
+                k = loaded_int4(key_ptr, key_scales_ptr, key_row, scale_row, seen, q.dtype, HEAD_DIM, BLOCK_D)
+            else:
+                k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=kv_ok, other=0.0)
             scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision="ieee") * scale
-            if key_scales_ptr is not None:
-                scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+            if has_factors:
                 scores *= tl.load(key_scales_ptr + scale_row, mask=seen, other=0.0)[None, :]
             scores = capped(scores, softcap) if softcap is not None else scores * LOG2E
             if alibi_slopes_ptr is not None:
@@ -339,10 +349,15 @@ def decode_attention_kernel(  # noqa: PLR0915  a Triton kernel is one function
             shrink = tl.exp2(top - new_top)
             total = total * shrink + tl.sum(p, 1)
             top = new_top
-            if value_scales_ptr is not None:
+            if has_factors:
                 p *= tl.load(value_scales_ptr + scale_row, mask=seen, other=0.0)[None, :]
             value_row = block * stride_vn + (n % BLOCK_SIZE) * stride_vp + kv_head * stride_vk
-            v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=kv_ok, other=0.0)
+            if is_int4:
+                v = loaded_int4(
+                    value_ptr, value_scales_ptr, value_row, scale_row, seen, q.dtype, HEAD_DIM, BLOCK_D
+                )
+            else:
+                v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=kv_ok, other=0.0)
             acc = acc * shrink[:, None]
             acc = tl.dot(p.to(q.dtype), widened(v, q.dtype), acc, input_precision="ieee")
 

@@ -31,13 +31,13 @@ from kernels.attention import (
     padded,
     shared_split,
 )
-from kernels.attention_models import MODELS, made, made_cache, prefill_work
+from kernels.attention_models import MODELS, made, made_cache, name_of, prefill_work
 from kernels.attention_reference import attend, gather_tokens
 from kernels.case import Case
 from kernels.decode_attention import decode_attention_reference
 from kernels.even_split import MIN_RANGE_TOKENS, combine_parts, make_parts, num_ranges_of
 from kernels.launch import INTERPRETER, launch, nearest, sm_count, target
-from kernels.paged_kv import PagedKv
+from kernels.paged_kv import INT4, PagedKv
 from kernels.prefill_attention_kernels import prefill_attention_kernel
 
 RESIDENT = 2  # programs of a multiprocessor between which contexts are split
@@ -146,13 +146,8 @@ def prefill_attention(
         num_seqs,
         num_units,
     )
-    strides = (
-        *out.stride()[:2],
-        *q_THD.stride()[:2],
-        *kv.keys.stride()[:3],
-        *kv.values.stride()[:3],
-        tables.stride(0),
-    )
+    cache_strides = *kv.keys.stride()[:3], *kv.values.stride()[:3], tables.stride(0)
+    strides = *out.stride()[:2], *q_THD.stride()[:2], *cache_strides
     meta = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
@@ -274,9 +269,8 @@ def _tile_for(
     _, num_heads, head_dim = q_THD.shape
     group, max_len = num_heads // kv.keys.shape[2], 1 if by_threads else chunks.max_len
     if tree is not None:
-        return _tree_tile(
-            head_dim, group, max_len, extra=kv.key_scales is not None or _needs_positions(options)
-        )
+        extra = kv.key_scales is not None or _needs_positions(options)
+        return _tree_tile(head_dim, group, max_len, extra=extra, is_int4=kv.keys.dtype == INT4)
     chip, has_window = nearest(target(), TILES), options.window is not None
     # Rows are divided by the group, which takes registers unless it is a power of two.
     is_wide, divides = padded(head_dim) == 128, group & (group - 1) != 0
@@ -293,7 +287,7 @@ def _tile_for(
     return tile
 
 
-def _tree_tile(head_dim: int, group: int, max_query_len: int, *, extra: bool) -> Tile:
+def _tree_tile(head_dim: int, group: int, max_query_len: int, *, extra: bool, is_int4: bool) -> Tile:
     """Returns the tile for tree masks: any larger ones spill. extra: whether there are scales or positions.
 
     With other keys and warps for 16 rows, ptxas aims at more programs per multiprocessor, and spills.
@@ -305,7 +299,8 @@ def _tree_tile(head_dim: int, group: int, max_query_len: int, *, extra: bool) ->
         return tile._replace(block_n=16 if extra and chip in ("sm_80", "gfx942") else 32, num_warps=8)
     if width != 128:
         return tile
-    return tile._replace(block_n=32) if chip == "sm_80" else tile._replace(block_n=64, num_warps=8)
+    is_small = chip == ("gfx942" if is_int4 else "sm_80")
+    return tile._replace(block_n=32) if is_small else tile._replace(block_n=64, num_warps=8)
 
 
 def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
@@ -358,6 +353,8 @@ def cases() -> Iterator[Case]:
         ("llama_8b", 4, 512, 4096, bf16),
         ("llama_8b", 2, 2048, 2048, torch.int8),
         ("llama_8b", 2, 2048, 2048, torch.float8_e4m3fn),
+        ("llama_8b", 2, 2048, 2048, INT4),
+        ("phi3_mini", 1, 2048, 2048, INT4),
         ("llama_8b", 1, 5, 32768, bf16),
         ("llama_8b", 16, 1, 4096, bf16),
         ("qwen3_0.6b", 4, 1024, 1024, bf16),
@@ -374,6 +371,7 @@ def cases() -> Iterator[Case]:
     yield _case("mistral_7b", 8, 16, 8192, bf16, tree=True)
     yield _case("mistral_7b", 1, 4, 32768, bf16, tree=True)
     yield _case("llama_8b", 1, 4, 32768, torch.int8, tree=True)
+    yield _case("llama_8b", 1, 4, 32768, INT4, tree=True)
     yield _case("gemma2_9b", 8, 16, 8192, bf16, tree=True)
 
 
@@ -395,6 +393,6 @@ def _case(
             drafts = DraftTree(own.repeat(num_seqs, 1), starts[:-1] * query_len, positions)
         return lambda: prefill_attention(q, kv, contexts, Chunks(starts, query_len), options, tree=drafts)
 
-    case = f"{name}-{str(dtype).removeprefix('torch.')}-batch{num_seqs}-{query_len}of{context_len}"
+    case = f"{name}-{name_of(dtype)}-batch{num_seqs}-{query_len}of{context_len}"
     work = prefill_work(model, num_seqs, query_len, context_len, dtype)
     return Case(f"{case}-tree" if tree else case, make, *work)

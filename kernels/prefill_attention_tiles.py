@@ -7,6 +7,7 @@ import triton.language as tl
 
 from kernels.attention import capped, widened
 from kernels.even_split import LOG2E, sequence_of, tiles_of_queries
+from kernels.int4_kv import loaded_int4
 
 
 @triton.jit
@@ -19,6 +20,8 @@ def _attend_tiles(  # noqa: C901, PLR0912, PLR0915  a Triton kernel is one funct
     """Continues the running softmax over keys lo to hi; without MASKED all rows see all of these keys."""
     key_ptr, value_ptr, key_scales_ptr, value_scales_ptr = caches
     stride_kn, stride_kp, stride_kk, stride_vn, stride_vp, stride_vk = strides
+    is_int4: tl.constexpr = key_ptr.dtype.element_ty == tl.uint8
+    has_factors: tl.constexpr = key_scales_ptr is not None and not is_int4
     d = tl.arange(0, BLOCK_D)
     for first in tl.range(lo, hi, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
@@ -27,14 +30,18 @@ def _attend_tiles(  # noqa: C901, PLR0912, PLR0915  a Triton kernel is one funct
             block = tl.load(table_ptr + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
             kv_ok = there[:, None] & (d < HEAD_DIM)[None, :]
         else:
+            there = None
             block = tl.load(table_ptr + n // BLOCK_SIZE).to(tl.int64)
             kv_ok = (d < HEAD_DIM)[None, :] if HEAD_DIM != BLOCK_D else None
         other = None if kv_ok is None else 0.0
         key_row = block * stride_kn + (n % BLOCK_SIZE) * stride_kp + kv_head * stride_kk
-        k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=kv_ok, other=other)
+        scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+        if is_int4:
+            k = loaded_int4(key_ptr, key_scales_ptr, key_row, scale_row, there, q.dtype, HEAD_DIM, BLOCK_D)
+        else:
+            k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=kv_ok, other=other)
         scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision="ieee")
-        if key_scales_ptr is not None:
-            scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+        if has_factors:
             if MASKED:
                 key_scale = tl.load(key_scales_ptr + scale_row, mask=there, other=0.0)
             else:
@@ -66,14 +73,19 @@ def _attend_tiles(  # noqa: C901, PLR0912, PLR0915  a Triton kernel is one funct
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(p, 1)
         top = new_top
-        if value_scales_ptr is not None:
+        if has_factors:
             if MASKED:
                 value_scale = tl.load(value_scales_ptr + scale_row, mask=there, other=0.0)
             else:
                 value_scale = tl.load(value_scales_ptr + scale_row)
             p *= value_scale[None, :]
         value_row = block * stride_vn + (n % BLOCK_SIZE) * stride_vp + kv_head * stride_vk
-        v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=kv_ok, other=other)
+        if is_int4:
+            v = loaded_int4(
+                value_ptr, value_scales_ptr, value_row, scale_row, there, q.dtype, HEAD_DIM, BLOCK_D
+            )
+        else:
+            v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=kv_ok, other=other)
         acc = acc * shrink[:, None]
         acc = tl.dot(p.to(q.dtype), widened(v, q.dtype), acc, input_precision="ieee")
     return acc, total, top

@@ -25,11 +25,11 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.attention import PLAIN, AttentionOptions, Contexts
-from kernels.attention_models import MODELS, Dimensions, made, made_cache, prefill_work
+from kernels.attention_models import MODELS, Dimensions, made, made_cache, name_of, prefill_work
 from kernels.case import Case
 from kernels.even_split import even_split
 from kernels.launch import INTERPRETER, launch, sm_count, target
-from kernels.paged_kv import PagedKv
+from kernels.paged_kv import INT4, PagedKv
 from kernels.prefill_attention import Chunks, check_chunks
 from kernels.prefill_hopper_kernels import gather_context_kernel, prefill_hopper_kernel, schedule_kernel
 
@@ -228,7 +228,8 @@ def _gathered(
     tile: Tile,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns keys and values of the contexts in consecutive rows, [B, rows of a sequence, K, D] each."""
-    block_size, num_kv_heads, head_dim = kv.keys.shape[1:]
+    block_size, num_kv_heads = kv.keys.shape[1:3]
+    head_dim = kv.head_dim
     num_tiles, num_seqs = triton.cdiv(contexts.max_len, tile.block_n), len(contexts.lens_B)
     shape = num_seqs, num_tiles * tile.block_n, num_kv_heads, head_dim
     keys, values = q_THD.new_empty(shape), q_THD.new_empty(shape)
@@ -270,6 +271,7 @@ def cases() -> Iterator[Case]:
         ("llama_8b", 4, 512, 4096, bf16, 16),
         ("llama_8b", 2, 2048, 2048, torch.int8, 16),
         ("llama_8b", 2, 2048, 2048, torch.float8_e4m3fn, 16),
+        ("llama_8b", 2, 2048, 2048, INT4, 16),
         ("mistral_7b", 1, 8192, 8192, bf16, 16),
         ("gpt_oss_20b", 1, 4096, 4096, bf16, 16),
         ("falcon_7b", 1, 2048, 2048, bf16, 16),
@@ -289,7 +291,7 @@ def _case(
 ) -> Case:
     model = MODELS[name]
     return Case(
-        f"{name}-{str(dtype).removeprefix('torch.')}-batch{num_seqs}-{query_len}of{context_len}"
+        f"{name}-{name_of(dtype)}-batch{num_seqs}-{query_len}of{context_len}"
         f"-blocks{block_size}" + ("" if specialised else "-plain"),
         _make(model, num_seqs, query_len, context_len, dtype, block_size, specialised),
         *prefill_work(model, num_seqs, query_len, context_len, dtype),

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from kernels.attention import STEP_ARGS, capped, widened
 from kernels.even_split import LOG2E, sequences_of
+from kernels.int4_kv import loaded_int4
 
 LOWEST = tl.constexpr(-1e30)
 """Maximum of a row that has seen no key: masked scores are -inf, so that their weights are 0, not NaN."""
@@ -97,15 +98,19 @@ def gather_context_kernel(
     block = tl.load(table + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
     key_row = block * stride_kn + (n % BLOCK_SIZE) * stride_kp + kv_head * stride_kk
     value_row = block * stride_vn + (n % BLOCK_SIZE) * stride_vp + kv_head * stride_vk
-    k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=there[:, None], other=0.0)
-    v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=there[:, None], other=0.0)
+    scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
     dtype: tl.constexpr = keys_out_ptr.dtype.element_ty
-    if key_scales_ptr is not None:
-        scale_row = (block * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-        key_scale = tl.load(key_scales_ptr + scale_row, mask=there, other=0.0)
-        value_scale = tl.load(value_scales_ptr + scale_row, mask=there, other=0.0)
-        k = k.to(tl.float32) * key_scale[:, None]
-        v = v.to(tl.float32) * value_scale[:, None]
+    if key_ptr.dtype.element_ty == tl.uint8:
+        k = loaded_int4(key_ptr, key_scales_ptr, key_row, scale_row, there, dtype, HEAD_DIM, HEAD_DIM)
+        v = loaded_int4(value_ptr, value_scales_ptr, value_row, scale_row, there, dtype, HEAD_DIM, HEAD_DIM)
+    else:
+        k = tl.load(key_ptr + key_row[:, None] + d[None, :], mask=there[:, None], other=0.0)
+        v = tl.load(value_ptr + value_row[:, None] + d[None, :], mask=there[:, None], other=0.0)
+        if key_scales_ptr is not None:
+            key_scale = tl.load(key_scales_ptr + scale_row, mask=there, other=0.0)
+            value_scale = tl.load(value_scales_ptr + scale_row, mask=there, other=0.0)
+            k = k.to(tl.float32) * key_scale[:, None]
+            v = v.to(tl.float32) * value_scale[:, None]
     row = (seq.to(tl.int64) * rows_per_seq + first) * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
     at = row + tl.arange(0, BLOCK_N)[:, None] * (NUM_KV_HEADS * HEAD_DIM) + d[None, :]
     tl.store(keys_out_ptr + at, widened(k, dtype))

@@ -2,10 +2,10 @@
 
 Pair i of a head, with angle a = position * frequency_i, becomes (x1 cos a - x2 sin a, x2 cos a + x1 sin a).
 The neox style pairs (i, i + R/2), the gptj style (2i, 2i + 1); dimensions from R on are not changed. Rotated
-queries replace the queries; rotated keys are written only to the cache, quantised if the cache is int8 or
-fp8. The kernel is memory-bound: queries, keys and values are read once and written once. Shapes: T tokens, H
-query heads, Hk KV heads, D head_dim, R rotary dimensions, P positions of the table. Cache: [num_blocks,
-block_size, Hk, D]; slot = block * block_size + offset; -1: not written.
+queries replace the queries; rotated keys are written only to the cache, quantised if the cache is int8, fp8
+or 4 bits (`kernels.int4_kv`). The kernel is memory-bound: queries, keys and values are read once and written
+once. Shapes: T tokens, H query heads, Hk KV heads, D head_dim, R rotary dimensions, P positions of the table.
+Cache: [num_blocks, block_size, Hk, D]; slot = block * block_size + offset; -1: not written.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 
 from kernels.case import Case
+from kernels.int4_kv import quantise_int4_heads
 from kernels.launch import INTERPRETER, launch, target
-from kernels.paged_kv import QUANTISED, PagedKv
+from kernels.paged_kv import INT4, QUANTISED, PagedKv, scales_of, vector_bytes
 from kernels.rope_angles import cos_sin_table
+from kernels.rope_kernels import rope_and_write_kv_kernel
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 512
@@ -65,8 +66,8 @@ def rope_and_write_kv(
 
     q, k, v: fp32, fp16 or bf16, of one dtype; tokens may have any stride (views of one projection), a token's
     heads are contiguous; k itself is not changed. slots: [T] int32 or int64, all different. The scales of a
-    quantised cache are set per token and head: largest magnitude / 127 (448 in fp8). Raises ValueError for
-    unsupported arguments, and for fp8 on a chip without it.
+    quantised cache are set per token and head: largest magnitude / 127 (448 in fp8), or those of 4 bits.
+    Raises ValueError for unsupported arguments, and for fp8 on a chip without it.
     """
     _check(q, k, v, rotation, kv, slots)
     num_tokens, num_q_heads, head_dim = q.shape
@@ -113,136 +114,6 @@ def rope_and_write_kv(
     return q
 
 
-@triton.jit
-def load_pairs(ptr, heads, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
-               INTERLEAVED: tl.constexpr):  # fmt: skip
-    """Loads the first and second members of every pair of `heads` in fp32, each [heads, BLOCK_HALF]."""
-    if INTERLEAVED:
-        cols = tl.arange(0, 2 * BLOCK_HALF)[None, :]
-        both = tl.load(ptr + heads * HEAD_DIM + cols, mask=(heads < num_heads) & (cols < 2 * HALF), other=0.0)
-        first, second = tl.split(tl.reshape(both, (heads.shape[0], BLOCK_HALF, 2)))
-    else:
-        cols = tl.arange(0, BLOCK_HALF)[None, :]
-        mask = (heads < num_heads) & (cols < HALF)
-        first = tl.load(ptr + heads * HEAD_DIM + cols, mask=mask, other=0.0)
-        second = tl.load(ptr + heads * HEAD_DIM + HALF + cols, mask=mask, other=0.0)
-    return first.to(tl.float32), second.to(tl.float32)
-
-
-@triton.jit
-def store_pairs(ptr, first, second, heads, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
-                BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):  # fmt: skip
-    """Stores rotated pairs of dimensions, side by side if INTERLEAVED, else half a head apart."""
-    first = first.to(ptr.dtype.element_ty)
-    second = second.to(ptr.dtype.element_ty)
-    if INTERLEAVED:
-        cols = tl.arange(0, 2 * BLOCK_HALF)[None, :]
-        both = tl.reshape(tl.join(first, second), (heads.shape[0], 2 * BLOCK_HALF))
-        tl.store(ptr + heads * HEAD_DIM + cols, both, mask=(heads < num_heads) & (cols < 2 * HALF))
-    else:
-        cols = tl.arange(0, BLOCK_HALF)[None, :]
-        mask = (heads < num_heads) & (cols < HALF)
-        tl.store(ptr + heads * HEAD_DIM + cols, first, mask=mask)
-        tl.store(ptr + heads * HEAD_DIM + HALF + cols, second, mask=mask)
-
-
-@triton.jit
-def quantised(x, scale, LARGEST: tl.constexpr, ROUND: tl.constexpr):
-    """Returns x / scale within the range of the code; an integer code rounds half up."""
-    x = x / scale
-    if ROUND:
-        x = tl.floor(x + 0.5)
-    return tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
-
-
-@triton.jit
-def rope_and_write_kv_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    positions_ptr,
-    cos_sin_ptr,
-    key_cache_ptr,
-    value_cache_ptr,
-    slots_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
-    stride_q,
-    stride_k,
-    stride_v,
-    num_q_heads,
-    num_kv_heads,
-    q_groups,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    LARGEST: tl.constexpr,
-    ROUND: tl.constexpr,
-    SMALL: tl.constexpr,
-):
-    """Rotates queries or keys of one token, and writes its keys and values to their slot."""
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    cols = tl.arange(0, BLOCK_HALF)[None, :]
-    at = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF)
-    cos = tl.load(at + cols, mask=cols < HALF, other=0.0)
-    sin = tl.load(at + HALF + cols, mask=cols < HALF, other=0.0)
-    if group < q_groups:
-        heads = group * Q_HEADS + tl.arange(0, Q_HEADS)[:, None]
-        q_at = q_ptr + token * stride_q
-        a, b = load_pairs(q_at, heads, num_q_heads, HEAD_DIM, HALF, BLOCK_HALF, INTERLEAVED)
-        first = a * cos - b * sin
-        second = b * cos + a * sin
-        store_pairs(q_at, first, second, heads, num_q_heads, HEAD_DIM, HALF, BLOCK_HALF, INTERLEAVED)
-    else:
-        slot = tl.load(slots_ptr + token).to(tl.int64)
-        if slot >= 0:
-            kv_head = (group - q_groups) * KV_HEADS + tl.arange(0, KV_HEADS)  # [KV_HEADS]
-            heads = kv_head[:, None]
-            k_at = k_ptr + token * stride_k
-            k_to = key_cache_ptr + slot * num_kv_heads * HEAD_DIM
-            a, b = load_pairs(k_at, heads, num_kv_heads, HEAD_DIM, HALF, BLOCK_HALF, INTERLEAVED)
-            first = a * cos - b * sin
-            second = b * cos + a * sin
-            dims = tl.arange(0, BLOCK_D)[None, :]
-            v_mask = (heads < num_kv_heads) & (dims < HEAD_DIM)
-            v = tl.load(v_ptr + token * stride_v + heads * HEAD_DIM + dims, mask=v_mask, other=0.0).to(
-                tl.float32
-            )
-            if BLOCK_REST > 0:
-                rest_dims = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
-                rest_mask = (heads < num_kv_heads) & (rest_dims < HEAD_DIM)
-                rest = tl.load(k_at + heads * HEAD_DIM + rest_dims, mask=rest_mask, other=0.0).to(tl.float32)
-            if LARGEST > 0:
-                largest = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1))
-                if BLOCK_REST > 0:
-                    largest = tl.maximum(largest, tl.max(tl.abs(rest), axis=1))
-                k_scale = tl.maximum(largest, SMALL) / LARGEST
-                v_scale = tl.maximum(tl.max(tl.abs(v), axis=1), SMALL) / LARGEST
-                in_range = kv_head < num_kv_heads
-                tl.store(key_scales_ptr + slot * num_kv_heads + kv_head, k_scale, mask=in_range)
-                tl.store(value_scales_ptr + slot * num_kv_heads + kv_head, v_scale, mask=in_range)
-                first = quantised(first, k_scale[:, None], LARGEST, ROUND)
-                second = quantised(second, k_scale[:, None], LARGEST, ROUND)
-                v = quantised(v, v_scale[:, None], LARGEST, ROUND)
-                if BLOCK_REST > 0:
-                    rest = quantised(rest, k_scale[:, None], LARGEST, ROUND)
-            store_pairs(k_to, first, second, heads, num_kv_heads, HEAD_DIM, HALF, BLOCK_HALF, INTERLEAVED)
-            if BLOCK_REST > 0:
-                tl.store(
-                    k_to + heads * HEAD_DIM + rest_dims,
-                    rest.to(key_cache_ptr.dtype.element_ty),
-                    mask=rest_mask,
-                )
-            v_to = value_cache_ptr + slot * num_kv_heads * HEAD_DIM
-            tl.store(v_to + heads * HEAD_DIM + dims, v.to(value_cache_ptr.dtype.element_ty), mask=v_mask)
-
-
 def rope_and_write_kv_reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation, kv: PagedKv, slots: torch.Tensor
 ) -> torch.Tensor:
@@ -259,7 +130,7 @@ def rope_and_write_kv_reference(
         codes = x
         if scales is not None:
             codes, scale = quantise_heads(x, cache.dtype)
-            scales.view(-1, scales.shape[-1]).index_copy_(0, to, scale)
+            scales.view(-1, *scales.shape[2:]).index_copy_(0, to, scale)
         rows, codes = cache.view(-1, *cache.shape[2:]), codes.to(cache.dtype)
         if cache.dtype.itemsize == 1:  # index assignment of fp8 is not always supported
             rows, codes = rows.view(torch.uint8), codes.view(torch.uint8)
@@ -281,7 +152,9 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool = False) -
 
 
 def quantise_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (codes, scales): each head's vector over its largest magnitude; codes in fp32."""
+    """Returns (codes, scales): each head's vector over its largest magnitude, in fp32; or 4-bit codes."""
+    if dtype == INT4:
+        return quantise_int4_heads(x)
     largest = QUANTISED[dtype]
     scale = x.float().abs().amax(dim=-1).clamp(min=SMALLEST) / largest
     codes = x.float() / scale[..., None]
@@ -301,12 +174,15 @@ def cases() -> Iterator[Case]:
         (2048, 32, 8, 128, 128, bf16, False),
         (64, 32, 8, 128, 128, int8, False),
         (64, 32, 8, 128, 128, fp8, False),
+        (64, 32, 8, 128, 128, INT4, False),
         (64, 32, 8, 128, 128, bf16, True),
+        (64, 32, 8, 128, 128, INT4, True),
         (64, 32, 32, 80, 32, bf16, False),
+        (64, 32, 32, 80, 32, INT4, False),
     ):
-        kind = {bf16: "", int8: "-int8", fp8: "-fp8"}[dtype] + ("-gptj" if interleaved else "")
+        kind = {bf16: "", int8: "-int8", fp8: "-fp8", INT4: "-int4"}[dtype] + ("-gptj" if interleaved else "")
         name = f"rope-{num_tokens}x{heads}+{kv_heads}x{head_dim}{kind}"
-        kv_bytes = 2 * kv_heads * head_dim * (2 + dtype.itemsize)
+        kv_bytes = 2 * kv_heads * (2 * head_dim + vector_bytes(head_dim, dtype))
         moved = float(num_tokens * (4 * heads * head_dim + kv_bytes))
         yield Case(name, _case(num_tokens, heads, kv_heads, head_dim, rotary, dtype, interleaved), moved)
 
@@ -332,6 +208,11 @@ def _check(
         raise ValueError(
             f"cos_sin: {cos_sin.dtype} {list(cos_sin.shape)}; must be contiguous fp32 [positions, R]"
         )
+    if kv.keys.dtype == INT4 and cos_sin.shape[1] % 4:
+        raise ValueError(
+            f"cos_sin: {cos_sin.shape[1]} rotary dimensions; must be a multiple of 4 with a 4-bit cache, "
+            "which has two dimensions in a byte"
+        )
     if cos_sin.shape[1] % 2 or not 0 < cos_sin.shape[1] <= head_dim:
         raise ValueError(f"cos_sin: {cos_sin.shape[1]} rotary dimensions; must be even, at most {head_dim}")
     for name, x in (("positions", positions), ("slots", slots)):
@@ -343,14 +224,16 @@ def _check(
 
 def _check_caches(kv: PagedKv, q: torch.Tensor, k: torch.Tensor) -> None:
     for name, x in (("key_cache", kv.keys), ("value_cache", kv.values)):
-        if x.dim() != 4 or x.shape[2:] != k.shape[1:] or x.shape != kv.keys.shape or not x.is_contiguous():
+        stored = torch.Size((k.shape[1], k.shape[2] // 2 if x.dtype == INT4 else k.shape[2]))
+        if x.dim() != 4 or x.shape[2:] != stored or x.shape != kv.keys.shape or not x.is_contiguous():
             raise ValueError(
-                f"{name} {list(x.shape)}: must be contiguous [num_blocks, block_size, {k.shape[1]}, "
-                f"{k.shape[2]}]"
+                f"{name} {list(x.shape)}: must be contiguous [num_blocks, block_size, {stored[0]}, "
+                f"{stored[1]}]"
             )
         if x.dtype != kv.keys.dtype or (x.dtype not in QUANTISED and x.dtype != q.dtype):
             raise ValueError(
-                f"{name}: {x.dtype}; must be {q.dtype}, int8 or float8_e4m3fn, the same for both caches"
+                f"{name}: {x.dtype}; must be {q.dtype}, int8, float8_e4m3fn or uint8 (4 bits), the same for "
+                "both caches"
             )
 
 
@@ -359,12 +242,12 @@ def _check_scales(kv: PagedKv) -> None:
     for name, x in (("key_scales", kv.key_scales), ("value_scales", kv.value_scales)):
         if (x is None) == (cache.dtype in QUANTISED):
             raise ValueError(
-                f"{name}: must be given for an int8 or fp8 cache and for no other; the cache is {cache.dtype}"
+                f"{name}: must be given for an int8, fp8 or 4-bit cache and for no other; the cache is "
+                f"{cache.dtype}"
             )
-        if x is not None and (
-            x.shape != cache.shape[:3] or x.dtype != torch.float32 or not x.is_contiguous()
-        ):
-            raise ValueError(f"{name} {list(x.shape)}: must be contiguous fp32 {list(cache.shape[:3])}")
+        shape, dtype = scales_of(tuple(cache.shape), cache.dtype)
+        if x is not None and (x.shape != shape or x.dtype != dtype or not x.is_contiguous()):
+            raise ValueError(f"{name} {x.dtype} {list(x.shape)}: must be contiguous {dtype} {list(shape)}")
     if cache.dtype == torch.float8_e4m3fn and target().startswith("sm_") and int(target()[3:]) < 89:
         raise ValueError(f"float8_e4m3fn cache on {target()}: needs sm_89 or newer; use int8")
 
@@ -384,15 +267,10 @@ def _case(
         )
         q, k, v = merged.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         num_blocks = num_tokens // 16 + 2
-        caches = [
-            torch.empty(num_blocks, 16, num_kv_heads, head_dim, device=device, dtype=dtype) for _ in range(2)
-        ]
-        scales: list[torch.Tensor] = []
-        if dtype in QUANTISED:
-            scales = [torch.empty(num_blocks, 16, num_kv_heads, device=device) for _ in range(2)]
         positions = torch.arange(num_tokens, device=device)
         table = cos_sin_table(rotary_dim, 4096, device=device)
-        rotation, kv = Rotation(positions, table, interleaved), PagedKv(*caches, *scales)
+        rotation = Rotation(positions, table, interleaved)
+        kv = PagedKv.zeros((num_blocks, 16, num_kv_heads, head_dim), dtype, device)
         return lambda: rope_and_write_kv(q, k, v, rotation, kv, positions + 16)
 
     return make

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hwmodels.iterations.layout import ParallelLayout
+from kernels.paged_kv import INT4
 from policies.adapters.fixed_slots import FixedSlots
 from policies.batching import Batching
 from policies.batching.chunked import Chunked
@@ -25,7 +26,7 @@ from realengine.runner.graph_mode import check_mode
 from realengine.speculation.settings import SpeculationSettings
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 
 SIMULATED_PARALLELISM = (
     "pipeline_parallel_size",
@@ -57,7 +58,7 @@ class EngineSettings:
     None: as in the checkpoint.
     """
     kv_cache_dtype: str = "auto"
-    """auto (as dtype), int8 or fp8, with one scale per token and head."""
+    """auto (as dtype), or int8, fp8 or int4, with scales per token and head."""
     max_model_len: int | None = None
     """Prompt and output tokens of one sequence; None: the model's context."""
     max_num_seqs: int = 256
@@ -105,7 +106,11 @@ class EngineSettings:
                 self.attention_backend in ATTENTION_BACKENDS,
                 f"one of {', '.join(ATTENTION_BACKENDS)}",
             ),
-            ("kv_cache_dtype", self.kv_cache_dtype in ("auto", *KV_DTYPES), "one of auto, int8, fp8"),
+            (
+                "kv_cache_dtype",
+                self.kv_cache_dtype in ("auto", *KV_DTYPES),
+                f"one of auto, {', '.join(KV_DTYPES)}",
+            ),
             ("max_num_seqs", self.max_num_seqs >= 1, ">= 1"),
             ("num_kv_blocks", self.num_kv_blocks is None or self.num_kv_blocks >= 1, ">= 1, or None"),
             ("gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "> 0 and <= 1"),

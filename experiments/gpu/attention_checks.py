@@ -11,11 +11,13 @@ import torch
 from experiments.gpu.comparison import Check, Random, compared
 from experiments.gpu.record import UnavailableError
 from kernels.attention import AttentionOptions, Contexts
-from kernels.attention_models import MODELS
+from kernels.attention_models import MODELS, name_of
+from kernels.attention_reference import gather_slots
 from kernels.block_copy import CacheSet, copy_blocks, gather_blocks, scatter_blocks
 from kernels.decode_attention import decode_attention, decode_attention_reference
+from kernels.int4_kv import quantise_int4_heads
 from kernels.mla_decode import mla_decode, mla_decode_reference
-from kernels.paged_kv import QUANTISED, PagedKv
+from kernels.paged_kv import INT4, QUANTISED, PagedKv
 from kernels.prefill_attention import Chunks, prefill_attention, prefill_attention_reference
 from kernels.rope import Rotation, rope_and_write_kv, rope_and_write_kv_reference
 from kernels.rope_angles import cos_sin_table
@@ -26,6 +28,7 @@ KINDS = (
     ("llama_8b", FP16, FP16),
     ("llama_8b", BF16, INT8),
     ("llama_8b", BF16, FP8),
+    ("llama_8b", BF16, INT4),
     ("gpt_oss_20b", BF16, BF16),
     ("gemma2_9b", BF16, BF16),
     ("mpt_7b", BF16, BF16),
@@ -38,19 +41,15 @@ def attention_checks(random: Random) -> Iterator[Check]:
     """Yields the checks of attention, RoPE and block copies, the most used kernels first."""
     kinds = KINDS[1:3] if random.quick else KINDS
     for model, dtype, kv_dtype in kinds:
-        name = f"{model}-{_word(dtype)}-kv-{_word(kv_dtype)}"
+        name = f"{model}-{name_of(dtype)}-kv-{name_of(kv_dtype)}"
         yield f"decode_attention/{name}", partial(_decode, random, model, dtype, kv_dtype)
         yield f"prefill_attention/{name}", partial(_prefill, random, model, dtype, kv_dtype)
     for num_heads in (16,) if random.quick else (16, 128):
         yield f"mla_decode/heads{num_heads}", partial(_mla, random, num_heads)
-    for kv_dtype in (BF16, INT8, FP8):
-        yield f"rope/{_word(kv_dtype)}", partial(_rope, random, kv_dtype)
+    for kv_dtype in (BF16, INT8, FP8, INT4):
+        yield f"rope/{name_of(kv_dtype)}", partial(_rope, random, kv_dtype)
     yield "block_copy/exact", partial(_blocks, random)
     yield "decode_attention/beyond-2^31-elements", partial(_beyond, random)
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _caches(
@@ -65,10 +64,16 @@ def _caches(
     stored, scales = [], []
     for cache in (keys, values):
         wide = cache.float()
+        unused = wide.isnan().all(-1, keepdim=True)
+        if kv_dtype == INT4:
+            codes, scale = quantise_int4_heads(wide.nan_to_num())
+            stored.append(codes)
+            scales.append(torch.where(unused, torch.nan, scale))
+            continue
         scale = wide.nan_to_num().abs().amax(-1).clamp(min=1e-6) / QUANTISED[kv_dtype]
         codes = (wide.nan_to_num() / scale[..., None]).clamp(-448, 448)
         stored.append((codes.round() if kv_dtype == INT8 else codes).to(kv_dtype))
-        scales.append(torch.where(wide.isnan().all(-1), torch.nan, scale).contiguous())
+        scales.append(torch.where(unused[..., 0], torch.nan, scale).contiguous())
     return PagedKv(*stored, *scales), contexts
 
 
@@ -151,13 +156,12 @@ def _rope(random: Random, kv_dtype: torch.dtype) -> Mapping[str, Any]:
         dtype = stored if kind == "out" or quantised else torch.float32
         x = merged.clone() if kind == "out" else merged.float()
         q, k, v = x.split([num_heads, 8, 8], dim=1)
-        caches = [torch.zeros(shape, device=random.device).to(dtype) for _ in range(2)]
-        scales = [torch.zeros(shape[:3], device=random.device) for _ in range(2 if quantised else 0)]
-        function(q, k, v, Rotation(positions, table), PagedKv(*caches, *scales), slots)
-        values = [cache.float() for cache in caches]
-        if quantised:
-            values = [cache * scale[..., None] for cache, scale in zip(values, scales, strict=True)]
-        found[kind] = {"queries": q, "keys": values[0], "values": values[1]}
+        kv = PagedKv.zeros(shape, dtype, random.device)
+        function(q, k, v, Rotation(positions, table), kv, slots)
+        every = torch.arange(shape[0] * shape[1], device=random.device)
+        keys = gather_slots(kv.keys, kv.key_scales, every, torch.float32)
+        values = gather_slots(kv.values, kv.value_scales, every, torch.float32)
+        found[kind] = {"queries": q, "keys": keys, "values": values}
     pairs = {name: (found["out"][name], found["reference"][name]) for name in found["out"]}
     return compared(pairs, stored)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from experiments.gpu.record import UnavailableError
+from kernels.paged_kv import INT4
 
 Check = tuple[
     str, Callable[[], Mapping[str, Any]]
@@ -20,6 +21,7 @@ THRESHOLDS = {
     torch.bfloat16: 1e-2,
     torch.int8: 2e-2,
     torch.float8_e4m3fn: 5e-2,
+    INT4: 2e-2,
 }
 
 

@@ -225,7 +225,7 @@ SETUPS = (
     *(Setup(model="llama-3.1-8b", kv_cache_dtype=name) for name in KV_DTYPES),
     *(Setup(model="llama-3.1-8b", max_rank=rank) for rank in (16, 64)),
     Setup(model="llama-3.1-8b", world_size=2),
-    Setup(model="mistral-7b", kv_cache_dtype="int8"),
+    *(Setup(model="mistral-7b", kv_cache_dtype=name) for name in ("int8", "int4")),
     Setup(model="qwen2.5-7b", quantization="w4a16"),
     Setup(model="qwen2.5-7b", quantization="w8a16"),
     Setup(model="qwen2.5-7b", quantization="fp8"),
@@ -237,7 +237,7 @@ SETUPS = (
     Setup(model="deepseek-v2-lite", world_size=2),
     Setup(model="deepseek-v2-lite", drafter="ngram"),
     Setup(model="smollm2-135m", quantization="w4a16"),
-    Setup(model="smollm2-135m", kv_cache_dtype="int8"),
+    *(Setup(model="smollm2-135m", kv_cache_dtype=name) for name in ("int8", "int4")),
     *(
         Setup(model="llama-3.1-8b", drafter=name)
         for name in ("ngram", "draft_model", "drawn_drafts", "eagle", "eagle_tree", "eagle3", "mtp")

@@ -57,7 +57,7 @@ class Support:
     softcap: bool = False
     sinks: bool = False
     quantised: bool = False
-    """KV of 8 bits, with one scale per token and head."""
+    """KV of 8 or 4 bits, with scales per token and head."""
     is_dense: bool = True
     """Whether it reads keys and values that are copied to consecutive rows first."""
 
@@ -72,7 +72,7 @@ class Support:
             (self.softcap or options.softcap is None, "a soft cap"),
             (self.sinks or options.sinks_H is None, "sinks"),
             (options.alibi_slopes_H is None, "ALiBi"),
-            (self.quantised or call.kv.keys.dtype not in QUANTISED, "KV of 8 bits"),
+            (self.quantised or call.kv.keys.dtype not in QUANTISED, "quantised KV"),
             (
                 not self.is_dense or _dense_bytes(call) <= DENSE_BYTES,
                 f"contexts of more than {DENSE_BYTES >> 20} MiB",
@@ -144,5 +144,5 @@ class ChunkedAttention:
 def _dense_bytes(call: Call) -> int:
     """Returns an upper bound of the bytes of all contexts' keys and values in the queries' dtype."""
     num_tokens = len(call.contexts.lens_B) * call.contexts.max_len
-    num_kv_heads, head_dim = call.kv.keys.shape[2:]
-    return int(2 * num_tokens * num_kv_heads * head_dim * call.q_THD.itemsize)
+    num_kv_heads = call.kv.keys.shape[2]
+    return int(2 * num_tokens * num_kv_heads * call.kv.head_dim * call.q_THD.itemsize)

@@ -28,6 +28,7 @@ from kernels import (
 )
 from kernels.launch import target
 from kernels.mxfp4_weight import BLOCK
+from kernels.paged_kv import INT4
 from realengine.model.architecture import Architecture
 from realengine.model.quantization import EXPERT_QUANTIZATIONS, check_int4_inputs, check_quantization
 
@@ -167,10 +168,7 @@ def check_supported(
             "which is w4a16; remove the setting"
         )
     quantization = "w4a16" if packed is not None else quantization
-    if architecture.latent is not None and kv_dtype != dtype:
-        raise ValueError(
-            f"kv_cache_dtype={kv_dtype}: latent rows are kept in the model's dtype; set it to auto"
-        )
+    _check_kv(architecture, dtype, kv_dtype)
     if architecture.gpt_oss is not None and world_size > 1:
         raise ValueError(
             f"tensor_parallel_size={world_size}: experts of gpt_oss are not divided among ranks; set it to 1"
@@ -194,6 +192,21 @@ def check_supported(
             check_int4_inputs(name, num_inputs)
     if backend is TRITON:
         _check_triton(architecture, dtype, kv_dtype, quantization)
+
+
+def _check_kv(architecture: Architecture, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Raises ValueError if the model's keys and values cannot be kept in this dtype."""
+    head_dim, rotary_dim = architecture.head_dim, architecture.rotary_dim
+    if architecture.latent is not None and kv_dtype != dtype:
+        raise ValueError(
+            f"kv_cache_dtype={'int4' if kv_dtype == INT4 else kv_dtype}: latent rows are kept in the model's "
+            "dtype; set it to auto"
+        )
+    if kv_dtype == INT4 and (head_dim % 2 or rotary_dim % 4):
+        raise ValueError(
+            f"kv_cache_dtype=int4: a byte has two neighbours of a head, so head_dim={head_dim} must be even "
+            f"and its {rotary_dim} rotated numbers a multiple of 4; choose int8"
+        )
 
 
 def _inputs_of_a_rank(architecture: Architecture, world_size: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Keys and values of all layers in blocks: in the model's dtype, or 8 bits with scales per token and head.
+"""Keys and values of all layers in blocks: in the model's dtype, or 8 or 4 bits with scales per token.
 
 A model with latent attention has one row per token instead, in the model's dtype, complete on every rank.
 """
@@ -10,14 +10,14 @@ from functools import cached_property
 import torch
 
 from kernels.block_copy import CacheSet
-from kernels.paged_kv import QUANTISED, LatentKv, PagedKv
+from kernels.paged_kv import LatentKv, PagedKv, vector_bytes
 from realengine.model.architecture import Architecture
 
 
 class KvCache:
     """num_blocks KV blocks and the unused block 0; a tensor-parallel rank has its own KV heads.
 
-    dtype: the model's, torch.int8 or torch.float8_e4m3fn.
+    dtype: the model's, torch.int8, torch.float8_e4m3fn or `INT4`.
     """
 
     def __init__(
@@ -36,10 +36,7 @@ class KvCache:
             if architecture.latent is not None:
                 width = architecture.latent.width
                 return LatentKv(torch.zeros(*shape[:2], width, dtype=dtype, device=device))
-            keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-            if dtype not in QUANTISED:
-                return PagedKv(keys, values)
-            return PagedKv(keys, values, *(torch.zeros(shape[:3], device=device) for _ in range(2)))
+            return PagedKv.zeros(shape, dtype, device)
 
         self.layers = [layer() for _ in range(architecture.num_layers)]
         self.attached: list[CacheSet] = []
@@ -52,9 +49,8 @@ class KvCache:
         """Returns the bytes of a block on each rank, scales included."""
         if architecture.latent is not None:
             return architecture.num_layers * block_size * architecture.latent.width * dtype.itemsize
-        vector_bytes = architecture.head_dim * dtype.itemsize + (4 if dtype in QUANTISED else 0)
-        num_vectors = 2 * architecture.num_layers * (architecture.num_kv_heads // world_size) * block_size
-        return num_vectors * vector_bytes
+        num_heads = architecture.num_layers * (architecture.num_kv_heads // world_size)
+        return int(2 * num_heads * block_size * vector_bytes(architecture.head_dim, dtype))
 
     @cached_property
     def own_sets(self) -> tuple[CacheSet, ...]:

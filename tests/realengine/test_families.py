@@ -247,8 +247,10 @@ def test_what_is_not_computed_is_refused_by_name(config):
         with pytest.raises(ValueError, match=REFUSED_DRAFTS[config]):
             make(config, speculative_config=tree)
         if Architecture.from_hf(CONFIGS[config]).latent is not None:
-            with pytest.raises(ValueError, match="latent rows are kept in the model's dtype; set it to auto"):
-                make(config, kv_cache_dtype="int8")
+            with pytest.raises(
+                ValueError, match="kv_cache_dtype=int4: latent rows are kept in the model's dtype"
+            ):
+                make(config, kv_cache_dtype="int4")
     for method in ("eagle", "eagle3", "mtp"):
         layer = {"method": method, "num_speculative_tokens": 2}
         layer |= {} if method == "mtp" else {"model": "nowhere"}

@@ -141,7 +141,7 @@ def test_places_by_hand():
     assert KeptWindow(0, 2).places(torch.arange(5)).tolist() == [0, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8", "int4"])
 def test_quantised_keys_are_moved_with_their_scales(kv_cache_dtype, expected):
     found = tokens_of(make(kv_cache_dtype=kv_cache_dtype).generate(ASKED, GREEDY))
     first = [(a[:4], b[:4]) for a, b in zip(found, expected, strict=True)]

@@ -139,6 +139,7 @@ def serve_all_kinds(llm, names):
                 {"cudagraph_mode": "PIECEWISE"},
                 {"cudagraph_mode": "FULL_DECODE_ONLY", "overlap": True},
                 {"kv_cache_dtype": "int8"},
+                {"kv_cache_dtype": "int4"},
                 {"quantization": "w4a16"},
                 {"quantization": "fp8"},
                 {"num_kv_blocks": 700, "scheduling": Fcfs(preemption_mode="swap")},

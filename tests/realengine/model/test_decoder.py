@@ -1,4 +1,4 @@
-"""The decoder's logits against a textbook model in float64, its KV cache in 16 and in 8 bits."""
+"""The decoder's logits against a textbook model in float64, its KV cache in 16, in 8 and in 4 bits."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from kernels.block_copy import copy_blocks_reference
 from kernels.launch import compiling_for
+from kernels.paged_kv import INT4
 from realengine.model.architecture import Architecture
 from realengine.model.backend import TORCH, TRITON, check_supported
 from realengine.model.decoder import Decoder
@@ -90,6 +91,21 @@ def in_8_bits(dtype):
     return stored
 
 
+def in_4_bits(x):
+    """Rounds a head's vector to 16 equal steps from its least number on, both kept in fp16."""
+    least = x.amin(-1, keepdim=True).half().double()
+    step = ((x.amax(-1, keepdim=True) - least) / 15).half().double()
+    return ((x - least) / step).round().clamp(0, 15) * step + least
+
+
+ROUNDINGS = {
+    torch.int8: (in_8_bits(torch.int8), 0.02),
+    torch.float8_e4m3fn: (in_8_bits(torch.float8_e4m3fn), 0.08),
+    INT4: (in_4_bits, 0.25),
+}
+"""How a cache of each dtype rounds, and how much that may change the logits."""
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_logits_of_mixed_batches_are_those_of_a_textbook_model(config):
     spec, weights, decoder = make(config)
@@ -109,20 +125,21 @@ def test_windows_are_those_of_their_layers():
     assert (eager_logits(spec, weights, tokens) - eager_logits(everywhere, weights, tokens)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_kv_in_8_bits_is_rounded_once_a_token_and_head_and_nowhere_else(dtype):
+@pytest.mark.parametrize("dtype", ROUNDINGS)
+def test_quantised_kv_is_rounded_once_a_token_and_head_and_nowhere_else(dtype):
     spec, weights, decoder = make("qwen3")
+    stored, most = ROUNDINGS[dtype]
     sequences = prompts(spec.vocab_size)
     for tokens, logits in zip(sequences, all_logits(decoder, cache_of(spec, dtype), sequences), strict=True):
         plain = eager_logits(spec, weights, torch.tensor(tokens))
-        expected = eager_logits(spec, weights, torch.tensor(tokens), stored=in_8_bits(dtype))
+        expected = eager_logits(spec, weights, torch.tensor(tokens), stored=stored)
         off = (logits.double() - expected).norm() / plain.norm()
         rounding = (expected - plain).norm() / plain.norm()
         assert off < 0.1 * rounding or off < 1e-5  # a few codes fall on the other side of a tie
-        assert rounding < (0.02 if dtype == torch.int8 else 0.08)
+        assert rounding < most
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.float8_e4m3fn, INT4])
 def test_a_block_takes_the_bytes_that_are_said(dtype):
     spec = Architecture.from_hf(LLAMA)
     for world_size in (1, 2):
@@ -131,9 +148,10 @@ def test_a_block_takes_the_bytes_that_are_said(dtype):
         assert held == 10 * KvCache.bytes_per_block(spec, 4, dtype, world_size)
     # 2 layers of 2 KV heads of 16 keys and 16 values, 4 tokens
     assert KvCache.bytes_per_block(spec, 4, torch.float16) == 2 * 2 * 32 * 4 * 2
+    assert KvCache.bytes_per_block(spec, 4, INT4) == 2 * 2 * 2 * (8 + 4) * 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn, INT4])
 def test_a_copied_block_is_as_good_as_the_first(dtype):
     """The cache's sets hold everything that a block needs: its scales, too."""
     spec, _, decoder = make("llama")
@@ -151,7 +169,7 @@ def test_a_copied_block_is_as_good_as_the_first(dtype):
 
 
 @pytest.mark.parametrize("config", ["llama", "qwen3_moe"])
-@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8])
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8, INT4])
 def test_triton_computes_what_torch_does(config, kv_dtype):
     """In the interpreter, where fp16 is right and bf16 is not."""
     spec, weights, reference = make(config, torch.float16, std=0.1)
@@ -238,6 +256,11 @@ def supported(fields, chip, backend=TRITON, dtype=torch.bfloat16, kv_dtype=None,
             {},
             {"kv_dtype": torch.float8_e4m3fn, "chip": "sm_86"},
             "kv_cache_dtype=fp8: needs sm_89.*this is sm_86; int8",
+        ),
+        (
+            {"head_dim": 18},
+            {"kv_dtype": INT4},
+            "kv_cache_dtype=int4: .*its 18 rotated numbers a multiple of 4; choose int8",
         ),
         (
             {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}},

@@ -52,6 +52,7 @@ async def output(llm, params=GREEDY, prompt=PROMPT, lora=None):
 SETUPS = {
     "plain": {},
     "int8 KV": {"kv_cache_dtype": "int8"},
+    "int4 KV": {"kv_cache_dtype": "int4"},
     "4-bit weights": {"quantization": "w8a16"},
     "overlapped": {"overlap": True},
     "ngram": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},

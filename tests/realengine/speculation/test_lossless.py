@@ -168,7 +168,7 @@ def test_two_ranks_change_no_token():
     assert tokens_of(plain) == tokens_of(drafted)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8", "int4"])
 def test_quantised_kv_of_trees_moves_with_its_scales(scripted, kv_cache_dtype):
     plain = make(kv_cache_dtype=kv_cache_dtype).generate(prompts(), GREEDY)
     texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts(), tokens_of(plain), strict=True)]

@@ -10,16 +10,21 @@ import pytest
 import torch
 
 from experiments.validate.engine.decomposition import METRICS, decompose, without_host
+from experiments.validate.engine.engine_run import with_memory_of
+from experiments.validate.engine.executor_cache import ExecutorCache
 from experiments.validate.engine.from_recording import measured
 from experiments.validate.engine.recording import load
 from experiments.validate.engine.swapped import RecordedSource, RecordedTimes, num_equal, replay_in_simulator
 from experiments.validate.fidelity.measured import of_records
 from hwmodels.devices.host import HostOverhead
+from hwmodels.hf.config import from_hf_fields
 from hwmodels.iterations.iteration import COUNTED, IterationShape
 from policies.batching.chunked import Chunked
 from policies.scheduling.length_aware import LengthAware
+from realengine.model.architecture import Architecture
 from tests.experiments.validate.engine.engine_runs import UnevenClock, run_engine, scenario_of, traffic
 from tests.experiments.validate.engine.test_recording import WORLDS
+from tests.realengine.test_engine import LLAMA
 
 torch.set_num_threads(1)
 
@@ -66,6 +71,22 @@ def test_what_was_run_is_simulated_plan_by_plan_and_to_the_microsecond(kind):
         assert recording.steps["preempted"].sum() > 0
     if name == "dynamic":
         assert any(event.kind == "wait" and event.value for event in recording.events)
+
+
+def test_kv_in_4_bits_has_the_simulators_bytes_and_plans():
+    """Swaps move a token's bytes: 2 layers, keys and values of 2 heads of 16, and their scales."""
+    model = from_hf_fields(name="tiny", source="windtunnel/tiny", dtype="fp32", config=LLAMA)
+    scenario = scenario_of(**WORLDS["swap"], model=replace(model, kv_cache_dtype="int4"))
+    assert scenario.kv_bytes_per_token == 2 * 2 * 2 * (8 + 4)
+    executors = ExecutorCache(torch.device("cpu"))
+    assert with_memory_of(scenario, Architecture.from_hf(LLAMA), executors) == scenario
+    recording = run_engine(scenario, traffic(gap_s=3e-4, priorities=(0, 1)))
+    assert recording.steps["preempted"].sum() > 0
+    replayed = as_recorded(recording, scenario)
+    assert num_equal(recording, replayed.digests) == len(recording.steps) == len(replayed.digests) > 20
+    eight = replace(scenario, model=replace(model, kv_cache_dtype="int8"))
+    with pytest.raises(ValueError, match="KV has 160 bytes in the engine, 144 in the hardware model"):
+        with_memory_of(eight, Architecture.from_hf(LLAMA), executors)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
