@@ -131,11 +131,11 @@ def test_rotation_turns_each_pair_by_position_times_frequency():
         (lambda s: setattr(s, "slots", s.slots[:1]), r"slots.*\[2\]"),
         (
             lambda s: setattr(s, "scales", [torch.ones(2, 4, 1), None]),
-            "key_scales: must be given for an int8 or fp8",
+            "key_scales: must be given for an int8, fp8 or 4-bit cache",
         ),
         (
             lambda s: setattr(s, "caches", [c.double() for c in s.caches]),
-            "int8 or float8_e4m3fn, the same for both",
+            r"int8, float8_e4m3fn or uint8 \(4 bits\), the same for both",
         ),
         (lambda s: setattr(s, "caches", [c.to(torch.int8) for c in s.caches]), "key_scales: must be given"),
         (lambda s: setattr(s, "caches", [c[..., :32] for c in s.caches]), "num_blocks, block_size, 1, 64"),
