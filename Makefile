@@ -10,6 +10,7 @@ VERSION ?= dev
 VLLM ?= 0.32.0
 PARITY := .venv-parity/$(VLLM)
 CLIENTS := .venv-clients
+WHEEL_TEST := .venv-wheel
 
 PY := .venv/bin/python
 PIP_QUIETLY := python -m pip install --quiet --disable-pip-version-check --no-input
@@ -19,7 +20,7 @@ PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all docs clients coverage parity parity-short nightly lint types layers bench gallery compiled pure clean
+.PHONY: help run test test-all docs wheel-test clients coverage parity parity-short nightly lint types layers bench gallery compiled pure clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -35,6 +36,16 @@ test-all: .venv/installed-test $(CLIENTS)/installed ## the slow tests, too, othe
 
 docs: .venv/installed-docs ## the documentation site, in build/site/VERSION (VERSION=0.1; without it: dev)
 	$(PY) -m experiments.site --version $(VERSION)
+
+wheel-test: ## build wheel and sdist, and run the wheel in an environment of its own (PYTHON=python3.13: with that one)
+	rm -rf dist $(WHEEL_TEST)
+	$(PYTHON) -m venv $(WHEEL_TEST)/build
+	$(WHEEL_TEST)/build/bin/$(PIP_QUIETLY) "hatchling>=1.27"
+	$(WHEEL_TEST)/build/bin/python -m hatchling build -d dist -t sdist -t wheel
+	$(WHEEL_TEST)/build/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w $(WHEEL_TEST)/from_sdist dist/*.tar.gz
+	$(PYTHON) -m venv $(WHEEL_TEST)/env
+	$(WHEEL_TEST)/env/bin/$(PIP_QUIETLY) "$$(ls dist/*.whl)[serve]"
+	$(WHEEL_TEST)/env/bin/python tests/wheel/check.py dist $(WHEEL_TEST)/from_sdist
 
 clients: $(CLIENTS)/installed ## other projects' clients and routers, for the tests of `windtunnel serve`
 
@@ -81,7 +92,7 @@ pure: ## back to plain Python
 	rm -rf build *__mypyc.*.so
 
 clean: pure ## remove the environment and what tools left; keeps outputs/
-	rm -rf .venv .venv-parity .venv-clients dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-parity .venv-clients .venv-wheel dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The scheduler of vLLM and the radix cache of SGLang run without a device. torchaudio and torchcodec, which vLLM asks
