@@ -87,6 +87,8 @@ def _rewritten(page: Path, place: str, pages: Mapping[Path, str], folder: Path) 
             return found[0]
         file = linked_file(page, target)
         anchor = target.partition("#")[1] + target.partition("#")[2]
+        if file.suffix == ".ipynb":
+            return f"{label}({_relative(f'notebooks/{file.stem}.md', place)})"
         if file in pages:
             return f"{label}({_relative(pages[file], place)}{anchor})"
         if file.suffix in PICTURES and file.exists():

@@ -1,6 +1,7 @@
-"""All generated pages: settings, commands, Python interfaces, and the glossary of the reports."""
+"""All generated pages: settings, commands, Python interfaces, notebooks, and the glossary of the reports."""
 
 from experiments.site.command_pages import command_pages
+from experiments.site.notebooks import notebook_pages
 from experiments.site.python_pages import python_pages
 from experiments.site.settings_pages import cell, settings_pages
 from sim.report.page import DRAFT_GLOSSARY, GLOSSARY
@@ -12,4 +13,5 @@ def generated_pages() -> dict[str, str]:
         f"| {cell(term)} | {cell(text)} |\n" for term, text in {**GLOSSARY, **DRAFT_GLOSSARY}.items()
     )
     glossary = f"# Glossary\n\nThe terms of `report.html`.\n\n| term | meaning |\n| --- | --- |\n{terms}"
-    return settings_pages() | command_pages() | python_pages() | {"reference/glossary.md": glossary}
+    pages = settings_pages() | command_pages() | python_pages() | notebook_pages()
+    return pages | {"reference/glossary.md": glossary}
