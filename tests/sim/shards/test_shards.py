@@ -30,7 +30,7 @@ from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
-SMALL = ("model=smollm2_135m", "hardware=l4", "replicas=5")
+SMALL = ("model=smollm2_135m", "hardware=l4")
 FEW = ("workload=synthetic", "workload.num_requests=80", "load=4")
 WORLDS = {
     "plain": FEW,
@@ -51,6 +51,15 @@ WORLDS = {
     "a limit of time": (*FEW, "sim.until_s=1.5"),
     "predictions": (*FEW, "scheduling=shortest_job_first", "prediction=histogram"),
     "load": (*FEW, "prompt_scale=2", "output_scale=0.5"),
+    "two models": (
+        "++pools={a: {replicas: 3}, b: {model: llama3_2_1b, replicas: 2, hardware: l40s}}",
+        "workload=callers", "++workload.models={smollm2-135m: 2, llama-3.2-1b: 1}",
+        "++workload.tenants={x: 1, y: 2}", "workload.of.duration_s=15",
+    ),
+    "a mix": ("workload=multi_tenant_day", "~workload.parts.chat", "sim.until_s=60"),
+    "held back by a limit": (
+        "workload=throttled", "workload.of.num_requests=60", "workload.requests_per_minute=30",
+    ),
 }  # fmt: skip
 ROUTERS = {
     "round robin": RoundRobin(),
@@ -63,7 +72,8 @@ ROUTERS = {
 
 @cache
 def scenario_of(*overrides):
-    return build_scenario(composed(SOURCE, [*SMALL, *overrides]))
+    replicas = [] if any("pools=" in override for override in overrides) else ["replicas=5"]
+    return build_scenario(composed(SOURCE, [*SMALL, *replicas, *overrides]))
 
 
 def assert_equal(one, other):
