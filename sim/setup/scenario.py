@@ -286,20 +286,11 @@ class Scenario(PoolSettings, ClusterSettings):
 
     def result(self, records: RunRecords, traffic: WorkloadNotes) -> RunResult:
         """Computes the metrics of the records of a run. traffic: the notes of its source."""
-        pools = list(self.pools_by_name.values())
-        models = tuple(pool.iteration_model() for pool in pools)
+        hardware = self.pool_hardware()
         part = measure(records, self.metrics, self.slo, self._own_latencies(records))
         summary = summarise(
             records,
-            pools=[
-                PoolHardware(
-                    model=model,
-                    price_usd_per_hour=pool.price_usd_per_hour,
-                    power=PowerModel.of(pool.hardware),
-                    num_devices=pool.layout.num_devices,
-                )
-                for pool, model in zip(pools, models, strict=True)
-            ],
+            pools=hardware,
             slo=self.slo,
             energy=self.energy,
             tariff=self.tariff,
@@ -308,8 +299,34 @@ class Scenario(PoolSettings, ClusterSettings):
         )
         own = WorkloadRecords.of(records, part.window)
         summary |= plain_json(own_figures(self.workload, own, seed=self.seed))
-        summary["memory"] = asdict(pools[0].plan_memory())
+        summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())
         self.add_dialects(summary, records)
+        self.describe(summary, traffic, hardware)
+        return RunResult(
+            records=records,
+            requests=part.table,
+            summary=summary,
+            models=tuple(pool.model for pool in hardware),
+            slo=self.slo,
+        )
+
+    def pool_hardware(self) -> list[PoolHardware]:
+        """Returns the iteration times, the price and the power of the replicas of each pool."""
+        return [
+            PoolHardware(
+                model=pool.iteration_model(),
+                price_usd_per_hour=pool.price_usd_per_hour,
+                power=PowerModel.of(pool.hardware),
+                num_devices=pool.layout.num_devices,
+            )
+            for pool in self.pools_by_name.values()
+        ]
+
+    def describe(
+        self, summary: dict[str, Any], traffic: WorkloadNotes, hardware: Sequence[PoolHardware]
+    ) -> None:
+        """Adds the settings and the notes of a run to its summary. hardware: see `pool_hardware`."""
+        pools = list(self.pools_by_name.values())
         if self.pools:
             summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
         if summary["kv_transfer"] is not None:
@@ -317,8 +334,8 @@ class Scenario(PoolSettings, ClusterSettings):
         summary["workload"] = asdict(traffic)
         notes = (
             note
-            for pool, model in zip(pools, models, strict=True)
-            for note in pool_notes(pool, model, self.slo, self.workload)
+            for pool, own in zip(pools, hardware, strict=True)
+            for note in pool_notes(pool, own.model, self.slo, self.workload)
         )
         summary["expected_errors"] = [
             {"pool": name, **expected_errors_json(pool, self.workload)}
@@ -330,13 +347,6 @@ class Scenario(PoolSettings, ClusterSettings):
             *encoder_notes(self.encoders, pools[0]),
             *workload_notes(traffic),
         ]
-        return RunResult(
-            records=records,
-            requests=part.table,
-            summary=summary,
-            models=models,
-            slo=self.slo,
-        )
 
     def _own_latencies(self, records: RunRecords) -> dict[str, NDArray[np.float64]]:
         """Returns those latencies of the workload that the SLO limits, in seconds."""
