@@ -156,6 +156,10 @@ def test_the_python_of_the_first_page_runs(capsys):
     assert "hardware=l40s" in names["result"].command
 
 
+def test_the_python_of_the_page_on_horizons_runs():
+    exec(written(blocks_of(ROOT / "docs" / "horizon.md"), "python"), {})  # our own text
+
+
 @pytest.mark.parametrize("command", shown_commands())
 def test_the_settings_of_a_shown_command_are_understood(command):
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
