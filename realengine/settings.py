@@ -15,6 +15,7 @@ from policies.adapters.fixed_slots import FixedSlots
 from policies.batching import Batching
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
+from policies.caching.selective import SnapKv
 from policies.caching.settings import Caching
 from policies.caching.streaming import StreamingLlm
 from policies.prediction import LengthPredictor
@@ -191,11 +192,11 @@ def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
 
 def _check_caching(caching: Caching) -> None:
     """Raises ValueError for a cache that works in simulations only."""
-    if caching.changes_outputs and not isinstance(caching, StreamingLlm):
+    if caching.changes_outputs and not isinstance(caching, StreamingLlm | SnapKv):
         name = type(caching).__name__
         raise ValueError(
-            f"caching={name}: it drops KV by attention weights, which the engine's kernels do not return, so "
-            "it works in simulations only; StreamingLlm runs on the engine"
+            f"caching={name}: it drops KV by the attention weights of every token, which the engine's "
+            "kernels do not return, so it works in simulations only; choose StreamingLlm or SnapKv"
         )
     if caching.has_groups:
         name = type(caching).__name__

@@ -105,7 +105,9 @@ def draw_lossy(block_size: int) -> st.SearchStrategy[Any]:
             block_size=st.just(block_size),
         )
         | st.builds(H2o, num_heavy_tokens=kept, num_recent_tokens=kept, block_size=st.just(block_size))
-        | st.builds(SnapKv, num_kept_tokens=kept, block_size=st.just(block_size))
+        | st.builds(
+            SnapKv, num_kept_tokens=kept, num_window_tokens=st.just(1), block_size=st.just(block_size)
+        )
         | st.builds(FastGen, recovery=st.floats(0.1, 1.0), block_size=st.just(block_size))
     )
 

@@ -85,6 +85,11 @@ class SnapKv(Caching):
         for name in ("num_kept_tokens", "num_window_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if self.num_window_tokens > self.num_kept_tokens:
+            raise ValueError(
+                f"num_window_tokens={self.num_window_tokens}: must be at most num_kept_tokens="
+                f"{self.num_kept_tokens}, because the window is kept, too; lower it or raise num_kept_tokens"
+            )
 
     @property
     def weight_reads(self) -> WeightReads:
@@ -113,3 +118,6 @@ class PromptPool(LossyPool):
         if num_surplus > 0 and not seq.num_dropped:
             self.drop(seq, num_surplus)
         return PAGED
+
+    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
+        return super().block_ids(seq, num_tokens - seq.num_dropped)

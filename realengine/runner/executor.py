@@ -21,7 +21,7 @@ from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch
 from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs
 from realengine.runner.host_kv import HostKv
-from realengine.runner.kept_window import KeptWindow
+from realengine.runner.kept_tokens import KeptTokens
 from realengine.runner.logprobs import logprobs_of, with_prompt_logprobs
 from realengine.runner.piecewise import PiecewiseGraphs
 from realengine.runner.stop_masks import StopMask, StopMasks
@@ -70,7 +70,7 @@ class Executor:
         adapters: AdapterBank | None = None,
         graph_sizes: SequenceOf[int] = (),
         piece_sizes: SequenceOf[int] = (),
-        window: KeptWindow | None = None,
+        window: KeptTokens | None = None,
     ) -> None:
         self.device = decoder.device
         self._decoder = decoder
@@ -119,9 +119,8 @@ class Executor:
         words = self._upload.sent(work.words)
         if not shape.is_decode:
             mixed = self._mixed(words, shape, work.scored)
-            for slot, num_tokens in work.cuts:
-                assert self.window is not None
-                self.window.cut(self._cache, self._tables_SM[slot], num_tokens)
+            if self.window is not None:
+                self.window.end(work.cuts, self._cache, self._tables_SM)
             return mixed
         drawn = [self._decode(words, shape) for _ in range(shape.num_iterations)]
         if len(drawn) == 1:
@@ -184,6 +183,8 @@ class Executor:
             self._init_penalties(init)
         for mask in work.stop_masks:
             self._set_mask(mask)
+        if self.window is not None:
+            self.window.begin(work.cuts)
 
     def _decode(self, words: torch.Tensor, shape: Shape) -> Drawn:
         """Runs one decode iteration, and writes the input of the next one into its words."""
@@ -205,7 +206,7 @@ class Executor:
         views = DecodeWords.of(words, shape)
         self._tables_SM.view(-1).index_copy_(0, views.places_B.long(), views.ids_B)
         slots_B, positions_B = views.slots_B.long(), (views.contexts_B - 1).long()
-        places_B, contexts_B = self._kept(positions_B, views.contexts_B)
+        places_B, contexts_B = self._kept(positions_B, views.contexts_B, slots_B)
         block_size = self._cache.block_size
         tables_BM = self._tables_SM[slots_B, : -(-shape.max_context_len // block_size)]
         ids_B = tables_BM.gather(1, (places_B // block_size)[:, None])[:, 0].long()
@@ -239,7 +240,7 @@ class Executor:
             self._tables_SM.view(-1).index_copy_(0, views.places_U.long(), views.ids_U)
         block_size = self._cache.block_size
         slots_T, positions_T = views.slots_T.long(), views.positions_T.long()
-        places_T, contexts_B = self._kept(positions_T, views.contexts_B, shape.num_decodes)
+        places_T, contexts_B = self._kept(positions_T, views.contexts_B, slots_T, shape.num_decodes)
         ids_T = self._tables_SM[slots_T, places_T // block_size].long()
         rows_S = views.drawn_S.long()
         batch = Batch(
@@ -280,7 +281,11 @@ class Executor:
         return with_prompt_logprobs(drawn, states_PH, tokens_P, scored.num_top, self._decoder.head, max_rows)
 
     def _kept(
-        self, positions_T: torch.Tensor, contexts_B: torch.Tensor, num_decodes: int | None = None
+        self,
+        positions_T: torch.Tensor,
+        contexts_B: torch.Tensor,
+        slots_T: torch.Tensor,
+        num_decodes: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the places of tokens in the cache, and the tokens with KV of each row.
 
@@ -288,8 +293,8 @@ class Executor:
         """
         if self.window is None or num_decodes == 0:
             return positions_T, contexts_B
-        places_T = self.window.places(positions_T[:num_decodes])
-        kept_B = self.window.contexts(contexts_B[:num_decodes])
+        places_T = self.window.places(positions_T[:num_decodes], slots_T[:num_decodes])
+        kept_B = self.window.contexts(contexts_B[:num_decodes], slots_T[:num_decodes])
         if num_decodes is None:
             return places_T, kept_B
         return torch.cat([places_T, positions_T[num_decodes:]]), torch.cat([kept_B, contexts_B[num_decodes:]])

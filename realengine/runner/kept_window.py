@@ -14,6 +14,7 @@ the model's context; here they end at the context. Recent tokens have the same d
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -21,8 +22,9 @@ import torch
 from policies.caching.streaming import StreamingLlm
 from policies.core.plan import StepPlan
 from realengine.model.architecture import Architecture
+from realengine.model.backend import Backend
 from realengine.model.kv_cache import KvCache
-from realengine.settings import EngineSettings
+from realengine.runner.kept_tokens import Cut, check_full_attention
 
 
 class KeptWindow(NamedTuple):
@@ -32,17 +34,9 @@ class KeptWindow(NamedTuple):
     num_recent: int
 
     @classmethod
-    def of(cls, architecture: Architecture, settings: EngineSettings) -> KeptWindow | None:
-        """Returns the window of an engine; None: it drops no KV. Raises ValueError for other attention."""
-        caching = settings.caching
-        if not isinstance(caching, StreamingLlm):
-            return None
-        windows = any(architecture.window(layer) is not None for layer in range(architecture.num_layers))
-        if architecture.latent is not None or architecture.alibi or windows:
-            raise ValueError(
-                f"caching=StreamingLlm: a model of type {architecture.model_type} has latent attention, "
-                "ALiBi or windows of its own; only full attention with rotary positions can drop KV"
-            )
+    def of(cls, architecture: Architecture, caching: StreamingLlm) -> KeptWindow:
+        """Returns the window of an engine. Raises ValueError for other attention than full attention."""
+        check_full_attention(architecture, caching)
         return cls(caching.num_sink_tokens, caching.num_recent_tokens)
 
     @property
@@ -50,16 +44,23 @@ class KeptWindow(NamedTuple):
         """Largest number of tokens of a decoding sequence."""
         return self.num_sinks + self.num_recent
 
-    def places(self, positions: torch.Tensor) -> torch.Tensor:
+    def observed(self, backend: Backend) -> Backend:
+        """Returns the backend as it is: positions alone decide what is kept."""
+        return backend
+
+    def places(self, positions: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         """Returns the places of tokens at these positions."""
+        return self._places(positions)
+
+    def _places(self, positions: torch.Tensor) -> torch.Tensor:
         rings = self.num_sinks + (positions - self.num_sinks) % self.num_recent
         return torch.where(positions < self.num_sinks, positions, rings)
 
-    def contexts(self, lens: torch.Tensor) -> torch.Tensor:
+    def contexts(self, lens: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         """Returns the numbers of kept tokens of sequences of these lengths."""
         return lens.clamp(max=self.num_kept)
 
-    def cuts(self, plan: StepPlan) -> tuple[tuple[int, int], ...]:
+    def cuts(self, plan: StepPlan, _: Collection[int]) -> tuple[Cut, ...]:
         """Returns the slots, and the tokens with KV, of the prompts that are cut after a plan has run."""
         ends = [
             (chunk.seq.slots[0], chunk.num_cached + chunk.num_tokens)
@@ -67,6 +68,14 @@ class KeptWindow(NamedTuple):
             if chunk.completes
         ]
         return tuple((slot, num_tokens) for slot, num_tokens in ends if num_tokens > self.num_kept)
+
+    def begin(self, cuts: tuple[Cut, ...]) -> None:
+        """Does nothing: prompts are cut when a step has been computed."""
+
+    def end(self, cuts: tuple[Cut, ...], cache: KvCache, tables_SM: torch.Tensor) -> None:
+        """Cuts the prompts that a step has completed."""
+        for slot, num_tokens in cuts:
+            self.cut(cache, tables_SM[slot], num_tokens)
 
     def cut(self, cache: KvCache, table_M: torch.Tensor, num_tokens: int) -> None:
         """Moves the recent ones of num_tokens tokens, which lie by position, to their places.
@@ -76,7 +85,7 @@ class KeptWindow(NamedTuple):
         size = cache.block_size
         positions = torch.arange(num_tokens - self.num_recent, num_tokens, device=table_M.device)
         sources, places = (
-            table_M[at // size].long() * size + at % size for at in (positions, self.places(positions))
+            table_M[at // size].long() * size + at % size for at in (positions, self._places(positions))
         )
         for layer in cache.layers:
             for tensor in layer:

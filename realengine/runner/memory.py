@@ -8,11 +8,13 @@ from typing import NamedTuple
 import torch
 
 from kernels.prefill_hopper import DENSE_BYTES
+from policies.caching.selective import SnapKv
 from policies.speculation.engine.drafts import Shapes
 from realengine.model.architecture import Architecture
 from realengine.model.latent_attention import EXPANDED_BYTES
 from realengine.runner.graph_mode import GraphMode
 from realengine.runner.host_kv import STAGED_BLOCKS
+from realengine.runner.kept_prompt import selection_bytes
 from realengine.settings import EngineSettings
 from realengine.speculation.context import LoadedDraft
 from realengine.speculation.graphs import captured_levels
@@ -70,6 +72,8 @@ class MemoryPlan:
         if draft is not None and draft.draws:
             probs_bytes = 4 * (settings.max_num_seqs + 1) * num_drafts * architecture.vocab_size
         step_bytes = _step_bytes(architecture, settings, dtype, max_model_len, num_drafts)
+        if isinstance(settings.caching, SnapKv):
+            step_bytes += selection_bytes(architecture, settings.caching, max_model_len, dtype)
         return cls(
             block_bytes=block_bytes,
             step_bytes=step_bytes + probs_bytes,  # a draft makes them anew, before they are kept

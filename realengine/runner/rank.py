@@ -27,7 +27,7 @@ from realengine.runner.executor import Executor
 from realengine.runner.graph_mode import mode_of
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
-from realengine.runner.kept_window import KeptWindow
+from realengine.runner.lossy import kept_tokens_of
 from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
 from realengine.runner.parallel import Group
 from realengine.serving.model import Model
@@ -62,7 +62,9 @@ def build_executor(
     backend = with_attention(backend, settings.attention_backend, device)
     weights = _weights(model, settings, dtype, device, group, progress, weights)
     check_drafts(architecture, settings)
-    window = KeptWindow.of(architecture, settings)
+    window = kept_tokens_of(architecture, settings, device)
+    if window is not None:
+        backend = window.observed(backend)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
     decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters)
     block_size = settings.caching.block_size

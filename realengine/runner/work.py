@@ -129,8 +129,8 @@ class Work:
     """Slots whose masks begin or end with this step."""
     scored: ScoredRows | None = None
     """Rows of a step with chunks that tell log-probabilities of prompts; None: none is wanted."""
-    cuts: tuple[tuple[int, int], ...] = ()
-    """Slots of prompts that are cut to what `KeptWindow` keeps after the step, and their tokens."""
+    cuts: tuple[tuple[int, ...], ...] = ()
+    """What the step does to prompts if a cache drops KV; see `KeptTokens`."""
 
 
 class DecodeWords(NamedTuple):

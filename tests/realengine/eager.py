@@ -7,13 +7,22 @@ from kernels.rope_angles import rope_frequencies
 
 
 def eager_logits(
-    spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x, *, last_only=False, kept=None
+    spec,
+    weights,
+    tokens,
+    rounded=lambda x: x,
+    stored=lambda x: x,
+    *,
+    last_only=False,
+    kept=None,
+    masked=lambda x: x,
 ):
     """Computes the logits [T, V] of one sequence's tokens [T].
 
     rounded: applied to the input of each linear layer of a block; stored: to each head's key or value, [...,
     D]. last_only: computes the last layer for the last token only, and returns its logits [1, V]. kept:
     (sinks, recent tokens, prompt tokens): tokens after the prompt see the sinks and recent tokens only.
+    masked: applied to the masked scores of each layer, [heads, queries, keys].
     """
     w = {name: dense(weight) for name, weight in weights.items()}
     length = len(tokens)
@@ -60,7 +69,7 @@ def eager_logits(
         if spec.alibi:  # heads are as many as a power of two
             slopes = 2.0 ** (-8.0 * torch.arange(1, spec.num_heads + 1) / spec.num_heads)
             scores = scores - slopes[:, None, None] * at[rows]
-        probabilities = scores.masked_fill(~seen(spec.window(i), rows), float("-inf")).softmax(-1)
+        probabilities = masked(scores.masked_fill(~seen(spec.window(i), rows), float("-inf"))).softmax(-1)
         attended = torch.einsum("hqk,khd->qhd", probabilities, v)
         x = x + rounded(attended.flatten(1)) @ w[p + "o.weight"].T
         h = normed(x, w[p + "mlp_norm.weight"])

@@ -7,7 +7,7 @@ import torch
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.selective import H2o, SnapKv
+from policies.caching.selective import H2o
 from policies.caching.settings import KvMemory
 from policies.caching.streaming import StreamingLlm
 from policies.core.engine import EngineCore
@@ -136,9 +136,10 @@ def bare_core(num_blocks):
 def test_places_by_hand():
     """Two sinks and three recent tokens: token 5 takes the place of token 2, and so on."""
     window = KeptWindow(2, 3)
-    assert window.places(torch.arange(10)).tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 2, 3]
-    assert window.contexts(torch.tensor([1, 5, 6, 99])).tolist() == [1, 5, 5, 5]
-    assert KeptWindow(0, 2).places(torch.arange(5)).tolist() == [0, 1, 0, 1, 0]
+    slots = torch.zeros(10, dtype=torch.int64)
+    assert window.places(torch.arange(10), slots).tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 2, 3]
+    assert window.contexts(torch.tensor([1, 5, 6, 99]), slots[:4]).tolist() == [1, 5, 5, 5]
+    assert KeptWindow(0, 2).places(torch.arange(5), slots[:5]).tolist() == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8", "int4"])
@@ -153,11 +154,7 @@ def test_quantised_keys_are_moved_with_their_scales(kv_cache_dtype, expected):
     [
         (
             {"caching": H2o()},
-            "caching=H2o: it drops KV by attention weights, which the engine's kernels do not",
-        ),
-        (
-            {"caching": SnapKv()},
-            "caching=SnapKv: it drops KV by attention weights, which the engine's kernels",
+            "caching=H2o: it drops KV by the attention weights of every token, which the engine",
         ),
         (
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},

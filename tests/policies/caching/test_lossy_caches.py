@@ -139,7 +139,7 @@ def test_the_three_hold_different_tokens_after_a_long_prompt():
     caches = {
         "streaming_llm": WINDOW,
         "h2o": H2o(num_heavy_tokens=2, num_recent_tokens=6, block_size=4),
-        "snapkv": SnapKv(num_kept_tokens=8, block_size=4),
+        "snapkv": SnapKv(num_kept_tokens=8, num_window_tokens=2, block_size=4),
     }
     contexts = {}
     for name, caching in caches.items():
@@ -151,13 +151,14 @@ def test_the_three_hold_different_tokens_after_a_long_prompt():
 
 def test_a_compressed_prompt_keeps_its_whole_answer():
     """Prompt 30 cut to 6 tokens; decodes attend to 7, 8, 9, ..."""
-    core = make_engine(SnapKv(num_kept_tokens=6, block_size=4))
+    core = make_engine(SnapKv(num_kept_tokens=6, num_window_tokens=2, block_size=4))
     add(core, 0, 30, 6)
     assert live(core) == [(7, 2), (8, 2), (9, 3), (10, 3), (11, 3)]
 
 
 def test_a_prompt_within_the_budget_is_left_alone():
-    whole, paged = make_engine(SnapKv(num_kept_tokens=30, block_size=4)), make_engine(Paged(block_size=4))
+    compressed = SnapKv(num_kept_tokens=30, num_window_tokens=2, block_size=4)
+    whole, paged = make_engine(compressed), make_engine(Paged(block_size=4))
     for core in (whole, paged):
         add(core, 0, 30, 6)
     assert live(whole) == live(paged)
@@ -218,7 +219,7 @@ def test_random_traffic_leaks_nothing_and_holds_no_more_than_allowed(seed, block
     caching = {
         "streaming": StreamingLlm(num_sink_tokens=1, num_recent_tokens=kept, block_size=block_size),
         "h2o": H2o(num_heavy_tokens=1, num_recent_tokens=kept, block_size=block_size),
-        "snapkv": SnapKv(num_kept_tokens=kept, block_size=block_size),
+        "snapkv": SnapKv(num_kept_tokens=kept, num_window_tokens=1, block_size=block_size),
         "fastgen": FastGen(block_size=block_size),
     }[kind]
     core = make_engine(caching, -(-rng.randint(50, 90) // block_size), None, num_swap_blocks)
@@ -256,6 +257,7 @@ def test_a_cache_says_whether_it_changes_answers():
         (H2o, {"watermark": 1.0}, "watermark=1.0: must be >= 0 and < 1"),
         (SnapKv, {"num_kept_tokens": 0}, "num_kept_tokens=0: must be >= 1"),
         (SnapKv, {"num_window_tokens": 0}, "num_window_tokens=0: must be >= 1"),
+        (SnapKv, {"num_kept_tokens": 31}, "num_window_tokens=32: must be at most num_kept_tokens=31"),
     ],
 )
 def test_rejects_impossible_settings(caching, settings, message):

@@ -15,6 +15,7 @@ from policies.batching.static import Static
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
+from policies.caching.selective import SnapKv
 from policies.caching.settings import KvMemory
 from policies.caching.tiered import Tiered
 from policies.scheduling.fcfs import Fcfs
@@ -32,6 +33,10 @@ WORLDS = {
     "splitfuse": {"batching": SplitFuse(max_num_batched_tokens=16)},
     "static": {"batching": Static(batch_size=3)},
     "dynamic": {"batching": Dynamic(batch_size=4, max_queue_delay_s=0.01)},
+    "snapkv": {
+        "batching": Chunked(max_num_batched_tokens=9),
+        "caching": SnapKv(num_kept_tokens=18, num_window_tokens=4, block_size=4),
+    },
     "recompute": {"num_kv_blocks": 9},
     "priority": {"num_kv_blocks": 9, "scheduling": Priority()},
     "swap": {"num_kv_blocks": 20, "caching": Paged(block_size=4), "scheduling": SWAP},

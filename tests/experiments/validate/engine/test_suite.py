@@ -107,7 +107,7 @@ def test_several_models_are_refused_with_the_case():
     ("override", "message"),
     [
         ("scheduling.quantum=3", "scheduling.quantum"),
-        ("sheduling=mlfq", "sheduling"),
+        ("schedulings=mlfq", "schedulings"),
         ("scheduling=mfq", "scheduling=mfq: no such choice; nearest: mlfq"),
         ("load=0", "load=0: must be a finite number > 0"),
         ("scheduling=s3", "prediction=none: s3 needs predicted output lengths"),
@@ -217,6 +217,6 @@ def test_every_policy_that_the_engine_runs_has_a_case(group, policies):
 def test_halves_of_an_engine_and_caches_that_forget_say_that_they_are_not_run(policies):
     for name in ("decode_only", "prefill_only"):
         assert why_not("batching", policies["batching"][name]) == "half of an engine"
-    for name in ("fastgen", "h2o", "kv_groups", "snapkv"):
+    for name in ("fastgen", "h2o", "kv_groups"):
         assert "simulations only" in why_not("caching", policies["caching"][name])
     assert not any(why_not("scheduling", policy) for policy in policies["scheduling"].values())
