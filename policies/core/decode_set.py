@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,17 @@ class DecodeSet:
         else:
             self._begin_growth(seq, growth)
         heappush(self.ends, (seq._end_known - 1 - origin, seq.request_id, number, seq))
+        if len(self.ends) > 4 * self.size + 64:
+            self._forget_departed()
+
+    def _forget_departed(self) -> None:
+        """Drops the ends and limits of sequences that have left before them.
+
+        An engine that only prefills hands over all its sequences, and its clock never reaches their ends.
+        """
+        for entries in (self.ends, self._limits):
+            entries[:] = [entry for entry in entries if self._is_current(entry[2], entry[3])]
+            heapify(entries)
 
     def stay(self, seq: Sequence) -> None:
         """Keeps a member that has just ended for one more token."""

@@ -30,10 +30,10 @@ from sim.report.whole_file import write_whole
 REQUESTS, SERIES, REPLICAS = "requests.parquet", "series.parquet", "replicas.parquet"
 EARLIER: Final = ("requests", "iterations", "gaps", "itl", "bursts", "events")
 """Tables of a run that is not streamed, or is, of which some would remain beside those of another run."""
-REQUEST_BYTES: Final = 150
-"""Bytes of a request in requests.parquet, at most about; 120 with chat traffic."""
-ITERATIONS_BYTES: Final = 1500
-"""Bytes of the iterations and gaps of a request, about."""
+REQUEST_BYTES: Final = 120
+"""Bytes of a request in requests.parquet, at most about: 82 to 93 with chat traffic."""
+ITERATIONS_BYTES: Final = 500
+"""Bytes of the iterations and gaps of a request, about: 395 with 16 iterations per request."""
 
 
 class TableFolder:

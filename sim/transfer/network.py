@@ -121,14 +121,15 @@ class Flow:
         self.number = number
         self.route = route
         self.num_bytes = num_bytes
-        self.on_done = on_done
+        self.on_done: Callable[[], None] | None = on_done  # None: was called, or will not be
         self.began_s: float | None = None
         self._end_count: float | None = None  # while it is active: the count of its route at its end
         self._is_cancelled = False
 
     def _arrive(self, event: int) -> None:
-        if not self._is_cancelled:
-            self.on_done()
+        on_done, self.on_done = self.on_done, None  # it refers to this flow: a cycle would stay in memory
+        if on_done is not None:
+            on_done()
 
 
 class Network:
@@ -162,7 +163,7 @@ class Network:
         """Cancels a flow: its on_done will not be called. Returns the number of bytes that it has sent."""
         if flow._is_cancelled:
             return 0.0
-        flow._is_cancelled = True
+        flow._is_cancelled, flow.on_done = True, None
         if flow.began_s is None:  # it waits; a flow queued after it may fit now
             self._update_rates(self._begin_queued(flow.route.capacities))
             return 0.0

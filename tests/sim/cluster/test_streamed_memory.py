@@ -1,0 +1,79 @@
+"""Tests that a long run keeps nothing of requests that have ended, whatever the setup."""
+
+import gc
+import sys
+from subprocess import run
+
+import pytest
+
+from policies.core.sequence import Sequence
+from sim.cluster.streamed import StreamedSimulation
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
+from sim.transfer.network import Flow
+
+
+class Watched(StreamedSimulation):
+    """A streamed run that counts, before its end, the objects of a type that the process holds."""
+
+    counts = None
+
+    def _records(self, end_s, interrupted):
+        self.counts = [sum(type(each) is kind for each in gc.get_objects()) for kind in (Sequence, Flow)]
+        return super()._records(end_s, interrupted)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["pools=disaggregated"],
+        ["replicas=3", "failures=crash", "failures.events.0.at_s=5", "recovery=kv"],
+        ["replicas=3", "retries.timeout_s=2", "retries.max_attempts=2"],
+    ],
+    ids=["disaggregated", "crash", "retries"],
+)
+def test_ended_requests_are_forgotten(overrides):
+    usual = ["workload=poisson", "workload.num_requests=400", "workload.arrivals.rate_per_s=20"]
+    source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
+    scenario, traffic = build_run(source.compose(usual + overrides))
+    gc.collect()
+    run = Watched(
+        source=traffic,
+        pools=scenario.replica_pools(),
+        cluster=scenario.for_a_run(),
+        take=lambda chunk: None,
+        group_rows=64,
+    )
+    run.run()
+    assert all(count < 200 for count in run.counts), run.counts
+
+
+PROGRAM = """
+import resource, sys
+from sim.cluster.streamed import StreamedSimulation
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
+num_requests, num_replicas = int(sys.argv[1]), int(sys.argv[2])
+rate = f"workload.arrivals.rate_per_s={8 * num_replicas}"
+settings = ["workload=poisson", f"workload.num_requests={num_requests}", f"replicas={num_replicas}", rate]
+source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
+scenario, traffic = build_run(source.compose(settings))
+StreamedSimulation(
+    source=traffic, pools=scenario.replica_pools(), cluster=scenario.for_a_run(), take=lambda chunk: None
+).run()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", [40, 1000])
+def test_memory_does_not_grow_with_the_number_of_requests(num_replicas):
+    peaks = []
+    for num_requests in (200_000, 600_000):
+        arguments = [sys.executable, "-c", PROGRAM, str(num_requests), str(num_replicas)]
+        done = run(arguments, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout))
+    assert peaks[1] < 1.1 * peaks[0]
+    assert peaks[1] < 0.7 * 2**30
