@@ -1,7 +1,6 @@
 """Reference of the Python interfaces, made from signatures and docstrings."""
 
 import ast
-import re
 
 from experiments.site.docstrings import (
     definition,
@@ -71,9 +70,6 @@ PAGES = {
     ),
 }
 
-_ITEM = re.compile(r"[a-z][\w., ]*: ")
-"""Begins a sentence about an argument or a field, such as `seed: ...`."""
-
 
 def python_pages() -> dict[str, str]:
     """Returns the pages by their place in the site. Raises ValueError for a name that does not exist."""
@@ -129,17 +125,13 @@ def text(docstring: str) -> str:
 
 
 def lines_of(paragraph: str) -> str:
-    """Returns a paragraph whose sentences `name: meaning`, if they begin a line, are items of a list."""
-    lines: list[str] = []
-    ended, in_list = True, False
+    """Returns a paragraph whose lines of the form `name: meaning` begin on lines of their own."""
+    joined: list[str] = []
     for line in paragraph.replace("<", "&lt;").splitlines():
-        if ended and _ITEM.match(line):
-            lines += [*([] if in_list or not lines else [""]), f"- {line}"]
-            in_list = True
-        else:
-            lines.append(f"    {line.strip()}" if in_list else line)
-        ended = line.endswith(".")
-    return "\n".join(lines)
+        begins = line.partition(":")[0].replace(", ", "").replace("_", "").isalnum() and ": " in line
+        joined.append(f"- {line}" if begins and not line.startswith(("-", " ")) else line)
+    listed = any(line.startswith("- ") for line in joined)
+    return "\n" + "\n".join(joined) if listed else "\n".join(joined)
 
 
 def code(text: str) -> str:

@@ -8,16 +8,38 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from typing import ClassVar, NamedTuple
+from itertools import islice
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
 
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS
-from sim.workload.trace_blocks import TraceRow
-from sim.workload.trace_files import lines_of
+from sim.workload.chunks import objects
+from sim.workload.csv_pieces import CsvPieces, CsvTexts, split_header
+from sim.workload.dates import DateClock
+from sim.workload.distributions import FloatArray
+from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
+from sim.workload.trace_files import UnusualTextError, lines_of, pieces_of
 from sim.workload.traces import Trace
 
-Clock = Callable[[str], float]
-"""Converts the text of an arrival time to seconds from the trace's zero; raises ValueError."""
+FAILED = "failed: no output tokens"
+
+
+class RowClock(Protocol):
+    """Converts the texts of arrival times, in the order of the rows, to seconds from the trace's zero."""
+
+    def __call__(self, text: str) -> float:
+        """Returns a time. Raises ValueError."""
+        ...
+
+    def of_texts(self, texts: pa.Array) -> FloatArray | None:
+        """Returns the times of consecutive rows; None if they must be read one by one."""
+        ...
+
+    def take_remark(self) -> str:
+        """Returns a sentence on how the times are read, once; otherwise an empty text."""
+        ...
 
 
 class CsvColumns(NamedTuple):
@@ -36,36 +58,73 @@ class CsvTrace(Trace):
     arrival_rule: ClassVar[str] = f"a number of seconds >= 0, at most {MAX_ARRIVAL_S:g} after the first"
     min_output_tokens: ClassVar[int] = 1  # 0: a row without output is a failed request
 
-    def date_clock(self) -> Clock | None:
-        """Returns the function that reads arrival times as dates; None if they are numbers."""
-        return None
+    def clock(self) -> RowClock:
+        """Returns the reader of arrival times of one pass over the file."""
+        return self.number_clock()
 
-    def rows(self) -> Iterator[TraceRow]:
-        reader = csv.reader(lines_of(self.path))
+    def blocks(self) -> Iterator[Block]:
+        clock, columns, num_lines = self.clock(), None, 0
         try:
-            header = next(reader, [])
+            for piece in pieces_of(self.path):
+                if columns is None:
+                    names, piece = split_header(piece)
+                    columns, num_lines = CsvPieces(names, self._positions(names)), 1
+                if piece:
+                    block = self._block(columns.read(piece), num_lines + 1, clock)
+                    num_lines += len(block)
+                    yield block
+        except UnusualTextError:
+            yield from blocks_of_rows(
+                self._rows(clock, None if columns is None else columns.header, num_lines)
+            )
+
+    def _block(self, texts: CsvTexts, line: int, clock: RowClock) -> Block:
+        """Returns the rows of a piece. Raises UnusualTextError unless all values are right."""
+        arrival_s = clock.of_texts(texts.arrival)
+        prompts, outputs = texts.prompt, texts.output
+        is_right = (outputs >= self.min_output_tokens) & (outputs <= MAX_TOKENS)
+        is_right &= ((prompts >= 1) & (prompts <= MAX_TOKENS)) | (outputs == 0)
+        if arrival_s is None or not is_right.all():
+            raise UnusualTextError
+        failed = outputs == 0
+        remark = clock.take_remark()
+        return Block(
+            line=np.arange(line, line + len(arrival_s)),
+            arrival_s=arrival_s,
+            prompt_tokens=prompts,
+            output_tokens=outputs,
+            skip_reason=objects(["", FAILED])[failed.astype(np.int64)] if failed.any() else None,
+            remarks=(remark,) if remark else (),
+        )
+
+    def _rows(self, clock: RowClock, header: list[str] | None, num_lines: int) -> Iterator[TraceRow]:
+        """Yields the rows after the first num_lines lines. header: None: it is the first row."""
+        reader = csv.reader(islice(lines_of(self.path), num_lines, None))
+        try:
+            header = next(reader, []) if header is None else header
             arrival_at, prompt_at, output_at = self._positions(header)
-            numbers = self.number_clock()
-            to_seconds = self.date_clock() or numbers
             width, min_output = len(header), self.min_output_tokens
             for fields in reader:
                 if not fields:
                     continue  # a blank line
+                line = num_lines + reader.line_num
                 try:
-                    arrival_s = to_seconds(fields[arrival_at])
+                    arrival_s = clock(fields[arrival_at])
                     prompt, output = int(fields[prompt_at]), int(fields[output_at])
                     sound = len(fields) == width and min_output <= output <= MAX_TOKENS
                     sound = sound and (1 <= prompt <= MAX_TOKENS or not output)
                 except (ValueError, IndexError):
                     sound = False
                 if not sound:
-                    raise self._bad_row(reader.line_num, header, fields, to_seconds)
-                row = TraceRow(reader.line_num, arrival_s, prompt, output)
-                if remark := numbers.take_remark():
+                    raise self._bad_row(line, header, fields, clock)
+                row = TraceRow(line, arrival_s, prompt, output)
+                if remark := clock.take_remark():
                     row = row._replace(remark=remark)
-                yield row if output else row._replace(skip_reason="failed: no output tokens")
+                yield row if output else row._replace(skip_reason=FAILED)
         except csv.Error as error:
-            raise ValueError(f"{self.path}:{reader.line_num}:1: expected CSV, found: {error}") from None
+            raise ValueError(
+                f"{self.path}:{num_lines + reader.line_num}:1: expected CSV, found: {error}"
+            ) from None
 
     def _positions(self, header: list[str]) -> list[int]:
         wanted = ",".join(self.columns)
@@ -83,7 +142,7 @@ class CsvTrace(Trace):
                 )
         return [header.index(name) for name in self.columns]
 
-    def _bad_row(self, line: int, header: list[str], fields: list[str], clock: Clock) -> ValueError:
+    def _bad_row(self, line: int, header: list[str], fields: list[str], clock: RowClock) -> ValueError:
         """Returns the error of a row; its column counts characters from 1 (for rows without quotes)."""
         rules: dict[str, tuple[Callable[[str], float], str]] = {
             self.columns.arrival: (clock, self.arrival_rule),
@@ -114,8 +173,8 @@ class AzureCsv(CsvTrace):
     columns: ClassVar[CsvColumns] = CsvColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     arrival_rule: ClassVar[str] = "a time such as 2023-11-16 18:17:03.9799600"
 
-    def date_clock(self) -> Clock:
-        return _date_clock()
+    def clock(self) -> RowClock:
+        return DateClock()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,34 +197,6 @@ class PlainCsv(CsvTrace):
     """A minimal format for your own traces."""
 
     columns: ClassVar[CsvColumns] = CsvColumns("arrival_s", "prompt_tokens", "output_tokens")
-
-
-def _date_clock() -> Clock:
-    """Returns a function that reads `2023-11-16 18:17:03.9799600` as seconds after the first time it reads.
-
-    A suffix `+00:00` is allowed. The date is parsed once per minute of the trace: strptime takes ten times as
-    long as the rest of a row and reads only six fractional digits. A double cannot hold seconds since 1970
-    with seven fractional digits.
-    """
-    minutes_s: dict[str, float] = {}  # "2023-11-16 18:17:" -> seconds from the first row to that minute
-    first: list[tuple[datetime, float]] = []  # minute and second of the first row, once it has been read
-
-    def start_of(minute: str, second_s: float) -> float:
-        start = datetime.strptime(minute, "%Y-%m-%d %H:%M:")
-        if not first:
-            first.append((start, second_s))
-        return (start - first[0][0]).total_seconds() - first[0][1]
-
-    def read(text: str) -> float:
-        minute, second_s = text[:17], float(text[17:].removesuffix("+00:00"))
-        if not 0 <= second_s < 61:  # 60 is a leap second
-            raise ValueError(text)
-        minute_s = minutes_s.get(minute)
-        if minute_s is None:
-            minute_s = minutes_s[minute] = start_of(minute, second_s)
-        return minute_s + second_s
-
-    return read
 
 
 def _tokens_from(minimum: int) -> tuple[Callable[[str], int], str]:

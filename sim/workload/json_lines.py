@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,10 +53,13 @@ class Line(NamedTuple):
         )
 
 
-def objects_of(path: Path, wanted: Iterable[str]) -> Iterator[Line]:
-    """Yields the objects of a file. Raises ValueError; wanted: names of the keys, for an empty file."""
-    number = 0
-    for number, text in enumerate(lines_of(path), 1):
+def objects_of(path: Path, wanted: Iterable[str], num_lines: int = 0) -> Iterator[Line]:
+    """Yields the objects of a file. Raises ValueError.
+
+    wanted: names of the keys, for an empty file. num_lines: lines at the beginning that are left out.
+    """
+    number = num_lines
+    for number, text in enumerate(islice(lines_of(path), num_lines, None), num_lines + 1):
         if text.isspace():
             continue
         try:

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import pyarrow as pa
+
 from policies.core.request import Segment
-from sim.workload.checks import MAX_ARRIVAL_S, require_positive
+from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, require_positive
 from sim.workload.json_lines import COUNT, IDS, NUMBER, Line, Rule, objects_of
+from sim.workload.json_pieces import columns_of, first_object, tuples_of
 from sim.workload.table import block_segments
-from sim.workload.trace_blocks import TraceRow
+from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
+from sim.workload.trace_files import UnusualTextError, pieces_of
 from sim.workload.traces import Trace
 from sim.workload.unix_times import ArrivalClock
 
@@ -33,10 +38,42 @@ class MooncakeJsonl(Trace):
         Trace.__post_init__(self)  # super() does not work in a dataclass with slots
         require_positive(self, "tokens_per_hash")
 
-    def rows(self) -> Iterator[TraceRow]:
-        clock = self.number_clock()
+    def blocks(self) -> Iterator[Block]:
+        clock, num_lines = self.number_clock(), 0
+        try:
+            for piece in pieces_of(self.path):
+                block = self._block(piece, num_lines + 1, clock)
+                num_lines += len(block)
+                yield block
+        except UnusualTextError:
+            yield from blocks_of_rows(self._rows(clock, num_lines))
+
+    def _block(self, piece: bytes, line: int, clock: ArrivalClock) -> Block:
+        """Returns the rows of a piece. Raises UnusualTextError unless all values are right."""
+        if line == 1 and not clock.begins(str(first_object(piece).get(KEYS[0]))):
+            raise UnusualTextError
+        times, prompts, outputs, ids = columns_of(piece, _schema(clock)).values()
+        arrival_s = clock.of_numbers(times.to_numpy())
+        prompts, outputs = prompts.to_numpy(), outputs.to_numpy()
+        hash_ids, num_ids = tuples_of(ids)
+        is_right = (prompts >= 1) & (prompts <= MAX_TOKENS) & (outputs >= 1) & (outputs <= MAX_TOKENS)
+        is_right &= num_ids <= -(-prompts // self.tokens_per_hash)
+        if arrival_s is None or not is_right.all():
+            raise UnusualTextError
+        remark = clock.take_remark()
+        return Block(
+            line=np.arange(line, line + len(arrival_s)),
+            arrival_s=arrival_s,
+            prompt_tokens=prompts,
+            output_tokens=outputs,
+            content_ids=hash_ids,
+            remarks=(remark,) if remark else (),
+        )
+
+    def _rows(self, clock: ArrivalClock, num_lines: int) -> Iterator[TraceRow]:
+        """Yields the rows after the first num_lines lines."""
         rules = dict(zip(KEYS, (Rule(NUMBER.is_sound, self.time_rule), COUNT, COUNT, IDS), strict=True))
-        for line in objects_of(self.path, KEYS):
+        for line in objects_of(self.path, KEYS, num_lines):
             line.check(rules)
             yield self._row(line, clock)
 
@@ -70,3 +107,9 @@ class BailianJsonl(MooncakeJsonl):
     time_exponent: ClassVar[int] = 0
     time_rule: ClassVar[str] = f"a finite number of seconds >= 0, at most {MAX_ARRIVAL_S:g} after the first"
     tokens_per_hash: int = 16
+
+
+def _schema(clock: ArrivalClock) -> pa.Schema:
+    """Returns the types of `KEYS`; a double cannot represent all whole Unix times."""
+    types = (pa.int64() if clock.is_unix else pa.float64(), pa.int64(), pa.int64(), pa.list_(pa.int64()))
+    return pa.schema(list(zip(KEYS, types, strict=True)))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from policies.core.request import Segment
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, require_positive
+from sim.workload.chunks import ObjectArray, objects
+from sim.workload.distributions import IntArray
+from sim.workload.json_pieces import tuples_of
+from sim.workload.lengths import BoolArray
 from sim.workload.table import block_segments
-from sim.workload.trace_blocks import TraceRow
+from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
+from sim.workload.trace_files import UnusualTextError
 from sim.workload.traces import Trace
+from sim.workload.unix_times import ArrivalClock
 
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 8192
+BUFFER_BYTES = 1 << 20
+"""Bytes of a column that are read at once: row groups may be larger than the memory."""
+NO_TOKENS = "no input or no output tokens"
 CANCELED = ("true", "1", "1.0")
 NOT_CANCELED = ("", "false", "0", "0.0", "nan")
 """Values of request_canceled, as text in lower case; numbers and missing values stand for true and false."""
@@ -23,16 +33,58 @@ NOT_CANCELED = ("", "false", "0", "0.0", "nan")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParquetTrace(Trace):
-    """Base class: rows as dictionaries of the columns that a replay needs."""
+    """Base class: batches of the columns that a replay needs; unusual ones as a dictionary per row."""
 
     needed: ClassVar[tuple[str, ...]]
     """Columns that must be there: the time, the prompt tokens, the output tokens."""
     optional: ClassVar[tuple[str, ...]] = ()
+    tenant_column: ClassVar[str]
+    """Column of the tenant, which may be missing."""
 
-    def rows(self) -> Iterator[TraceRow]:
-        clock = self.number_clock()
+    def blocks(self) -> Iterator[Block]:
+        clock, number = self.number_clock(), 1
+        for batch in self._batches():
+            try:
+                yield self._block(batch, number, clock)
+            except UnusualTextError:
+                yield from blocks_of_rows(self._rows(batch.to_pylist(), number, clock))
+            number += len(batch)
+
+    def _block(self, batch: pa.RecordBatch, number: int, clock: ArrivalClock) -> Block:
+        """Returns the rows of a batch. Raises UnusualTextError unless all values are right."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        time, prompt, output = (columns[name] for name in self.needed)
+        if time.null_count or not _is_number(time.type):
+            raise UnusualTextError
+        arrival_s = clock.of_numbers(time.to_numpy())
+        lengths, has_length = zip(*map(_whole_numbers, (prompt, output)), strict=True)
+        is_known = has_length[0] & has_length[1]
+        is_right = is_known.copy()
+        for tokens in lengths:
+            is_right &= (tokens >= 0) & (tokens <= MAX_TOKENS)
+        reason, is_left_out = self.left_out(columns, is_known)
+        if arrival_s is None or not (is_right | is_left_out).all():
+            raise UnusualTextError
+        is_empty = ~is_left_out & ((lengths[0] == 0) | (lengths[1] == 0))
+        reasons = objects(["", reason, NO_TOKENS])[is_left_out + 2 * is_empty]
+        contents = self.contents(columns, lengths[0])
+        tenants = _texts(columns[self.tenant_column]) if self.tenant_column in columns else None
+        remark = clock.take_remark()  # last: it is still there if the rows are read one by one instead
+        return Block(
+            line=np.arange(number, number + len(batch)),
+            arrival_s=arrival_s,
+            prompt_tokens=lengths[0],
+            output_tokens=lengths[1],
+            content_ids=contents,
+            skip_reason=reasons if (is_left_out | is_empty).any() else None,
+            tenant=tenants,
+            remarks=(remark,) if remark else (),
+        )
+
+    def _rows(self, rows: Iterable[dict[str, Any]], first: int, clock: ArrivalClock) -> Iterator[TraceRow]:
+        """Checks rows one by one; `first` is the number of the first one."""
         time, prompt, output = self.needed
-        for number, row in enumerate(self._read(), 1):
+        for number, row in enumerate(rows, first):
             try:
                 arrival_s = clock(str(_whole_time(row[time])))
             except (ValueError, TypeError):
@@ -44,9 +96,18 @@ class ParquetTrace(Trace):
                     if type(row[name]) is not int or not 0 <= row[name] <= MAX_TOKENS:
                         rule = f"a whole number of tokens from 0 to {MAX_TOKENS:,}"
                         raise self._bad(number, name, rule, row[name])
-                reason = "" if row[prompt] and row[output] else "no input or no output tokens"
-            found = TraceRow(number, arrival_s, row[prompt] or 0, row[output] or 0, self.content(number, row))
-            yield found._replace(remark=clock.take_remark(), skip_reason=reason, tenant=self.tenant(row))
+                reason = "" if row[prompt] and row[output] else NO_TOKENS
+            tenant = row.get(self.tenant_column)
+            yield TraceRow(
+                number,
+                arrival_s,
+                row[prompt] or 0,
+                row[output] or 0,
+                () if reason else self.content(number, row),
+                clock.take_remark(),
+                reason,
+                "" if tenant is None else str(tenant),
+            )
 
     def skip_reason(self, number: int, row: dict[str, Any]) -> str:
         """Returns why a row is not a request to replay; empty if it is one."""
@@ -56,13 +117,20 @@ class ParquetTrace(Trace):
         """Returns the content ids of the prompt's blocks; empty if the format has none."""
         return ()
 
-    def tenant(self, row: dict[str, Any]) -> str:
-        """Returns the tenant of a row; empty if the format has none."""
-        return ""
+    def left_out(self, columns: dict[str, pa.Array], is_known: BoolArray) -> tuple[str, BoolArray]:
+        """Returns the reason of `skip_reason`, and which rows it holds for [N].
 
-    def _read(self) -> Iterator[dict[str, Any]]:
+        is_known: which rows have both lengths. Raises UnusualTextError to have rows read one by one.
+        """
+        return "", np.zeros(len(is_known), np.bool_)
+
+    def contents(self, columns: dict[str, pa.Array], prompt_tokens: IntArray) -> ObjectArray | None:
+        """Returns `content` of all rows; None: the format has none, or all are empty. Raises as left_out."""
+        return None
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
         try:
-            with pq.ParquetFile(self.path) as file:
+            with pq.ParquetFile(self.path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
                 names = file.schema_arrow.names
                 for name in self.needed:
                     if name not in names:
@@ -70,9 +138,11 @@ class ParquetTrace(Trace):
                             f"{self.path}: no column {name}; expected {', '.join(self.needed)}, "
                             f"found {', '.join(names)[:200]}"
                         )
-                columns = [name for name in (*self.needed, *self.optional) if name in names]
-                for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
-                    yield from _with_plain_times(batch, self.needed[0]).to_pylist()
+                wanted = (*self.needed, *self.optional, self.tenant_column)
+                columns = [name for name in wanted if name in names]
+                for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
+                    if len(batch):
+                        yield _with_plain_times(batch, self.needed[0])
         except (pa.ArrowException, OSError) as error:
             raise ValueError(
                 f"{self.path}: cannot be read as Parquet: {str(error).splitlines()[0]}"
@@ -92,7 +162,8 @@ class BasetenParquet(ParquetTrace):
 
     time_exponent: ClassVar[int] = 3
     needed: ClassVar[tuple[str, ...]] = ("timestamp_start_unix_ms", "input_tokens", "output_tokens")
-    optional: ClassVar[tuple[str, ...]] = ("total_hashes", "block_size", "request_canceled", "org_id")
+    optional: ClassVar[tuple[str, ...]] = ("total_hashes", "block_size", "request_canceled")
+    tenant_column: ClassVar[str] = "org_id"
     tokens_per_hash: int = 16
 
     def __post_init__(self) -> None:
@@ -122,8 +193,29 @@ class BasetenParquet(ParquetTrace):
             raise self._bad(number, "total_hashes", rule, hashes)
         return tuple(hashes)
 
-    def tenant(self, row: dict[str, Any]) -> str:
-        return "" if row.get("org_id") is None else str(row["org_id"])
+    def left_out(self, columns: dict[str, pa.Array], is_known: BoolArray) -> tuple[str, BoolArray]:
+        column = columns.get("request_canceled")
+        if column is None:
+            return "", np.zeros(len(is_known), np.bool_)
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        canceled, _ = _whole_numbers(column)  # 0 where it is missing
+        if ((canceled != 0) & (canceled != 1)).any():
+            raise UnusualTextError
+        return "canceled", canceled == 1
+
+    def contents(self, columns: dict[str, pa.Array], prompt_tokens: IntArray) -> ObjectArray | None:
+        if "block_size" in columns:
+            sizes, is_set = _whole_numbers(columns["block_size"])
+            if (is_set & (sizes != self.tokens_per_hash)).any():
+                raise UnusualTextError
+        if "total_hashes" not in columns:
+            return None
+        hashes, counts = tuples_of(columns["total_hashes"])
+        has_negative = (columns["total_hashes"].flatten().cast(pa.int64()).to_numpy() < 0).any()
+        if has_negative or (counts > -(-prompt_tokens // self.tokens_per_hash)).any():
+            raise UnusualTextError
+        return hashes
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         return block_segments(content_ids, num_tokens, self.tokens_per_hash)
@@ -138,13 +230,13 @@ class ChutesParquet(ParquetTrace):
     """
 
     needed: ClassVar[tuple[str, ...]] = ("started_at", "it", "ot")
-    optional: ClassVar[tuple[str, ...]] = ("user_id",)
+    tenant_column: ClassVar[str] = "user_id"
 
     def skip_reason(self, number: int, row: dict[str, Any]) -> str:
         return "no token counts" if row["it"] is None or row["ot"] is None else ""
 
-    def tenant(self, row: dict[str, Any]) -> str:
-        return "" if row.get("user_id") is None else str(row["user_id"])
+    def left_out(self, columns: dict[str, pa.Array], is_known: BoolArray) -> tuple[str, BoolArray]:
+        return "no token counts", ~is_known
 
 
 def _with_plain_times(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
@@ -163,3 +255,33 @@ def _whole_time(value: Any) -> int | float:
         raise TypeError(value)
     number: int | float = value
     return number
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_float64(kind))
+
+
+def _whole_numbers(column: pa.Array) -> tuple[IntArray, BoolArray]:
+    """Returns a column of whole numbers [N], 0 where it is null, and where it is not null [N].
+
+    Raises UnusualTextError for other types.
+    """
+    if not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
+        raise UnusualTextError
+    try:
+        whole = column.cast(pa.int64())
+    except pa.ArrowInvalid:  # 64 bits without a sign
+        raise UnusualTextError from None
+    return whole.fill_null(0).to_numpy(zero_copy_only=False), whole.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _texts(column: pa.Array) -> ObjectArray:
+    """Returns a column as texts [N], empty where it is null. Raises UnusualTextError for lists and others."""
+    try:
+        encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    except pa.ArrowException:
+        raise UnusualTextError from None
+    names = ["" if name is None else str(name) for name in encoded.dictionary.to_pylist()]
+    indices = encoded.indices.cast(pa.int64()).fill_null(len(names))
+    texts: ObjectArray = objects([*names, ""])[indices.to_numpy(zero_copy_only=False)]
+    return texts

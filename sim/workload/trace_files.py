@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import gzip
 import importlib
@@ -15,6 +16,12 @@ CHUNK = 1 << 11
 """Bytes of zstd data decompressed at once; the result is at most 32,768 times as large, 64 MiB."""
 MAX_LINE = 1 << 22
 """Length in characters from which a line is refused; a small compressed file may contain a huge line."""
+PIECE = 1 << 18
+"""Bytes of text that are read as columns at once."""
+
+
+class UnusualTextError(Exception):
+    """Text that cannot be read as columns; reading it line by line finds its values, or the error in it."""
 
 
 def require_file(path: Path) -> None:
@@ -38,7 +45,7 @@ def lines_of(path: Path) -> Iterator[str]:
     """
     line = 0
     try:
-        with _open(path) as file:
+        with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
             read_line = partial(file.readline, MAX_LINE)
             for line, text in enumerate(iter(read_line, ""), 1):
                 if len(text) == MAX_LINE:
@@ -56,12 +63,52 @@ def lines_of(path: Path) -> Iterator[str]:
         raise ValueError(f"{path}:{line + 1}:1: expected more compressed data, found: {error}") from None
 
 
-def _open(path: Path) -> io.TextIOBase:
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """Yields the same text in pieces of whole lines, which end with a line feed, without blank lines.
+
+    Raises UnusualTextError where `lines_of` raises ValueError, for other line ends, blank lines, and a file
+    without text.
+    """
+    rest, is_first = b"", True
+    try:
+        with _open(path) as file:
+            while data := file.read(PIECE):
+                data = rest + (data.removeprefix(codecs.BOM_UTF8) if is_first else data)
+                is_first = False
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    yield _checked(data[:cut])
+                rest = data[cut:]
+                if len(rest) >= MAX_LINE:
+                    raise UnusualTextError
+        if rest:
+            yield _checked(rest + b"\n")
+    except (EOFError, OSError, zlib.error):
+        raise UnusualTextError from None
+    if is_first:
+        raise UnusualTextError
+
+
+def _checked(piece: bytes) -> bytes:
+    """Returns a piece of whole lines. Raises UnusualTextError."""
+    if piece.startswith((b"\n", b"\r")) or b"\n\n" in piece or b"\n\r" in piece or b"\0" in piece:
+        raise UnusualTextError
+    if piece.count(b"\r") != piece.count(b"\r\n"):
+        raise UnusualTextError
+    if not piece.isascii():
+        try:
+            piece.decode()
+        except UnicodeDecodeError:
+            raise UnusualTextError from None
+    return piece
+
+
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
     if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.GzipFile(path), encoding="utf-8-sig", newline="")
+        return gzip.GzipFile(path)
     if path.suffix in (".zst", ".zstd"):
-        return io.TextIOWrapper(io.BufferedReader(_ZstdFile(path)), encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+        return io.BufferedReader(_ZstdFile(path))
+    return path.open("rb")
 
 
 class _ZstdFile(io.RawIOBase):

@@ -55,13 +55,16 @@ class Trace:
         """Returns the reader of arrival times that are numbers; each pass over the file needs a new one."""
         return ArrivalClock(self.time_exponent, from_first=self.start_s < MAX_ARRIVAL_S)
 
-    def rows(self) -> Iterator[TraceRow]:
-        """Yields the rows in file order, with times from the trace's zero. Raises ValueError at a bad row."""
-        raise NotImplementedError
-
     def blocks(self) -> Iterator[Block]:
-        """Yields the same rows as columns; every call begins anew."""
+        """Yields the rows in the order of the file, with times from the trace's zero, in blocks.
+
+        Every call begins anew. Raises ValueError at a bad row, after the rows before it.
+        """
         return blocks_of_rows(self.rows())
+
+    def rows(self) -> Iterator[TraceRow]:
+        """Yields the same rows one by one; a format has this method or `blocks`."""
+        raise NotImplementedError
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         """Returns the content of a prompt of num_tokens tokens; empty unless the format identifies it."""

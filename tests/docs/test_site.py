@@ -8,7 +8,6 @@ from experiments.site import __main__ as site
 from experiments.site.built import fetched_from_outside
 
 
-@pytest.mark.slow
 def test_the_site_is_built_and_fetches_nothing_from_outside(tmp_path, monkeypatch):
     pytest.importorskip("zensical", reason="the site's builder is not installed: make docs installs it")
     monkeypatch.setattr(site, "BUILD", tmp_path)

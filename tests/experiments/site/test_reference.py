@@ -110,18 +110,5 @@ def test_formulas_of_a_docstring_are_code():
     )
 
 
-def test_sentences_about_arguments_are_a_list():
-    paragraph = "Runs it.\nseed: of all streams,\nand more. folder: where. Raises\nError: never.\nmany: one"
-    lines = [
-        "Runs it.",
-        "",
-        "- seed: of all streams,",
-        "    and more. folder: where. Raises",
-        "    Error: never.",
-        "- many: one",
-    ]
-    assert text(paragraph) == "\n".join(lines)
-
-
 def test_the_glossary_is_that_of_the_report():
     assert {row[0].strip() for row in rows("reference/glossary.md")} >= set(GLOSSARY)
