@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.core.request import Branching, Prompt, Request, Segment
-from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.base import Arrival, Source, WorkloadNotes, is_open_loop
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import BoolArray
 
@@ -157,6 +157,7 @@ class PartOfSource:
         self.num_requests: int | None = None
         self.last_arrival_s: float | None = None
         self.patience_s = source.patience_s
+        self.is_open_loop = is_open_loop(source)
         self._source = source
         self._chooses = chooses
 

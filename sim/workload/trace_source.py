@@ -53,6 +53,8 @@ class ChangedTraceError(ConfigError):
 class TraceSource:
     """The requests of a window of a trace, in order of time; the number of a request is its id."""
 
+    is_open_loop = True
+
     def __init__(
         self,
         path: Path,

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from sim.settings.errors import ConfigError
 from sim.workload import external_sort, trace_blocks, trace_source
+from sim.workload.base import is_open_loop
 from sim.workload.chunks import PartOfSource
 from sim.workload.csv_traces import AzureCsv, BurstGptCsv
 from sim.workload.external_sort import SortedRows
@@ -249,7 +250,7 @@ def test_lengths_of_rows_that_are_left_out_may_be_anything(tmp_path):
     assert (source.num_requests, source.notes.skipped) == (1, {"failed: no output tokens": 1})
 
 
-def test_a_part_of_a_trace_has_its_contents(tmp_path):
+def test_a_part_of_a_trace_is_open_loop_traffic_with_its_contents(tmp_path):
     rows = [
         {"timestamp": i, "input_length": 600, "output_length": 1, "hash_ids": [i, i + 1]} for i in range(10)
     ]
@@ -260,6 +261,8 @@ def test_a_part_of_a_trace_has_its_contents(tmp_path):
     assert whole[9].request.prompt.segments == ((9, 512), (10, 88))
     part = PartOfSource(source, lambda chunk: chunk.request_id % 3 == 0)
     assert list(part.arrivals()) == whole[::3]
+    assert is_open_loop(source)
+    assert is_open_loop(part)
 
 
 def test_sorted_dates_of_a_file_count_from_the_earliest(tmp_path):
