@@ -165,3 +165,10 @@ def test_the_settings_of_a_shown_command_are_understood(command):
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     scenario, _ = build_run(source.compose(shlex.split(command)[2:]))
     assert all(pool.plan_memory().num_blocks > 0 for pool in scenario.pools_by_name.values())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_is_in_fenced_blocks(page):
+    """Indented blocks have no marker, so no test would see a command in them."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"(?:^|\n)\n    +\S.*", prose) == []

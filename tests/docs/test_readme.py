@@ -11,6 +11,7 @@ from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+SPEED = (ROOT / "docs" / "speed.md").read_text()
 TRUST = ROOT / "hwmodels" / "trust" / "expected_errors.csv"
 MAX_LINES = 180
 
@@ -67,6 +68,15 @@ def test_the_numbers_of_choices_are_right():
     devices, models = re.findall(r"(\d+) devices and (\d+) models", README)[0]
     assert int(devices) == len(groups["hardware"])
     assert int(models) == len([choice for choice in groups["model"] if choice.name != "hf"])
+
+
+def test_the_speed_is_that_of_the_page_on_speed():
+    case = re.findall(
+        r"^ +([\d.]+) .* the Azure conversation trace, one replica$", SPEED, flags=re.MULTILINE
+    )[0]
+    seconds, factor = re.findall(r"in ([\d.]+) CPU s, ([\d,]+) times real time", README)[0]
+    assert seconds == case
+    assert int(factor.replace(",", "")) == pytest.approx(58.3 * 60 / float(case), rel=0.02)
 
 
 def test_it_has_one_picture_that_the_program_made():

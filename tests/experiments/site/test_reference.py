@@ -67,6 +67,17 @@ def test_the_end_of_a_name_is_its_unit(key, expected):
     assert unit(key) == expected
 
 
+def test_every_group_is_listed_with_its_content():
+    listed = {
+        re.findall(r"`([^`]+)`", row[0])[0]: row[3].strip()
+        for row in rows("reference/groups.md")[1:]
+        if "`" in row[0]
+    }
+    assert set(listed) == set(GROUPS)
+    assert listed["batching"] == "the policies of one engine"
+    assert all(listed.values())
+
+
 def test_every_command_has_a_section():
     commands = pages()["reference/commands.md"]
     assert re.findall(r"^## (\w+)$", commands, flags=re.MULTILINE) == list(COMMANDS)
