@@ -48,9 +48,19 @@ class RemoteKv(NamedTuple):
     num_cached_tokens: int | None = None
 
 
+class BeamSearch(NamedTuple):
+    """A search for the likeliest outputs of a prompt. width: hypotheses that are kept in each step.
+
+    length_penalty: exponent of the length by which a log-probability is divided.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One output to generate for one prompt.
+    """One output to generate for one prompt, or all outputs of a beam search.
 
     request_id: the client's or the server's id of the request. model: name of the base model. lora: name of
     the LoRA adapter; None: the base model alone. cache_salt: prompts with different salts share no KV.
@@ -59,7 +69,8 @@ class Generation:
     its place among the outputs of the prompt, and their number (n of the API). replica: index of the replica
     that has to serve it; None: any. remote_kv: KV that it shares with another replica. received_s:
     time.monotonic() when the request was received. deliver: takes a delta without a switch of tasks; see
-    `Deliver`. None: all deltas are yielded.
+    `Deliver`. None: all deltas are yielded. beam_search: it has num_outputs outputs, the best of this search;
+    of its sampling only max_tokens and ignore_eos count. None: it is one output.
     """
 
     request_id: str
@@ -78,6 +89,12 @@ class Generation:
     remote_kv: RemoteKv | None = None
     received_s: float = field(default_factory=lambda: time.monotonic())
     deliver: Deliver | None = None
+    beam_search: BeamSearch | None = None
+
+    @property
+    def num_own_outputs(self) -> int:
+        """Number of outputs that it generates itself."""
+        return 1 if self.beam_search is None else self.num_outputs
 
 
 class TokenLogprob(NamedTuple):
@@ -94,7 +111,8 @@ class Delta(NamedTuple):
     finish_reason: "stop", "length" or "abort" in the last delta, else None. stop_reason: the stop string or
     token id that has ended the output. num_cached_tokens: prompt tokens whose KV was reused.
     kv_transfer_params: where the KV is kept, for the request that continues with it. prompt_logprobs: in the
-    first delta those of the prompt's tokens from the second one on, if they are wanted.
+    first delta those of the prompt's tokens from the second one on, if they are wanted. place: of its output
+    among those of the generation.
     """
 
     text: str
@@ -105,6 +123,7 @@ class Delta(NamedTuple):
     num_cached_tokens: int = 0
     kv_transfer_params: Mapping[str, Any] | None = None
     prompt_logprobs: Sequence[TokenLogprob] | None = None
+    place: int = 0
 
 
 Deliver = Callable[[Delta], bool]

@@ -219,7 +219,8 @@ class _Reader:
 
     def read(self, state: State) -> RequestOutput:
         outputs = []
-        for index, (last, end) in enumerate(zip(self._last.ends, state.ends, strict=True)):
+        # A beam search may end with fewer outputs than it has hypotheses.
+        for index, (last, end) in enumerate(zip(self._last.ends, state.ends, strict=False)):
             outputs.append(self._completion(index, last, end))
         self._last = state
         answer = self._stream.answer

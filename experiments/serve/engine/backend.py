@@ -9,6 +9,7 @@ from contextlib import aclosing
 from http import HTTPStatus
 
 from experiments.serve.backend import Delta, Generation, Sampling, ServedModel, TokenLogprob
+from experiments.serve.engine.beams import beam_sampling, results_of
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.errors import ApiError
 from experiments.serve.metrics.engine import EngineMetrics
@@ -141,7 +142,11 @@ class EngineBackend:
                 param="priority",
             )
         try:
-            params = sampling_params(generation.sampling, self._vocab_size)
+            search, ends = generation.beam_search, tuple(llm.architecture.eos_token_ids)
+            if search is None:
+                params = sampling_params(generation.sampling, self._vocab_size)
+            else:
+                params = beam_sampling(search, generation.sampling, self._vocab_size, ends)
             stream = llm.generate(
                 generation.prompt_token_ids,
                 params,
@@ -149,7 +154,7 @@ class EngineBackend:
                 tenant=generation.tenant,
                 lora=generation.lora,
                 cache_salt=generation.cache_salt,
-                output_kind="delta",
+                output_kind="delta" if search is None else "final_only",
                 window_s=generation.window_s,
             )
             has_begun = False
@@ -157,6 +162,10 @@ class EngineBackend:
                 async for output in outputs:
                     if output.error is not None:
                         raise ApiError(output.error, HTTPStatus.INTERNAL_SERVER_ERROR)
+                    if search is not None:
+                        for result in results_of(output, ends):
+                            yield result
+                        continue
                     yield _delta(output, prompt_logprobs=None if has_begun else _prompt_logprobs(output))
                     has_begun = True
         except ValueError as error:

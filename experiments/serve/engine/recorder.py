@@ -55,7 +55,7 @@ class ServingRecorder:
         self._start_s = engine.clock.now()
         self._requests = RequestLog()
         self._traffic = TrafficLog()
-        self._times_s: dict[int, array[float]] = {}  # of the tokens of each request
+        self._times_s: dict[int, array[float]] = {}  # of the tokens of each request's first output
         self._steps = bytearray()  # rows of STEP
         self._unread: deque[NDArray[np.void]] = deque()  # rows of launches that are not read yet
         self._is_committed = True  # the last of them
@@ -175,13 +175,14 @@ class ServingRecorder:
         for request_id, times_s in self._times_s.items():
             if times_s:
                 log.first_token_s[request_id], log.last_token_s[request_id] = times_s[0], times_s[-1]
-            log.output_tokens[request_id] = log.longest_tokens[request_id] = len(times_s)
+            log.longest_tokens[request_id] = len(times_s)
+            log.output_tokens[request_id] = len(times_s) * log.samples[request_id]
         end_s = self._engine.clock.now() - start_s if self.full_s is None else self.full_s
         self._note_ends(start_s + end_s)
-        requests = log.table()
+        gaps, requests = self._gaps(), log.table()
         for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s"):
             requests[name] -= start_s
-        gaps, pool = self._gaps(), self._core.block_pool
+        pool = self._core.block_pool
         return RunRecords(
             requests=requests,
             iterations=self._iterations(),
@@ -224,13 +225,17 @@ class ServingRecorder:
         total.num_accepted_tokens += drafts.num_accepted_tokens
 
     def _gaps(self) -> pd.DataFrame:
-        """Returns the gaps between the tokens of each request, in the columns of `RunRecords.own_gaps`."""
+        """Returns the gaps between the tokens of each request, in the columns of `RunRecords.own_gaps`.
+
+        The hypotheses of a beam search have tokens at the same times.
+        """
         ids, since_s, end_s = [np.zeros(0, np.int64)], [np.zeros(0)], [np.zeros(0)]
         for request_id, times_s in self._times_s.items():
             moments = np.frombuffer(times_s, np.float64) - self._start_s if times_s else np.zeros(0)
-            ids.append(np.full(max(0, len(moments) - 1), request_id))
-            since_s.append(moments[:-1])
-            end_s.append(moments[1:])
+            num_outputs = self._requests.samples[request_id]
+            ids.append(np.full(max(0, len(moments) - 1) * num_outputs, request_id))
+            since_s.append(np.repeat(moments[:-1], num_outputs))
+            end_s.append(np.repeat(moments[1:], num_outputs))
         return pd.DataFrame(
             {
                 "request_id": np.concatenate(ids),

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from experiments.serve.backend import Backend, Delta, Generation, ServedModel
+from experiments.serve.backend import Backend, BeamSearch, Delta, Generation, ServedModel
 from experiments.serve.errors import ApiError
 from experiments.serve.http.event_stream import EventStream
 from experiments.serve.http.fields import CommonFields, StreamOptions
@@ -71,7 +71,11 @@ def generations_of(
             remote_kv=remote_kv,
             received_s=fields.received_s,
         )
-        found += copies(generation, fields.n)
+        if fields.use_beam_search:
+            search = BeamSearch(fields.n, fields.length_penalty)
+            found.append(replace(generation, beam_search=search, num_outputs=fields.n))
+        else:
+            found += copies(generation, fields.n)
     return found
 
 
@@ -101,7 +105,12 @@ class Completion:
         """Returns the body of the whole response. Raises ApiError."""
         usage = self._usage()
         outputs = await whole_outputs(backend, self.generations, usage)
-        choices = [await self.whole_choice(index, output) for index, output in enumerate(outputs)]
+        choices = [
+            await self.whole_choice(index, output)
+            for index, output in enumerate(outputs)
+            # A beam search may find fewer outputs.
+            if output.finish_reason is not None or not self.fields.use_beam_search
+        ]
         body = self.head | {"choices": choices, "usage": usage.body(self.fields.n)}
         if outputs[0].kv_transfer_params is not None:
             body["kv_transfer_params"] = dict(outputs[0].kv_transfer_params)
@@ -149,5 +158,5 @@ class Completion:
         return {"X-Request-Id": self.head["id"]}
 
     def _usage(self) -> Usage:
-        prompts = self.generations[:: self.fields.n]
+        prompts = self.generations[:: self.fields.n // self.generations[0].num_own_outputs]
         return Usage(sum(len(each.prompt_token_ids) for each in prompts))

@@ -38,7 +38,7 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
         "model": model.name,
     }
     echoes = [tokenizer.decode(prompt) for prompt in prompts] if fields.echo else []
-    lengths = [0] * len(generations)  # characters sent of each output, for text offsets
+    lengths = [0] * len(prompts) * fields.n  # characters sent of each output, for text offsets
 
     def choice_of(index: int, text: str, part: Delta | WholeOutput) -> dict[str, Any]:
         body: dict[str, Any] = {"index": index, "text": text, "logprobs": None}

@@ -23,6 +23,8 @@ MAX_TEMPERATURE = MAX_PENALTY = 1000.0
 """Beyond these, logits in 32-bit numbers overflow."""
 MIN_TEMPERATURE, MIN_TOP_P = 0.01, 1e-6
 """Smaller values that are not 0 are raised to these, the temperature as in vLLM."""
+MAX_LENGTH_PENALTY = 20
+"""Larger exponents of the length of an output in a beam search would overflow."""
 MAX_NAME_CHARS = 1000
 """Characters of a stop string, and of the names that a server keeps: users and cache salts."""
 DEFAULT_COMPLETION_TOKENS = 16
@@ -67,6 +69,9 @@ class CommonFields(BaseModel):
     stop: Name | Annotated[list[Name], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
+    use_beam_search: bool = False
+    """Whether the n outputs are the best of a beam search of this width; other sampling is ignored."""
+    length_penalty: float = 1.0
     priority: Int64 = 0
     user: Name | None = None
     cache_salt: Annotated[Name, Field(min_length=1)] | None = None
@@ -91,7 +96,23 @@ class CommonFields(BaseModel):
             raise ValueError("stream_options: only allowed with stream=true")
         if any(not each for each in self.stops):
             raise ValueError("stop: must not contain an empty string")
+        if self.use_beam_search:
+            self._check_beam_search()
         return self
+
+    def _check_beam_search(self) -> None:
+        if self.stream:
+            raise ValueError(
+                "Streaming is not currently supported with beam search, whose outputs are known at its end; "
+                "set stream=false"
+            )
+        if self.num_logprobs is not None:
+            raise ValueError("logprobs: not reported with use_beam_search=true; leave the field out")
+        if abs(self.length_penalty) > MAX_LENGTH_PENALTY:
+            raise ValueError(
+                f"length_penalty={self.length_penalty:g}: must be >= -{MAX_LENGTH_PENALTY} and "
+                f"<= {MAX_LENGTH_PENALTY}"
+            )
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -104,10 +104,13 @@ async def deltas_of(
     if len(generations) == 1:
         async with aclosing(backend.generate(generations[0])) as stream:
             async for delta in stream:
-                yield 0, delta
+                yield delta.place, delta
         return
     news: asyncio.Queue[News] = asyncio.Queue(maxsize=2 * len(generations))
-    tasks = [asyncio.create_task(_forward(backend, each, i, news)) for i, each in enumerate(generations)]
+    tasks = [
+        asyncio.create_task(_forward(backend, each, i * each.num_own_outputs, news))
+        for i, each in enumerate(generations)
+    ]
     try:
         num_running = len(tasks)
         while num_running:
@@ -124,26 +127,28 @@ async def deltas_of(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forward(backend: Backend, generation: Generation, index: int, news: asyncio.Queue[News]) -> None:
-    """Puts the deltas of an output into the queue, and at its end None or its error.
+async def _forward(backend: Backend, generation: Generation, first: int, news: asyncio.Queue[News]) -> None:
+    """Puts the deltas of a generation into the queue, and at its end None or its error.
+
+    first: index of its first output.
 
     A task that is cancelled puts nothing more, as nothing may take it from a full queue.
     """
     try:
         async with aclosing(backend.generate(generation)) as stream:
             async for delta in stream:
-                await news.put((index, delta))
+                await news.put((first + delta.place, delta))
     except Exception as error:
-        await news.put((index, error))
+        await news.put((first, error))
     else:
-        await news.put((index, None))
+        await news.put((first, None))
 
 
 async def whole_outputs(
     backend: Backend, generations: Sequence[Generation], usage: Usage
 ) -> list[WholeOutput]:
     """Returns the outputs when all have ended, and counts their tokens."""
-    outputs = [WholeOutput() for _ in generations]
+    outputs = [WholeOutput() for each in generations for _ in range(each.num_own_outputs)]
     async with aclosing(deltas_of(backend, generations)) as stream:
         async for index, delta in stream:
             outputs[index].add(delta)

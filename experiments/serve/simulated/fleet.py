@@ -127,6 +127,12 @@ class SimulatedFleet:
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         if self.driver.failure is not None:
             raise ApiError(FAILED, HTTPStatus.SERVICE_UNAVAILABLE)
+        if generation.beam_search is not None:
+            raise ApiError(
+                "use_beam_search=true: a simulated model has no scores to search by; leave the field out, or "
+                "start the server with backend=engine",
+                param="use_beam_search",
+            )
         sampling, prompt = generation.sampling, generation.prompt_token_ids
         if generation.priority and not self._has_priorities:
             raise ApiError(

@@ -226,6 +226,7 @@ BAD = {
     "stream_options": ({"prompt": "x", "stream_options": {}}, 400, None),
     "logprobs": ({"prompt": "x", "logprobs": -1}, 400, "logprobs"),
     "empty stop": ({"prompt": "x", "stop": [""]}, 400, None),
+    "beam search": ({"prompt": "x", "use_beam_search": True, "n": 2}, 400, "use_beam_search"),
     "too long": ({"prompt": [1] * 200_000}, 400, "prompt"),
     "long text": ({"prompt": "x" * 10_000_000}, 400, "prompt"),
     "max_tokens": ({"prompt": "x", "max_tokens": 10_000_000}, 400, "max_tokens"),
