@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ class TraceSource:
         self._segments = segments
         self._max_model_len = max_model_len
         self._is_sorted = False
-        self._version = _version(path)
+        self._version = version_of(path)
         try:
             self._check(to_the_end=sort)
         except OutOfOrderError:
@@ -87,6 +88,12 @@ class TraceSource:
             self._blocks = SortedRows(blocks()).blocks
             self._is_sorted = True
             self._check(to_the_end=False)
+
+    def again(self) -> TraceSource:
+        """Returns the same traffic, which is not checked again, for another run with notes of its own."""
+        source = copy(self)
+        source.notes = deepcopy(self.notes)
+        return source
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the requests. Raises ChangedTraceError if the file has changed since it was checked."""
@@ -116,13 +123,13 @@ class TraceSource:
 
     def _read_again(self) -> Iterator[Chunk]:
         changed = f"{self._path}: has changed since it was checked; start the run again"
-        if not self._is_sorted and _version(self._path) != self._version:
+        if not self._is_sorted and version_of(self._path) != self._version:
             raise ChangedTraceError(changed)
         try:
             yield from self._read(WorkloadNotes(), to_the_end=False)
         except ValueError as error:
             raise ChangedTraceError(f"{error}; the file has changed since it was checked") from None
-        if not self._is_sorted and _version(self._path) != self._version:
+        if not self._is_sorted and version_of(self._path) != self._version:
             raise ChangedTraceError(changed)
 
     def _read(self, notes: WorkloadNotes, *, to_the_end: bool) -> Iterator[Chunk]:
@@ -207,7 +214,7 @@ def _first(mask: BoolArray) -> int:
     return int(mask.argmax()) if mask.any() else len(mask)
 
 
-def _version(path: Path) -> tuple[int, int] | None:
+def version_of(path: Path) -> tuple[int, int] | None:
     """Returns size and time of change of a file; None if there is none."""
     try:
         found = path.stat()

@@ -6,8 +6,10 @@ own zero; its `start_s` is 0 s of the run.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,8 +18,11 @@ from sim.workload.base import Source
 from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
 from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import require_file
-from sim.workload.trace_source import TraceSource, Window
+from sim.workload.trace_source import TraceSource, Window, version_of
 from sim.workload.unix_times import ArrivalClock
+
+SETTLED_NS = 1_000_000_000
+"""Age of a file from which its time of change identifies its content; file systems have coarse clocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +78,25 @@ class Trace:
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the window. The seed has no effect except with window_by_seed."""
         start_s = self.start_s + (seed * (self.duration_s or 0.0) if self.window_by_seed else 0.0)
-        return TraceSource(
-            self.path,
-            self.blocks,
-            window=Window(start_s, self.duration_s, self.max_requests, self.start_s),
-            sort=self.sort,
-            segments=self.segments,
-            max_model_len=max_model_len,
-            patience_s=self.patience_s,
-        )
+        version = version_of(self.path)
+        if version is None or time.time_ns() - version[1] < SETTLED_NS:
+            return _checked(self, start_s, max_model_len)
+        return _checked_once(self, start_s, max_model_len, version).again()
+
+
+def _checked(trace: Trace, start_s: float, max_model_len: int) -> TraceSource:
+    return TraceSource(
+        trace.path,
+        trace.blocks,
+        window=Window(start_s, trace.duration_s, trace.max_requests, trace.start_s),
+        sort=trace.sort,
+        segments=trace.segments,
+        max_model_len=max_model_len,
+        patience_s=trace.patience_s,
+    )
+
+
+@lru_cache(maxsize=2)
+def _checked_once(trace: Trace, start_s: float, max_model_len: int, version: tuple[int, int]) -> TraceSource:
+    """Checks a file, and sorts it, once for all runs of this process. version: size and time of change."""
+    return _checked(trace, start_s, max_model_len)

@@ -234,6 +234,22 @@ def test_a_file_that_changes_after_its_check_ends_the_run_with_a_sentence(tmp_pa
         list(source.arrivals())
 
 
+def test_a_file_is_checked_once_for_all_runs_of_a_process(tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    path.write_text(BURSTGPT + "1,5,6\n2,500,6\n")
+    os.utime(path, ns=(0, 10**15))
+    once = BurstGptCsv(path=path).source(seed=0, max_model_len=100)
+    wanted = list(once.arrivals())
+    once.notes.num_clipped += 7  # by another source around it
+    monkeypatch.setattr(BurstGptCsv, "blocks", lambda self: pytest.fail("is read again"))
+    again = BurstGptCsv(path=path).source(seed=1, max_model_len=100)
+    assert list(again.arrivals()) == wanted
+    assert again.notes.num_clipped == 1
+    monkeypatch.undo()
+    path.write_text(BURSTGPT + "1,5,6\n")
+    assert BurstGptCsv(path=path).source(seed=0, max_model_len=100).num_requests == 1
+
+
 def test_errors_behind_the_first_block_are_found_before_the_run(tmp_path):
     path = tmp_path / "t.csv"
     good = "".join(f"{i},{i % 90 + 1},1\n" for i in range(9000))
