@@ -15,7 +15,9 @@ Horizon: the plan repeats until something changes. Decodes go on, a prompt that 
 again, and a sequence that could not be admitted (no slot, no block, no budget) cannot be admitted until a
 sequence ends. There is one exception: a prompt that is limited by the threshold leaves some of the budget,
 and the blocks that it computes may become prefix cache hits of a waiting request, which then fits. While a
-sequence waits for blocks next to such a prompt, every iteration is decided anew.
+sequence waits for blocks next to such a prompt, every iteration is decided anew. So it is with
+scheduler_reserve_full_isl=false while a sequence with a cached prefix waits for blocks: once the prefix is
+evicted, the first chunk alone may fit.
 """
 
 from __future__ import annotations

@@ -217,8 +217,8 @@ class StepBuilder:
         self._reserve(seq, num_cached, num_tokens)
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
-            is_cut = seq.num_unreserved_blocks or (not may_cut and seq.stored_known > self.tokens_left)
-            if refusal is Cause.memory and num_cached and (is_cut or self._pool.slides):
+            may_shrink = not self._reserves_all or (not may_cut and seq.stored_known > self.tokens_left)
+            if refusal is Cause.memory and num_cached and (may_shrink or self._pool.slides):
                 self._hold = 1  # evicted, its prefix needs no blocks, or the cause becomes the budget
             seq.num_unreserved_blocks = 0
             return self._refuse(refusal)
