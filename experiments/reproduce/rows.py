@@ -52,6 +52,8 @@ class Compared:
     """Arm that the figure is divided by; None for the figure itself."""
     at: Any = None
     """Swept value."""
+    over_at: Any = None
+    """Swept value of `over`; None: the same."""
     shown: Shown = "times"
     """Form of the figure: value; percent (100 times it); times (the ratio); times less; % less."""
 

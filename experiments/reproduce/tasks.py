@@ -92,15 +92,15 @@ class Plan:
 def planned(rows: Sequence[Row], seeds: Sequence[int], dirs: Sequence[Path]) -> Plan:
     """Composes and builds every arm that the rows need. Raises ConfigError, which names the experiment."""
     simulate = ConfigSource(config_name="simulate", dirs=dirs)
-    wanted: dict[str, list[Compared]] = {}
+    wanted: dict[str, list[tuple[str, Any]]] = {}
     for row in rows:
         if isinstance(row.ours, Compared):
-            wanted.setdefault(row.ours.experiment, []).append(row.ours)
+            wanted.setdefault(row.ours.experiment, []).extend(_arms(row.ours))
     found: dict[tuple[str, str, str], Point] = {}
-    for name, figures_of_it in wanted.items():
-        experiment = _experiment(name, dirs)
-        for at in {str(ours.at): ours.at for ours in figures_of_it}.values():
-            arms = [arm for ours in figures_of_it if ours.at == at for _, arm, _ in _places(ours)]
+    for name, arms_of_it in wanted.items():
+        experiment = experiment_of(name, dirs)
+        for at in {str(at): at for _, at in arms_of_it}.values():
+            arms = [arm for arm, swept in arms_of_it if swept == at]
             try:
                 for point in points(CompareSettings(experiment=_part(experiment, arms, at)), simulate):
                     found[(name, point.arm, str(at))] = point
@@ -152,11 +152,18 @@ def _metrics(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
 
 def _places(ours: Compared) -> list[tuple[str, str, str]]:
     """Returns the points of a figure: its arm, then the one that it is divided by."""
-    arms = [ours.arm] if ours.over is None else [ours.arm, ours.over]
-    return [(ours.experiment, arm, str(ours.at)) for arm in arms]
+    return [(ours.experiment, arm, str(at)) for arm, at in _arms(ours)]
 
 
-def _experiment(name: str, dirs: Sequence[Path]) -> Experiment:
+def _arms(ours: Compared) -> list[tuple[str, Any]]:
+    """Returns the arms of a figure with their swept values."""
+    if ours.over is None:
+        return [(ours.arm, ours.at)]
+    return [(ours.arm, ours.at), (ours.over, ours.at if ours.over_at is None else ours.over_at)]
+
+
+def experiment_of(name: str, dirs: Sequence[Path]) -> Experiment:
+    """Returns a comparison of the config folders."""
     source = ConfigSource(config_name="compare", dirs=dirs)
     return build_settings(composed(source, [f"experiment={name}"])).experiment
 

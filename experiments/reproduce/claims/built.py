@@ -43,3 +43,11 @@ def device(*overrides: str) -> Device:
     """Returns the device of the settings."""
     found: Device = _node("hardware", *overrides)
     return found
+
+
+@cache
+def lengths_of(name: str) -> Any:
+    """Returns the shipped distributions of prompt and output lengths of this name."""
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    cfg = source.compose(["workload=poisson", f"workload/lengths={name}"])
+    return build(cfg["workload"]["lengths"], "workload.lengths")

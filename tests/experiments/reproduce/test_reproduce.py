@@ -84,7 +84,7 @@ def test_every_comparison_of_a_row_can_be_composed():
     simulated = [row for row in ROWS.values() if isinstance(row.ours, Compared)]
     plan = planned(simulated, [0], [CONFIG_DIR])
     assert {name for name, _, _ in plan.points} == {row.ours.experiment for row in simulated}
-    assert len(plan.tasks()) == len(plan.points)
+    assert {key[:3] for key in plan.tasks()} <= plan.points.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""Many LoRA adapters on one GPU."""
+
+from __future__ import annotations
+
+from experiments.reproduce.rows import Compared, Family, Row, Source
+
+REQUESTS = "throughput.requests_per_s"
+SLORA = Source("Sheng et al., S-LoRA, MLSys 2024, table 3, setting S1", "https://arxiv.org/abs/2311.03285")
+
+FAMILY = Family(
+    name="adapters",
+    title="LoRA adapters",
+    rows=(
+        Row(
+            name="punica",
+            claim="Punica over batches of one adapter, every request with its own",
+            published=(12, 12),
+            unit="times",
+            source=Source(
+                "Chen et al., Punica, MLSys 2024, figure 11",
+                "https://arxiv.org/abs/2310.18547",
+            ),
+            setting="experiment=lora_batching, 1,000 adapters, Llama-2-7B, A100",
+            ours=Compared(
+                experiment="lora_batching",
+                metric="throughput.output_tokens_per_s",
+                arm="paged",
+                over="merged",
+                at=1000,
+            ),
+            why="Its engine reaches 1,044 tokens/s, our roofline 1,310; adapter kernels are not calibrated.",
+        ),
+        Row(
+            name="slora",
+            claim="S-LoRA over five packed engines with merged weights",
+            published=(4, 4),
+            unit="times",
+            source=SLORA,
+            setting="experiment=lora_packed, five adapters, Llama-2-7B, A100",
+            ours=Compared(experiment="lora_packed", metric=REQUESTS, arm="slora", over="packed"),
+        ),
+        Row(
+            name="slora_2000",
+            claim="2,000 adapters on one GPU: requests/s over those with 5",
+            published=(7.61 / 8.05, 7.61 / 8.05),
+            unit="times",
+            source=SLORA,
+            setting="experiment=lora_thousands",
+            ours=Compared(
+                experiment="lora_thousands", metric=REQUESTS, arm="slora", over="slora", at=2000, over_at=5
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,221 @@
+"""Prefill and decode: on replicas of their own, in chunks, and what latency limits cost."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+
+from experiments.papers.phase_layouts import Layout, Placement, Search, largest_rate
+from experiments.papers.splitwise import A100, BLOOM, LENGTHS, PRICES, Design, Trial, write_requests
+from experiments.reproduce.claims.built import lengths_of
+from experiments.reproduce.claims.shipped import run_summary, summary
+from experiments.reproduce.claims.sources import BOOK
+from experiments.reproduce.rows import Family, Row, Searched, Source
+
+DISTSERVE = Source("Zhong et al., DistServe, OSDI 2024, section 6.2", "https://arxiv.org/abs/2401.09670")
+SARATHI = Source(
+    "Agrawal et al., Sarathi-Serve, OSDI 2024, abstract",
+    "https://arxiv.org/abs/2403.02310",
+    was_read=True,
+)
+LINKEDIN = Source(
+    "LinkedIn, Musings on building a generative AI product, 2024, as quoted by Huyen, chapter 9",
+    was_read=True,
+)
+LONG, SHORT = "disaggregation_long_inputs", "disaggregation_short_inputs"
+NUM_REQUESTS = 200
+A100S = ("hardware=a100_80gb_sxm", "workload=synthetic")
+LLAMA_65B = (
+    "model=llama2_70b",
+    "model.config.num_key_value_heads=64",
+    "model.config.intermediate_size=22016",
+)
+PROMPTS_FIRST = "batching=prefill_first"
+
+
+def _lengths(prompt: float, output: float) -> tuple[str, ...]:
+    return (
+        f"workload.lengths.prompt_tokens.mean={prompt}",
+        f"workload.lengths.output_tokens.mean={output}",
+    )
+
+
+def _limits(ttft_ms: float, tpot_ms: float) -> tuple[str, ...]:
+    return f"slo.ttft_ms={ttft_ms}", f"slo.tpot_ms={tpot_ms}"
+
+
+CHAT = (*A100S, "model=llama2_13b", *_lengths(755, 200), *_limits(250, 100))
+CODE = (*A100S, *LLAMA_65B, *_lengths(171, 98), *_limits(125, 200))
+SUMMARIES = (*A100S, *LLAMA_65B, *_lengths(1738, 91), *_limits(15_000, 150))
+
+
+def best_ratio(experiment: str, rate_per_s: int, num_prefill: tuple[int, ...]) -> float:
+    """Returns the ratio of prefill to decode replicas, of six, with the most requests within the SLO."""
+    at = f"workload.arrivals.rate_per_s={rate_per_s}"
+    shares = {
+        prefill / (6 - prefill): summary(experiment, f"p{prefill}_d{6 - prefill}", at)["goodput.share"]
+        for prefill in num_prefill
+    }
+    return max(shares, key=lambda ratio: shares[ratio])
+
+
+def distserve(settings: tuple[str, ...], size: int, alone: int) -> float:
+    """Returns requests/s of two prefill and one decode replica over those of co-located ones on as many GPUs.
+
+    size: tensor parallel size of the two phases; alone: that of the co-located replicas.
+    """
+    search, layout = Search(settings, NUM_REQUESTS), Layout(size, 1)
+    placement = Placement(layout, 2, layout, 1)
+    colocated = search.colocated_rate(Layout(alone, 1), placement.num_gpus, PROMPTS_FIRST)
+    return search.placed_rate(placement) / colocated
+
+
+def splitwise() -> float:
+    """Returns requests/s of 9 prompt and 5 token machines over 14 co-located ones, all DGX-A100."""
+    duration_s, most = 100.0, 40
+    uniform = np.random.default_rng(0).random((2, 20_000))
+    drawn = lengths_of("azure_conv_2023")
+    table = pd.DataFrame(
+        {
+            name: np.interp(u, part.probabilities, part.values).round().clip(1).astype(int)
+            for name, u, part in zip(
+                LENGTHS, uniform, (drawn.prompt_tokens, drawn.output_tokens), strict=True
+            )
+        }
+    )
+    prices = PRICES["splitwisesim"]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "requests.csv"
+        write_requests(path, table, int(duration_s * most), 0)
+        trial = Trial(path, duration_s, prices.timed, [*BLOOM, *prices.overrides])
+        apart = trial.rate(Design("Splitwise-AA", A100, 9, A100, 5))
+        return apart / trial.rate(Design("Baseline-A100", A100, 14))
+
+
+def sarathi() -> float:
+    """Returns the capacity with chunked prefill over that of vLLM of 2023, with a strict limit on ITL."""
+    base = (
+        "model=mistral_7b",
+        "hardware=a100_80gb_sxm",
+        "engine=vllm_v0",
+        "workload=synthetic",
+        "workload.lengths.prompt_tokens.mean=2666",
+        "workload.lengths.prompt_tokens.cv=1.17",
+        "workload.lengths.output_tokens.mean=481",
+        "workload.lengths.output_tokens.cv=0.59",
+        "engine.max_model_len=8192",
+        "slo=none",
+    )
+
+    def rate(*arm: str) -> float:
+        def holds(rate_per_s: float) -> bool:
+            num_requests = max(NUM_REQUESTS, int(60 * rate_per_s))
+            traffic = (f"workload.arrivals.rate_per_s={rate_per_s}", f"workload.num_requests={num_requests}")
+            found = run_summary(*base, *arm, *traffic)
+            return found["itl.p99_s"] <= 0.1 and found["queue.p50_s"] <= 2
+
+        return largest_rate(holds)
+
+    return rate("batching=sarathi", "engine.max_num_batched_tokens=512") / rate(PROMPTS_FIRST)
+
+
+def looser() -> float:
+    """Returns the capacity with loose limits on TTFT and TPOT over that with tight ones."""
+    chat = ("model=llama3_1_8b", "hardware=h100_sxm", "workload=synthetic", *_lengths(1024, 256))
+    tight, loose = (
+        Search([*chat, *_limits(ttft_ms, tpot_ms)], NUM_REQUESTS).rate()
+        for ttft_ms, tpot_ms in ((200, 12), (2000, 50))
+    )
+    return loose / tight
+
+
+def _distserve(
+    name: str,
+    claim: str,
+    published: tuple[float, float],
+    settings: tuple[str, ...],
+    alone: int,
+    why: str = "",
+) -> Row:
+    size = 2 if "13b" in claim.lower() else 4
+    return Row(
+        name=name,
+        claim=claim,
+        published=published,
+        unit="times",
+        source=DISTSERVE,
+        setting=f"A100 80GB, two prefill and one decode replica with TP{size} over co-located TP{alone}",
+        ours=Searched(function=partial(distserve, settings, size, alone)),
+        differs=bool(why),
+        why=why,
+    )
+
+
+FAMILY = Family(
+    name="phases",
+    title="Prefill and decode",
+    rows=(
+        Row(
+            name="pd_long",
+            claim="best ratio of prefill to decode replicas for long prompts",
+            published=(2, 4),
+            unit="prefill per decode",
+            source=BOOK,
+            setting=f"experiment={LONG}, 16 requests/s on six H100",
+            ours=Searched(function=partial(best_ratio, LONG, 16, (2, 3, 4, 5))),
+        ),
+        Row(
+            name="pd_short",
+            claim="the same for short prompts",
+            published=(0.5, 1),
+            unit="prefill per decode",
+            source=BOOK,
+            setting=f"experiment={SHORT}, 160 requests/s on six H100",
+            ours=Searched(function=partial(best_ratio, SHORT, 160, (1, 2, 3, 4))),
+        ),
+        _distserve("distserve_chat", "DistServe over vLLM, chatbot, 13B", (2, 4.6), CHAT, 1),
+        _distserve("distserve_code", "DistServe over vLLM, code completion, 65B", (5.7, 5.7), CODE, 4),
+        _distserve(
+            "distserve_summaries",
+            "DistServe over vLLM, summaries, 65B",
+            (4.3, 4.3),
+            SUMMARIES,
+            4,
+            "Here both have the same engine, there vLLM's and DistServe's own in C++: if co-located prompts "
+            "took twice as long as on the prefill replicas, the ratio would be 3.4.",
+        ),
+        Row(
+            name="splitwise",
+            claim="Splitwise-AA over co-located A100 at equal power and cost",
+            published=(2.15, 2.15),
+            unit="times",
+            source=Source(
+                "Patel et al., Splitwise, ISCA 2024, figure 18", "https://arxiv.org/abs/2311.18677"
+            ),
+            setting="BLOOM-176B, 9 prompt and 5 token machines over 14, the paper's simulator's times",
+            ours=Searched(function=splitwise),
+        ),
+        Row(
+            name="sarathi",
+            claim="Sarathi-Serve's capacity over vLLM's",
+            published=(2.6, 2.6),
+            unit="times",
+            source=SARATHI,
+            setting="Mistral-7B, A100, P99 ITL of 100 ms, chunks of 512 tokens, ShareGPT4-like lengths",
+            ours=Searched(function=sarathi),
+        ),
+        Row(
+            name="looser_latency",
+            claim="throughput if TTFT and TPOT may be longer",
+            published=(2, 3),
+            unit="times",
+            source=LINKEDIN,
+            setting="Llama-3.1-8B, H100: limits of 2 s and 50 ms over 200 ms and 12 ms",
+            ours=Searched(function=looser),
+        ),
+    ),
+)

@@ -1,0 +1,23 @@
+"""Runs an arm of a shipped comparison with further settings, for rows that no comparison gives as a ratio."""
+
+from __future__ import annotations
+
+from experiments.reproduce.tasks import experiment_of
+from experiments.study.figures import figures
+from experiments.study.workers import simulate_config
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.variants import Variants
+
+
+def summary(name: str, arm: str, *more: str, seed: int = 0) -> dict[str, float]:
+    """Returns the figures of an arm's run by dotted key. more: settings after those of the arm."""
+    shipped = experiment_of(name, [CONFIG_DIR])
+    variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]), shipped.base)
+    return figures(simulate_config(variants.config([*shipped.arms[arm], *more], seed=seed)).summary)
+
+
+def run_summary(*settings: str) -> dict[str, float]:
+    """Returns the figures of a run with these settings of `windtunnel simulate` by dotted key."""
+    variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]))
+    return figures(simulate_config(variants.config(list(settings), seed=0)).summary)
