@@ -54,12 +54,47 @@ def complete(
                 )
             if key in groups and not isinstance(value, Mapping):
                 check_choice(f"{where}.{key}", shown(value), key, groups)
-        whole = compose([*common, "pools=none", *(f"{key}={shown(value)}" for key, value in own)])
+        added = ["pools=none", *(f"{key}={shown(value)}" for key, value in own)]
+        chosen = {key: shown(value) for key, value in own if key in groups}
+        _check_own_choices(where, chosen, common, added, compose)
+        whole = compose([*common, *added])
         kept = OmegaConf.masked_copy(whole, [key for key in names if key in whole])
         OmegaConf.resolve(whole)
         found[name] = OmegaConf.to_container(OmegaConf.masked_copy(whole, list(kept)))
     with open_dict(cfg):
         cfg.pools = found
+
+
+def _check_own_choices(
+    where: str,
+    chosen: Mapping[str, str],
+    common: Sequence[str],
+    added: Sequence[str],
+    compose: Callable[[Sequence[str]], DictConfig],
+) -> None:
+    """Raises ConfigError for a setting of the run's choice of a group that a pool's own choice has not.
+
+    chosen: the pool's own choices by group.
+    """
+    parsed = [(override, *override.key.partition(".")) for override in map(Override.parse, common)]
+    asked = [
+        (one, group, name)
+        for one, group, _, name in parsed
+        if name and group in chosen and not one.is_deleted
+    ]
+    if not asked:
+        return
+    texts = {override.text for override, *_ in asked}
+    alone = compose([*(text for text in common if text not in texts), *added])
+    for override, group, name in asked:
+        node = OmegaConf.select(alone, group)
+        allowed = [str(key) for key in node if key != "_target_"] if isinstance(node, DictConfig) else []
+        if name.split(".")[0] not in allowed:
+            raise ConfigError(
+                f"{override.text}: is for the whole run, and {where}.{group}={chosen[group]} has no such "
+                f"setting (it has {', '.join(allowed) or 'none'}); leave it out, or set {where}.{group} to a "
+                "choice that has it"
+            )
 
 
 def _check_replicas(overrides: Sequence[str], pools: Mapping[str, Any]) -> None:

@@ -73,6 +73,7 @@ class PoolSettings(Deployment):
         check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
         self._check_batch_size()
+        self._check_batch_ends()
         self._check_order()
         self._check_speculation()
         name = name_of(self.scheduling)
@@ -117,6 +118,15 @@ class PoolSettings(Deployment):
                     f"batching.{name}={batch_size}: must be <= engine.max_num_seqs={limit}, the sequences "
                     f"that run at once; set batching.{name}={limit} or engine.max_num_seqs={batch_size}"
                 )
+
+    def _check_batch_ends(self) -> None:
+        """Raises ValueError for batches that end as a whole beside asynchronous scheduling."""
+        if getattr(self.batching, "until_last", False) and self.host.overlapped:
+            raise ValueError(
+                "batching.until_last=true, engine.host.overlapped=true: batches that end as a whole are not "
+                "modelled with asynchronous scheduling, which learns of the last end a step later; set "
+                "engine.host.overlapped=false, or batching.until_last=false"
+            )
 
     def _check_order(self) -> None:
         """Raises ValueError for an order by cached prefixes beside a cache that finds none."""

@@ -22,6 +22,10 @@ CASES = [
         "simulate pools=disaggregated +pools.decode.model.kv_cache_dtype=fp8",
         "pools.decode.model.kv_cache_dtype=fp8: must be bf16 as in pools.prefill, as KV is transferred",
     ),
+    (
+        "simulate pools=disaggregated batching=static batching.until_last=true",
+        "batching.until_last=true: is for the whole run, and pools.prefill.batching=prefill_only has no such",
+    ),
 ]
 
 

@@ -46,17 +46,33 @@ def test_a_batch_finishes_at_one_time_with_its_first_tokens_where_they_were():
 
 
 @pytest.mark.parametrize("num_blocks", [14, 20, 40])
-@pytest.mark.parametrize("engine", ["vllm", "vllm_sync"])
+@pytest.mark.parametrize("engine", ["vllm engine.host.overlapped=false", "vllm_sync"])
 def test_every_request_finishes_however_little_memory_there_is(num_blocks, engine):
     tight = ("batching.until_last=true", f"engine.num_kv_blocks={num_blocks}", "caching=paged")
-    results = [run(f"engine={engine}", *BASE, *tight, f"sim.leap={leap}") for leap in ("true", "false")]
+    results = [
+        run(*f"engine={engine}".split(), *BASE, *tight, f"sim.leap={leap}") for leap in ("true", "false")
+    ]
     assert results[0].summary["preemptions"] > 0
     assert results[0].summary["requests"]["finished"] == 40
     assert (results[0].requests["finished_s"] == results[1].requests["finished_s"]).all()
+
+
+def test_batches_that_end_as_a_whole_are_not_scheduled_asynchronously():
+    with pytest.raises(
+        ConfigError,
+        match=r"until_last=true, engine\.host\.overlapped=true: .*set engine\.host\.overlapped=false",
+    ):
+        build("batching.until_last=true")
 
 
 def test_batches_that_end_as_a_whole_do_not_speculate():
     with pytest.raises(
         ConfigError, match=r"batching\.until_last=true, speculation=ngram: .*until_last=false"
     ):
-        build("batching.until_last=true", "speculation=ngram", "acceptance=iid", "acceptance.rate=0.5")
+        build(
+            "batching.until_last=true",
+            "engine.host.overlapped=false",
+            "speculation=ngram",
+            "acceptance=iid",
+            "acceptance.rate=0.5",
+        )
