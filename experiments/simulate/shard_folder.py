@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,7 @@ from sim.report.files import config_digest
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
-from sim.shards.shard import ShardRecords
-from sim.shards.shard_file import DamagedShardError, read_shard
-from sim.workload.base import WorkloadNotes
+from sim.shards.shard_file import DamagedShardError, ShardFile
 
 NOT_OF_THE_RUN = ("launcher", "output")
 """Root keys that may differ when a run is continued."""
@@ -82,15 +80,27 @@ class ShardFolder:
                 f"make room, then continue: {self.command}"
             ) from error
 
-    def read(self) -> Iterator[tuple[ShardRecords, WorkloadNotes]]:
-        """Yields all shards in order. Raises ConfigError for a damaged file, which is removed."""
-        for index in range(self.num_shards):
-            file = self._file(index)
+    @contextmanager
+    def files(self) -> Iterator[Iterator[ShardFile]]:
+        """Yields the files of all shards in order, which are open until the context ends.
+
+        Raises ConfigError if reading in the context finds the last one damaged, and removes it.
+        """
+        with ExitStack() as stack:
+            last: Path | None = None
+
+            def opened() -> Iterator[ShardFile]:
+                nonlocal last
+                for index in range(self.num_shards):
+                    last = self._file(index)
+                    yield stack.enter_context(closing(ShardFile(last)))
+
             try:
-                yield read_shard(file.read_bytes())
+                yield opened()
             except DamagedShardError as error:
-                file.unlink()
-                raise ConfigError(f"{file}: is damaged, and was removed; continue: {self.command}") from error
+                assert last is not None
+                last.unlink()
+                raise ConfigError(f"{last}: is damaged, and was removed; continue: {self.command}") from error
 
     def remove(self) -> None:
         """Removes the folder, as its shards are in the result."""

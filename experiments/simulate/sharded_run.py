@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -46,8 +47,9 @@ class ShardedRun:
     num_requests: int | None
     progress: bool
 
-    def result(self, folder: Path, console: Console) -> tuple[RunResult, ShardFolder]:
-        """Simulates the shards that the folder lacks, and returns the result of the whole run.
+    @contextmanager
+    def simulated(self, folder: Path, console: Console) -> Iterator[ShardFolder]:
+        """Simulates the shards that the folder lacks, and yields the folder of all shards.
 
         Raises ConfigError, CannotWriteError, and KeyboardInterrupt after Ctrl-C; finished shards are kept.
         """
@@ -62,7 +64,12 @@ class ShardedRun:
         code, command = code_of_windtunnel(), self._command(folder)
         with ShardFolder.opened(folder, self.config, len(bounds), code, command) as shards:
             self._run_missing(shards, console)
-            read = list(shards.read())
+            yield shards
+
+    def result(self, folder: Path, console: Console) -> tuple[RunResult, ShardFolder]:
+        """Returns the result of the whole run, with its tables. Raises what `simulated` raises."""
+        with self.simulated(folder, console) as shards, shards.files() as files:
+            read = [file.records() for file in files]
             records = merged([shard for shard, _ in read], self.scenario.sim.until_s)
             return self.scenario.result(records, read[0][1]), shards
 

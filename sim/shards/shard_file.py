@@ -6,9 +6,13 @@ Reading a file executes nothing that is in it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from io import BytesIO
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -30,8 +34,13 @@ class DamagedShardError(ValueError):
     """The file of a shard cannot be read."""
 
 
-def shard_bytes(shard: ShardRecords, notes: WorkloadNotes) -> bytes:
-    """Returns the content of the file of a shard. notes: those of the traffic of the whole run."""
+def shard_bytes(
+    shard: ShardRecords, notes: WorkloadNotes, parts: Mapping[str, bytes] = MappingProxyType({})
+) -> bytes:
+    """Returns the content of the file of a shard. notes: those of the traffic of the whole run.
+
+    parts: further content by name, for a shard whose tables have no rows.
+    """
     records = shard.records
     tables = {name: getattr(records, name) for name in TABLES}
     tables["gaps"] = pd.DataFrame({name: getattr(records, name) for name in GAPS})
@@ -56,23 +65,63 @@ def shard_bytes(shard: ShardRecords, notes: WorkloadNotes) -> bytes:
     content = BytesIO()
     with ZipFile(content, "w") as archive:
         for name, table in tables.items():
-            with archive.open(f"{name}.parquet", "w") as file:
-                table.to_parquet(file, index=False, compression="lz4")
+            archive.writestr(f"{name}.parquet", table_bytes(table))
         archive.writestr(PLAIN, json.dumps(plain))
+        for name, part in parts.items():
+            archive.writestr(name, part)
     return content.getvalue()
 
 
-def read_shard(content: bytes) -> tuple[ShardRecords, WorkloadNotes]:
-    """Returns what `shard_bytes` was given. Raises DamagedShardError."""
-    try:
-        with ZipFile(BytesIO(content)) as archive:
+def table_bytes(table: pd.DataFrame) -> bytes:
+    """Returns a table in the Parquet format, which is read only once and compressed accordingly."""
+    content = BytesIO()
+    table.to_parquet(content, index=False, compression="lz4")
+    return content.getvalue()
+
+
+class ShardFile:
+    """The open file of a shard. Raises DamagedShardError."""
+
+    def __init__(self, file: Path | IO[bytes]) -> None:
+        with _damage_reported():
+            self._archive = ZipFile(file)
+
+    def records(self) -> tuple[ShardRecords, WorkloadNotes]:
+        """Returns the records and the notes."""
+        archive = self._archive
+        with _damage_reported():
             plain: dict[str, Any] = json.loads(archive.read(PLAIN))
             tables = {
                 name.removesuffix(".parquet"): pd.read_parquet(BytesIO(archive.read(name)))
                 for name in archive.namelist()
-                if name != PLAIN
+                if name.endswith(".parquet")
             }
-        return _records(plain, tables), WorkloadNotes(**plain["notes"])
+            return _records(plain, tables), WorkloadNotes(**plain["notes"])
+
+    def part(self, name: str) -> bytes:
+        """Returns further content."""
+        with _damage_reported():
+            return self._archive.read(name)
+
+    def has(self, name: str) -> bool:
+        """Returns whether there is such further content."""
+        return name in self._archive.namelist()
+
+    def open(self, name: str) -> IO[bytes]:
+        """Opens further content, to read from any place in it."""
+        with _damage_reported():
+            return self._archive.open(name)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._archive.close()
+
+
+@contextmanager
+def _damage_reported() -> Iterator[None]:
+    """Raises DamagedShardError in place of the errors of readers."""
+    try:
+        yield
     except (BadZipFile, KeyError, TypeError, ValueError, OSError) as error:
         raise DamagedShardError(str(error)) from error
 

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.core.request import Request
 from sim.shards.assignment import ABSENT, Assignment
@@ -59,37 +60,52 @@ class ShardTraffic:
         self._assignment = assignment
         num_replicas = bounds[-1][1]
         ends = [end for _, end in bounds]
-        self._shards = np.searchsorted(ends, np.arange(ABSENT, num_replicas), side="right")
+        self._shards: NDArray[np.int64] = np.searchsorted(ends, np.arange(ABSENT, num_replicas), side="right")
         self._shards[0] = -1  # ABSENT; a request that no replica serves belongs to the first shard
         sizes = np.bincount(assignment.replicas - ABSENT, minlength=num_replicas - ABSENT)
         self._sizes = np.bincount(self._shards[1:], sizes[1:], minlength=len(bounds)).astype(np.int64)
         self._kept: dict[int, list[Chunk]] = {}
+        self._patience_s: float | None = None
 
     def source(self, index: int) -> ShardSource:
         """Returns the traffic of a shard. The next shards are read with it, as far as `MAX_ROWS` allows."""
-        source = self._new_source()
         if index not in self._kept:
-            self._kept = self._read(source, index)
-        own = self._kept.pop(index)
-        return ShardSource(own, source.patience_s, self._assignment.notes)
+            self._kept = self._read(index)
+        return ShardSource(self._kept.pop(index), self._patience_s, self._assignment.notes)
 
-    def _read(self, source: Source, first: int) -> dict[int, list[Chunk]]:
+    def _read(self, first: int) -> dict[int, list[Chunk]]:
         """Reads the shard `first` and those after it; returns their rows."""
         upto = np.searchsorted(np.cumsum(self._sizes[first:]), MAX_ROWS, side="right")
         end = first + max(1, int(upto))
-        found: dict[int, list[Chunk]] = {index: [] for index in range(first, end)}
         num_left = int(self._sizes[first:end].sum())
-        replicas = self._assignment.replicas
+        source = self._new_source()
+        self._patience_s = source.patience_s
+        found: list[Chunk] = []
         for chunk in chunks_of(source):
             if not num_left:
                 break
-            known = chunk.where(chunk.request_id < len(replicas))  # the others come after the end of the run
-            shards = self._shards[replicas[known.request_id] - ABSENT]
-            for index in np.unique(shards[(shards >= first) & (shards < end)]).tolist():
-                own = known.where(shards == index)
-                found[index].append(own)
+            shards = self._shards_of(chunk)
+            own = chunk.where((shards >= first) & (shards < end))
+            if len(own):
+                found.append(own)
                 num_left -= len(own)
-        return {index: _joined(chunks) for index, chunks in found.items()}
+        joined = _joined(found)
+        split = [(chunk, self._shards_of(chunk)) for chunk in joined]
+        return {
+            index: [own for chunk, shards in split if len(own := chunk.where(shards == index))]
+            for index in range(first, end)
+        }
+
+    def _shards_of(self, chunk: Chunk) -> NDArray[np.int64]:
+        """Returns the shard of each request, [N]; -1: it comes after the end of the run."""
+        replicas = self._assignment.replicas
+        ids = chunk.request_id
+        if len(ids) and ids.max() < len(replicas):
+            return self._shards[replicas[ids] - ABSENT]
+        found = np.full(len(ids), -1)
+        known = ids < len(replicas)
+        found[known] = self._shards[replicas[ids[known]] - ABSENT]
+        return found
 
 
 def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import cache
+from io import BytesIO
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
 from sim.shards.assignment import assign
 from sim.shards.merge import merged
-from sim.shards.shard_file import DamagedShardError, read_shard, shard_bytes
+from sim.shards.shard_file import DamagedShardError, ShardFile, shard_bytes
 from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 
@@ -118,14 +119,14 @@ def test_the_files_of_shards_give_the_run(world):
     traffic = ShardTraffic(whole.source, assignment, every)
     for index, bounds in enumerate(every):
         shard = run_shard(traffic.source(index), assignment, pools, bounds, whole, whole.sim)
-        read.append(read_shard(shard_bytes(shard, assignment.notes)))
+        read.append(ShardFile(BytesIO(shard_bytes(shard, assignment.notes))).records())
     records = merged([shard for shard, _ in read], whole.sim.until_s)
     assert_equal(whole.result(records, read[0][1]), whole.run())
 
 
 def test_a_damaged_file_is_an_error():
     with pytest.raises(DamagedShardError):
-        read_shard(b"PK, but not an archive")
+        ShardFile(BytesIO(b"PK, but not an archive"))
 
 
 REFUSED = {
