@@ -28,10 +28,7 @@ lower bound.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.roofline import Roofline
@@ -39,11 +36,11 @@ from hwmodels.checks import check_whole
 from hwmodels.devices.host import HostShare
 from hwmodels.devices.interconnect import Link
 from hwmodels.exact import Num, larger
-from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape, counted
+from hwmodels.iterations.iteration import IterationModel, IterationShape, counted
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import Operator, Part
-from hwmodels.levels.explained import share_out
+from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
 from hwmodels.model.mlp import MixtureOfExperts
 
@@ -139,7 +136,7 @@ class Afd:
         )
 
 
-class PingPong:
+class PingPong(InProportions):
     """An `IterationModel` of micro-batches that alternate between attention devices and FFN devices.
 
     whole: the replica with attention and experts on all devices, for FLOPs and bytes and their proportions.
@@ -148,9 +145,8 @@ class PingPong:
     def __init__(
         self, level: Afd, replica: Replica, whole: IterationModel, attention: Roofline, ffn: Roofline
     ) -> None:
-        self._level, self._whole, self._attention, self._ffn = level, whole, attention, ffn
-        self.peak_flops_per_s = whole.peak_flops_per_s
-        self.peak_bytes_per_s = whole.peak_bytes_per_s
+        super().__init__(whole)
+        self._level, self._attention, self._ffn = level, attention, ffn
         self._num_layers = attention.model.num_layers
         of_mlp = _mlp_names(attention) - set(ON_ATTENTION_DEVICES)
         in_layers = [op for op in attention.operators if op.part is Part.layers]
@@ -191,31 +187,9 @@ class PingPong:
         replays = self._host.replays(own.tokens, shape.prefill_tokens)
         return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs)
 
-    def decode_ends(
-        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
-    ) -> list[float]:
-        """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
-        contexts = num_context_tokens + num_seqs * np.arange(num_iterations)
-        durations = self.seconds(IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs))
-        return list(accumulate(durations.tolist(), initial=start_s))[1:]
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component, in the proportions of the undivided replica."""
-        parts = self._whole.breakdown(shape)
-        factor = self.seconds(shape) / sum(parts.values())
-        return {name: seconds * factor for name, seconds in parts.items()}
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of one iteration, in the proportions of the undivided replica."""
-        seconds = {name: float(part) for name, part in self.breakdown(shape).items()}
-        seconds["host"] += seconds.pop("launch")
-        return share_out(self._whole.explain(shape), seconds)
-
-    def flops(self, shape: IterationShape) -> Num:
-        return self._whole.flops(shape)
-
     def bytes_moved(self, shape: IterationShape) -> Num:
-        return self._whole.bytes_moved(shape)
+        """Returns the bytes of weights and KV read by the undivided replica."""
+        return self._other.bytes_moved(shape)
 
 
 def _seconds(operators: list[Operator], batch: Any) -> Any:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,9 @@ from numpy import ndarray
 
 from hwmodels.checks import check_whole
 from hwmodels.exact import Num, larger
-from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
+from hwmodels.iterations.iteration import IterationModel, IterationShape
 from hwmodels.iterations.jitter import Jitter
-from hwmodels.levels.explained import share_out
+from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
 from hwmodels.speculation.draft import LayerDraft
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
@@ -69,16 +68,15 @@ class Speculative:
         )
 
 
-class MeanOfPasses:
+class MeanOfPasses(InProportions):
     """An `IterationModel` in which a decode is its share of a pass.
 
     base: prices prompt chunks; passes: prices passes with drafting.
     """
 
     def __init__(self, level: Speculative, base: IterationModel, passes: SpeculativeModel) -> None:
+        super().__init__(base)
         self._level, self._base, self._passes = level, base, passes
-        self.peak_flops_per_s = base.peak_flops_per_s
-        self.peak_bytes_per_s = base.peak_bytes_per_s
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds that chunks add to a pass, and the decodes' share of one."""
@@ -101,31 +99,6 @@ class MeanOfPasses:
             return decodes_s
         alone_s = np.where(has_decodes, self._base.seconds(some), 0.0)
         return np.where(has_chunks, self._base.seconds(shape) - alone_s + decodes_s, decodes_s)
-
-    def decode_ends(
-        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
-    ) -> list[float]:
-        """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
-        contexts = num_context_tokens + num_seqs * np.arange(num_iterations)
-        durations = self.seconds(IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs))
-        return list(accumulate(durations.tolist(), initial=start_s))[1:]
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component, in the proportions of the base."""
-        parts = self._base.breakdown(shape)
-        factor = self.seconds(shape) / sum(parts.values())
-        return {name: seconds * factor for name, seconds in parts.items()}
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of one iteration, in the proportions of the base."""
-        parts = self.breakdown(shape)
-        seconds = {name: float(part) for name, part in parts.items()}
-        seconds["host"] += seconds.pop("launch")
-        return share_out(self._base.explain(shape), seconds)
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns the model FLOPs of the tokens that are kept."""
-        return self._base.flops(shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Returns the bytes of weights and KV read: those of chunks, and the decodes' share of a pass."""

@@ -8,7 +8,6 @@ the seed and the number of the request or session.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -16,19 +15,16 @@ import numpy as np
 
 from policies.adapters.registry import Adapter
 from policies.core.request import Request
-from sim.workload.answers import Answers
-from sim.workload.base import Source, Workload
-from sim.workload.marked import MarkedSource, answers_of, draw
+from sim.workload.base import Source
+from sim.workload.marked import MarkedSource, OfWorkload, draw
 
 MAX_ADAPTERS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithAdapters:
+class WithAdapters(OfWorkload):
     """A workload and the adapters of its requests."""
 
-    of: Workload
-    """Workload that creates the requests."""
     num: int = 1000
     """Number of adapters: adapter-0 (the most popular), adapter-1, ..."""
     zipf: float = 1.0
@@ -61,17 +57,6 @@ class WithAdapters:
             Adapter(name=f"adapter-{i}", rank=self.ranks[i % num_ranks], base_model=self.base_model)
             for i in range(self.num)
         )
-
-    @property
-    def models(self) -> Mapping[str, float]:
-        """Models that the requests name, with their shares."""
-        models: Mapping[str, float] = getattr(self.of, "models", {})
-        return models
-
-    @property
-    def branching(self) -> Answers:
-        """Samples per request."""
-        return answers_of(self.of)
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the workload, with an adapter for each request."""

@@ -46,6 +46,8 @@ class Agentic(PlanSettings):
     duration_s: float | None = None
     task_slo_s: float | None = None
     patience_s: float | None = None
+    later_calls_first: bool = False
+    """Whether a call has the more priority the more calls its task has made; false: all have priority 0."""
 
     def __post_init__(self) -> None:
         PlanSettings.__post_init__(self)  # super() does not work in a dataclass with slots
@@ -65,6 +67,7 @@ class Agentic(PlanSettings):
             plans=self.plans(seed, len(arrival_s)),
             patience_s=self.patience_s,
             max_model_len=max_model_len,
+            later_calls_first=self.later_calls_first,
         )
 
     @property
@@ -112,7 +115,13 @@ class AgenticSource:
     """The calls of tasks; `session_id` is the task. Contents 0 and 1 are the system prompts."""
 
     def __init__(
-        self, *, arrival_s: FloatArray, plans: list[TaskPlan], patience_s: float | None, max_model_len: int
+        self,
+        *,
+        arrival_s: FloatArray,
+        plans: list[TaskPlan],
+        patience_s: float | None,
+        max_model_len: int,
+        later_calls_first: bool = False,
     ) -> None:
         """Creates the traffic. arrival_s, plans: one per task."""
         self.num_requests: int | None = sum(plan.num_calls for plan in plans)
@@ -124,6 +133,7 @@ class AgenticSource:
         self._plans = plans
         self._max_model_len = max_model_len
         self._num_created = 0
+        self._num_calls = [0] * len(plans) if later_calls_first else None  # calls that each task has made
         self._chains: dict[int, _Chain] = {}  # by id of the request that is in progress
 
     def arrivals(self) -> Iterator[Arrival]:
@@ -183,7 +193,18 @@ class AgenticSource:
         if num_tokens + call.output_tokens > self._max_model_len:
             return None
         prompt = Prompt(num_tokens, chain.context)
-        request = Request(self._num_created, arrival_s, prompt, session_id=chain.task, answer_id=call.content)
+        priority = 0
+        if self._num_calls is not None:
+            priority = -self._num_calls[chain.task]
+            self._num_calls[chain.task] += 1
+        request = Request(
+            self._num_created,
+            arrival_s,
+            prompt,
+            session_id=chain.task,
+            answer_id=call.content,
+            priority=priority,
+        )
         self._num_created += 1
         chain.num_sent += 1
         self._chains[request.request_id] = chain

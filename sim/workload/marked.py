@@ -70,7 +70,7 @@ class MarkedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfWorkload:
-    """A workload whose requests are those of another one, which it delays or looks at."""
+    """A workload whose requests are those of another one, which it delays, marks or looks at."""
 
     of: Workload
     """Workload that creates the requests."""
@@ -94,14 +94,12 @@ class OfWorkload:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithCallers:
+class WithCallers(OfWorkload):
     """A workload and the tenants and models of its requests.
 
     Shares are weights and need not sum to 1.
     """
 
-    of: Workload
-    """Workload that creates the requests."""
     tenants: Mapping[str, float] = field(default_factory=dict)
     """Tenant -> share of the requests (or of the sessions); empty: as the workload assigns them."""
     models: Mapping[str, float] = field(default_factory=dict)
@@ -121,17 +119,6 @@ class WithCallers:
                 "tenants: must be {} for a mix whose parts add figures, because a mix names its parts by "
                 "tenant; let a part have workload=callers inside (workload.of.parts)"
             )
-
-    @property
-    def branching(self) -> Answers:
-        """Samples per request."""
-        return answers_of(self.of)
-
-    @property
-    def adapters(self) -> tuple[Adapter, ...]:
-        """Adapters that the requests name."""
-        adapters: tuple[Adapter, ...] = getattr(self.of, "adapters", ())
-        return adapters
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the workload, with a tenant and a model for each request."""

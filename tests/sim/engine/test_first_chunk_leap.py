@@ -28,7 +28,7 @@ class Given:
 
 
 def requests(*, num_blocks, rest, leap):
-    """Returns the requests of a run: 0 leaves a prefix in the cache, 1 evicts it while 2, which has it, waits."""
+    """Returns the requests of a run: 0 leaves a prefix, 1 evicts it while 2, which has it, waits."""
     rows = (
         (0.0, ((PREFIX, 95),), 1),
         (1.0, ((OTHER, 64),), 60),

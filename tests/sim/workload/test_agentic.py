@@ -76,6 +76,12 @@ def test_sub_agents_of_sub_agents_are_joined_by_their_own_agent():
     assert make(sub_agent_share=1.0).plans(0, 1)[0].num_calls == 4
 
 
+def test_later_calls_of_a_task_have_more_priority():
+    for is_set, expected in [(True, [0, -1, -2]), (False, [0, 0, 0])]:
+        done, _ = run(make(calls=Fixed(value=3), later_calls_first=is_set))
+        assert [request.priority for request, _ in done] == expected
+
+
 def test_tasks_of_too_many_calls_are_refused():
     many = {"calls": Fixed(value=50), "sub_agent_calls": Fixed(value=50), "fan_out": Fixed(value=50)}
     with pytest.raises(ValueError, match=r"sub_agent_depth=3: a task has more than 100,000 calls; lower it"):
