@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics import definitions
-from sim.metrics.by_class import figures_by_class
+from sim.metrics.by_class import LATENCIES, figures_by_class
 from sim.metrics.one_run import FoundWarmUp, find_warm_up
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
@@ -38,20 +38,25 @@ class Measured:
 
     def figures(self, records: RunRecords, slo: Slo | None) -> dict[str, Any]:
         """Computes the trimmed parts, and the latencies of all requests and of each class."""
-        latencies = ("ttft", "tpot", "e2e", "queue")
+        num_left_out = len(self.table) - len(self.requests)
         return {
-            "trimmed": {
-                "warmup_s": self.warmup_s,
-                "cooldown_s": self.cooldown_s,
-                "start_s": self.window.start_s,
-                "end_s": self.window.end_s,
-                "requests_left_out": len(self.table) - len(self.requests),
-            },
+            "trimmed": trimmed(self.window, self.warmup_s, self.cooldown_s, num_left_out),
             "warmup": None if self.found is None else self.found.evidence,
-            **{name: definitions.describe(_times(self.requests, f"{name}_s")) for name in latencies},
+            **{name: definitions.describe(_times(self.requests, f"{name}_s")) for name in LATENCIES},
             "itl": definitions.describe(records.gap_s, self.gaps_inside),
             **figures_by_class(self.table, self.window, slo),
         }
+
+
+def trimmed(window: Window, warmup_s: float, cooldown_s: float, num_left_out: int) -> dict[str, Any]:
+    """Returns the section `trimmed` of the summary."""
+    return {
+        "warmup_s": warmup_s,
+        "cooldown_s": cooldown_s,
+        "start_s": window.start_s,
+        "end_s": window.end_s,
+        "requests_left_out": num_left_out,
+    }
 
 
 def measure(

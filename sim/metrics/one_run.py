@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sim.metrics.definitions import PERCENTILES
 from sim.metrics.kept_tokens import kept_over_time
 from sim.metrics.paired import CONFIDENCE
-from sim.metrics.steady import MEAN, Figure, RunInterval, Series, percentile, warm_up
+from sim.metrics.steady import MEAN, Batched, Figure, RunInterval, Series, interval_of, percentile, warm_up
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 
@@ -78,42 +78,54 @@ def intervals(
     of all requests; measured: those that arrived in the window.
     """
     measured = measured.sort_values("arrival_s", kind="stable")
-    found: dict[str, dict[str, RunInterval]] = {
-        name: {key: series.interval(figure) for key, figure in _FIGURES.items()}
-        for name, series in (
-            (name, Series(measured[f"{name}_s"].to_numpy(dtype=np.float64))) for name in LATENCIES
-        )
-    }
+    latencies = {name: Series(measured[f"{name}_s"].to_numpy(dtype=np.float64)) for name in LATENCIES}
     finished = (table["status"] == "finished").to_numpy(dtype=np.bool_)
     finished_s = table["finished_s"].to_numpy(dtype=np.float64)
     rate = _rates_of(window)
-    found["throughput"] = {
+    throughput = {
         "requests_per_s": rate(finished_s[finished], None),
         "output_tokens_per_s": rate(*_output_tokens(records, table)),
     }
-    if "slo_met" in table:
-        met = table["slo_met"].to_numpy(dtype=np.bool_)
-        found["goodput"] = {
-            "share": _share(measured["slo_met"].to_numpy(dtype=np.float64)),
-            "requests_per_s": rate(finished_s[met], None),
-        }
-    sections = {section: {key: _to_json(one) for key, one in keys.items()} for section, keys in found.items()}
-    return {"confidence": CONFIDENCE, **sections}
+    if "slo_met" not in table:
+        return sections(latencies, throughput)
+    met = table["slo_met"].to_numpy(dtype=np.bool_)
+    of_measured = measured["slo_met"].to_numpy(dtype=np.float64)
+    share = share_interval(Series(of_measured), int(of_measured.sum()))
+    return sections(latencies, throughput, {"share": share, "requests_per_s": rate(finished_s[met], None)})
+
+
+def sections(
+    latencies: Mapping[str, Batched],
+    throughput: Mapping[str, RunInterval],
+    goodput: Mapping[str, RunInterval] | None = None,
+) -> dict[str, Any]:
+    """Returns the section `intervals` of the summary."""
+    found = {
+        name: {key: interval_of(series, figure) for key, figure in _FIGURES.items()}
+        for name, series in latencies.items()
+    }
+    found["throughput"] = dict(throughput)
+    if goodput is not None:
+        found["goodput"] = dict(goodput)
+    plain = {section: {key: _to_json(one) for key, one in keys.items()} for section, keys in found.items()}
+    return {"confidence": CONFIDENCE, **plain}
 
 
 _FIGURES: Mapping[str, Figure] = {"mean_s": MEAN, **{f"p{q}_s": percentile(q) for q in PERCENTILES}}
 
 
-def _share(met: NDArray[np.float64]) -> RunInterval:
+def share_interval(series: Batched, num_met: int) -> RunInterval:
     """Computes the interval of a share; a share of 0 or 1 has a one-sided bound at a distance of 3 / n.
+
+    series: 1 for each request that counts, 0 for each other one; num_met: number of the former.
 
     This rule of three approximates 1 - 0.05^(1 / n) for n independent requests. Source: Hanley and
     Lippman-Hand, If nothing goes wrong, is everything all right?, JAMA 249, 1983.
     """
-    if not len(met) or 0 < met.mean() < 1:
-        return Series(met).interval()
-    beyond = min(3 / len(met), 1.0)
-    all_met = bool(met[0])
+    if not series.count or 0 < num_met < series.count:
+        return interval_of(series)
+    beyond = min(3 / series.count, 1.0)
+    all_met = num_met > 0
     return RunInterval(float(all_met), 1 - beyond if all_met else 0.0, 1.0 if all_met else beyond, 0)
 
 

@@ -41,7 +41,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,58 +137,122 @@ def warm_up(values: Values) -> WarmUp:
     return WarmUp(best * GROUP, bool(best < last - last // 10 and leaves_half))
 
 
+class Batched(Protocol):
+    """A series of values that intervals can be computed of: in order of time, without NaN."""
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        ...
+
+    def figure(self, figure: Figure) -> float:
+        """Computes the statistic of all values, of which there is at least one."""
+        ...
+
+    def memory(self, figure: Figure) -> float:
+        """Computes the integrated autocorrelation time in values, at least 1.
+
+        For a percentile it is that of the indicator whether a value is at most the percentile.
+        """
+        ...
+
+    def batch_means(self, figure: Figure, num_batches: int) -> Values | None:
+        """Computes the means of batches of about equal length, of the values or of that indicator.
+
+        None: the series cannot be cut into so many batches.
+        """
+        ...
+
+    def quantiles(self, shares: tuple[float, float]) -> tuple[float, float]:
+        """Computes two quantiles of all values."""
+        ...
+
+
+def interval_of(series: Batched, figure: Figure = MEAN) -> RunInterval:
+    """Computes a figure of a series and its interval by batch means."""
+    if not series.count:
+        return RunInterval(math.nan, math.nan, math.nan, 0, Lack.NO_VALUES)
+    whole = series.figure(figure)
+    if series.count < MIN_BATCHES * figure.min_per_batch:
+        return RunInterval(whole, math.nan, math.nan, 0, Lack.SHORT)
+    memory = series.memory(MEAN) if figure.share is None else max(series.memory(MEAN), series.memory(figure))
+    independent = series.count / memory
+    if independent < figure.min_independent:
+        lack = Lack.DEPENDENT if independent < MIN_INDEPENDENT else Lack.SHORT
+        return RunInterval(whole, math.nan, math.nan, 0, lack)
+    widened = math.sqrt(1 + 2 * figure.min_independent / independent)
+    lack = Lack.SHORT
+    for num_batches in BATCHES:
+        if series.count < num_batches * figure.min_per_batch:
+            continue
+        means, of_values = series.batch_means(figure, num_batches), series.batch_means(MEAN, num_batches)
+        if means is None or of_values is None:
+            continue
+        if not (_are_independent(means) and _are_independent(of_values)):
+            lack = Lack.DEPENDENT
+            continue
+        error = float(means.std(ddof=1)) / math.sqrt(num_batches)
+        half_width = student_t(num_batches - 1, (1 + CONFIDENCE) / 2) * error * widened
+        if figure.share is None:
+            return RunInterval(whole, whole - half_width, whole + half_width, num_batches)
+        if half_width < min(figure.share, 1 - figure.share):
+            low, high = series.quantiles((figure.share - half_width, figure.share + half_width))
+            # Rounding errors could put the percentile just outside its interval.
+            return RunInterval(whole, min(low, whole), max(high, whole), num_batches)
+        lack = Lack.SHORT
+    return RunInterval(whole, math.nan, math.nan, 0, lack)
+
+
 class Series:
     """Values of a run in its steady state, in order of time, without NaN; caches what all intervals need."""
 
     def __init__(self, values: Values) -> None:
         self.known = values[~np.isnan(values)]
-        self._independent_batches: dict[int, bool] = {}
+        self._figures: dict[Figure, float] = {}
+        self._means: dict[int, Values] = {}
+        self._indicator: tuple[Figure, Values] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return len(self.known)
 
     def interval(self, figure: Figure = MEAN) -> RunInterval:
         """Computes a figure and its interval by batch means."""
-        known = self.known
-        if not len(known):
-            return RunInterval(math.nan, math.nan, math.nan, 0, Lack.NO_VALUES)
-        whole = figure.of(known)
-        if len(known) < MIN_BATCHES * figure.min_per_batch:
-            return RunInterval(whole, math.nan, math.nan, 0, Lack.SHORT)
-        counted = known if figure.share is None else (known <= whole).astype(np.float64)
-        memory = self._memory if figure.share is None else max(self._memory, _memory(counted))
-        independent = len(known) / memory
-        if independent < figure.min_independent:
-            lack = Lack.DEPENDENT if independent < MIN_INDEPENDENT else Lack.SHORT
-            return RunInterval(whole, math.nan, math.nan, 0, lack)
-        widened = math.sqrt(1 + 2 * figure.min_independent / independent)
-        lack = Lack.SHORT
-        for num_batches in BATCHES:
-            if len(known) < num_batches * figure.min_per_batch:
-                continue
-            means = _batch_means(counted, num_batches)
-            if not (_are_independent(means) and self._has_independent(num_batches)):
-                lack = Lack.DEPENDENT
-                continue
-            error = float(means.std(ddof=1)) / math.sqrt(num_batches)
-            half_width = student_t(num_batches - 1, (1 + CONFIDENCE) / 2) * error * widened
-            if figure.share is None:
-                return RunInterval(whole, whole - half_width, whole + half_width, num_batches)
-            if half_width < min(figure.share, 1 - figure.share):
-                ends = 100 * (figure.share - half_width), 100 * (figure.share + half_width)
-                low, high = (float(bound) for bound in np.percentile(known, ends))
-                # Rounding errors could put the percentile just outside its interval.
-                return RunInterval(whole, min(low, whole), max(high, whole), num_batches)
-            lack = Lack.SHORT
-        return RunInterval(whole, math.nan, math.nan, 0, lack)
+        return interval_of(self, figure)
+
+    def figure(self, figure: Figure) -> float:
+        """Computes the statistic of all values, of which there is at least one."""
+        if figure not in self._figures:
+            self._figures[figure] = figure.of(self.known)
+        return self._figures[figure]
+
+    def memory(self, figure: Figure) -> float:
+        """Computes the integrated autocorrelation time in values, at least 1."""
+        return self._memory if figure.share is None else integrated_time(*_grouped(self._counted(figure)))
+
+    def batch_means(self, figure: Figure, num_batches: int) -> Values:
+        """Computes the means of batches, of the values or of the indicator of a percentile."""
+        if figure.share is not None:
+            return _batch_means(self._counted(figure), num_batches)
+        if num_batches not in self._means:
+            self._means[num_batches] = _batch_means(self.known, num_batches)
+        return self._means[num_batches]
+
+    def quantiles(self, shares: tuple[float, float]) -> tuple[float, float]:
+        """Computes two quantiles of all values."""
+        low, high = np.percentile(self.known, [100 * share for share in shares])
+        return float(low), float(high)
+
+    def _counted(self, figure: Figure) -> Values:
+        """Returns 1 for each value that is at most the percentile, else 0."""
+        if self._indicator is None or self._indicator[0] != figure:
+            self._indicator = figure, (self.known <= self.figure(figure)).astype(np.float64)
+        return self._indicator[1]
 
     @cached_property
     def _memory(self) -> float:
-        return _memory(self.known)
-
-    def _has_independent(self, num_batches: int) -> bool:
-        """Returns whether the batch means of the values are independent."""
-        if num_batches not in self._independent_batches:
-            means = _batch_means(self.known, num_batches)
-            self._independent_batches[num_batches] = _are_independent(means)
-        return self._independent_batches[num_batches]
+        return integrated_time(*_grouped(self.known))
 
 
 def _batch_means(values: Values, num_batches: int) -> Values:
@@ -198,13 +262,20 @@ def _batch_means(values: Values, num_batches: int) -> Values:
     return means
 
 
-def _memory(values: Values) -> float:
-    """Computes the integrated autocorrelation time, in values, at least 1.
+def _grouped(values: Values) -> tuple[Values, int]:
+    """Returns the means of groups of a long series, and the length of a group.
 
-    Long series are averaged in groups first, so that the result is at least about the length of a group.
+    Integrated autocorrelation times are then at least about that length.
     """
     length = -(-len(values) // _MEMORY_GROUPS)
-    groups = values[len(values) % length :].reshape(-1, length).mean(axis=1)
+    return values[len(values) % length :].reshape(-1, length).mean(axis=1), length
+
+
+def integrated_time(groups: Values, length: float) -> float:
+    """Computes the integrated autocorrelation time, in values, at least 1.
+
+    groups: means of groups of about equal length.
+    """
     num = len(groups)
     products = np.abs(np.fft.rfft(groups - groups.mean(), 2 * num)) ** 2
     covariances = np.fft.irfft(products, 2 * num)[:num]

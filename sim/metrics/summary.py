@@ -64,6 +64,7 @@ from sim.metrics.utilisation import (
     work_by_pool,
 )
 from sim.metrics.waste import add_kv_waste, never_filled_s
+from sim.metrics.window import Window
 from sim.records.run import RunRecords
 
 
@@ -91,7 +92,7 @@ def summarise(
     add_requests_by_pool(whole, part.table, records.pool_by_replica, len(pools))
     add_adapter_use(whole, records.iterations)
     add_cached_tokens(whole, records.events)
-    add_measured_requests(inside, part, slo)
+    add_measured_requests(inside, part.table, part.requests, part.window, slo)
     inside.add("gap_tokens", part.gaps_inside)
     for add in (add_cache_use, add_preemption_use):
         add(inside, records.events, part.window, records.by_replica("kv_bytes_per_token"))
@@ -134,13 +135,18 @@ def add_whole_requests(totals: Totals, requests: pd.DataFrame, tariff: Tariff | 
         add_bill(totals, requests, tariff)
 
 
-def add_measured_requests(totals: Totals, part: Measured, slo: Slo | None) -> None:
-    """Adds the sums over requests that cover the measured part of the run."""
-    add_output(totals, part.table, part.window)
-    add_waiting_use(totals, part.requests)
-    add_transfers(totals, part.requests)
+def add_measured_requests(
+    totals: Totals, table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo | None
+) -> None:
+    """Adds the sums over requests that cover the measured part of the run.
+
+    table: `request_metrics`; measured: its rows that arrived in the window.
+    """
+    add_output(totals, table, window)
+    add_waiting_use(totals, measured)
+    add_transfers(totals, measured)
     if slo is not None:
-        add_goodput(totals, part.table, part.requests, part.window, slo)
+        add_goodput(totals, table, measured, window, slo)
 
 
 def _transfer_seconds(part: Measured) -> dict[str, float | int] | None:

@@ -1,0 +1,243 @@
+"""Values of requests in groups of consecutive ids, for confidence intervals by batch means.
+
+A group has 2^k ids, the same k for all; it grows as soon as there would be too many groups, and then two
+groups become one. So k follows from the largest id, and groups of several runs' parts are merged by id.
+Sums are integers in units of 2^-30 s, so that every order of adding gives the same; this is 1 ns, far less
+than an interval is wide.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.metrics.definitions import Times
+from sim.metrics.folds.sketch import OCTAVE_BITS, Sketch, bucket_of
+from sim.metrics.steady import MEAN, Figure, Values, integrated_time
+
+Ints = NDArray[np.int64]
+
+MAX_GROUPS: Final = 4096
+MAX_INDICATOR_GROUPS: Final = 2048
+"""Largest number of groups of which also the distribution is kept."""
+_UNIT: Final = 2.0**30
+_BUCKET_BITS: Final = 2
+"""Buckets of a distribution here are 2^2 times as wide as those of `Sketch`: 0.4 %."""
+_MIN_PER_BATCH: Final = 4
+"""Least number of groups of a batch."""
+
+
+class IdGroups:
+    """Counts and sums of values by group of ids; two groups become one as soon as there are too many."""
+
+    def __init__(self) -> None:
+        self.log_width = 0
+        self.counts: Ints = np.zeros(0, np.int64)
+        self.units: Ints = np.zeros(0, np.int64)
+
+    def add(self, ids: Ints, values: Times) -> None:
+        """Adds values >= 0 of requests, by id in ascending order; NaN values are left out."""
+        known = ~np.isnan(values)
+        ids, values = ids[known], values[known]
+        if not len(ids):
+            return
+        self._reach(int(ids[-1]))
+        group = ids >> self.log_width
+        starts = np.flatnonzero(np.diff(group, prepend=-1))
+        at = group[starts]
+        self.counts[at] += np.diff(np.append(starts, len(group)))
+        self.units[at] += np.add.reduceat(np.rint(values * _UNIT).astype(np.int64), starts)
+
+    def merge(self, other: IdGroups) -> None:
+        """Adds the groups of other, which is not changed."""
+        log_width = max(self.log_width, other.log_width)
+        for name in ("counts", "units"):
+            mine = halved(getattr(self, name), log_width - self.log_width)
+            theirs = halved(getattr(other, name), log_width - other.log_width)
+            setattr(self, name, added(mine, theirs))
+        self.log_width = log_width
+
+    def _reach(self, last_id: int) -> None:
+        """Makes room for an id."""
+        log_width = max(self.log_width, log_width_for(last_id, MAX_GROUPS))
+        num_groups = (last_id >> log_width) + 1
+        for name in ("counts", "units"):
+            values = halved(getattr(self, name), log_width - self.log_width)
+            setattr(self, name, added(values, np.zeros(num_groups, np.int64)))
+        self.log_width = log_width
+
+    @property
+    def means(self) -> tuple[Values, Ints]:
+        """Means of the groups with values, and their numbers of values."""
+        some = self.counts > 0
+        return self.units[some] / _UNIT / self.counts[some], self.counts[some]
+
+
+class Distributions:
+    """Counts of values by group of ids and bucket of the value, [groups, buckets]."""
+
+    def __init__(self) -> None:
+        self.log_width = 0
+        self.first = 0
+        """Number of the bucket of the first column."""
+        self.counts: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+
+    def add(self, ids: Ints, values: Times) -> None:
+        """Adds values >= 0 of requests, by id in ascending order; NaN values are left out."""
+        known = ~np.isnan(values)
+        ids, values = ids[known], values[known]
+        if not len(ids):
+            return
+        log_width = max(self.log_width, log_width_for(int(ids[-1]), MAX_INDICATOR_GROUPS))
+        group, bucket = ids >> log_width, bucket_of(values) >> _BUCKET_BITS
+        first, end = int(bucket.min()), int(bucket.max()) + 1
+        begin, stop = int(group[0]), int(group[-1]) + 1
+        self._reach(log_width, stop, first, end)
+        size = (stop - begin) * (end - first)
+        place = (group - begin) * (end - first) + (bucket - first)
+        counts = np.bincount(place, minlength=size).reshape(stop - begin, end - first)
+        self.counts[begin:stop, first - self.first : end - self.first] += counts.astype(np.int32)
+
+    def merge(self, other: Distributions) -> None:
+        """Adds the counts of other, which is not changed."""
+        if not other.counts.size:
+            return
+        log_width = max(self.log_width, other.log_width)
+        theirs = halved(other.counts, log_width - other.log_width)
+        self._reach(log_width, len(theirs), other.first, other.first + theirs.shape[1])
+        at = other.first - self.first
+        self.counts[: len(theirs), at : at + theirs.shape[1]] += theirs
+
+    def _reach(self, log_width: int, num_groups: int, first: int, end: int) -> None:
+        """Makes room for groups of 2^log_width ids and for the buckets from first to end - 1."""
+        mine = halved(self.counts, log_width - self.log_width)
+        self.log_width = log_width
+        if not mine.size:
+            self.first, self.counts = first, np.zeros((num_groups, end - first), np.int32)
+            return
+        begin, stop = min(self.first, first), max(self.first + mine.shape[1], end)
+        grown = np.zeros((max(len(mine), num_groups), stop - begin), np.int32)
+        at = self.first - begin
+        grown[: len(mine), at : at + mine.shape[1]] = mine
+        self.first, self.counts = begin, grown
+
+
+class GroupedSeries:
+    """A latency of requests in order of their ids, in groups; see `sim.metrics.steady.Batched`.
+
+    With a percentile in the middle of a bucket, the same part of the bucket counts in every group. sketch: of
+    all values.
+    """
+
+    def __init__(self, groups: IdGroups, distributions: Distributions, sketch: Sketch) -> None:
+        self._groups, self._distributions, self._sketch = groups, distributions, sketch
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return self._sketch.count
+
+    def figure(self, figure: Figure) -> float:
+        """Computes the statistic of all values, of which there is at least one."""
+        if figure.share is None:
+            return self._sketch.mean
+        return float(self._sketch.percentiles([100 * figure.share])[0])
+
+    def memory(self, figure: Figure) -> float:
+        """Computes the integrated autocorrelation time in values, at least 1."""
+        means, _ = self._series(figure)
+        return integrated_time(means, self.count / len(means))
+
+    def batch_means(self, figure: Figure, num_batches: int) -> Values | None:
+        """Computes the means of batches of about equal length; None if there are too few groups."""
+        return means_of_batches(*self._series(figure), num_batches)
+
+    def quantiles(self, shares: tuple[float, float]) -> tuple[float, float]:
+        """Computes two quantiles of all values, outwards to the borders of a bucket of the groups."""
+        low, high = self._sketch.percentiles([100 * share for share in shares])
+        half = 2.0 ** (_BUCKET_BITS - OCTAVE_BITS - 1)
+        return max(float(low) * (1 - half), self._sketch.least), min(
+            float(high) * (1 + half), self._sketch.largest
+        )
+
+    def _series(self, figure: Figure) -> tuple[Values, Ints]:
+        """Returns the mean of each group, of the values or of the indicator of a percentile, and its size."""
+        if figure.share is None:
+            return self._groups.means
+        counts = self._distributions.counts.astype(np.int64)
+        upto = counts.sum(axis=0).cumsum()
+        wanted = figure.share * int(upto[-1])
+        at = min(int(np.searchsorted(upto, wanted)), len(upto) - 1)
+        inside = int(upto[at]) - (below := int(upto[at - 1]) if at else 0)
+        part = min(max((wanted - below) / inside, 0.0), 1.0) if inside else 0.0
+        size = counts.sum(axis=1)
+        some = size > 0
+        met = counts[some, :at].sum(axis=1) + part * counts[some, at]
+        return met / size[some], size[some]
+
+
+class MetSeries:
+    """Shares of requests that met the SLO, in groups of ids; see `sim.metrics.steady.Batched`."""
+
+    def __init__(self, groups: IdGroups) -> None:
+        self._means, self._sizes = groups.means
+
+    @property
+    def count(self) -> int:
+        """Number of requests."""
+        return int(self._sizes.sum())
+
+    def figure(self, figure: Figure) -> float:
+        """Computes the share of the requests that met the SLO."""
+        return float((self._means * self._sizes).sum()) / self.count
+
+    def memory(self, figure: Figure) -> float:
+        """Computes the integrated autocorrelation time in requests, at least 1."""
+        return integrated_time(self._means, self.count / len(self._means))
+
+    def batch_means(self, figure: Figure, num_batches: int) -> Values | None:
+        """Computes the shares of batches of about equal length; None if there are too few groups."""
+        return means_of_batches(self._means, self._sizes, num_batches)
+
+    def quantiles(self, shares: tuple[float, float]) -> tuple[float, float]:
+        """Computes two quantiles of zeros and ones."""
+        missed = 1 - self.figure(MEAN)
+        return float(shares[0] > missed), float(shares[1] > missed)
+
+
+def means_of_batches(means: Values, sizes: Ints, num_batches: int) -> Values | None:
+    """Computes the means of batches of consecutive groups with about equally many values each."""
+    if len(means) < _MIN_PER_BATCH * num_batches:
+        return None
+    upto = np.cumsum(sizes)
+    ends = np.searchsorted(upto, upto[-1] * np.arange(1, num_batches) / num_batches, side="left") + 1
+    starts = np.concatenate([[0], ends])
+    if (np.diff(np.append(starts, len(means))) < 1).any():
+        return None
+    found: Values = np.add.reduceat(means * sizes, starts) / np.add.reduceat(sizes, starts)
+    return found
+
+
+def log_width_for(last: int, max_groups: int, least: int = 0) -> int:
+    """Returns the smallest k >= least for which groups of 2^k numbers from 0 to last are few enough."""
+    return max(least, (last // max_groups).bit_length())
+
+
+def halved(values: NDArray[np.signedinteger], times: int) -> NDArray[np.signedinteger]:
+    """Adds neighbouring rows, the given number of times: n rows become n / 2, rounded up."""
+    for _ in range(times):
+        if len(values) % 2:
+            values = np.concatenate([values, np.zeros_like(values[:1])])
+        values = values[::2] + values[1::2]
+    return values
+
+
+def added(one: Ints, other: Ints) -> Ints:
+    """Returns the sum of two arrays; the shorter one continues with zeros."""
+    if len(one) < len(other):
+        one, other = other, one
+    found = one.copy()
+    found[: len(other)] += other
+    return found

@@ -1,0 +1,133 @@
+"""The accumulators of all figures of a run: they give its summary without its tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sim.metrics.adapters import add_adapter_use
+from sim.metrics.assembly import Setting, Sums, assemble
+from sim.metrics.by_class import KINDS
+from sim.metrics.fleet import add_requests_by_pool
+from sim.metrics.folds.classes import MAX_FOLDED, ClassesFold
+from sim.metrics.folds.exact import ExactTotals
+from sim.metrics.folds.measured import MeasuredFold
+from sim.metrics.folds.setting import FoldSetting
+from sim.metrics.folds.sketch import PERCENTILE_ERROR
+from sim.metrics.measured import request_metrics, trimmed
+from sim.metrics.pressure import knows_waits
+from sim.metrics.summary import (
+    add_kept_tokens,
+    add_token_counts,
+    add_whole_requests,
+    check_rows,
+    checked_counts,
+    plain_json,
+)
+from sim.metrics.transfers import add_cached_tokens, transferred
+from sim.metrics.utilisation import rented_s
+from sim.metrics.window import measured_window
+from sim.records.chunk import RecordChunk
+from sim.records.run import RunRecords
+
+
+class RunFold:
+    """The figures of a run so far, in memory that does not grow with its length.
+
+    All records of a run are added once, in any number of chunks, to one or several folds, which are then
+    merged: the summary is the same bit for bit whatever the cuts and the order of merging. It has the keys of
+    `summarise`, and two more:
+
+    percentile_error: largest relative error of the percentiles; all other figures are exact up to rounding.
+    not_computed: what is missing as it needs whole tables, with the reason.
+    """
+
+    def __init__(self, setting: FoldSetting) -> None:
+        self.setting = setting
+        self.whole = ExactTotals()
+        self.measured = MeasuredFold(len(setting.pools), setting.metrics.known_warmup_s)
+        self.classes = {kind: ClassesFold(kind) for kind in KINDS}
+
+    def add(self, chunk: RecordChunk) -> None:
+        """Adds a part of the records. Raises AssertionError if it is inconsistent."""
+        setting, window = self.setting, self.measured.window
+        check_rows(chunk.requests)
+        table = request_metrics(chunk.requests, setting.slo)
+        add_whole_requests(self.whole, table, setting.tariff)
+        add_requests_by_pool(self.whole, table, chunk.pool_by_replica, len(setting.pools))
+        add_token_counts(self.whole, table)
+        self.whole.add("transferred", np.ones(len(transferred(table)), np.bool_))
+        self.whole.add("gap_count", chunk.gap_count)
+        add_kept_tokens(self.whole, chunk.iterations)
+        add_adapter_use(self.whole, chunk.iterations)
+        add_cached_tokens(self.whole, chunk.events)
+        if chunk.unfilled is not None:
+            self.whole.add("reserves_kv", np.ones(1, np.bool_))
+        self.measured.add(chunk, table, setting)
+        for fold in self.classes.values():
+            fold.add(table, window, setting.slo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the setting out, as hardware models cannot be pickled: the copy can be merged only."""
+        return {name: value for name, value in vars(self).items() if name != "setting"}
+
+    def merge(self, other: RunFold) -> None:
+        """Adds the records of other, which is not changed and was made with the same setting."""
+        self.whole.merge(other.whole)
+        self.measured.merge(other.measured)
+        for kind, fold in self.classes.items():
+            fold.merge(other.classes[kind])
+
+    def summary(self, end: RunRecords) -> dict[str, Any]:
+        """Returns the summary. end: the records of the whole run, whose tables may have no rows.
+
+        Raises AssertionError if records are missing (`check_conservation`).
+        """
+        setting, metrics = self.setting, self.setting.metrics
+        checked_counts(self.whole, end.num_lost_first_tokens)
+        window = measured_window(end.end_s, warmup_s=metrics.known_warmup_s)
+        if window.is_empty:
+            measured = MeasuredFold(len(setting.pools), window.start_s)
+        else:
+            measured = self.measured.ended(end.end_s, setting)
+        num_left_out = int(self.whole["arrived"]) - int(measured.totals["measured"])
+        classes = [fold.figures(window, setting.slo) for fold in self.classes.values()]
+        has_transfers = self.whole["transferred"] > 0
+        figures = assemble(
+            end,
+            window,
+            Sums(
+                whole=self.whole,
+                inside=measured.totals,
+                latencies={
+                    "trimmed": trimmed(window, metrics.known_warmup_s, 0.0, num_left_out),
+                    "warmup": None,
+                    **measured.latencies(),
+                    **{kind: figures for found in classes for kind, figures in found.items()},
+                },
+                per_user=measured.per_user(),
+                intervals=measured.intervals(window, setting),
+                transfer_seconds=measured.sketches["transfer"].describe() if has_transfers else None,
+                knows_waits=knows_waits(end.requests),
+                kv_internal_s=float("nan") if self.whole["reserves_kv"] else None,
+                works=measured.pools.works(rented_s(end, window), setting),
+                pipelines=measured.pools.pipelines(setting),
+            ),
+            Setting(pools=setting.pools, slo=setting.slo, energy=setting.energy, tariff=setting.tariff),
+        )
+        figures |= {"percentile_error": PERCENTILE_ERROR, "not_computed": self._not_computed()}
+        plain: dict[str, Any] = plain_json(figures)
+        return plain
+
+    def _not_computed(self) -> dict[str, str]:
+        """Returns what the summary lacks, with the reason."""
+        found = {
+            f"by_{kind}": f"more than {MAX_FOLDED} classes"
+            for kind, fold in self.classes.items()
+            if fold.has_too_many
+        }
+        if self.whole["reserves_kv"]:
+            reason = "which reserved KV slots were never filled is known only when their request has ended"
+            found |= {"kv.reserved_share": reason, "kv.internal_share": reason}
+        return found

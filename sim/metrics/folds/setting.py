@@ -1,0 +1,48 @@
+"""The settings of the accumulators of a run, and which of them work without whole tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hwmodels.iterations.energy import EnergySettings
+from hwmodels.tariff import Tariff
+from sim.metrics.settings import MetricsSettings
+from sim.metrics.slo import Slo, check_no_workload_terms
+from sim.metrics.utilisation import PoolHardware
+from sim.records.run import PoolRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoldSetting:
+    """Settings of the accumulators: hardware and KV memory of the pools, SLO, prices and the measured part.
+
+    pools, pool_records: in the order of the records. Raises ValueError for a measured part or an SLO that is
+    known only from whole tables.
+    """
+
+    pools: Sequence[PoolHardware]
+    pool_records: Sequence[PoolRecord]
+    slo: Slo | None = None
+    energy: EnergySettings | None = None
+    tariff: Tariff | None = None
+    metrics: MetricsSettings = MetricsSettings()
+
+    def __post_init__(self) -> None:
+        metrics, way = self.metrics, "streamed tables"
+        if metrics.warmup_s == "auto":
+            raise ValueError(
+                "metrics.warmup_s=auto: the end of the warm-up is found from the latencies of all requests, "
+                f"which a run with {way} does not keep; give it in seconds, such as metrics.warmup_s=600"
+            )
+        if metrics.cooldown_s:
+            raise ValueError(
+                f"metrics.cooldown_s={metrics.cooldown_s:g}: must be 0 with {way}, as the end of the run is "
+                "known only when the figures have been added up; stop the arrivals later instead"
+            )
+        if metrics.dialect != "ours":
+            raise ValueError(
+                f"metrics.dialect={metrics.dialect}: needs the time of every token, which a run with {way} "
+                "does not keep; choose metrics.dialect=ours, or windtunnel dialects on a shorter run"
+            )
+        check_no_workload_terms(self.slo, f"a run with {way}")
