@@ -24,10 +24,11 @@ OPEN_END = 2.0
 def write_gallery(path: Path, judged: Sequence[Judged], seeds: Sequence[int]) -> None:
     """Writes the page, which opens offline."""
     introduction = (
-        f"{count_line(judged)} A row holds if our figure is at most 25 % outside of the published one, or in "
-        "the band that the row states. Computed figures have no interval; simulated ones have a "
-        f"{LEVEL} over {len(seeds)} seeds. Figures whose source was not read here are marked. In the "
-        "drawings, bars are the published values and dots ours, relative to the middle of what was published."
+        f"{count_line(judged)} A row holds if our figure is at most 25 % outside of the published one (2 % "
+        "for plain arithmetic), or in the band that the row states. Computed figures have no interval; "
+        f"those of comparisons have a {LEVEL} over {len(seeds)} seeds. Figures whose source was not read here "
+        "are marked. In the drawings, bars are the published values and dots ours, relative to the middle of "
+        "what was published."
     )
     write_page(
         path, "Published figures beside ours", introduction, {p.family.title: _section(p) for p in judged}
@@ -117,7 +118,7 @@ def _ends(verdict: Verdict) -> tuple[float, float, float]:
 
 
 def _sources(verdicts: Sequence[Verdict]) -> list[str]:
-    lines = {}
+    lines: dict[str, None] = {}
     for verdict in verdicts:
         source = verdict.row.source
         text = html.escape(source_text(source))

@@ -10,7 +10,9 @@ from typing import Any, Literal
 from sim.report.numbers import number
 
 TOLERANCE = 0.25
-"""Relative distance from the published figure up to which a row holds, unless the row has its own band."""
+"""Relative distance from the published figure up to which a row holds, unless the row has its own."""
+EXACT = 0.02
+"""The same for rows that are plain arithmetic: published figures are rounded to two or three digits."""
 
 Shown = Literal["value", "percent", "times", "times less", "% less"]
 
@@ -78,8 +80,10 @@ class Row:
     setting: str
     """Setting of ours, in a few words."""
     ours: Ours
+    tolerance: float = TOLERANCE
+    """Relative distance from the published values up to which the row holds."""
     band: tuple[float, float] | None = None
-    """Values of ours with which the row holds; None: up to `TOLERANCE` outside of the published values."""
+    """Values of ours with which the row holds; None: by the tolerance."""
     differs: bool = False
     """Whether the row is known not to hold; it then does not change the exit code."""
     why: str = ""
@@ -96,7 +100,7 @@ class Row:
     def limits(self) -> tuple[float, float]:
         """Least and largest value of ours with which the row holds."""
         low, high = self.published
-        return self.band or ((1 - TOLERANCE) * low, (1 + TOLERANCE) * high)
+        return self.band or ((1 - self.tolerance) * low, (1 + self.tolerance) * high)
 
     @property
     def published_text(self) -> str:

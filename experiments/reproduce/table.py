@@ -76,12 +76,12 @@ def records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     return found
 
 
-def _cells(verdict: Verdict) -> list[str | Text]:
+def _cells(verdict: Verdict) -> list[str]:
     state = verdict.state
     return [
         f"{verdict.row.claim} [{verdict.row.name}]".replace("[", r"\["),
         verdict.row.published_text,
         verdict.ours_text,
         verdict.ratio_text,
-        Text(state.value, style=COLOURS[state]),
+        f"[{COLOURS[state]}]{state.value}[/]",
     ]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiments.reproduce.claims.built import decode, device, tariff
 from experiments.reproduce.claims.sources import BOOK, PROMPT_CACHING
-from experiments.reproduce.rows import Computed, Family, Row, Source
+from experiments.reproduce.rows import EXACT, Computed, Family, Row, Source
 from hwmodels.cost import SplitCost, split_cost
 from hwmodels.iterations.energy import EnergySettings
 from sim.metrics.definitions import describe
@@ -115,6 +115,7 @@ FAMILY = Family(
             unit="ms",
             source=BOOK,
             setting="100, 102, 100, 100, 99, 104, 110, 90, 3,000 and 95 ms",
+            tolerance=EXACT,
             ours=Computed(function=partial(ttft_ms, "mean_s")),
         ),
         Row(
@@ -124,6 +125,7 @@ FAMILY = Family(
             unit="ms",
             source=BOOK,
             setting="as above",
+            tolerance=EXACT,
             ours=Computed(function=partial(ttft_ms, "p50_s")),
         ),
         Row(
@@ -133,6 +135,7 @@ FAMILY = Family(
             unit="requests/minute",
             source=BOOK,
             setting="TTFT 200 ms, TPOT 100 ms",
+            tolerance=EXACT,
             ours=Computed(function=lambda: 60 * good_per_s(30, 100, 60.0)),
         ),
         Row(
@@ -142,6 +145,7 @@ FAMILY = Family(
             unit="requests/s",
             source=Source("Zhong et al., DistServe's blog: Throughput is not all you need, 2024"),
             setting="as above",
+            tolerance=EXACT,
             ours=Computed(function=lambda: good_per_s(3, 10, 1.0)),
         ),
         Row(
@@ -151,6 +155,7 @@ FAMILY = Family(
             unit="$",
             source=BOOK,
             setting="one hour of rent, 360,000 output tokens",
+            tolerance=EXACT,
             ours=Computed(function=lambda: rent(1800, 3600.0, 0.0).usd_per_million_output_tokens),
         ),
         Row(
@@ -160,6 +165,7 @@ FAMILY = Family(
             unit="$",
             source=BOOK,
             setting="2,000 s of rent",
+            tolerance=EXACT,
             ours=Computed(function=decode_usd),
         ),
         Row(
@@ -169,6 +175,7 @@ FAMILY = Family(
             unit="$",
             source=BOOK,
             setting="600 s of rent",
+            tolerance=EXACT,
             ours=Computed(function=prefill_usd),
         ),
         Row(
@@ -178,6 +185,7 @@ FAMILY = Family(
             unit="$",
             source=BOOK,
             setting="the sum",
+            tolerance=EXACT,
             ours=Computed(function=lambda: decode_usd() + prefill_usd()),
         ),
         Row(
@@ -187,6 +195,7 @@ FAMILY = Family(
             unit="%",
             source=PROMPT_CACHING,
             setting="tariff=cached_prompts",
+            tolerance=EXACT,
             ours=Computed(function=partial(discount, "cached_prompts", found=float(MILLION))),
         ),
         Row(
@@ -196,6 +205,7 @@ FAMILY = Family(
             unit="%",
             source=GEMINI,
             setting="tariff=cached_storage",
+            tolerance=EXACT,
             ours=Computed(function=partial(discount, "cached_storage", found=float(MILLION))),
         ),
         Row(
@@ -205,6 +215,7 @@ FAMILY = Family(
             unit="$",
             source=GEMINI,
             setting="tariff=cached_storage",
+            tolerance=EXACT,
             ours=Computed(function=rent_of_cache),
         ),
         Row(
@@ -214,6 +225,7 @@ FAMILY = Family(
             unit="%",
             source=BATCH_API,
             setting="tariff=batch",
+            tolerance=EXACT,
             ours=Computed(function=partial(discount, "batch")),
         ),
         Row(
@@ -223,6 +235,7 @@ FAMILY = Family(
             unit="kWh",
             source=BOOK,
             setting="700 W and a PUE of 1.15; the board alone takes 6,132 kWh",
+            tolerance=EXACT,
             ours=Computed(function=kwh_per_year),
         ),
         Row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.reproduce.claims.built import decode, model
 from experiments.reproduce.claims.sources import BOOK, PAGED_ATTENTION
-from experiments.reproduce.rows import Compared, Computed, Family, Row, Source
+from experiments.reproduce.rows import EXACT, Compared, Computed, Family, Row, Source
 
 INF = float("inf")
 GQA = Source("Ainslie et al., GQA, EMNLP 2023; Llama's model cards", "https://arxiv.org/abs/2305.13245")
@@ -67,6 +67,7 @@ FAMILY = Family(
             unit="bytes",
             source=Source("2 x 32 layers x 32 heads x 128 x 2 bytes, in many introductions"),
             setting="model=llama2_7b",
+            tolerance=EXACT,
             ours=Computed(function=lambda: kv_bytes("model=llama2_7b")),
         ),
         Row(
@@ -76,6 +77,7 @@ FAMILY = Family(
             unit="GB",
             source=BOOK,
             setting="model=llama2_13b",
+            tolerance=EXACT,
             ours=Computed(function=lambda: kv_bytes("model=llama2_13b") * 32 * 2048 / 1e9),
         ),
         Row(
@@ -88,6 +90,7 @@ FAMILY = Family(
                 "https://arxiv.org/abs/2211.05102",
             ),
             setting="PaLM 540B with 48 KV heads",
+            tolerance=EXACT,
             ours=Computed(function=lambda: kv_bytes(*PALM) * 512 * 2048 / 1e12),
         ),
         Row(
@@ -97,6 +100,7 @@ FAMILY = Family(
             unit="times",
             source=GQA,
             setting="32 KV heads against 8",
+            tolerance=EXACT,
             ours=Computed(
                 function=lambda: kv_ratio(
                     ("model=llama3_8b", "model.config.num_key_value_heads=32"), ("model=llama3_8b",)
@@ -110,6 +114,7 @@ FAMILY = Family(
             unit="times",
             source=GQA,
             setting="64 KV heads against 8",
+            tolerance=EXACT,
             ours=Computed(
                 function=lambda: kv_ratio(
                     ("model=llama2_70b", "model.config.num_key_value_heads=64"), ("model=llama2_70b",)
@@ -123,6 +128,7 @@ FAMILY = Family(
             unit="times",
             source=Source("Shazeer, Fast transformer decoding, 2019", "https://arxiv.org/abs/1911.02150"),
             setting="32 KV heads against one, Llama-2-7B",
+            tolerance=EXACT,
             ours=Computed(
                 function=lambda: kv_ratio(
                     ("model=llama2_7b",), ("model=llama2_7b", "model.config.num_key_value_heads=1")
@@ -136,6 +142,7 @@ FAMILY = Family(
             unit="GB",
             source=MLA,
             setting="DeepSeek-V2's heads as multi-head attention",
+            tolerance=EXACT,
             ours=Computed(function=lambda: model(*EXPANDED).kv_bytes_of_sequence(CONTEXT) / 1e9),
         ),
         Row(
@@ -145,6 +152,7 @@ FAMILY = Family(
             unit="GB",
             source=MLA,
             setting="512 + 64 values per token and layer",
+            tolerance=EXACT,
             ours=Computed(function=lambda: model(*LATENT).kv_bytes_of_sequence(CONTEXT) / 1e9),
         ),
         Row(
@@ -154,6 +162,7 @@ FAMILY = Family(
             unit="times",
             source=MLA,
             setting="as above",
+            tolerance=EXACT,
             ours=Computed(function=lambda: kv_ratio(EXPANDED, LATENT)),
         ),
         Row(
@@ -163,6 +172,7 @@ FAMILY = Family(
             unit="times",
             source=BOOK,
             setting="all layers of Llama-2-7B",
+            tolerance=EXACT,
             ours=Computed(
                 function=lambda: kv_ratio(
                     WHOLE,

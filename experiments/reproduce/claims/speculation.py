@@ -17,7 +17,7 @@ from experiments.papers.speculation_rows import (
 from experiments.papers.speculation_rows import Row as Draft
 from experiments.reproduce.claims.built import decode
 from experiments.reproduce.claims.sources import BOOK
-from experiments.reproduce.rows import Computed, Family, Row, Source
+from experiments.reproduce.rows import EXACT, Computed, Family, Row, Source
 
 FORMULA = Source(
     "Leviathan et al., Fast inference from transformers via speculative decoding, ICML 2023, theorem 3.8",
@@ -74,6 +74,7 @@ def _formula(name: str, rate: float, published: float) -> Row:
         unit="times",
         source=FORMULA,
         setting="prices in units of a pass",
+        tolerance=EXACT,
         ours=Computed(function=partial(by_formula, rate)),
     )
 

@@ -92,6 +92,7 @@ def test_every_comparison_of_a_row_can_be_composed():
     [
         (12.4, {}, State.HOLDS, 1.24),
         (12.6, {}, State.FELL_OUT, 1.26),
+        (10.3, {"tolerance": 0.02}, State.FELL_OUT, 1.03),
         (7.4, {}, State.FELL_OUT, 0.74),
         (12.6, {"differs": True, "why": "Another setting."}, State.DIFFERS, 1.26),
         (12.6, {"band": (12, 13), "why": "Another setting."}, State.HOLDS, 1.26),
