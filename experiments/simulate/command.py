@@ -10,7 +10,9 @@ from experiments.app.run_folder import print_folder, resolved_config
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import OutputSettings
 from experiments.simulate.sharded_run import ShardedRun
+from experiments.simulate.windowed_run import WindowedRun
 from experiments.study.launchers.outcome import Launcher
+from policies.routing.static import reads_only_signals
 from sim.report.files import write_result
 from sim.settings.build import build, build_as
 from sim.settings.compose import Composition
@@ -31,8 +33,8 @@ class SimulateJob:
     scenario: Scenario
     source: Source
     output: OutputSettings
-    sharded: ShardedRun | None = None
-    """How the shards of the run are simulated; None: it is not divided."""
+    sharded: ShardedRun | WindowedRun | None = None
+    """How the parts of the run are simulated; None: it is not divided."""
 
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
@@ -79,8 +81,8 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
 
 def _sharded(
     cfg: DictConfig, composition: Composition, scenario: Scenario, source: Source, output: OutputSettings
-) -> ShardedRun | None:
-    """Returns the run in shards, if the settings ask for it. Raises ConfigError."""
+) -> ShardedRun | WindowedRun | None:
+    """Returns the run in parts, if the settings ask for it. Raises ConfigError."""
     if scenario.sim.shards is None:
         for override in composition.overrides:
             if Override.parse(override).root == "launcher":
@@ -93,10 +95,13 @@ def _sharded(
         check_traffic(source, scenario.sim)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    launcher = build(cfg.launcher, "launcher", Launcher)
+    if reads_only_signals(scenario.routing):
+        return WindowedRun(scenario=scenario, source=source, config=resolved_config(cfg), launcher=launcher)
     return ShardedRun(
         scenario=scenario,
         config=resolved_config(cfg),
-        launcher=build(cfg.launcher, "launcher", Launcher),
+        launcher=launcher,
         overrides=composition.overrides,
         config_dirs=composition.source.dirs[1:],
         num_requests=source.num_requests,

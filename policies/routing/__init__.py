@@ -37,7 +37,8 @@ class ReplicaView(Protocol):
 
     A policy that reads no replica, except `index` and the number of replicas, declares
     reads_replicas: ClassVar[bool] = False. A run can then be divided into shards that are simulated apart
-    (`policies.routing.static`).
+    (`policies.routing.static`). One that reads the reported values, and none of the counts of the router, can
+    declare reads_only_signals: ClassVar[bool] = True for the same purpose.
     """
 
     index: int

@@ -44,6 +44,16 @@ def check_age(age_s: float) -> None:
         raise ValueError(f"signal_age_s={age_s}: must be 0 or a finite number >= {MIN_AGE_S:g} s")
 
 
+def refresh_times_s(now: float, age_s: float) -> tuple[float, float]:
+    """Returns the time of the last refresh up to now, and of the next one, in seconds. age_s must be > 0."""
+    period = now // age_s
+    if period * age_s > now:  # the quotient was rounded
+        period -= 1
+    elif (period + 1) * age_s <= now:
+        period += 1
+    return period * age_s, (period + 1) * age_s
+
+
 class Signals(Attachment):
     """The `LoadSignals` of one replica. The times of reads must not decrease."""
 
@@ -103,6 +113,11 @@ class Signals(Attachment):
     def crashed(self, now: float) -> None:
         self._reset()
 
+    def read_at(self, time_s: float) -> Counts:
+        """Returns the counts that a router would see at time_s, a time up to which nothing more happens."""
+        self._refresh(time_s)
+        return self._seen
+
     def _read(self) -> Counts:
         """Returns the counts that a router sees now."""
         self._refresh(self._clock.now)
@@ -114,13 +129,7 @@ class Signals(Attachment):
             return
         refreshed_s = now
         if self._age_s:
-            period = now // self._age_s
-            if period * self._age_s > now:  # the quotient was rounded
-                period -= 1
-            elif (period + 1) * self._age_s <= now:
-                period += 1
-            refreshed_s = period * self._age_s
-            self._next_s = (period + 1) * self._age_s
+            refreshed_s, self._next_s = refresh_times_s(now, self._age_s)
         else:
             self._next_s = nextafter(now, inf)
         self._seen = self._as_of(refreshed_s)

@@ -16,6 +16,7 @@ from policies.adapters.registry import Adapter
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
 from policies.core.policy_names import name_of
+from policies.routing.static import reads_only_signals
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.engine.replica_pool import ReplicaPool
@@ -39,6 +40,7 @@ from sim.setup.shard_check import check_shards, check_traffic
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
 from sim.shards.whole_run import run_all
+from sim.shards.windows import part_bounds, run_windows
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import FasterSource
 from sim.workload.longer import LongerSource
@@ -268,6 +270,9 @@ class Scenario(PoolSettings, ClusterSettings):
         """
         if self.sim.shards is not None:
             check_traffic(source, self.sim)
+            if reads_only_signals(self.routing):
+                bounds = part_bounds(self.sim.shards, self.num_replicas)
+                return run_windows(source, self.source, self.replica_pools(), bounds, self, self.sim)
             return run_all(source, self.source, self.replica_pools(), self, self.sim, report)
         simulation = Simulation(
             source=source, pools=self.replica_pools(), cluster=self.for_a_run(), sim=self.sim

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 
 from policies.admission.none import AdmitAll
 from policies.core.policy_names import name_of
-from policies.routing.static import reads_replicas
+from policies.routing.static import reads_only_signals, reads_replicas
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.setup.pool import PoolSettings
 from sim.workload.base import Source, is_open_loop
 
-STATIC = "routing=round_robin, random, weighted, dedicated, or session_affinity with routing.max_load=inf"
-"""Choices of routing that read no replica."""
+STATIC = (
+    "routing=round_robin, random, weighted, dedicated, session_affinity with routing.max_load=inf, or "
+    "join_shortest_kv with routing.ties=index"
+)
+"""Choices of routing that read no replica, or only signals."""
 ONE_PROCESS = "or set sim.shards=null"
 
 
@@ -41,7 +44,10 @@ def _of_routing(cluster: ClusterSettings) -> Iterator[tuple[str, str]]:
     """Yields why the router may not be static, and what can be used instead."""
     routing = cluster.routing
     name = f"routing={name_of(routing)}"
-    if reads_replicas(routing):
+    if reads_only_signals(routing):
+        if not cluster.signal_age_s:
+            yield f"{name}, signal_age_s=0: parts run ahead for that time only", "set signal_age_s=0.05"
+    elif reads_replicas(routing):
         yield f"{name}: it reads the state of replicas, which shards do not share", f"choose {STATIC}"
     for method in ("on_first_token", "on_end", "on_predicted"):
         if hasattr(routing, method):

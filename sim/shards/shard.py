@@ -27,6 +27,7 @@ from sim.records.run import ReplicaRecord, RunRecords
 from sim.shards.assignment import Assignment
 from sim.shards.shard_log import ShardRequestLog
 from sim.shards.traffic import Bounds, ShardSource
+from sim.workload.base import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,14 +64,17 @@ class AsAssigned:
         return self._positions[self._replica_of[request.request_id]]
 
 
-class ShardSimulation(Simulation):
-    """A simulation of some replicas of a run. source: the traffic of the shard. pools: those of the run."""
+class PartSimulation(Simulation):
+    """A simulation of some replicas of a run.
+
+    source: the traffic of the part. pools: those of the run. cluster: its routing policy sends each request
+    to its replica in the run.
+    """
 
     def __init__(
         self,
         *,
-        source: ShardSource,
-        assignment: Assignment,
+        source: Source,
         pools: Sequence[ReplicaPool],
         bounds: Bounds,
         cluster: ClusterSettings,
@@ -80,20 +84,12 @@ class ShardSimulation(Simulation):
         self._first = first
         self._pool_of = [index for index, pool in enumerate(pools) for _ in range(pool.replicas)]
         self._has_more = False
-        self._is_own = assignment.of_shard(first, end)
         Simulation.__init__(
-            self,
-            source=source,
-            pools=_own_pools(pools, first, end),
-            cluster=replace(cluster, routing=AsAssigned(assignment.replicas)),
-            sim=sim,
+            self, source=source, pools=_own_pools(pools, first, end), cluster=cluster, sim=sim
         )
 
-    def _new_request_log(self) -> RequestLog:
-        return ShardRequestLog(self._is_own)
-
     def run_shard(self, report: Callable[[float, int], None] | None = None) -> ShardRecords:
-        """Runs the shard; `report`: see `Simulation.run`."""
+        """Runs the part; `report`: see `Simulation.run`."""
         records = self.run(report)
         records.events["replica"] = records.events["replica"].to_numpy() + np.int32(self._first)
         return ShardRecords(records=records, last_end_s=self._last_end_s, has_more=self._has_more)
@@ -106,6 +102,27 @@ class ShardSimulation(Simulation):
         """Returns what `Simulation._figures` does, with all replicas of the run by their index."""
         every = tuple(ReplicaRecord(pool, 0.0, end_s) for pool in self._pool_of)
         return Simulation._figures(self, end_s) | {"replicas": every}
+
+
+class ShardSimulation(PartSimulation):
+    """A simulation of the replicas of a shard with the requests that a static router gives them."""
+
+    def __init__(
+        self,
+        *,
+        source: ShardSource,
+        assignment: Assignment,
+        pools: Sequence[ReplicaPool],
+        bounds: Bounds,
+        cluster: ClusterSettings,
+        sim: SimSettings,
+    ) -> None:
+        self._is_own = assignment.of_shard(*bounds)
+        cluster = replace(cluster, routing=AsAssigned(assignment.replicas))
+        PartSimulation.__init__(self, source=source, pools=pools, bounds=bounds, cluster=cluster, sim=sim)
+
+    def _new_request_log(self) -> RequestLog:
+        return ShardRequestLog(self._is_own)
 
 
 def _own_pools(pools: Sequence[ReplicaPool], first: int, end: int) -> list[ReplicaPool]:

@@ -1,0 +1,103 @@
+"""Windows: parts of a fleet that run ahead by the age of the signals have the records of one process."""
+
+import json
+from functools import cache
+from typing import ClassVar
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.routing.join_shortest_kv import JoinShortestKv
+from policies.user_code.decisions import WrongDecisionError
+from sim import simulate
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import build_scenario
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+SMALL = ("model=smollm2_135m", "hardware=l4", "routing=join_shortest_kv", "routing.ties=index")
+FEW = ("workload=synthetic", "workload.num_requests=80", "load=4")
+WORLDS = {
+    "plain": FEW,
+    "at the times of fetches": (
+        "workload=synthetic", "workload.num_requests=60", "workload/arrivals=constant",
+        "workload.arrivals.rate_per_s=20", "workload.patience_s=0.5",
+    ),
+    "all at once": ("workload=offline_batch", "workload.num_requests=60"),
+    "patience": (*FEW, "workload.patience_s=0.4"),
+    "little memory": (*FEW, "engine.num_kv_blocks=150", "engine.max_num_seqs=8"),
+    "refusals": (*FEW, "engine.num_kv_blocks=20"),
+    "samples": (*FEW, "workload.branching.width=3"),
+    "sessions": ("workload=mooncake_like", "workload.duration_s=20", "caching=radix"),
+    "speculation": (*FEW, "speculation=ngram"),
+    "jitter": (*FEW, "latency/jitter=lognormal"),
+    "a limit of time": (*FEW, "sim.until_s=1.5"),
+    "two models": (
+        "++pools={a: {replicas: 3}, b: {model: llama3_2_1b, replicas: 2, hardware: l40s}}",
+        "workload=callers", "++workload.models={smollm2-135m: 2, llama-3.2-1b: 1}",
+        "workload.of.duration_s=15",
+    ),
+}  # fmt: skip
+
+
+@cache
+def result_of(*overrides):
+    replicas = [] if any("pools=" in override for override in overrides) else ["replicas=5"]
+    return build_scenario(composed(SOURCE, [*SMALL, *replicas, *overrides])).run()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(sorted(WORLDS)), st.integers(1, 5), st.sampled_from([0.001, 0.05, 0.3, 7.0]))
+def test_windows_change_nothing(world, parts, age_s):
+    own = (*WORLDS[world], f"signal_age_s={age_s}")
+    whole, divided = result_of(*own), result_of(*own, f"sim.shards={parts}")
+    assert json.dumps(divided.summary) == json.dumps(whole.summary)
+    for name in ("requests", "iterations", "events", "own_gaps"):
+        pd.testing.assert_frame_equal(
+            getattr(divided.records, name), getattr(whole.records, name), check_exact=True
+        )
+    pd.testing.assert_frame_equal(divided.requests, whole.requests, check_exact=True)
+
+
+def test_the_least_index_is_chosen_among_equals():
+    class View:
+        num_unseen_tokens = 0
+        num_free_kv_tokens = 100
+
+    class Fuller(View):
+        num_unseen_tokens = 1
+
+    assert JoinShortestKv(ties="index").choose(None, [Fuller(), View(), View()], 0.0) == 1
+
+
+class Secret:
+    """Declares that it reads signals only, and reads a count of the router."""
+
+    reads_signals: ClassVar[bool] = True
+    reads_only_signals: ClassVar[bool] = True
+
+    def choose(self, request, replicas, now):
+        return min(range(len(replicas)), key=lambda i: replicas[i].num_outstanding)
+
+
+def test_a_router_that_reads_more_than_signals_in_secret_is_an_error():
+    with pytest.raises(ConfigError, match="has read num_outstanding of a replica") as caught:
+        simulate("replicas=2", "sim.shards=2", "workload.num_requests=20", routing=Secret())
+    assert isinstance(caught.value.__cause__, WrongDecisionError)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("routing.ties=index", "signal_age_s=0"), "signal_age_s=0: parts run ahead for that time only"),
+        ((), "it reads the state of replicas"),
+        (("routing.ties=longest",), "must be one of outstanding, index"),
+    ],
+)
+def test_what_cannot_run_in_windows_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        simulate("replicas=2", "routing=join_shortest_kv", "sim.shards=2", *words)
