@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from time import perf_counter
 
+from experiments.app.run_folder import resolved_config
 from experiments.simulate.windowed_run import WindowedRun
 from experiments.study.launchers.local import Local
 from sim.settings.compose import ConfigSource
