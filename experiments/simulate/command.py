@@ -11,7 +11,9 @@ from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import OutputSettings
 from experiments.simulate.sharded_run import ShardedRun
 from experiments.simulate.windowed_run import WindowedRun
+from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import Launcher
+from policies.core.policy_names import name_of
 from policies.routing.static import reads_only_signals
 from sim.report.files import write_result
 from sim.settings.build import build, build_as
@@ -97,6 +99,12 @@ def _sharded(
         raise ConfigError(str(error)) from error
     launcher = build(cfg.launcher, "launcher", Launcher)
     if reads_only_signals(scenario.routing):
+        if not isinstance(launcher, Local):
+            raise ConfigError(
+                f"sim.shards={scenario.sim.shards}, routing={name_of(scenario.routing)}: parts of a run with "
+                "signals wait for each other at every fetch; choose launcher=local, or routing that reads no "
+                "replica"
+            )
         return WindowedRun(scenario=scenario, source=source, config=resolved_config(cfg), launcher=launcher)
     return ShardedRun(
         scenario=scenario,

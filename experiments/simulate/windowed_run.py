@@ -46,7 +46,7 @@ class WindowedRun:
     scenario: Scenario
     source: Source
     config: dict[str, Any]
-    launcher: object
+    launcher: Local
 
     def result(self, folder: Path, console: Console) -> tuple[RunResult, None]:
         """Simulates; returns the result of the whole run. No parts are kept on disk.
@@ -58,11 +58,6 @@ class WindowedRun:
 
     def records(self) -> RunRecords:
         """Simulates; returns the records of the whole run. Errors: see `result`."""
-        if not isinstance(self.launcher, Local):
-            raise ConfigError(
-                f"sim.shards={self.scenario.sim.shards}, routing.ties=index: the parts of a run with signals "
-                "wait for each other at every fetch; choose launcher=local, or routing that reads no replica"
-            )
         scenario = self.scenario
         num_processes = self.launcher.jobs or os.cpu_count() or 1
         bounds = part_bounds(scenario.sim.shards or 1, scenario.num_replicas, num_processes)
