@@ -208,10 +208,7 @@ def rows_where(columns: Columns, rows: BoolArray | IntArray | slice) -> Columns:
 
 def objects(values: Sequence[Any]) -> ObjectArray:
     """Returns an array [N] of Python objects, also of tuples."""
-    column = np.empty(len(values), np.object_)
-    for row, value in enumerate(values):  # an assignment of a list would unpack tuples
-        column[row] = value
-    return column
+    return np.fromiter(values, np.object_, len(values))
 
 
 def _chunks_of_made(arrivals: Iterator[Arrival]) -> Iterator[Chunk]:

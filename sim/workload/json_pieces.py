@@ -11,7 +11,9 @@ from pyarrow import json as arrow_json
 
 from sim.workload.chunks import ObjectArray, objects
 from sim.workload.distributions import IntArray
-from sim.workload.trace_files import UnusualTextError
+from sim.workload.trace_files import LINE_FEED, UnusualTextError
+
+OPEN, CLOSE = b"{}"
 
 
 def columns_of(piece: bytes, schema: pa.Schema) -> dict[str, pa.Array]:
@@ -19,9 +21,10 @@ def columns_of(piece: bytes, schema: pa.Schema) -> dict[str, pa.Array]:
 
     Raises UnusualTextError unless each line is an object with all keys, whose values have the right type.
     """
-    num_lines = piece.count(b"\n")
+    text = np.frombuffer(piece, np.uint8)
+    first = np.concatenate([[0], np.flatnonzero(text == LINE_FEED)[:-1] + 1])  # of each line
     # pyarrow also reads two objects in a line, and objects that begin in the line before.
-    if not piece.startswith(b"{") or piece.count(b"\n{") != num_lines - 1 or b"}{" in piece:
+    if not (text[first] == OPEN).all() or ((text[:-1] == CLOSE) & (text[1:] == OPEN)).any():
         raise UnusualTextError
     read = arrow_json.ReadOptions(use_threads=False, block_size=len(piece) + 1)
     parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
@@ -30,7 +33,7 @@ def columns_of(piece: bytes, schema: pa.Schema) -> dict[str, pa.Array]:
     except pa.ArrowException:
         raise UnusualTextError from None
     columns = {name: table.column(name).combine_chunks() for name in schema.names}
-    if table.num_rows != num_lines or any(column.null_count for column in columns.values()):
+    if table.num_rows != len(first) or any(column.null_count for column in columns.values()):
         raise UnusualTextError
     return columns
 
@@ -58,7 +61,7 @@ def tuples_of(column: pa.ListArray) -> tuple[ObjectArray, IntArray]:
     if values.null_count:
         raise UnusualTextError
     lengths = np.asarray(column.value_lengths().fill_null(0).to_numpy(), np.int64)
-    numbers = values.to_pylist()
+    numbers = values.to_numpy().tolist()
     ends = np.cumsum(lengths).tolist()
     starts = [0, *ends[:-1]]
     return objects([tuple(numbers[a:b]) for a, b in zip(starts, ends, strict=True)]), lengths

@@ -16,6 +16,7 @@ from sim.workload.chunks import ObjectArray, objects
 from sim.workload.distributions import IntArray
 from sim.workload.json_pieces import tuples_of
 from sim.workload.lengths import BoolArray
+from sim.workload.parquet_groups import start_of, with_plain_times
 from sim.workload.table import block_segments
 from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import UnusualTextError
@@ -42,13 +43,12 @@ class ParquetTrace(Trace):
     """Column of the tenant, which may be missing."""
 
     def blocks(self) -> Iterator[Block]:
-        clock, number = self.number_clock(), 1
-        for batch in self._batches():
+        clock = self.number_clock()
+        for number, batch in self._batches(clock):
             try:
                 yield self._block(batch, number, clock)
             except UnusualTextError:
                 yield from blocks_of_rows(self._rows(batch.to_pylist(), number, clock))
-            number += len(batch)
 
     def _block(self, batch: pa.RecordBatch, number: int, clock: ArrivalClock) -> Block:
         """Returns the rows of a batch. Raises UnusualTextError unless all values are right."""
@@ -128,7 +128,8 @@ class ParquetTrace(Trace):
         """Returns `content` of all rows; None: the format has none, or all are empty. Raises as left_out."""
         return None
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _batches(self, clock: ArrivalClock) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yields batches, each with the number of its first row; row groups before start_s are left out."""
         try:
             with pq.ParquetFile(self.path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
                 names = file.schema_arrow.names
@@ -140,9 +141,14 @@ class ParquetTrace(Trace):
                         )
                 wanted = (*self.needed, *self.optional, self.tenant_column)
                 columns = [name for name in wanted if name in names]
-                for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
+                time, group, number = self.needed[0], 0, 1
+                if self.start_s and not self.sort:
+                    group, number = start_of(file, time, clock, self.start_s)
+                groups = range(group, file.num_row_groups)
+                for batch in file.iter_batches(ROWS_AT_ONCE, groups, columns, use_threads=False):
                     if len(batch):
-                        yield _with_plain_times(batch, self.needed[0])
+                        yield number, with_plain_times(batch, time)
+                    number += len(batch)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(
                 f"{self.path}: cannot be read as Parquet: {str(error).splitlines()[0]}"
@@ -237,16 +243,6 @@ class ChutesParquet(ParquetTrace):
 
     def left_out(self, columns: dict[str, pa.Array], is_known: BoolArray) -> tuple[str, BoolArray]:
         return "no token counts", ~is_known
-
-
-def _with_plain_times(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """Returns the batch with a column of dates as Unix times in nanoseconds."""
-    index = batch.schema.get_field_index(name)
-    column = batch.column(index)
-    if not pa.types.is_timestamp(column.type):
-        return batch
-    whole = column.cast(pa.timestamp("ns", column.type.tz)).cast(pa.int64())
-    return batch.set_column(index, name, whole)
 
 
 def _whole_time(value: Any) -> int | float:

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 CHUNK = 1 << 11
 """Bytes of zstd data decompressed at once; the result is at most 32,768 times as large, 64 MiB."""
 MAX_LINE = 1 << 22
 """Length in characters from which a line is refused; a small compressed file may contain a huge line."""
+LINE_FEED, RETURN = b"\n\r"
 PIECE = 1 << 18
 """Bytes of text that are read as columns at once."""
 
@@ -90,16 +93,22 @@ def pieces_of(path: Path) -> Iterator[bytes]:
 
 
 def _checked(piece: bytes) -> bytes:
-    """Returns a piece of whole lines. Raises UnusualTextError."""
-    if piece.startswith((b"\n", b"\r")) or b"\n\n" in piece or b"\n\r" in piece or b"\0" in piece:
-        raise UnusualTextError
-    if piece.count(b"\r") != piece.count(b"\r\n"):
-        raise UnusualTextError
+    """Returns a piece of whole lines. Raises UnusualTextError.
+
+    A search for two bytes at once takes ten times as long as these comparisons.
+    """
+    text = np.frombuffer(piece, np.uint8)
+    starts = np.concatenate([[0], np.flatnonzero(text == LINE_FEED)[:-1] + 1])  # [lines]
+    is_plain = b"\0" not in piece and not np.isin(text[starts], (LINE_FEED, RETURN)).any()
+    if b"\r" in piece:
+        is_plain &= bool((text[np.flatnonzero(text == RETURN) + 1] == LINE_FEED).all())
     if not piece.isascii():
         try:
             piece.decode()
         except UnicodeDecodeError:
-            raise UnusualTextError from None
+            is_plain = False
+    if not is_plain:
+        raise UnusualTextError
     return piece
 
 

@@ -1,5 +1,6 @@
 """Baseten's and Chutes's traces in Parquet: files made to the formats, and every bad value."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -110,3 +111,41 @@ def test_a_missing_column_and_a_file_of_another_kind_are_named(tmp_path):
     path.write_text("started_at,it,ot\n")
     with pytest.raises(ValueError, match=r"trace.parquet: cannot be read as Parquet"):
         source_of(ChutesParquet(path=path))
+
+
+@pytest.mark.parametrize("times", ["dates", "milliseconds", "numbers"])
+@pytest.mark.parametrize("start_s", [0.5, 30.0, 57.0, 99.0])
+def test_row_groups_before_the_window_are_not_read(tmp_path, times, start_s):
+    """Ten row groups of ten rows, one request each second: the unread groups have no valid lengths."""
+    at_s = np.arange(100)
+    started = {
+        "dates": pd.to_datetime("2026-03-01") + pd.to_timedelta(at_s, "s"),
+        "milliseconds": 1_760_000_000_000 + at_s * 1000,
+        "numbers": at_s + 0.25,
+    }[times]
+    first_s = 0.25 if times == "numbers" else 0.0
+    path = tmp_path / "trace.parquet"
+    tokens = np.where(at_s < start_s // 10 * 10, -1, at_s + 1)
+    table = {"started_at": started, "it": tokens, "ot": 1, "user_id": [f"u{i}" for i in at_s]}
+    pd.DataFrame(table).to_parquet(path, row_group_size=10)
+    source = source_of(ChutesParquet(path=path, start_s=start_s))
+    inside = [i for i in at_s.tolist() if i + first_s >= start_s]
+    assert [(a.at_s, a.request.prompt.num_tokens, a.request.tenant) for a in source.arrivals()] == [
+        (i + first_s - start_s, i + 1, f"u{i}") for i in inside
+    ]
+    assert any("Unix times" in remark for remark in source.notes.remarks) == (times != "numbers")
+    if start_s > 10:
+        with pytest.raises(ValueError, match=r"trace.parquet:1:it: expected a whole number"):
+            source_of(ChutesParquet(path=path, start_s=start_s, sort=True))
+
+
+def test_without_statistics_all_rows_are_read(tmp_path):
+    path = tmp_path / "trace.parquet"
+    table = {"started_at": np.arange(100), "it": np.arange(100) + 1, "ot": 1}
+    pd.DataFrame(table).to_parquet(path, row_group_size=10, write_statistics=False)
+    assert source_of(ChutesParquet(path=path, start_s=57)).num_requests == 43
+    with pytest.raises(ValueError, match=r"no request of .* last row that was read arrives at 99 s"):
+        source_of(ChutesParquet(path=path, start_s=500))
+    pd.DataFrame(table).to_parquet(path, row_group_size=10)
+    with pytest.raises(ValueError, match=r"no request of .* last row that was read arrives at 99 s"):
+        source_of(ChutesParquet(path=path, start_s=500))
