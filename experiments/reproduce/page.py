@@ -26,9 +26,9 @@ def write_gallery(path: Path, judged: Sequence[Judged], seeds: Sequence[int]) ->
     introduction = (
         f"{count_line(judged)} A row holds if our figure is at most 25 % outside of the published one (2 % "
         "for plain arithmetic), or in the band that the row states. Computed figures have no interval; "
-        f"those of comparisons have a {LEVEL} over {len(seeds)} seeds. Figures whose source was not read here "
-        "are marked. In the drawings, bars are the published values and dots ours, relative to the middle of "
-        "what was published."
+        f"those of comparisons have a {LEVEL} over {len(seeds)} seeds. Figures whose source was not read "
+        "here are marked. In the drawings, bars are the published values and dots ours, relative to the "
+        "middle of what was published."
     )
     write_page(
         path, "Published figures beside ours", introduction, {p.family.title: _section(p) for p in judged}

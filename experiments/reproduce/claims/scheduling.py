@@ -132,8 +132,8 @@ FAMILY = Family(
             ),
             differs=True,
             why=(
-                "Live migration of requests is not modelled: ours is the gain of a better dispatch alone, which "
-                "three seeds do not tell from noise."
+                "Live migration of requests is not modelled: ours is the gain of a better dispatch alone, "
+                "which three seeds do not tell from noise."
             ),
         ),
     ),
