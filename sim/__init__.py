@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sim.api import Result, simulate
     from sim.settings.errors import ConfigError
+    from sim.streamed_api import StreamedResult, simulate_streamed
 
-__all__ = ["ConfigError", "Result", "simulate"]
+__all__ = ["ConfigError", "Result", "StreamedResult", "simulate", "simulate_streamed"]
 
-_HOMES = {"simulate": "sim.api", "Result": "sim.api", "ConfigError": "sim.settings.errors"}
+_HOMES = {
+    "simulate": "sim.api",
+    "Result": "sim.api",
+    "simulate_streamed": "sim.streamed_api",
+    "StreamedResult": "sim.streamed_api",
+    "ConfigError": "sim.settings.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

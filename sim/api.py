@@ -6,14 +6,14 @@ import html
 import re
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from sim.metrics.dialects import DIALECTS, in_dialects
 from sim.metrics.result import RunResult
@@ -76,8 +76,21 @@ def simulate(
     from several threads at once, because Hydra composes one config at a time per process.
     """
     named = {"model": model, "hardware": hardware, "workload": workload}
-    given = {name: value for name, value in named.items() if value is not None}
-    given |= {name.replace("__", "."): value for name, value in settings.items()}
+    return simulate_config(*arguments(overrides, named | settings, policy, config_dir))
+
+
+def arguments(
+    overrides: Sequence[str], settings: Mapping[str, Any], policy: Any, config_dir: str | Path | None
+) -> tuple[ConfigSource, list[str], dict[str, Any]]:
+    """Returns the config, the overrides and the objects of a call of `simulate`. Raises ConfigError.
+
+    settings: its keywords; None of model, hardware and workload means the default.
+    """
+    given = {
+        name.replace("__", "."): value
+        for name, value in settings.items()
+        if value is not None or name not in ("model", "hardware", "workload")
+    }
     if policy is not None:
         given = _of_policy(policy) | given
     dirs = config_dirs(None if config_dir is None else Path(config_dir))
@@ -99,11 +112,19 @@ def simulate(
                 f"{text}: simulate() does not write files; call result.write(folder), for example "
                 "result.write(folder, timeline=True, vllm_bench=True)"
             )
-    return simulate_config(ConfigSource(config_name="simulate", dirs=dirs), texts, objects)
+    return ConfigSource(config_name="simulate", dirs=dirs), texts, objects
 
 
 def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) -> Result:
     """Simulates one config. objects: root key -> the object that replaces its node. Raises ConfigError."""
+    cfg, config, command = composed_run(source, overrides, objects)
+    return Result(run=run(*build_run(cfg, objects)), config=config, command=command)
+
+
+def composed_run(
+    source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]
+) -> tuple[DictConfig, dict[str, Any], str | None]:
+    """Returns a config composed, and as `Result.config` and `Result.command`. Raises ConfigError."""
     cfg = composed(source, overrides, replaced=objects)
     for key, value in objects.items():
         if key not in cfg:
@@ -113,13 +134,12 @@ def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping
                 f"{key}={type(value).__name__}: each pool has its own {key}; write a config file for the "
                 "object and name it in `pools`, or leave out `pools`"
             )
-    result = run(*build_run(cfg, objects))
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     for key, value in objects.items():
         config[key] = {"name": f"{type(value).__module__}.{type(value).__qualname__}"}
     own_dirs = [word for path in source.dirs[1:] for word in ("--config-dir", str(path))]
     command = None if objects else shlex.join(["windtunnel", "simulate", *overrides, *own_dirs])
-    return Result(run=result, config=config, command=command)
+    return cfg, config, command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +181,7 @@ class Result:
     @property
     def latencies(self) -> pd.DataFrame:
         """One row per latency (TTFT, TPOT, ITL, E2E, queue), one column per statistic (`p50_s`)."""
-        rows = {name.upper() if name != "queue" else name: self.summary[name] for name in LATENCIES}
-        return pd.DataFrame.from_dict(rows, orient="index")
+        return latency_table(self.summary)
 
     @property
     def dialects(self) -> pd.DataFrame:
@@ -267,6 +286,12 @@ class Result:
     @property
     def _inside_s(self) -> Any:
         return seconds_inside(self.iterations, self._window)
+
+
+def latency_table(summary: Mapping[str, Any]) -> pd.DataFrame:
+    """Returns one row per latency of a summary, one column per statistic."""
+    rows = {name.upper() if name != "queue" else name: summary[name] for name in LATENCIES}
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def _of_policy(policy: Any) -> dict[str, Any]:

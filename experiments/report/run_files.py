@@ -11,6 +11,10 @@ import pandas as pd
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 
+STREAMED_AGAIN = (
+    "the run has streamed its tables; simulate it again with output.tables=true, or with "
+    "output.tables=stream_all for its iterations and gaps"
+)
 TABLES_AGAIN = "simulate it again with output.tables=true (in a sweep: sweep.tables=true)"
 
 
@@ -20,7 +24,7 @@ def check_run_folder(folder: Path, needed: Sequence[str]) -> None:
         raise ConfigError(f"run={folder}: no such folder; give the folder that windtunnel simulate printed")
     if (folder / "sweep.json").exists():
         raise ConfigError(f"run={folder}: is the folder of a sweep; give sweep={folder} to windtunnel report")
-    missing = [name for name in needed if not (folder / name).is_file()]
+    missing = [name for name in needed if not (folder / name).exists()]
     if not missing:
         return
     inner = sorted({file.parent for name in needed for file in folder.glob(f"*/{name}")})
@@ -28,7 +32,8 @@ def check_run_folder(folder: Path, needed: Sequence[str]) -> None:
         raise ConfigError(f"run={folder}: contains several runs; choose one, such as run={inner[0]}")
     if len(missing) == len(needed):
         raise ConfigError(f"run={folder}: contains no run; give the folder that windtunnel simulate printed")
-    raise ConfigError(f"run={folder}: contains no {', '.join(missing)}; {TABLES_AGAIN}")
+    again = STREAMED_AGAIN if (folder / "requests.parquet").is_dir() else TABLES_AGAIN
+    raise ConfigError(f"run={folder}: contains no {', '.join(missing)}; {again}")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from omegaconf import DictConfig
 from experiments.app.progress import simulated_time
 from experiments.app.run_folder import print_folder, resolved_config
 from experiments.app.terminal import print_summary, terminal_console
-from experiments.simulate.output import OutputSettings
+from experiments.simulate.output import SimulateOutput
 from experiments.simulate.sharded_run import ShardedRun
+from experiments.simulate.streamed_output import run_streamed
 from experiments.simulate.windowed_run import WindowedRun
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import Launcher
@@ -34,13 +35,19 @@ class SimulateJob:
     cfg: DictConfig
     scenario: Scenario
     source: Source
-    output: OutputSettings
+    output: SimulateOutput
+    streams: bool = False
+    """Whether tables are written while the run goes on."""
     sharded: ShardedRun | WindowedRun | None = None
     """How the parts of the run are simulated; None: it is not divided."""
 
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
         output, console = self.output, terminal_console()
+        if self.streams:
+            config = resolved_config(self.cfg)
+            run_streamed(self.scenario, self.source, output, config=config, folder=folder, console=console)
+            return
         until_s, shards = self.scenario.sim.until_s, None
         if self.sharded is not None:
             result, shards = self.sharded.result(folder, console)
@@ -52,7 +59,7 @@ class SimulateJob:
             folder,
             result,
             resolved_config(self.cfg),
-            tables=output.tables,
+            tables=bool(output.tables),
             report=output.report,
             timeline=output.timeline,
             timeline_requests=output.timeline_requests,
@@ -69,7 +76,7 @@ class SimulateJob:
 
 def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
     """Builds everything that a run needs. Raises ConfigError."""
-    output = build_as(OutputSettings, cfg.output, "output")
+    output: SimulateOutput = build_as(SimulateOutput, cfg.output, "output")
     scenario, source = build_run(cfg)
     answers = getattr(scenario.workload, "branching", None)
     if output.vllm_bench and isinstance(answers, Answers) and answers.width > 1:
@@ -77,12 +84,15 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
             f"output.vllm_bench=true, workload.branching.width={answers.width}: this format has one output "
             "per request; set workload.branching.width=1 or output.vllm_bench=false"
         )
+    streams = output.streams(scenario, source.num_requests)
     sharded = _sharded(cfg, composition, scenario, source, output)
-    return SimulateJob(cfg=cfg, scenario=scenario, source=source, output=output, sharded=sharded)
+    return SimulateJob(
+        cfg=cfg, scenario=scenario, source=source, output=output, streams=streams, sharded=sharded
+    )
 
 
 def _sharded(
-    cfg: DictConfig, composition: Composition, scenario: Scenario, source: Source, output: OutputSettings
+    cfg: DictConfig, composition: Composition, scenario: Scenario, source: Source, output: SimulateOutput
 ) -> ShardedRun | WindowedRun | None:
     """Returns the run in parts, if the settings ask for it. Raises ConfigError."""
     if scenario.sim.shards is None:

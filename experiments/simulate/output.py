@@ -1,16 +1,23 @@
-"""Output settings of a simulated run; `windtunnel validate` has the same."""
+"""Output settings of a simulated run; those of `windtunnel validate` are nearly the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from sim.settings.errors import ConfigError
+from sim.setup.scenario import Scenario
+from sim.setup.streamed_run import check_streamed
+
+STREAMED_ABOVE = 1_000_000
+"""Number of requests above which a run streams its tables by itself; whole tables take 4.4 kB per request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutputSettings:
-    """Output besides summary.json, config.yaml and the tables on the terminal."""
+class Output:
+    """Output besides tables, summary.json, config.yaml and the tables on the terminal."""
 
     report: bool = True
-    tables: bool = True
     progress: bool = True
     timeline: bool = False
     """Write timeline.json."""
@@ -22,3 +29,43 @@ class OutputSettings:
     def __post_init__(self) -> None:
         if self.timeline_requests is not None and self.timeline_requests < 1:
             raise ValueError(f"timeline_requests={self.timeline_requests}: must be >= 1, or null for all")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputSettings(Output):
+    """Output of a run that is simulated for a comparison."""
+
+    tables: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulateOutput(Output):
+    """Output of `windtunnel simulate`."""
+
+    tables: bool | Literal["auto", "stream", "stream_all"] = "auto"
+    """When tables are written; auto: at the end, or while the run goes on if it is long: see `streams`."""
+
+    @property
+    def writes_iterations(self) -> bool:
+        """True if a run that streams also writes its iterations and gaps."""
+        return self.tables == "stream_all"
+
+    def streams(self, scenario: Scenario, num_requests: int | None) -> bool:
+        """Returns whether a run writes its tables while it goes on, in memory that does not grow with it.
+
+        Raises ConfigError if it is to, and other settings need whole tables.
+        """
+        if self.tables not in ("auto", "stream", "stream_all"):
+            return False
+        if self.tables == "auto" and (num_requests or 0) <= STREAMED_ABOVE:
+            return False
+        try:
+            for name in ("vllm_bench", "timeline"):
+                if getattr(self, name):
+                    raise ValueError(f"output.{name}=true: is made from the tables of the whole run")
+            check_streamed(scenario)
+        except ValueError as error:
+            if self.tables == "auto":
+                return False
+            raise ConfigError(f"{error}; or set output.tables=true") from error
+        return True

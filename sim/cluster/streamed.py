@@ -30,6 +30,8 @@ from sim.workload.base import Source
 MAX_ITERATIONS: Final = 1 << 20
 """Iterations after which a chunk is due; their table takes about 100 MB."""
 REPORTS_BETWEEN_COUNTS: Final = 4
+EARLY_STOPS: Final = "needs the rows of all requests, which a run with streamed tables does not keep"
+"""Why such a run cannot be stopped early."""
 
 
 class StreamedSimulation(Simulation):
@@ -53,10 +55,7 @@ class StreamedSimulation(Simulation):
     ) -> None:
         for name in ("stop_overloaded", "stop_missed"):
             if getattr(sim, name):
-                raise ValueError(
-                    f"sim.{name}=true: needs the rows of all requests, which a run with streamed tables does "
-                    f"not keep; set sim.{name}=false or output.tables=true"
-                )
+                raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
         self._take = take
         self._group_rows = group_rows
         self._waits = PendingWaits()

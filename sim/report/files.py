@@ -78,7 +78,12 @@ def run_files(result: RunResult, config: Mapping[str, Any], *, tables: bool) -> 
         yield "events.parquet", table_bytes(events_table(records))
         yield "gaps.parquet", table_bytes(records.own_gaps)
         yield from saved_records(records)
-    yield "summary.json", f"{json.dumps(result.summary, indent=2)}\n".encode()
+    yield "summary.json", summary_json(result.summary).encode()
+
+
+def summary_json(summary: Mapping[str, Any]) -> str:
+    """Returns the text of summary.json."""
+    return f"{json.dumps(summary, indent=2)}\n"
 
 
 def remove_folder_of_table(path: Path) -> None:

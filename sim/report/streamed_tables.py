@@ -114,6 +114,6 @@ def check_free_space(folder: Path, num_requests: int, *, iterations: bool) -> No
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ValueError(
-            f"the tables of {num_requests:,} requests take about {needed / 1e9:.1f} GB, and {place} has "
-            f"{free / 1e9:.1f} GB free; make room, choose another hydra.run.dir, or set output.tables=false"
+            f"the tables of {num_requests:,} requests take about {needed / 1e9:,.1f} GB, and {place} has "
+            f"{free / 1e9:,.1f} GB free; make room, choose another hydra.run.dir, or set output.tables=false"
         )

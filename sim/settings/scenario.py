@@ -1,6 +1,7 @@
 """Builds the scenario of a composed config and runs it; every mistake of the user is a ConfigError."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -85,12 +86,21 @@ def build_run(
 def run(scenario: Scenario, source: Source, report: Callable[[float, int], None] | None = None) -> RunResult:
     """Simulates the scenario and computes its figures.
 
-    report: called with the simulated seconds and the number of ended requests. Raises ConfigError for
-    mistakes that only show during the run: an iteration for which the latency model has no time, or a policy
-    that fails.
+    report: called with the simulated seconds and the number of ended requests. Raises ConfigError: see
+    `errors_of_user`.
+    """
+    with errors_of_user(scenario):
+        return scenario.run(source, report)
+
+
+@contextmanager
+def errors_of_user(scenario: Scenario) -> Iterator[None]:
+    """Raises ConfigError for mistakes of the user that only show during the run inside the context.
+
+    These are an iteration for which the latency model has no time, and a policy that fails.
     """
     try:
         with policy_errors(scenario):
-            return scenario.run(source, report)
+            yield
     except UnknownIterationError as error:
         raise ConfigError(f"latency: {error}") from error

@@ -1,0 +1,71 @@
+"""Runs whose tables are written while they go on, in memory that does not grow with their length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.app.progress import simulated_time
+from experiments.app.run_folder import print_folder
+from experiments.app.terminal import print_summary
+from experiments.simulate.output import STREAMED_ABOVE, SimulateOutput
+from sim.report.config_text import config_yaml
+from sim.report.files import summary_json
+from sim.report.streamed_tables import StreamedTables, check_free_space
+from sim.report.whole_file import write_whole
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import errors_of_user
+from sim.setup.scenario import Scenario
+from sim.setup.streamed_run import StreamedRun
+from sim.workload.base import Source
+
+
+def run_streamed(
+    scenario: Scenario,
+    source: Source,
+    output: SimulateOutput,
+    *,
+    config: dict[str, Any],
+    folder: Path,
+    console: Console,
+) -> None:
+    """Simulates, writes and prints. config: the resolved config.
+
+    Raises ConfigError if the disk has no room for the tables; OSError if they could not be written, after
+    what had been simulated by then was printed; and KeyboardInterrupt after Ctrl-C.
+    """
+    try:
+        check_free_space(folder, source.num_requests or 0, iterations=output.writes_iterations)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "config.yaml", config_yaml(config))
+    if output.tables == "auto":
+        _note(
+            console,
+            f"More than {STREAMED_ABOVE:,} requests: their rows are written while the run goes on, without "
+            "iterations, events and report.html (output.tables=true writes all, in 4.4 kB of memory per "
+            "request).",
+        )
+    tables = StreamedTables(folder, scenario.slo, iterations=output.writes_iterations)
+    with (
+        errors_of_user(scenario),
+        simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report,
+    ):
+        run = StreamedRun(scenario, source, tables)
+        summary = run.run(report)
+    print_summary(summary, console)
+    if run.error is not None:
+        raise run.error
+    write_whole(folder / "summary.json", summary_json(summary))
+    for figure, reason in summary["not_computed"].items():
+        _note(console, f"{figure} is not computed: {reason}.")
+    print_folder(folder, console)
+    if summary["interrupted"]:
+        raise KeyboardInterrupt
+
+
+def _note(console: Console, text: str) -> None:
+    console.print(text, style="yellow", highlight=False)

@@ -1,0 +1,90 @@
+"""Runs a scenario whose records are written and summed up while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from sim.cluster.streamed import EARLY_STOPS, StreamedSimulation
+from sim.metrics.folds.run import RunFold
+from sim.metrics.folds.setting import FoldSetting
+from sim.metrics.utilisation import PoolHardware
+from sim.records.chunk import GROUP_ROWS, RecordChunk
+from sim.records.run import PoolRecord
+from sim.setup.scenario import Scenario
+from sim.workload.base import Source
+
+
+class Tables(Protocol):
+    """Tables that are written while a run goes on."""
+
+    def add(self, chunk: RecordChunk) -> None:
+        """Writes a chunk; the last one has `end`. Raises OSError."""
+
+
+def check_streamed(scenario: Scenario) -> None:
+    """Raises ValueError for a scenario that needs the tables of the whole run."""
+    for name in ("stop_overloaded", "stop_missed"):
+        if getattr(scenario.sim, name):
+            raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
+    if scenario.sim.shards is not None:
+        raise ValueError(
+            f"sim.shards={scenario.sim.shards}: the shards of a run write whole tables; set sim.shards=null"
+        )
+    _setting(scenario, [], ())
+
+
+def _setting(
+    scenario: Scenario, hardware: Sequence[PoolHardware], pool_records: Sequence[PoolRecord]
+) -> FoldSetting:
+    return FoldSetting(
+        pools=hardware,
+        pool_records=pool_records,
+        slo=scenario.slo,
+        energy=scenario.energy,
+        tariff=scenario.tariff,
+        metrics=scenario.metrics,
+    )
+
+
+class StreamedRun:
+    """One run of a scenario, whose records go to `tables` and to the accumulators of its summary.
+
+    error: why the tables could not be written, such as a full disk; the run ends there, and its summary is
+    that of the run up to then. None: they are complete. Raises ValueError: see `check_streamed`.
+    """
+
+    def __init__(
+        self, scenario: Scenario, source: Source, tables: Tables, *, group_rows: int = GROUP_ROWS
+    ) -> None:
+        self.error: OSError | None = None
+        self._scenario, self._source, self._tables = scenario, source, tables
+        self._hardware = scenario.pool_hardware()
+        self._simulation = simulation = StreamedSimulation(
+            source=source,
+            pools=scenario.replica_pools(),
+            cluster=scenario.for_a_run(),
+            sim=scenario.sim,
+            take=self._take,
+            group_rows=group_rows,
+        )
+        self._fold = RunFold(_setting(scenario, self._hardware, simulation.fleet.records(0.0)[0]))
+
+    def run(self, report: Callable[[float, int], None] | None = None) -> dict[str, Any]:
+        """Runs to the end; returns the summary. report: see `Simulation.run`."""
+        end = self._simulation.run(report)
+        summary = self._fold.summary(end)
+        summary["memory"] = asdict(next(iter(self._scenario.pools_by_name.values())).plan_memory())
+        self._scenario.describe(summary, self._source.notes, self._hardware)
+        return summary
+
+    def _take(self, chunk: RecordChunk) -> None:
+        self._fold.add(chunk)
+        if self.error is not None:
+            return
+        try:
+            self._tables.add(chunk)
+        except OSError as error:
+            self.error = error
+            self._simulation.stop()

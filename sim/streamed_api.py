@@ -1,0 +1,102 @@
+"""The Python interface to runs that are too long to keep: `from sim import simulate_streamed`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sim.api import arguments, composed_run, latency_table
+from sim.report import evidence, wording
+from sim.report.config_text import config_yaml
+from sim.report.files import summary_json
+from sim.report.streamed_tables import REPLICAS, REQUESTS, SERIES, StreamedTables, check_free_space
+from sim.report.whole_file import write_whole
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run, errors_of_user
+from sim.setup.streamed_run import StreamedRun, check_streamed
+
+
+def simulate_streamed(
+    folder: str | Path,
+    *overrides: str,
+    model: Any = None,
+    hardware: Any = None,
+    workload: Any = None,
+    policy: Any = None,
+    config_dir: str | Path | None = None,
+    iterations: bool = False,
+    **settings: Any,
+) -> StreamedResult:
+    """Simulates as `sim.simulate` does, and writes the rows of requests to a folder while the run goes on.
+
+    The memory of the run does not grow with its length. iterations: also write the iterations and gaps.
+    Others as for `sim.simulate`. Raises ConfigError for mistakes in the settings and for a disk without room,
+    before the simulation starts, and OSError if the tables could not be written; those up to then remain.
+    """
+    folder = Path(folder)
+    named = {"model": model, "hardware": hardware, "workload": workload}
+    source, texts, objects = arguments(overrides, named | settings, policy, config_dir)
+    cfg, config, command = composed_run(source, texts, objects)
+    scenario, traffic = build_run(cfg, objects)
+    try:
+        check_streamed(scenario)
+        check_free_space(folder, traffic.num_requests or 0, iterations=iterations)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "config.yaml", config_yaml(config))
+    tables = StreamedTables(folder, scenario.slo, iterations=iterations)
+    with errors_of_user(scenario):
+        run = StreamedRun(scenario, traffic, tables)
+        summary = run.run()
+    if run.error is not None:
+        raise run.error
+    write_whole(folder / "summary.json", summary_json(summary))
+    return StreamedResult(folder=folder, summary=summary, config=config, command=command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamedResult:
+    """The result of a run whose tables are in a folder and not in memory.
+
+    Its rows of requests are read with `pandas.read_parquet(result.folder / "requests.parquet")`, perhaps with
+    some `columns` or `filters`. Other attributes of `sim.Result` raise AttributeError, which says so.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    """All figures, as in summary.json; seconds, shares, USD."""
+    config: dict[str, Any]
+    """The resolved configuration; an object is represented by the name of its class."""
+    command: str | None
+    """The same run on the command line, with whole tables; None where objects were given."""
+
+    @property
+    def replicas(self) -> pd.DataFrame:
+        """One row per replica."""
+        return pd.read_parquet(self.folder / REPLICAS)
+
+    @property
+    def series(self) -> pd.DataFrame:
+        """One row per interval of simulated time: see `sim.metrics.load_series`."""
+        return pd.read_parquet(self.folder / SERIES)
+
+    @property
+    def latencies(self) -> pd.DataFrame:
+        """One row per latency (TTFT, TPOT, ITL, E2E, queue), one column per statistic (`p50_s`)."""
+        return latency_table(self.summary)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"result.{name}: a run of simulate_streamed keeps no tables in memory; its requests are in "
+            f"{self.folder / REQUESTS}, and simulate() gives all tables and plots"
+        )
+
+    def __repr__(self) -> str:
+        return f"<StreamedResult: {wording.verdict(self.summary)}>"
+
+    def __str__(self) -> str:
+        return "\n".join([wording.verdict(self.summary), *evidence.caveats(self.summary)])

@@ -1,0 +1,149 @@
+"""Runs of `windtunnel simulate` that write their tables while they go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from random import Random
+
+import pandas as pd
+import pytest
+
+from experiments.app.cli import main
+from experiments.simulate import output
+from sim.cluster import simulation
+from sim.report import streamed_tables
+from sim.setup.streamed_run import StreamedRun
+
+SMALL = ("workload=poisson", "workload.num_requests=60", "replicas=2", "output.progress=false")
+
+
+def simulate(folder, *arguments):
+    return main(["simulate", *SMALL, f"hydra.run.dir={folder}", *arguments])
+
+
+def test_rows_and_counts_are_those_of_a_whole_run(tmp_path, capsys):
+    whole, streamed = tmp_path / "whole", tmp_path / "streamed"
+    assert simulate(whole, "output.report=false") == 0
+    assert simulate(streamed, "output.tables=stream") == 0
+    tables = [pd.read_parquet(folder / "requests.parquet") for folder in (whole, streamed)]
+    pd.testing.assert_frame_equal(*tables, check_exact=True)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, streamed)]
+    for key in ("arrived", "status", "simulated_s", "memory", "workload"):
+        if key in summaries[0]:
+            assert summaries[0][key] == summaries[1][key]
+    assert summaries[0]["throughput"] == pytest.approx(summaries[1]["throughput"], rel=1e-9)
+    assert {file.name for file in streamed.iterdir()} == {
+        *("config.yaml", "summary.json", "records.json"),
+        *("requests.parquet", "replicas.parquet", "series.parquet"),
+    }
+    capsys.readouterr()
+    assert main(["report", f"run={streamed}"]) == 2
+    assert (
+        "the run has streamed its tables; simulate it again with output.tables=true"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_run_that_streams_all_can_be_drawn_again(tmp_path):
+    assert simulate(tmp_path / "run", "output.tables=stream_all") == 0
+    assert main(["report", f"run={tmp_path / 'run'}"]) == 0
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+
+
+def test_long_runs_stream_by_themselves_and_say_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(output, "STREAMED_ABOVE", 50)
+    assert simulate(tmp_path / "run") == 0
+    assert (tmp_path / "run" / "requests.parquet").is_dir()
+    assert "their rows are written while the run goes on" in " ".join(capsys.readouterr().out.split())
+    assert simulate(tmp_path / "timeline", "output.timeline=true", "output.report=false") == 0
+    assert (tmp_path / "timeline" / "requests.parquet").is_file()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("output.timeline=true", "output.timeline=true: is made from the tables of the whole run"),
+        ("sim.stop_overloaded=true", "sim.stop_overloaded=true: needs the rows of all requests"),
+        ("metrics.warmup_s=auto", "metrics.warmup_s=auto:"),
+        ("output.tables=some", "output.tables=some:"),
+    ],
+)
+def test_rejects_what_needs_whole_tables(tmp_path, capsys, override, message):
+    assert simulate(tmp_path / "run", "output.tables=stream", override) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_rejects_a_disk_without_room_before_the_run(tmp_path, capsys, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(streamed_tables.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+    assert simulate(tmp_path / "run", "output.tables=stream") == 2
+    assert "the tables of 60 requests take about" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_what_is_there(tmp_path, capsys, monkeypatch):
+    write = streamed_tables.write_whole
+
+    def full(file, content):
+        if file.parent.name == "requests.parquet" and file.name != "part-000000.parquet":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        write(file, content)
+
+    monkeypatch.setattr(streamed_tables, "write_whole", full)
+    for kind in (streamed_tables.StreamedTables, StreamedRun):
+        monkeypatch.setitem(kind.__init__.__kwdefaults__, "group_rows", 16)
+    monkeypatch.setattr(simulation, "EVENTS_BETWEEN_REPORTS", 16)
+    assert simulate(tmp_path / "run", "output.tables=stream") == 1
+    told = capsys.readouterr()
+    assert "No space left on device; make room or choose another hydra.run.dir" in told.err
+    assert len(told.err.splitlines()) == 1
+    assert "TTFT" in told.out
+    assert "60 requests" not in told.out
+    assert pd.read_parquet(tmp_path / "run" / "requests.parquet")["request_id"].tolist() == list(range(16))
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from sim.report.streamed_tables import StreamedTables
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
+from sim.setup.streamed_run import StreamedRun
+class Told(StreamedTables):
+    def add(self, chunk):
+        print("chunk", flush=True)
+        super().add(chunk)
+source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
+settings = ["workload=poisson", "workload.num_requests=100000", "replicas=4"]
+scenario, traffic = build_run(source.compose(settings))
+tables = Told(Path(sys.argv[1]), scenario.slo, iterations=True, group_rows=32)
+StreamedRun(scenario, traffic, tables, group_rows=32).run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_killed_run_leaves_readable_tables(tmp_path, seed):
+    random = Random(seed)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for _ in range(random.randint(3, 12)):
+            assert process.stdout.readline() == "chunk\n"
+        for _ in range(random.randint(0, 200_000)):  # somewhere in the next chunk
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+    requests = pd.read_parquet(tmp_path / "requests.parquet")
+    assert len(requests) >= 32
+    assert requests["request_id"].tolist() == list(range(len(requests)))
+    assert not len(requests) % 32
+    assert (requests["status"] == "finished").all()
+    iterations = pd.read_parquet(tmp_path / "iterations.parquet")
+    for _, own in iterations.groupby("replica"):
+        assert own["iteration"].tolist() == list(range(len(own)))
