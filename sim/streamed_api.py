@@ -30,10 +30,10 @@ def simulate_streamed(
     iterations: bool = False,
     **settings: Any,
 ) -> StreamedResult:
-    """Simulates as `sim.simulate` does, and writes the rows of requests to a folder while the run goes on.
+    """Simulates as `simulate` does, and writes the rows of requests to a folder while the run goes on.
 
     The memory of the run does not grow with its length. iterations: also write the iterations and gaps.
-    Others as for `sim.simulate`. Raises ConfigError for mistakes in the settings and for a disk without room,
+    Others as for `simulate`. Raises ConfigError for mistakes in the settings and for a disk without room,
     before the simulation starts, and OSError if the tables could not be written; those up to then remain.
     """
     folder = Path(folder)
@@ -63,7 +63,7 @@ class StreamedResult:
     """The result of a run whose tables are in a folder and not in memory.
 
     Its rows of requests are read with `pandas.read_parquet(result.folder / "requests.parquet")`, perhaps with
-    some `columns` or `filters`. Other attributes of `sim.Result` raise AttributeError, which says so.
+    some `columns` or `filters`. Other attributes of `sim.api.Result` raise AttributeError, which says so.
     """
 
     folder: Path

@@ -115,14 +115,14 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.setup.streamed_run import StreamedRun
-class Told(StreamedTables):
+class Reporting(StreamedTables):
     def add(self, chunk):
         print("chunk", flush=True)
         super().add(chunk)
 source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 settings = ["workload=poisson", "workload.num_requests=100000", "replicas=4"]
 scenario, traffic = build_run(source.compose(settings))
-tables = Told(Path(sys.argv[1]), scenario.slo, iterations=True, group_rows=32)
+tables = Reporting(Path(sys.argv[1]), scenario.slo, iterations=True, group_rows=32)
 StreamedRun(scenario, traffic, tables, group_rows=32).run()
 """
 
