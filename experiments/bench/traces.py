@@ -3,7 +3,7 @@
     python -m experiments.bench.traces [rows ...]        # default: 100000 1000000
 
 The files are made in a temporary folder; each is read in a process of its own. The memory is that above the
-imports, for checking the trace and reading all requests as columns.
+imports, for checking the trace and reading all requests as columns. docs/speed.md has results.
 """
 
 from __future__ import annotations
