@@ -21,10 +21,12 @@ def caveats(summary: dict[str, Any]) -> list[str]:
 
 
 def interval_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns the confidence intervals from this run alone and the figures without one, as lines."""
+    """Returns lines: the error of estimated percentiles, intervals from this run alone, those that lack."""
+    error = summary.get("percentile_error")
+    lines = [] if error is None else [f"Percentiles are estimates, within {100 * error:.2g} % of the value"]
     found = summary.get("intervals")
     if not found:
-        return []
+        return lines
     known: list[str] = []
     lacking: dict[str, list[str]] = {}
     for section, key, label in _INTERVALS:
@@ -36,7 +38,8 @@ def interval_lines(summary: dict[str, Any]) -> list[str]:
         else:
             known.append(f"{label} {_bounds(one, summary[section][key], key == 'share')}")
     level = f"{100 * found['confidence']:g} %"
-    lines = [f"{level} confidence (single run): {', '.join(known)}"] if known else []
+    if known:
+        lines.append(f"{level} confidence (single run): {', '.join(known)}")
     lines += [f"No confidence interval for {', '.join(labels)}: {lack}" for lack, labels in lacking.items()]
     return lines
 

@@ -93,12 +93,8 @@ class Distributions:
         log_width = max(self.log_width, log_width_for(int(ids[-1]), MAX_INDICATOR_GROUPS))
         group, bucket = ids >> log_width, bucket_of(values) >> _BUCKET_BITS
         first, end = int(bucket.min()), int(bucket.max()) + 1
-        begin, stop = int(group[0]), int(group[-1]) + 1
-        self._reach(log_width, stop, first, end)
-        size = (stop - begin) * (end - first)
-        place = (group - begin) * (end - first) + (bucket - first)
-        counts = np.bincount(place, minlength=size).reshape(stop - begin, end - first)
-        self.counts[begin:stop, first - self.first : end - self.first] += counts.astype(np.int32)
+        self._reach(log_width, int(group[-1]) + 1, first, end)
+        np.add.at(self.counts, (group, bucket - self.first), 1)
 
     def merge(self, other: Distributions) -> None:
         """Adds the counts of other, which is not changed."""
