@@ -8,7 +8,7 @@ than an interval is wide.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,17 @@ class Distributions:
         first, end = int(bucket.min()), int(bucket.max()) + 1
         self._reach(log_width, int(group[-1]) + 1, first, end)
         np.add.at(self.counts, (group, bucket - self.first), 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns only the counts that are not 0, as most are 0: 1 MB instead of 20 MB in a pickle."""
+        at = np.flatnonzero(self.counts)
+        found = {"shape": self.counts.shape, "at": at, "not_zero": self.counts.reshape(-1)[at]}
+        return {"log_width": self.log_width, "first": self.first, **found}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.log_width, self.first = state["log_width"], state["first"]
+        self.counts = np.zeros(state["shape"], np.int32)
+        self.counts.reshape(-1)[state["at"]] = state["not_zero"]
 
     def merge(self, other: Distributions) -> None:
         """Adds the counts of other, which is not changed."""

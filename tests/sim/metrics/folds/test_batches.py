@@ -37,7 +37,7 @@ def test_groups_are_the_same_in_any_order(parts, data):
             own.add(ids, values_of(ids))
             counts.add(ids, values_of(ids))
             groups.merge(pickle.loads(pickle.dumps(own)))
-            distributions.merge(counts)
+            distributions.merge(pickle.loads(pickle.dumps(counts)))
         found.append((groups, distributions))
     (one, counts), (other, others) = found
     assert one.log_width == other.log_width
