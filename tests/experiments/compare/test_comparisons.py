@@ -27,6 +27,9 @@ def test_the_comparisons_that_the_field_knows_are_shipped():
         "kv_sharing",
         "expert_balance",
         "crash_recovery",
+        "rag_prefix_sharing",
+        "agent_tasks",
+        "model_turns",
     } <= SHIPPED.keys()
 
 
@@ -69,6 +72,10 @@ EVENTS = [
     ("crash_recovery", "scratch", "troubles.lost_tokens"),
     ("crash_recovery", "tokens", "troubles.resumed"),
     ("crash_recovery", "kv", "troubles.restored_tokens"),
+    ("rag_prefix_sharing", "prefix_round_robin", "cache.hit_share"),
+    ("agent_tasks", "fcfs", "waiting.by_cause_s.slot"),
+    ("agent_tasks", "progress", "by_priority.-9.requests.finished"),
+    ("model_turns", "turns_level_1", "waiting.by_cause_s.gateway"),
     pytest.param("retry_storm", "immediate", "retries.retries", marks=pytest.mark.slow),
     pytest.param("retry_storm", "budget_and_bound", "requests.rejected", marks=pytest.mark.slow),
     pytest.param("autoscaling_day", "utilisation", "scaling.starts", marks=pytest.mark.slow),
