@@ -28,8 +28,9 @@ class WithThrottle(OfWorkload):
     """A workload whose clients keep a provider's limits. TTFT includes the time for which they wait."""
 
     requests_per_minute: float | None = None
-    """Limit of each tenant; null: none."""
+    """Limit of each tenant on requests; null: none."""
     tokens_per_minute: float | None = None
+    """Limit of each tenant on tokens of prompts and outputs; null: none."""
 
     def __post_init__(self) -> None:
         require_positive(self, "requests_per_minute", "tokens_per_minute")
