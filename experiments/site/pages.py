@@ -1,8 +1,8 @@
 """Pages of the site: where each Markdown file of the repository goes, and how its links are rewritten.
 
 README.md is the home page, `docs/` keeps its names, and every other Markdown file that a page links to is a
-page in `project/`. Links to files that are not pages, such as sources, become plain text: the site needs no
-repository.
+page in `project/`; links to notebooks lead to their pages in `notebooks/`. Links to files that are not pages,
+such as sources, become plain text: the site needs no repository.
 """
 
 import os
