@@ -17,6 +17,7 @@ MAX_STEPS = 1000
 MAX_CALLS = 100_000
 """Limit of the calls of a task, those of its sub-agents included."""
 MAX_DEPTH = 10
+"""Limit of the levels of sub-agents."""
 
 
 class Branch(NamedTuple):
