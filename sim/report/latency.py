@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,6 +23,14 @@ MARKED = (50, 99)
 MAX_SCATTER_POINTS = 3000
 
 
+class Curve(NamedTuple):
+    """Points of a distribution (value, share of values <= it), and its `MARKED` percentiles."""
+
+    values_s: Times
+    share: Times
+    marked_s: Times
+
+
 def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, slo: Slo | None) -> Chart:
     """Plots the cumulative share of requests (ITL: of gaps between tokens) for each of the four latencies.
 
@@ -32,14 +42,22 @@ def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, sl
         name: gaps if name == "itl" else (measured[f"{name}_s"].to_numpy(dtype=np.float64), None)
         for name in ("ttft", "tpot", "itl", "e2e")
     }
+    curves = {
+        name: Curve(*cdf_points(times_s, counts), marked_percentiles(times_s, counts))
+        for name, (times_s, counts) in series.items()
+    }
+    return drawn_cdfs(curves, slo)
+
+
+def drawn_cdfs(curves: Mapping[str, Curve], slo: Slo | None) -> Chart:
+    """Plots the distributions of latencies, by name."""
     limits_ms = {name: limit_s * 1e3 for name, limit_s in slo.limits_s.items()} if slo else {}
     titles = [
         f"{name.upper()}, limit {limits_ms[name]:g} ms" if name in limits_ms else name.upper()
-        for name in series
+        for name in curves
     ]
     chart = panels(titles, num_columns=2, vertical_spacing=0.2)
-    for panel, (name, (times_s, counts)) in enumerate(series.items()):
-        values_s, share = cdf_points(times_s, counts)
+    for panel, (name, (values_s, share, marked_s)) in enumerate(curves.items()):
         shown_ms = values_s * 1e3
         chart.add(
             "scatter",
@@ -55,7 +73,7 @@ def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, sl
             chart.vertical_line(limits_ms[name], LIMIT, panel)
             shown_ms = np.append(shown_ms, limits_ms[name])
         chart.x_axes(panel, **log_axis(shown_ms), title="ms")
-        _mark(chart, panel, 1e3 * marked_percentiles(times_s, counts), shown_ms)
+        _mark(chart, panel, 1e3 * marked_s, shown_ms)
     chart.y_axes(title="% of requests", range=[0, 101])
     chart.y_axes(2, title="% of gaps")
     return chart.styled(height_px=600, showlegend=False)

@@ -117,6 +117,13 @@ def write_report(
     sections = report_sections(
         records=records, request_table=request_table, summary=summary, models=models, slo=slo
     )
+    write_sections(path, sections, summary, config)
+
+
+def write_sections(
+    path: str | Path, sections: Sequence[Section], summary: dict[str, Any], config: dict[str, Any]
+) -> None:
+    """Writes the page of `write_report` with the given plots."""
     page = _PAGE.substitute(
         title=html.escape(_title(config)),
         verdict=html.escape(wording.verdict(summary)),
