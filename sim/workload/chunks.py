@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice, repeat
+from math import isnan
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -64,6 +65,8 @@ class Chunk:
     """True output length; of the longest sample if there are several."""
     priority: IntArray | None = None
     """None: all are 0."""
+    deadline_s: FloatArray | None = None
+    """Time at which the client needs the output, nan: none; None: it follows from `Common.deadlines_s`."""
     session_id: IntArray | None = None
     """NO_SESSION: none; None: no request has one."""
     tenant: ObjectArray | None = None
@@ -100,9 +103,7 @@ class Chunk:
             priorities,
             repeat("") if self.tenant is None else self.tenant.tolist(),
             self._sessions(),
-            map(due_s, arrival_s, priorities, repeat(common.deadlines_s))
-            if common.deadlines_s
-            else repeat(None),
+            self._deadlines(),
             repeat(None),
             repeat(common.branching),
             repeat(None),
@@ -112,6 +113,22 @@ class Chunk:
         if self.samples_NW is not None:
             samples = map(tuple, self.samples_NW.tolist())
         return rows_of(Arrival, requests, outputs, samples, repeat(None), repeat(None))
+
+    def due_s(self) -> FloatArray | None:
+        """Returns the deadline of each request in seconds [N], nan: none; None: no request has one."""
+        if self.deadline_s is not None or not self.common.deadlines_s:
+            return self.deadline_s
+        after_s = np.array([np.nan if one is None else one for one in self.common.deadlines_s])
+        priorities = np.zeros(len(self), np.int64) if self.priority is None else self.priority
+        deadline_s: FloatArray = self.at_s + after_s[priorities]
+        return deadline_s
+
+    def _deadlines(self) -> Iterable[float | None]:
+        """Yields the deadline of each request."""
+        deadline_s = self.due_s()
+        if deadline_s is None:
+            return repeat(None)
+        return (None if isnan(one) else one for one in deadline_s.tolist())
 
     def _prompts(self) -> Iterator[Prompt]:
         """Yields the prompts with their contents."""

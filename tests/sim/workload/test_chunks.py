@@ -12,6 +12,7 @@ from sim.workload.arrivals import AllAtOnce, Constant, Diurnal, Poisson
 from sim.workload.base import WorkloadNotes
 from sim.workload.chunks import ROWS, PartOfSource, arrivals_of, chunks_of
 from sim.workload.distributions import Exponential, Lognormal
+from sim.workload.faster import FasterSource
 from sim.workload.lengths import Lengths
 from sim.workload.marked import WithCallers
 from sim.workload.streams import stream
@@ -21,6 +22,8 @@ from sim.workload.table import TableSource
 LENGTHS = Lengths(
     prompt_tokens=Lognormal(mean=100, cv=1.0), output_tokens=Exponential(mean=50), rank_correlation=0.4
 )
+
+DUE = {"priority_shares": (0.5, 0.5), "deadlines_s": (3.3, None)}
 
 
 def make_synthetic(**settings):
@@ -55,8 +58,13 @@ def make_table(num=9_000):
         lambda: source_of(make_synthetic(arrivals=AllAtOnce())),
         lambda: source_of(WithCallers(of=make_synthetic(), tenants={"a": 1.0, "b": 2.0}, models={"m": 1.0})),
         make_table,
+        lambda: FasterSource(make_table(), 1.7),
+        lambda: FasterSource(
+            source_of(make_synthetic(priority_shares=(0.5, 0.5), deadlines_s=(3.3, None))), 0.3
+        ),
+        lambda: FasterSource(source_of(WithCallers(of=make_synthetic(), tenants={"a": 1.0})), 3.0),
     ],
-    ids=["plain", "exact", "samples", "batch", "callers", "table"],
+    ids=["plain", "exact", "samples", "batch", "callers", "table", "faster", "deadlines", "objects"],
 )
 def test_the_parts_of_a_source_are_together_its_requests(make):
     whole = list(make().arrivals())
