@@ -20,7 +20,9 @@ INDEX = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content
 def main() -> None:
     """Writes the pages, builds the site, and exits with status 1 if a page fetches anything from outside."""
     parser = argparse.ArgumentParser(prog="python -m experiments.site", description=__doc__)
-    parser.add_argument("--version", default="dev", help="name of the folder and of the entry in the menu")
+    parser.add_argument(
+        "--version", default="dev", help="name of the folder and of the entry in the menu, such as 0.1"
+    )
     options = parser.parse_args()
     if not re.fullmatch(r"[\w.-]+", options.version):
         parser.error(f"--version={options.version}: letters, digits, dots and hyphens only, such as 0.1")
