@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.core.request import Request
 from policies.routing import ReplicaView
@@ -22,6 +23,8 @@ class AdapterAffinity:
 
     max_excess: int = 8
     """Number of outstanding requests that a replica may have more than the least loaded one and be chosen."""
+
+    keeps_together: ClassVar[str] = "adapter"
 
     def __post_init__(self) -> None:
         if self.max_excess < 0:

@@ -22,6 +22,7 @@ from policies.routing import ReplicaView
 class Dedicated:
     """Fixed replica per adapter. Reads no replica."""
 
+    keeps_together: ClassVar[str] = "adapter"
     _owner: dict[str | None, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     """Index of the replica of each adapter."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from policies.caching.content import prompt_segments
 from policies.core.request import Request, Segment
@@ -36,6 +37,7 @@ class PrefixAffinity:
     """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
     max_tree_tokens: int = 2**24
     """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
+    keeps_together: ClassVar[str] = "prefix"
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _positions: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     _tree: PrefixTree = field(init=False, repr=False, compare=False)

@@ -30,6 +30,7 @@ class PrefixIndex:
     overlap_weight: float = 1.0
     """Weight of tokens to compute relative to outstanding tokens; Dynamo's default is 1."""
 
+    keeps_together: ClassVar[str] = "prefix"
     reads_caches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

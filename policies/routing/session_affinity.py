@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil, inf, isinf
+from typing import ClassVar
 
 from policies.core.request import Request
 from policies.routing import ReplicaView
@@ -30,6 +31,7 @@ class SessionAffinity:
     """Maximum outstanding requests of a replica, divided by the mean of all; inf: no bound."""
     num_points: int = 100
     """Number of points of each replica on the ring; more points make the shares more even."""
+    keeps_together: ClassVar[str] = "session"
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _ring: list[tuple[int, int]] = field(init=False, default_factory=list, repr=False, compare=False)
     """Sorted hashes, each with the position of its replica."""

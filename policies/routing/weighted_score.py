@@ -31,6 +31,7 @@ class WeightedScore:
     queue_weight: float = 2.0
     kv_weight: float = 2.0
 
+    keeps_together: ClassVar[str] = "prefix"
     reads_caches: ClassVar[bool] = True
     reads_signals: ClassVar[bool] = True
 

@@ -40,8 +40,12 @@ class SimSettings:
     shards: int | Literal["auto"] | None = None
     """Number of parts in which replicas are simulated apart, with the same result: see `sim.shards`; auto: by
     cores, replicas and requests; null: the whole run at once."""
+    thin: int = 1
+    """Simulates one in `thin` replicas with one in `thin` requests: see `sim.setup.thinning`; 1: all."""
 
     def __post_init__(self) -> None:
+        if self.thin < 1:
+            raise ValueError(f"thin={self.thin}: must be >= 1; 20 simulates one replica in twenty")
         if self.until_s is not None and not 0 < self.until_s < inf:
             raise ValueError(f"until_s={self.until_s}: must be a finite number > 0 s; null for no limit")
         if isinstance(self.shards, int) and self.shards < 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.report import wording
 from sim.report.numbers import milliseconds, number, seconds
+from sim.report.thinned_lines import thinned_lines
 from sim.report.wording import CLASS_LATENCIES, LATENCIES
 
 
@@ -24,6 +25,12 @@ def interval_lines(summary: dict[str, Any]) -> list[str]:
     """Returns lines: the error of estimated percentiles, intervals from this run alone, those that lack."""
     error = summary.get("percentile_error")
     lines = [] if error is None else [f"Percentiles are estimates, within {100 * error:.2g} % of the value"]
+    """Returns the confidence intervals from this run alone and the figures without one, as lines.
+
+    A thinned fleet has those of the whole fleet instead.
+    """
+    if lines := thinned_lines(summary):
+        return lines
     found = summary.get("intervals")
     if not found:
         return lines

@@ -20,6 +20,7 @@ from sim.settings.policy_errors import policy_errors
 from sim.settings.unused import ONLY_WITH_SPECULATION
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
+from sim.setup.thinning import thinned
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.base import Source
 
@@ -48,7 +49,12 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
     settings["energy"] = build_as(EnergySettings, cfg["energy"], "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg["metrics"], "metrics")
     scenario: Scenario = build_as(Scenario, with_layout(settings | dict(objects)), "")
-    return scenario
+    if scenario.sim.thin == 1:
+        return scenario
+    try:
+        return thinned(scenario)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _build_pool(cfg: Mapping[Any, Any], where: str) -> PoolSettings:

@@ -1,0 +1,45 @@
+"""The text on a thinned fleet, for the terminal and the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.report.numbers import milliseconds, number, percent
+
+
+def thinned_lines(summary: dict[str, Any]) -> list[str]:
+    """Returns lines on the figures of the whole fleet; none if all of it was simulated."""
+    found = summary.get("thinned")
+    if not found:
+        return []
+    one_in = found["keeps_one_in"]
+    units = {"request": "requests", "session": "sessions", "family": "families of prompts"}[found["unit"]]
+    lines = [
+        f"Thinned: {found['replicas']:,} of {found['of_replicas']:,} replicas were simulated, with one in "
+        f"{one_in} {units}. The figures above are of this part; maxima and peaks of the whole are larger."
+    ]
+    rates = found["throughput"]
+    texts = []
+    if rates:
+        texts = [
+            f"{_between(rates['requests_per_s'], number)} requests/s",
+            f"{_between(rates['output_tokens_per_s'], number)} output tok/s",
+        ]
+    if (usd := summary["cost"]["usd"]) is not None:
+        texts.append(f"${number(one_in * usd)}")
+    texts += [
+        f"{name.upper()} {key[:-2]} {_between(found[name][key], milliseconds)} ms"
+        for name in ("ttft", "tpot")
+        for key in ("mean_s", "p99_s")
+        if found[name][key]["value"] is not None
+    ]
+    if "goodput" in found:
+        texts.append(f"SLO attainment {_between(found['goodput']['share'], percent)}")
+    level = f"{100 * found['confidence']:g} %"
+    return [*lines, f"Whole fleet ({level} intervals, the error of thinning included): {', '.join(texts)}"]
+
+
+def _between(figure: dict[str, float | None], text: Any) -> str:
+    value, low, high = (figure[key] for key in ("value", "low", "high"))
+    bounds = ["unknown" if bound is None else text(bound) for bound in (low, high)]
+    return f"{text(value)} ({bounds[0]} to {bounds[1]})"

@@ -1,0 +1,199 @@
+"""One in n of the requests of a workload, for a fleet of which one in n replicas is simulated.
+
+What belongs together stays together. The unit that is kept or left out is
+
+    a request    that belongs to no session: of some thousand requests in a row, a sample that has
+                 short and long prompts and outputs in the same proportion as the whole
+    a session    all its requests, also those of a user of a closed loop
+    a family     with routing by content: all requests whose prompts begin with the same segment, because such
+                 a router gives a replica whole families
+
+A replica then gets as many requests of as many units per second as in the whole fleet. The load of a fleet
+depends on the lengths of all its requests, so a random sample without such proportions would have another
+load, which no difference between replicas of the same fleet would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from policies.core.request import Request
+from sim.metrics.measured import Measured
+from sim.metrics.thinned import thinned_figures
+from sim.records.run import RunRecords
+from sim.workload.arrivals import ClosedLoop
+from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
+from sim.workload.chunks import NO_SESSION, Chunk, chunks_of
+from sim.workload.distributions import IntArray
+from sim.workload.marked import OfWorkload
+from sim.workload.streams import stream
+from sim.workload.synthetic import Synthetic
+
+STREAM = "thin"
+KEPT_PER_GROUP = 16
+"""Sessions, or families, that are kept of those with consecutive numbers."""
+STRATA = 4
+"""Classes of prompts in a sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThinnedWorkload(OfWorkload):
+    """A workload of which one in `keeps_one_in` units is simulated."""
+
+    keeps_one_in: int
+    by_family: bool = False
+    """Whether requests with the same first segment stay together."""
+    scattered_by: str | None = None
+    """Name of a router that sends the turns of a session anywhere, to caches that keep the KV of prompts; a
+    turn then finds that of the turn before it more often the fewer replicas there are. None: it does not."""
+
+    def __post_init__(self) -> None:
+        if isinstance(_closed_loop(self.of), ClosedLoop) and not isinstance(self.of, Synthetic):
+            raise ValueError(
+                f"sim.thin={self.keeps_one_in}: a closed loop inside of another workload cannot be thinned; "
+                "choose workload=closed_loop itself, or sim.thin=1"
+            )
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        """Creates the kept part of the traffic. Raises ValueError if users cannot be divided."""
+        if isinstance(self.of, Synthetic) and isinstance(self.of.arrivals, ClosedLoop):
+            return _fewer_users(self.of, self.keeps_one_in).source(seed=seed, max_model_len=max_model_len)
+        source = self.of.source(seed=seed, max_model_len=max_model_len)
+        thinned = ThinnedSource(source, self.keeps_one_in, seed=seed, by_family=self.by_family)
+        if self.scattered_by is not None and thinned.has_turns:
+            raise ValueError(
+                f"sim.thin={self.keeps_one_in}, routing={self.scattered_by}: with fewer replicas, a turn of "
+                "a session finds the KV of the turn before it more often; choose routing=session_affinity or "
+                "prefix_affinity, a cache without reuse such as caching=paged, or sim.thin=1"
+            )
+        return thinned
+
+    def figures(self, records: RunRecords, part: Measured, *, seed: int) -> Mapping[str, Any]:
+        """Returns the section `thinned` of the summary: the figures of the whole fleet, with intervals."""
+        unit = "family" if self.by_family else "session"
+        if (records.requests["session_id"] < 0).all() and not self.by_family:
+            unit = "request"
+        return {"thinned": {"unit": unit, **thinned_figures(records, part, self.keeps_one_in)}}
+
+
+class ThinnedSource:
+    """One in `keeps_one_in` units of another source, under new ids in the order of creation."""
+
+    def __init__(self, source: Source, keeps_one_in: int, *, seed: int, by_family: bool) -> None:
+        total = source.num_requests
+        self.num_requests = None if total is None else max(round(total / keeps_one_in), 1)
+        self.last_arrival_s = source.last_arrival_s
+        self.patience_s = source.patience_s
+        self._source = source
+        self._chunks = chunks_of(source)
+        self.has_turns = False
+        """Whether requests of a session, as far as the first request shows, share their prompts."""
+        if (first := next(self._chunks, None)) is not None and len(first):
+            request = next(first.where(slice(0, 1)).arrivals()).request
+            self.has_turns = request.session_id is not None and bool(request.prompt.segments)
+            self._chunks = chain((first,), self._chunks)
+        self._keeps_one_in = keeps_one_in
+        self._seed = seed
+        self._by_family = by_family
+        self._kept_places = lru_cache(maxsize=4096)(self._draw_places)
+        self._num_created = 0
+        self._in_flight: dict[int, Request] = {}  # new id -> request as the other source knows it
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Notes of the whole traffic."""
+        return self._source.notes
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for number, chunk in enumerate(self._chunks):
+            kept = chunk.where(np.sort(self._kept_rows(number, chunk)))
+            yield from map(self._renumbered, kept.arrivals())
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        original = self._in_flight.pop(request.request_id)
+        return [*map(self._renumbered, self._source.follow_ups(original, now, num_output_tokens))]
+
+    def _kept_rows(self, number: int, chunk: Chunk) -> IntArray:
+        """Returns the rows of a chunk that are kept: those of kept units, and a sample of the others."""
+        unit = self._units(chunk)
+        alone = np.flatnonzero(unit == NO_SESSION)
+        sample = alone[self._sample(number, chunk.prompt_tokens[alone], chunk.output_tokens[alone])]
+        if len(alone) == len(unit):
+            return sample
+        group, place = np.divmod(unit, self._keeps_one_in * KEPT_PER_GROUP)
+        is_kept = np.zeros(len(unit), np.bool_)
+        for one in np.unique(group[unit != NO_SESSION]).tolist():
+            is_kept |= (group == one) & np.isin(place, self._kept_places(one))
+        is_kept[alone] = False
+        return np.concatenate([sample, np.flatnonzero(is_kept)])
+
+    def _units(self, chunk: Chunk) -> IntArray:
+        """Returns the number of the family or session of each request; NO_SESSION: it is alone, [N]."""
+        if not self._by_family:
+            return np.full(len(chunk), NO_SESSION) if chunk.session_id is None else chunk.session_id
+        requests = (arrival.request for arrival in chunk.arrivals())
+        units = (one.prompt.segments[0].content_id if one.prompt.segments else one.session_id for one in requests)
+        return np.array([NO_SESSION if unit is None else unit for unit in units], np.int64)
+
+    def _draw_places(self, group: int) -> IntArray:
+        """Draws the places of a group of units with consecutive numbers that are kept."""
+        size = self._keeps_one_in * KEPT_PER_GROUP
+        places: IntArray = stream(self._seed, f"{STREAM}/units", group).permutation(size)[:KEPT_PER_GROUP]
+        return places
+
+    def _sample(self, number: int, prompt_tokens: IntArray, output_tokens: IntArray) -> IntArray:
+        """Returns the rows that are kept of the requests of a chunk that are alone.
+
+        One is drawn of every `keeps_one_in` neighbours in an order in which these have similar prompts and
+        similar outputs: `STRATA` classes of prompts, with outputs that rise in one class and fall in the
+        next. Equal requests are in random order: in the order of time, the requests of a Poisson process
+        that are kept would come at nearly equal distances.
+        """
+        n, rng = self._keeps_one_in, stream(self._seed, STREAM, number)
+        shuffled = rng.permutation(len(prompt_tokens))
+        by_prompt = shuffled[np.argsort(prompt_tokens[shuffled], kind="stable")]
+        strata = [
+            part[np.argsort(output_tokens[part], kind="stable")][:: -1 if i % 2 else 1]
+            for i, part in enumerate(np.array_split(by_prompt, STRATA))
+        ]
+        in_order = np.concatenate(strata)
+        starts = np.arange(0, len(in_order), n)
+        places = starts + rng.integers(n, size=len(starts))
+        sample: IntArray = in_order[places[places < len(in_order)]]  # the last n may be incomplete
+        return sample
+
+    def _renumbered(self, arrival: Arrival) -> Arrival:
+        request_id = self._num_created
+        self._num_created += 1
+        self._in_flight[request_id] = arrival.request
+        return arrival._replace(request=arrival.request._replace(request_id=request_id))
+
+
+def _closed_loop(workload: object) -> object:
+    """Returns the arrivals of the innermost workload."""
+    while (inner := getattr(workload, "of", None)) is not None:
+        workload = inner
+    return getattr(workload, "arrivals", None)
+
+
+def _fewer_users(workload: Synthetic, keeps_one_in: int) -> Workload:
+    """Returns a closed loop with one in keeps_one_in users, and with as many requests per user."""
+    loop = workload.arrivals
+    assert isinstance(loop, ClosedLoop)
+    if loop.num_users % keeps_one_in:
+        raise ValueError(
+            f"sim.thin={keeps_one_in}, workload.arrivals.num_users={loop.num_users}: thin must divide the "
+            "number of users"
+        )
+    total = workload.num_requests
+    return replace(
+        workload,
+        arrivals=replace(loop, num_users=loop.num_users // keeps_one_in),
+        num_requests=None if total is None else max(round(total / keeps_one_in), 1),
+    )
