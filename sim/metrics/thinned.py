@@ -11,8 +11,8 @@ q + h (Woodruff, Confidence intervals for medians and other position measures, J
 
 Replicas of one fleet share its load, and differ less from each other than two fleets do. The interval from
 batches of time (`sim.metrics.one_run`) sees that; it is widened by sqrt(1 + 1 / n), because the whole fleet's
-figure varies, too. The wider of both bounds is taken on each side, and at least `LEAST_WIDTH`: a smaller fleet
-balances its load a little differently, which neither of the two intervals sees.
+figure varies, too. The wider of both bounds is taken on each side, and at least `LEAST_WIDTH`: a smaller
+fleet balances its load a little differently, which neither of the two intervals sees.
 """
 
 from __future__ import annotations

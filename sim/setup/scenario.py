@@ -26,6 +26,7 @@ from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import WORKLOAD_TERMS
 from sim.metrics.summary import plain_json, summarise
+from sim.metrics.thinned import thinned_figures
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
@@ -46,6 +47,7 @@ from sim.workload.faster import FasterSource
 from sim.workload.longer import LongerSource
 from sim.workload.marked import answers_of, branching_key
 from sim.workload.own_figures import own_figures, own_latencies
+from sim.workload.thinned import ThinnedWorkload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,6 +306,9 @@ class Scenario(PoolSettings, ClusterSettings):
         )
         own = WorkloadRecords.of(records, part.window)
         summary |= plain_json(own_figures(self.workload, own, seed=self.seed))
+        if isinstance(self.workload, ThinnedWorkload):
+            of_whole = thinned_figures(records, part, self.workload.keeps_one_in)
+            summary["thinned"] = plain_json({"unit": self.workload.unit(part.table), **of_whole})
         summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())
         self.add_dialects(summary, records)
         self.describe(summary, traffic, hardware)

@@ -15,21 +15,18 @@ load, which no difference between replicas of the same fleet would show.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from policies.core.request import Request
-from sim.metrics.measured import Measured
-from sim.metrics.thinned import thinned_figures
-from sim.records.run import RunRecords
 from sim.workload.arrivals import ClosedLoop
 from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
-from sim.workload.chunks import NO_SESSION, Chunk, chunks_of
+from sim.workload.chunks import NO_SESSION, Chunk, ChunkedSource, arrivals_of, chunks_of, objects
 from sim.workload.distributions import IntArray
 from sim.workload.marked import OfWorkload
 from sim.workload.streams import stream
@@ -74,12 +71,11 @@ class ThinnedWorkload(OfWorkload):
             )
         return thinned
 
-    def figures(self, records: RunRecords, part: Measured, *, seed: int) -> Mapping[str, Any]:
-        """Returns the section `thinned` of the summary: the figures of the whole fleet, with intervals."""
-        unit = "family" if self.by_family else "session"
-        if (records.requests["session_id"] < 0).all() and not self.by_family:
-            unit = "request"
-        return {"thinned": {"unit": unit, **thinned_figures(records, part, self.keeps_one_in)}}
+    def unit(self, requests: pd.DataFrame) -> str:
+        """Returns what is kept or left out as a whole: request, session or family."""
+        if self.by_family:
+            return "family"
+        return "request" if (requests["session_id"] < 0).all() else "session"
 
 
 class ThinnedSource:
@@ -91,13 +87,13 @@ class ThinnedSource:
         self.last_arrival_s = source.last_arrival_s
         self.patience_s = source.patience_s
         self._source = source
-        self._chunks = chunks_of(source)
-        self.has_turns = False
+        chunks = chunks_of(source)
+        first = next(chunks, None)
+        self._once = (
+            None if isinstance(source, ChunkedSource) else chain(() if first is None else (first,), chunks)
+        )
+        self.has_turns = first is not None and _shows_turns(first)
         """Whether requests of a session, as far as the first request shows, share their prompts."""
-        if (first := next(self._chunks, None)) is not None and len(first):
-            request = next(first.where(slice(0, 1)).arrivals()).request
-            self.has_turns = request.session_id is not None and bool(request.prompt.segments)
-            self._chunks = chain((first,), self._chunks)
         self._keeps_one_in = keeps_one_in
         self._seed = seed
         self._by_family = by_family
@@ -110,13 +106,25 @@ class ThinnedSource:
         """Notes of the whole traffic."""
         return self._source.notes
 
-    def arrivals(self) -> Iterator[Arrival]:
-        for number, chunk in enumerate(self._chunks):
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the kept requests as columns."""
+        self._num_created = 0
+        whole = chunks_of(self._source) if self._once is None else self._once
+        for number, chunk in enumerate(whole):
             kept = chunk.where(np.sort(self._kept_rows(number, chunk)))
-            yield from map(self._renumbered, kept.arrivals())
+            if kept.made is not None:
+                kept = replace(kept, made=objects([*map(self._renumbered, kept.made.tolist())]))
+                first_id = self._num_created - len(kept)
+            else:  # sources with columns of numbers have no follow-ups
+                first_id = self._num_created
+                self._num_created += len(kept)
+            yield replace(kept, request_id=np.arange(first_id, first_id + len(kept)))
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return arrivals_of(self.chunks())
 
     def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        original = self._in_flight.pop(request.request_id)
+        original = self._in_flight.pop(request.request_id, request)
         return [*map(self._renumbered, self._source.follow_ups(original, now, num_output_tokens))]
 
     def _kept_rows(self, number: int, chunk: Chunk) -> IntArray:
@@ -138,7 +146,9 @@ class ThinnedSource:
         if not self._by_family:
             return np.full(len(chunk), NO_SESSION) if chunk.session_id is None else chunk.session_id
         requests = (arrival.request for arrival in chunk.arrivals())
-        units = (one.prompt.segments[0].content_id if one.prompt.segments else one.session_id for one in requests)
+        units = (
+            one.prompt.segments[0].content_id if one.prompt.segments else one.session_id for one in requests
+        )
         return np.array([NO_SESSION if unit is None else unit for unit in units], np.int64)
 
     def _draw_places(self, group: int) -> IntArray:
@@ -173,6 +183,12 @@ class ThinnedSource:
         self._num_created += 1
         self._in_flight[request_id] = arrival.request
         return arrival._replace(request=arrival.request._replace(request_id=request_id))
+
+
+def _shows_turns(chunk: Chunk) -> bool:
+    """Returns whether the first request of a chunk belongs to a session and has contents."""
+    first = next(chunk.where(slice(0, 1)).arrivals(), None)
+    return first is not None and first.request.session_id is not None and bool(first.request.prompt.segments)
 
 
 def _closed_loop(workload: object) -> object:
