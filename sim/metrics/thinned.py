@@ -32,7 +32,7 @@ from sim.metrics.quantiles import student_t
 from sim.records.run import RunRecords
 
 LATENCIES = ("ttft", "tpot", "e2e")
-LEAST_WIDTH = 0.01
+LEAST_WIDTH = 0.02
 """Least half width of an interval, as a share of the figure; of a share from 0 to 1, in itself."""
 
 

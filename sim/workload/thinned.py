@@ -3,7 +3,7 @@
 What belongs together stays together. The unit that is kept or left out is
 
     a request    that belongs to no session: of some thousand requests in a row, a sample that has
-                 short and long prompts and outputs in the same proportion as the whole
+                 short and long prompts and outputs in the same proportion as the whole, and its tokens
     a session    all its requests, also those of a user of a closed loop
     a family     with routing by content: all requests whose prompts begin with the same segment, because such
                  a router gives a replica whole families
@@ -35,6 +35,8 @@ from sim.workload.synthetic import Synthetic
 STREAM = "thin"
 KEPT_PER_GROUP = 16
 """Sessions, or families, that are kept of those with consecutive numbers."""
+CANDIDATES = 64
+"""Samples of a chunk of which the best is taken."""
 STRATA = 4
 """Classes of prompts in a sample."""
 
@@ -99,6 +101,7 @@ class ThinnedSource:
         self._by_family = by_family
         self._kept_places = lru_cache(maxsize=4096)(self._draw_places)
         self._num_created = 0
+        self._owed_2 = np.zeros(2)  # prompt and output tokens by which the kept requests have too few
         self._in_flight: dict[int, Request] = {}  # new id -> request as the other source knows it
 
     @property
@@ -108,7 +111,7 @@ class ThinnedSource:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the kept requests as columns."""
-        self._num_created = 0
+        self._num_created, self._owed_2 = 0, np.zeros(2)
         whole = chunks_of(self._source) if self._once is None else self._once
         for number, chunk in enumerate(whole):
             kept = chunk.where(np.sort(self._kept_rows(number, chunk)))
@@ -131,7 +134,8 @@ class ThinnedSource:
         """Returns the rows of a chunk that are kept: those of kept units, and a sample of the others."""
         unit = self._units(chunk)
         alone = np.flatnonzero(unit == NO_SESSION)
-        sample = alone[self._sample(number, chunk.prompt_tokens[alone], chunk.output_tokens[alone])]
+        tokens_2N = np.stack([chunk.prompt_tokens[alone], chunk.output_tokens[alone]])
+        sample = alone[self._sample(number, tokens_2N)]
         if len(alone) == len(unit):
             return sample
         group, place = np.divmod(unit, self._keeps_one_in * KEPT_PER_GROUP)
@@ -157,25 +161,34 @@ class ThinnedSource:
         places: IntArray = stream(self._seed, f"{STREAM}/units", group).permutation(size)[:KEPT_PER_GROUP]
         return places
 
-    def _sample(self, number: int, prompt_tokens: IntArray, output_tokens: IntArray) -> IntArray:
+    def _sample(self, number: int, tokens_2N: IntArray) -> IntArray:
         """Returns the rows that are kept of the requests of a chunk that are alone.
 
-        One is drawn of every `keeps_one_in` neighbours in an order in which these have similar prompts and
-        similar outputs: `STRATA` classes of prompts, with outputs that rise in one class and fall in the
-        next. Equal requests are in random order: in the order of time, the requests of a Poisson process
-        that are kept would come at nearly equal distances.
+        tokens_2N: their prompt and output tokens. One is drawn of every `keeps_one_in` neighbours in an order
+        in which these have similar prompts and similar outputs: `STRATA` classes of prompts, with outputs
+        that rise in one class and fall in the next. Equal requests are in random order: in the order of time,
+        the requests of a Poisson process that are kept would come at nearly equal distances. Of `CANDIDATES`
+        such samples, the one is taken with which the tokens kept so far are nearest to their share.
         """
         n, rng = self._keeps_one_in, stream(self._seed, STREAM, number)
-        shuffled = rng.permutation(len(prompt_tokens))
-        by_prompt = shuffled[np.argsort(prompt_tokens[shuffled], kind="stable")]
-        strata = [
-            part[np.argsort(output_tokens[part], kind="stable")][:: -1 if i % 2 else 1]
-            for i, part in enumerate(np.array_split(by_prompt, STRATA))
-        ]
-        in_order = np.concatenate(strata)
+        shuffled = rng.permutation(tokens_2N.shape[1])
+        by_prompt = shuffled[np.argsort(tokens_2N[0, shuffled], kind="stable")]
+        in_order = np.concatenate(
+            [
+                part[np.argsort(tokens_2N[1, part], kind="stable")][:: -1 if i % 2 else 1]
+                for i, part in enumerate(np.array_split(by_prompt, STRATA))
+            ]
+        )
         starts = np.arange(0, len(in_order), n)
-        places = starts + rng.integers(n, size=len(starts))
-        sample: IntArray = in_order[places[places < len(in_order)]]  # the last n may be incomplete
+        places_CK = starts + rng.integers(n, size=(CANDIDATES, len(starts)))
+        exists_CK = places_CK < len(in_order)  # the last n may be incomplete
+        rows_CK = in_order[np.where(exists_CK, places_CK, 0)]
+        kept_2C = (tokens_2N[:, rows_CK] * exists_CK).sum(axis=2)
+        owed_2 = self._owed_2 + tokens_2N.sum(axis=1) / n
+        errors_2C = np.abs(owed_2[:, None] - kept_2C) / np.maximum(owed_2[:, None], 1.0)
+        best = int(errors_2C.max(axis=0).argmin())
+        self._owed_2 = owed_2 - kept_2C[:, best]
+        sample: IntArray = rows_CK[best, exists_CK[best]]
         return sample
 
     def _renumbered(self, arrival: Arrival) -> Arrival:
