@@ -22,15 +22,14 @@ def caveats(summary: dict[str, Any]) -> list[str]:
 
 
 def interval_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines: the error of estimated percentiles, intervals from this run alone, those that lack."""
+    """Returns lines: the error of estimated percentiles, intervals from this run alone, those that lack.
+
+    A thinned fleet has the intervals of the whole fleet instead.
+    """
+    if of_whole := thinned_lines(summary):
+        return of_whole
     error = summary.get("percentile_error")
     lines = [] if error is None else [f"Percentiles are estimates, within {100 * error:.2g} % of the value"]
-    """Returns the confidence intervals from this run alone and the figures without one, as lines.
-
-    A thinned fleet has those of the whole fleet instead.
-    """
-    if lines := thinned_lines(summary):
-        return lines
     found = summary.get("intervals")
     if not found:
         return lines

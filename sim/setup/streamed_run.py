@@ -28,6 +28,10 @@ def check_streamed(scenario: Scenario) -> None:
     for name in ("stop_overloaded", "stop_missed"):
         if getattr(scenario.sim, name):
             raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
+    if scenario.sim.thin > 1:
+        raise ValueError(
+            f"sim.thin={scenario.sim.thin}: its intervals need the requests of every replica; set sim.thin=1"
+        )
     if scenario.sim.shards is not None:
         raise ValueError(
             f"sim.shards={scenario.sim.shards}: the shards of a run write whole tables; set sim.shards=null"
