@@ -16,7 +16,7 @@ class FasterSource:
     """A source with the open-loop arrivals of another one at `load` times the rate.
 
     Deadlines, and the moments at which clients give up, keep their distance from the arrival, and think times
-    between turns stay the same.
+    between turns stay the same. Requests that the other source offers as columns stay columns.
     """
 
     def __init__(self, source: Source, load: float) -> None:
