@@ -9,6 +9,7 @@ from experiments.app.progress import simulated_time
 from experiments.app.run_folder import print_folder, resolved_config
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import SimulateOutput
+from experiments.simulate.sharded_output import run_sharded_streamed
 from experiments.simulate.sharded_run import ShardedRun
 from experiments.simulate.streamed_output import run_streamed
 from experiments.simulate.windowed_run import WindowedRun
@@ -44,6 +45,10 @@ class SimulateJob:
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
         output, console = self.output, terminal_console()
+        if self.streams and isinstance(self.sharded, ShardedRun):
+            config = resolved_config(self.cfg)
+            run_sharded_streamed(self.sharded, config=config, folder=folder, console=console)
+            return
         if self.streams:
             config = resolved_config(self.cfg)
             run_streamed(self.scenario, self.source, output, config=config, folder=folder, console=console)
@@ -85,14 +90,20 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
             "per request; set workload.branching.width=1 or output.vllm_bench=false"
         )
     streams = output.streams(scenario, source.num_requests)
-    sharded = _sharded(cfg, composition, scenario, source, output)
+    sharded = _sharded(cfg, composition, scenario, source, output, streams=streams)
     return SimulateJob(
         cfg=cfg, scenario=scenario, source=source, output=output, streams=streams, sharded=sharded
     )
 
 
 def _sharded(
-    cfg: DictConfig, composition: Composition, scenario: Scenario, source: Source, output: SimulateOutput
+    cfg: DictConfig,
+    composition: Composition,
+    scenario: Scenario,
+    source: Source,
+    output: SimulateOutput,
+    *,
+    streams: bool,
 ) -> ShardedRun | WindowedRun | None:
     """Returns the run in parts, if the settings ask for it. Raises ConfigError."""
     if scenario.sim.shards is None:
@@ -103,6 +114,11 @@ def _sharded(
                     "sim.shards=auto, or leave out the launcher"
                 )
         return None
+    if output.writes_iterations:
+        raise ConfigError(
+            f"output.tables=stream_all, sim.shards={scenario.sim.shards}: shards do not stream iterations; "
+            "set output.tables=stream, or sim.shards=null"
+        )
     try:
         check_traffic(source, scenario.sim)
     except ValueError as error:
@@ -124,4 +140,5 @@ def _sharded(
         config_dirs=composition.source.dirs[1:],
         num_requests=source.num_requests,
         progress=output.progress,
+        streams=streams,
     )

@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ from sim.settings.errors import ConfigError
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
+from sim.setup.streamed_run import fold_setting
 from sim.shards.assignment import Assignment, assign
 from sim.shards.shard_file import shard_bytes
+from sim.shards.streamed import streamed_shard_bytes
 from sim.shards.traffic import Bounds, ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 
@@ -52,6 +54,8 @@ class ShardTask:
     """Folders added to the import path for a user's own classes."""
     code: str
     """The code of windtunnel that all workers must have: see `code_of_windtunnel`."""
+    streams: bool = False
+    """Returns accumulators of the figures and the rows of requests instead of all tables."""
 
     @property
     def name(self) -> str:
@@ -77,7 +81,12 @@ class ShardTask:
             shard = run_shard(source, assignment, pools, own, scenario, scenario.sim)
         if shard.records.interrupted:
             raise KeyboardInterrupt  # a part of a shard is no result
-        return FinishedShard(shard_bytes(shard, assignment.notes), len(shard.records.requests))
+        if self.streams:
+            setting = partial(fold_setting, scenario, scenario.pool_hardware())
+            content = streamed_shard_bytes(shard, own, assignment.notes, setting)
+        else:
+            content = shard_bytes(shard, assignment.notes)
+        return FinishedShard(content, len(shard.records.requests))
 
 
 @cache

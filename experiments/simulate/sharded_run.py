@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -26,11 +27,16 @@ from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.settings.override import not_about
 from sim.setup.scenario import Scenario
+from sim.setup.streamed_run import fold_setting
 from sim.shards.merge import merged
+from sim.shards.shard_file import ShardFile
+from sim.shards.streamed import StreamedShards, merged_files
 from sim.shards.whole_run import shard_bounds
 
 SHARD_BYTES = 600
 """Bytes of the file of a shard for each of its requests, about: 574 with 16 iterations per request."""
+STREAMED_BYTES = 250
+"""The same for a run that streams, with its tables."""
 MAX_TRIES = 3
 """How often a shard is begun whose worker dies."""
 
@@ -46,6 +52,8 @@ class ShardedRun:
     config_dirs: Sequence[Path]
     num_requests: int | None
     progress: bool
+    streams: bool = False
+    """Adds up figures and rows of requests, in memory that does not grow with the run."""
 
     @contextmanager
     def simulated(self, folder: Path, console: Console) -> Iterator[ShardFolder]:
@@ -62,7 +70,8 @@ class ShardedRun:
         folder.mkdir(parents=True, exist_ok=True)
         self._check_room(folder)
         code, command = code_of_windtunnel(), self._command(folder)
-        with ShardFolder.opened(folder, self.config, len(bounds), code, command) as shards:
+        config = self.config | {"streams": self.streams}
+        with ShardFolder.opened(folder, config, len(bounds), code, command) as shards:
             self._run_missing(shards, console)
             yield shards
 
@@ -73,9 +82,16 @@ class ShardedRun:
             records = merged([shard for shard, _ in read], self.scenario.sim.until_s)
             return self.scenario.result(records, read[0][1]), shards
 
+    def streamed(self, files: Iterable[ShardFile]) -> StreamedShards:
+        """Returns the whole run without its tables, from the files of all shards."""
+        scenario = self.scenario
+        new_setting = partial(fold_setting, scenario, scenario.pool_hardware())
+        return merged_files(files, new_setting, scenario.sim.until_s)
+
     def _check_room(self, folder: Path) -> None:
         """Raises ConfigError if the shards would not fit on the disk of the results."""
-        needed, free = SHARD_BYTES * (self.num_requests or 0), disk_usage(folder).free
+        each_bytes = STREAMED_BYTES if self.streams else SHARD_BYTES
+        needed, free = each_bytes * (self.num_requests or 0), disk_usage(folder).free
         if needed > free:
             raise ConfigError(
                 f"hydra.run.dir={seen_from_here(folder)}: {needed / 1e9:.1f} GB are needed for the shards of "
@@ -154,6 +170,7 @@ class ShardedRun:
                 config=text,
                 import_dirs=(os.getcwd(),),
                 code=code,
+                streams=self.streams,
             )
             for index in missing
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Final
 
 import numpy as np
@@ -57,14 +58,29 @@ class LoadSeries:
         weighted = {name: iterations[column].to_numpy() * duration_s for name, column in _MEANS.items()}
         self._count(start_s, iterations=None, busy_s=duration_s, **weighted)
 
+    def merge(self, other: LoadSeries) -> None:
+        """Adds the rows of other, which is not changed."""
+        while self.width_s < other.width_s:
+            self._double()
+        added = deepcopy(other)
+        while added.width_s < self.width_s:
+            added._double()
+        for name, sums in self._sums.items():
+            total = np.zeros(max(len(sums), len(added._sums[name])), sums.dtype)
+            total[: len(sums)] += sums
+            total[: len(added._sums[name])] += added._sums[name]
+            self._sums[name] = total
+
     def _widen(self, until_s: float) -> None:
         """Doubles the length of the intervals until there are few enough up to a time."""
         while until_s >= self.width_s * MAX_INTERVALS:
-            self.width_s *= 2
-            for name, sums in self._sums.items():
-                self._sums[name] = (
-                    np.append(sums, np.zeros(len(sums) % 2, sums.dtype)).reshape(-1, 2).sum(axis=1)
-                )
+            self._double()
+
+    def _double(self) -> None:
+        """Doubles the length of the intervals."""
+        self.width_s *= 2
+        for name, sums in self._sums.items():
+            self._sums[name] = np.append(sums, np.zeros(len(sums) % 2, sums.dtype)).reshape(-1, 2).sum(axis=1)
 
     def _count(self, time_s: NDArray[np.float64], **values: NDArray[Any] | None) -> None:
         """Adds the values of rows, or 1 for None, to the sums of the intervals of their times."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from policies.core.policy_names import name_of
+from policies.routing.static import reads_only_signals
 from sim.cluster.streamed import EARLY_STOPS, StreamedSimulation
 from sim.metrics.folds.run import RunFold
 from sim.metrics.folds.setting import FoldSetting
@@ -32,16 +34,22 @@ def check_streamed(scenario: Scenario) -> None:
         raise ValueError(
             f"sim.thin={scenario.sim.thin}: its intervals need the requests of every replica; set sim.thin=1"
         )
-    if scenario.sim.shards is not None:
+    if scenario.sim.shards is not None and reads_only_signals(scenario.routing):
         raise ValueError(
-            f"sim.shards={scenario.sim.shards}: the shards of a run write whole tables; set sim.shards=null"
+            f"sim.shards={scenario.sim.shards}, routing={name_of(scenario.routing)}: parts of a run "
+            "with signals write whole tables; set sim.shards=null"
         )
-    _setting(scenario, [], ())
+    fold_setting(scenario, [], ())
 
 
-def _setting(
+def fold_setting(
     scenario: Scenario, hardware: Sequence[PoolHardware], pool_records: Sequence[PoolRecord]
 ) -> FoldSetting:
+    """Returns the setting of the accumulators of a scenario's figures.
+
+    hardware: see `Scenario.pool_hardware`. pool_records: those of the run. Raises ValueError: see
+    `FoldSetting`.
+    """
     return FoldSetting(
         pools=hardware,
         pool_records=pool_records,
@@ -62,6 +70,11 @@ class StreamedRun:
     def __init__(
         self, scenario: Scenario, source: Source, tables: Tables, *, group_rows: int = GROUP_ROWS
     ) -> None:
+        if scenario.sim.shards is not None:
+            raise ValueError(
+                f"sim.shards={scenario.sim.shards}: a run in one process has no shards; set sim.shards=null, "
+                "or run windtunnel simulate"
+            )
         self.error: OSError | None = None
         self._scenario, self._source, self._tables = scenario, source, tables
         self._hardware = scenario.pool_hardware()
@@ -73,7 +86,7 @@ class StreamedRun:
             take=self._take,
             group_rows=group_rows,
         )
-        self._fold = RunFold(_setting(scenario, self._hardware, simulation.fleet.records(0.0)[0]))
+        self._fold = RunFold(fold_setting(scenario, self._hardware, simulation.fleet.records(0.0)[0]))
 
     def run(self, report: Callable[[float, int], None] | None = None) -> dict[str, Any]:
         """Runs to the end; returns the summary. report: see `Simulation.run`."""

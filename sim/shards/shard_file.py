@@ -103,10 +103,6 @@ class ShardFile:
         with _damage_reported():
             return self._archive.read(name)
 
-    def has(self, name: str) -> bool:
-        """Returns whether there is such further content."""
-        return name in self._archive.namelist()
-
     def open(self, name: str) -> IO[bytes]:
         """Opens further content, to read from any place in it."""
         with _damage_reported():

@@ -1,0 +1,63 @@
+"""Runs in shards without whole tables: summary, rows of requests, replicas and series, in constant memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.app.run_folder import print_folder
+from experiments.app.terminal import print_summary
+from experiments.simulate.sharded_run import ShardedRun
+from sim.metrics.measured import request_metrics
+from sim.report.config_text import config_yaml
+from sim.report.files import remove_folder_of_table, summary_json, write_table
+from sim.report.saved import BURSTS, GAPS, saved_records
+from sim.report.streamed_tables import REPLICAS, REQUESTS, SERIES, TableFolder
+from sim.report.whole_file import write_whole
+from sim.shards.request_windows import merged_groups
+from sim.shards.shard_file import ShardFile
+from sim.shards.streamed import ROWS, StreamedShards
+
+
+def run_sharded_streamed(
+    sharded: ShardedRun, *, config: dict[str, Any], folder: Path, console: Console
+) -> None:
+    """Simulates, writes and prints. config: the resolved config.
+
+    Raises what `ShardedRun.simulated` raises, and OSError if the tables could not be written, after what had
+    been simulated was printed; the shards are kept then.
+    """
+    scenario = sharded.scenario
+    with sharded.simulated(folder, console) as shards:
+        with shards.files() as opened:
+            files = list(opened)
+            run = sharded.streamed(files)
+            summary = run.fold.summary(run.end)
+            summary["memory"] = asdict(next(iter(scenario.pools_by_name.values())).plan_memory())
+            scenario.describe(summary, run.notes, scenario.pool_hardware())
+            print_summary(summary, console)
+            write_whole(folder / "config.yaml", config_yaml(config))
+            _write_tables(sharded, run, files, folder)
+            write_whole(folder / "summary.json", summary_json(summary))
+        shards.remove()
+    for figure, reason in summary["not_computed"].items():
+        console.print(f"{figure} is not computed: {reason}.", style="yellow", highlight=False)
+    print_folder(folder, console)
+
+
+def _write_tables(sharded: ShardedRun, run: StreamedShards, files: list[ShardFile], folder: Path) -> None:
+    """Writes the tables that a run which streams has; those of an earlier attempt are replaced."""
+    remove_folder_of_table(folder / REQUESTS)
+    requests = TableFolder(folder / REQUESTS)
+    for rows in merged_groups([file.open(ROWS) for file in files]):
+        requests.add(request_metrics(rows, sharded.scenario.slo))
+    if requests.is_empty:
+        requests.add(request_metrics(run.end.requests, sharded.scenario.slo))
+    write_table(run.replicas, folder / REPLICAS)
+    write_table(run.series.table(), folder / SERIES)
+    for name, content in saved_records(run.end):
+        if name not in (GAPS, BURSTS):
+            write_whole(folder / name, content)

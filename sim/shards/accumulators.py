@@ -1,0 +1,70 @@
+"""The accumulators of a shard as bytes, which can be read without executing what is in them."""
+
+from __future__ import annotations
+
+import pickle  # nosec B403
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any, TypeVar
+
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.shards.shard_file import DamagedShardError
+
+FOLDS = "sim.metrics.folds."
+ALLOWED = {
+    ("sim.metrics.load_series", "LoadSeries"),
+    ("sim.shards.accumulators", "table_of"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy._core.multiarray", "scalar"),
+}
+"""Classes of accumulators, and what numpy makes arrays of; beside them only classes of `FOLDS` are read."""
+
+T = TypeVar("T")
+
+
+def table_of(columns: Mapping[str, NDArray[Any]]) -> pd.DataFrame:
+    """Returns a table of numbers."""
+    return pd.DataFrame(dict(columns))
+
+
+class _Writer(pickle.Pickler):
+    """Writes an accumulator, with tables as columns of numbers."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Returns how a table is made again."""
+        if isinstance(obj, pd.DataFrame):
+            return table_of, ({str(name): obj[name].to_numpy() for name in obj},)
+        return NotImplemented
+
+
+class _Reader(pickle.Unpickler):
+    """Reads an accumulator, and nothing but the classes of which accumulators consist."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Returns a class of accumulators or arrays. Raises DamagedShardError for any other."""
+        if module_name.startswith(FOLDS) or (module_name, global_name) in ALLOWED:
+            return super().find_class(module_name, global_name)
+        raise DamagedShardError(f"{module_name}.{global_name} is no part of an accumulator")
+
+
+def accumulator_bytes(accumulator: object) -> bytes:
+    """Returns the content of an accumulator; of a fold, without its setting."""
+    content = BytesIO()
+    _Writer(content, protocol=5).dump(accumulator)
+    return content.getvalue()
+
+
+def read_accumulator(content: bytes, kind: type[T]) -> T:
+    """Returns the accumulator that `accumulator_bytes` was given. Raises DamagedShardError."""
+    try:
+        found = _Reader(BytesIO(content)).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError) as error:
+        raise DamagedShardError(str(error)) from error
+    if not isinstance(found, kind):
+        raise DamagedShardError(f"it is no {kind.__name__}")
+    return found

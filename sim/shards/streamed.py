@@ -1,0 +1,119 @@
+"""Shards of a run that is too long to keep its tables: their figures and requests are added up and merged.
+
+A shard returns accumulators of its figures, and the rows of its requests, instead of its tables. The merged
+figures are those of one process that streams its records, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import NamedTuple
+
+import pandas as pd
+
+from sim.metrics.folds.run import RunFold
+from sim.metrics.folds.setting import FoldSetting
+from sim.metrics.load_series import LoadSeries
+from sim.metrics.measured import request_metrics
+from sim.metrics.replica_table import ReplicaTable
+from sim.records.chunk import RecordChunk
+from sim.records.run import PoolRecord, RunRecords
+from sim.shards.accumulators import accumulator_bytes, read_accumulator
+from sim.shards.merge import merged
+from sim.shards.request_windows import windowed_bytes
+from sim.shards.shard import ShardRecords
+from sim.shards.shard_file import ShardFile, shard_bytes, table_bytes
+from sim.shards.traffic import Bounds
+from sim.workload.base import WorkloadNotes
+
+FOLD, ROWS, SERIES, REPLICAS = "fold", "rows", "series", "replicas"
+"""Names of the parts of the file of a shard."""
+NewSetting = Callable[[Sequence[PoolRecord]], FoldSetting]
+"""Makes the setting of folds from the records of the pools."""
+
+
+class StreamedShards(NamedTuple):
+    """The whole run. end: its records, with tables without rows."""
+
+    fold: RunFold
+    end: RunRecords
+    notes: WorkloadNotes
+    series: LoadSeries
+    replicas: pd.DataFrame
+
+
+def streamed_shard_bytes(
+    shard: ShardRecords, bounds: Bounds, notes: WorkloadNotes, new_setting: NewSetting
+) -> bytes:
+    """Returns the content of the file of a shard. bounds: its replicas."""
+    records = shard.records
+    fold = RunFold(new_setting(records.pools))
+    fold.add(chunk_of(records))
+    table = request_metrics(records.requests, fold.setting.slo)
+    series, replicas = LoadSeries(), ReplicaTable()
+    series.add(table, records.iterations)
+    replicas.add(table, records.iterations)
+    parts = {
+        FOLD: accumulator_bytes(fold),
+        ROWS: windowed_bytes(records.requests),
+        SERIES: accumulator_bytes(series),
+        REPLICAS: table_bytes(replicas.table(records).iloc[bounds[0] : bounds[1]]),
+    }
+    return shard_bytes(replace(shard, records=without_rows(records)), notes, parts)
+
+
+def merged_files(
+    files: Iterable[ShardFile], new_setting: NewSetting, until_s: float | None
+) -> StreamedShards:
+    """Merges the shards of all files, by replica. Raises DamagedShardError."""
+    shards, fold, notes = [], None, WorkloadNotes()
+    series, tables = LoadSeries(), []
+    for file in files:
+        shard, notes = file.records()
+        shards.append(shard)
+        if fold is None:
+            fold = RunFold(new_setting(shard.records.pools))
+        fold.merge(read_accumulator(file.part(FOLD), RunFold))
+        series.merge(read_accumulator(file.part(SERIES), LoadSeries))
+        tables.append(pd.read_parquet(BytesIO(file.part(REPLICAS))))
+    assert fold is not None
+    end = merged(shards, until_s)
+    replicas = pd.concat(tables, ignore_index=True).assign(end_s=end.end_s)
+    replicas["busy_share"] = (replicas["busy_s"] / (replicas["end_s"] - replicas["start_s"])).fillna(0.0)
+    return StreamedShards(fold, end, notes, series, replicas)
+
+
+def chunk_of(records: RunRecords) -> RecordChunk:
+    """Returns all records of a shard as one chunk, without the end of the run."""
+    return RecordChunk(
+        requests=records.requests,
+        iterations=records.iterations,
+        gap_s=records.gap_s,
+        gap_count=records.gap_count,
+        gap_end_s=records.gap_end_s,
+        own_gaps=records.own_gaps,
+        events=records.events,
+        bursts=records.bursts,
+        unfilled=records.unfilled,
+        pool_by_replica=records.pool_by_replica,
+        until_s=records.end_s,
+    )
+
+
+def without_rows(records: RunRecords) -> RunRecords:
+    """Returns the records with tables without rows."""
+    speculation = records.speculation
+    return replace(
+        records,
+        requests=records.requests[:0],
+        iterations=records.iterations[:0],
+        gap_s=records.gap_s[:0],
+        gap_count=records.gap_count[:0],
+        gap_end_s=records.gap_end_s[:0],
+        own_gaps=records.own_gaps[:0],
+        events=records.events[:0],
+        unfilled=None if records.unfilled is None else records.unfilled[:0],
+        speculation=None if speculation is None else replace(speculation, bursts=speculation.bursts[:0]),
+    )

@@ -1,0 +1,45 @@
+"""Runs in shards whose tables are streamed."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from experiments.app.cli import main
+
+SMALL = ("workload=poisson", "workload.num_requests=60", "replicas=4", "output.progress=false")
+
+
+def simulate(folder, *arguments):
+    return main(["simulate", *SMALL, f"hydra.run.dir={folder}", *arguments])
+
+
+def test_files_of_shards_that_stream_are_those_of_one_process(tmp_path):
+    one, divided = tmp_path / "one", tmp_path / "divided"
+    assert simulate(one, "output.tables=stream") == 0
+    assert simulate(divided, "output.tables=stream", "sim.shards=3", "launcher.jobs=1") == 0
+    assert {file.name for file in divided.iterdir()} == {file.name for file in one.iterdir()}
+    assert (one / "summary.json").read_bytes() == (divided / "summary.json").read_bytes()
+    parts = sorted(file.name for file in (one / "requests.parquet").iterdir())
+    assert parts == sorted(file.name for file in (divided / "requests.parquet").iterdir())
+    for name in parts:
+        both = [(folder / "requests.parquet" / name).read_bytes() for folder in (one, divided)]
+        assert both[0] == both[1]
+    for name in ("replicas", "series"):
+        both = [pd.read_parquet(folder / f"{name}.parquet") for folder in (one, divided)]
+        pd.testing.assert_frame_equal(*both, rtol=1e-12)
+
+
+def test_shards_of_a_run_that_streams_are_not_those_of_one_with_tables(tmp_path, capsys):
+    assert simulate(tmp_path / "run", "sim.shards=2", "launcher.jobs=1", "output.tables=false") == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["requests"]["finished"] == 60
+    assert simulate(tmp_path / "other", "sim.shards=2", "output.tables=stream_all") == 2
+    assert (
+        "output.tables=stream_all, sim.shards=2: shards do not stream iterations" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("tables", ["stream", "true"])
+def test_a_run_in_one_shard_has_the_same_counts(tmp_path, tables):
+    assert simulate(tmp_path / "run", "sim.shards=1", "launcher.jobs=1", f"output.tables={tables}") == 0
+    assert len(pd.read_parquet(tmp_path / "run" / "requests.parquet")) == 60

@@ -1,0 +1,81 @@
+"""Shards without tables: their merged figures and requests are those of one process."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from io import BytesIO
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.metrics.folds.run import RunFold
+from sim.metrics.load_series import LoadSeries
+from sim.setup.streamed_run import fold_setting
+from sim.shards.accumulators import accumulator_bytes, read_accumulator
+from sim.shards.assignment import assign
+from sim.shards.request_windows import merged_groups
+from sim.shards.shard_file import DamagedShardError, ShardFile
+from sim.shards.streamed import ROWS, chunk_of, merged_files, streamed_shard_bytes, without_rows
+from sim.shards.traffic import ShardTraffic
+from sim.shards.whole_run import run_shard, shard_bounds
+from tests.sim.shards.test_shards import ROUTERS, WORLDS, scenario_of
+
+
+def new_setting_of(scenario):
+    return partial(fold_setting, scenario, scenario.pool_hardware())
+
+
+def shard_files(scenario, num_shards):
+    """Returns the files of all shards of a run."""
+    pools, new_setting = scenario.replica_pools(), new_setting_of(scenario)
+    assignment = assign(scenario.source(), scenario.for_a_run().routing, pools, scenario.sim.until_s)
+    every = shard_bounds(num_shards, scenario.num_replicas, None)
+    traffic = ShardTraffic(scenario.source, assignment, every)
+    for index, bounds in enumerate(every):
+        shard = run_shard(traffic.source(index), assignment, pools, bounds, scenario, scenario.sim)
+        content = streamed_shard_bytes(shard, bounds, assignment.notes, new_setting)
+        yield ShardFile(BytesIO(content))
+
+
+def summary_of(fold, end):
+    return json.dumps(fold.summary(end))
+
+
+@settings(max_examples=12)
+@given(
+    world=st.sampled_from(sorted(WORLDS)),
+    router=st.sampled_from(sorted(ROUTERS)),
+    shards=st.integers(1, 5),
+    seed=st.integers(0, 100),
+)
+def test_figures_and_requests_are_those_of_one_process(world, router, shards, seed):
+    scenario = replace(scenario_of(*WORLDS[world]), routing=ROUTERS[router], seed=seed)
+    result = scenario.run()
+    records = result.records
+    whole = RunFold(new_setting_of(scenario)(records.pools))
+    whole.add(chunk_of(records))
+    files = list(shard_files(scenario, shards))
+    found = merged_files(files, new_setting_of(scenario), scenario.sim.until_s)
+    assert summary_of(found.fold, found.end) == summary_of(whole, without_rows(records))
+    pd.testing.assert_frame_equal(found.replicas, result.replicas, check_exact=True)
+    series = LoadSeries()
+    series.add(result.requests, records.iterations)
+    pd.testing.assert_frame_equal(found.series.table(), series.table(), rtol=1e-12)
+    rows = pd.concat(merged_groups([file.open(ROWS) for file in files], 16), ignore_index=True)
+    pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
+
+
+def test_a_file_with_foreign_classes_is_not_read():
+    scenario = scenario_of(*WORLDS["plain"])
+    records = scenario.simulate(scenario.source())
+    fold, copy = (RunFold(new_setting_of(scenario)(records.pools)) for _ in range(2))
+    fold.add(chunk_of(records))
+    content = accumulator_bytes(fold)
+    copy.merge(read_accumulator(content, RunFold))
+    assert summary_of(copy, records) == summary_of(fold, records)
+    with pytest.raises(DamagedShardError):
+        read_accumulator(content[:100], RunFold)
+    with pytest.raises(DamagedShardError, match=r"posix\.system is no part of an accumulator"):
+        read_accumulator(b"cposix\nsystem\n(S'true'\ntR.", RunFold)
