@@ -58,7 +58,7 @@ class RequestLog:
     """One row per request, at the index of its id; ids count from 0 in the order of creation."""
 
     def __init__(self) -> None:
-        self.has_arrived = bytearray()
+        self.has_arrived: Any = bytearray()  # columns of subclasses are of other kinds
         self.session_id = array("q")  # -1: none
         self.tenant = array("i")  # index in _tenants
         self.model = array("i")  # index in _models
