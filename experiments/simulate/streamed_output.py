@@ -13,6 +13,7 @@ from experiments.app.terminal import print_summary
 from experiments.simulate.output import STREAMED_ABOVE, SimulateOutput
 from sim.report.config_text import config_yaml
 from sim.report.files import summary_json
+from sim.report.streamed_page import write_streamed_report
 from sim.report.streamed_tables import StreamedTables, check_free_space
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
@@ -46,8 +47,8 @@ def run_streamed(
         _note(
             console,
             f"More than {STREAMED_ABOVE:,} requests: their rows are written while the run goes on, without "
-            "iterations, events and report.html (output.tables=true writes all, in 4.4 kB of memory per "
-            "request).",
+            "iterations and events, and report.html has fewer plots (output.tables=true writes all, in "
+            "4.4 kB of memory per request).",
         )
     tables = StreamedTables(folder, scenario.slo, iterations=output.writes_iterations)
     with (
@@ -60,6 +61,9 @@ def run_streamed(
     if run.error is not None:
         raise run.error
     write_whole(folder / "summary.json", summary_json(summary))
+    if output.report:
+        page = folder / "report.html"
+        write_streamed_report(page, run.fold.measured, summary, config, scenario.slo)
     for figure, reason in summary["not_computed"].items():
         _note(console, f"{figure} is not computed: {reason}.")
     print_folder(folder, console)

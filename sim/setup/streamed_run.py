@@ -63,8 +63,9 @@ def fold_setting(
 class StreamedRun:
     """One run of a scenario, whose records go to `tables` and to the accumulators of its summary.
 
-    error: why the tables could not be written, such as a full disk; the run ends there, and its summary is
-    that of the run up to then. None: they are complete. Raises ValueError: see `check_streamed`.
+    fold: the accumulators of its figures. error: why the tables could not be written, such as a full disk;
+    the run ends there, and its summary is that of the run up to then. None: they are complete. Raises
+    ValueError: see `check_streamed`.
     """
 
     def __init__(
@@ -86,18 +87,18 @@ class StreamedRun:
             take=self._take,
             group_rows=group_rows,
         )
-        self._fold = RunFold(fold_setting(scenario, self._hardware, simulation.fleet.records(0.0)[0]))
+        self.fold = RunFold(fold_setting(scenario, self._hardware, simulation.fleet.records(0.0)[0]))
 
     def run(self, report: Callable[[float, int], None] | None = None) -> dict[str, Any]:
         """Runs to the end; returns the summary. report: see `Simulation.run`."""
         end = self._simulation.run(report)
-        summary = self._fold.summary(end)
+        summary = self.fold.summary(end)
         summary["memory"] = asdict(next(iter(self._scenario.pools_by_name.values())).plan_memory())
         self._scenario.describe(summary, self._source.notes, self._hardware)
         return summary
 
     def _take(self, chunk: RecordChunk) -> None:
-        self._fold.add(chunk)
+        self.fold.add(chunk)
         if self.error is not None:
             return
         try:

@@ -39,7 +39,7 @@ def test_rows_and_counts_are_those_of_a_whole_run(tmp_path, capsys):
             assert summaries[0][key] == summaries[1][key]
     assert summaries[0]["throughput"] == pytest.approx(summaries[1]["throughput"], rel=1e-9)
     assert {file.name for file in streamed.iterdir()} == {
-        *("config.yaml", "summary.json", "records.json"),
+        *("config.yaml", "summary.json", "records.json", "report.html"),
         *("requests.parquet", "replicas.parquet", "series.parquet"),
     }
     capsys.readouterr()
