@@ -47,7 +47,7 @@ class SimulateJob:
         output, console = self.output, terminal_console()
         if self.streams and isinstance(self.sharded, ShardedRun):
             config = resolved_config(self.cfg)
-            run_sharded_streamed(self.sharded, config=config, folder=folder, console=console)
+            run_sharded_streamed(self.sharded, output, config=config, folder=folder, console=console)
             return
         if self.streams:
             config = resolved_config(self.cfg)

@@ -10,11 +10,13 @@ from rich.console import Console
 
 from experiments.app.run_folder import print_folder
 from experiments.app.terminal import print_summary
+from experiments.simulate.output import SimulateOutput
 from experiments.simulate.sharded_run import ShardedRun
 from sim.metrics.measured import request_metrics
 from sim.report.config_text import config_yaml
 from sim.report.files import remove_folder_of_table, summary_json, write_table
 from sim.report.saved import BURSTS, GAPS, saved_records
+from sim.report.streamed_page import write_streamed_report
 from sim.report.streamed_tables import REPLICAS, REQUESTS, SERIES, TableFolder
 from sim.report.whole_file import write_whole
 from sim.shards.request_windows import merged_groups
@@ -23,7 +25,7 @@ from sim.shards.streamed import ROWS, StreamedShards
 
 
 def run_sharded_streamed(
-    sharded: ShardedRun, *, config: dict[str, Any], folder: Path, console: Console
+    sharded: ShardedRun, output: SimulateOutput, *, config: dict[str, Any], folder: Path, console: Console
 ) -> None:
     """Simulates, writes and prints. config: the resolved config.
 
@@ -42,6 +44,9 @@ def run_sharded_streamed(
             write_whole(folder / "config.yaml", config_yaml(config))
             _write_tables(sharded, run, files, folder)
             write_whole(folder / "summary.json", summary_json(summary))
+            if output.report:
+                page = folder / "report.html"
+                write_streamed_report(page, run.fold.measured, summary, config, scenario.slo)
         shards.remove()
     for figure, reason in summary["not_computed"].items():
         console.print(f"{figure} is not computed: {reason}.", style="yellow", highlight=False)
