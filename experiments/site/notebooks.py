@@ -14,7 +14,7 @@ def notebook_pages() -> dict[str, str]:
 
 
 def page_of(file: Path) -> str:
-    """Returns a notebook as Markdown: its texts as they are, its code as blocks."""
+    """Returns a notebook as Markdown: its texts as they are, its code as blocks of Python."""
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     parts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
     return (
