@@ -84,7 +84,7 @@ def intervals(
     rate = _rates_of(window)
     throughput = {
         "requests_per_s": rate(finished_s[finished], None),
-        "output_tokens_per_s": rate(*output_tokens(records, table)),
+        "output_tokens_per_s": rate(*_output_tokens(records, table)),
     }
     if "slo_met" not in table:
         return sections(latencies, throughput)
@@ -145,7 +145,7 @@ def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64
     return rate
 
 
-def output_tokens(records: RunRecords, table: pd.DataFrame) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _output_tokens(records: RunRecords, table: pd.DataFrame) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Returns the times of tokens (first, later and kept draft tokens) and the number at each time."""
     kept_s, kept = kept_over_time(records)
     first_s = table["first_token_s"].to_numpy(dtype=np.float64)

@@ -18,25 +18,42 @@ fleet balances its load a little differently, which neither of the two intervals
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import PERCENTILES
-from sim.metrics.measured import Measured
-from sim.metrics.one_run import intervals, output_tokens
 from sim.metrics.paired import CONFIDENCE
 from sim.metrics.quantiles import student_t
-from sim.records.run import RunRecords
+from sim.metrics.window import Window
 
 LATENCIES = ("ttft", "tpot", "e2e")
 LEAST_WIDTH = 0.02
 """Least half width of an interval, as a share of the figure; of a share from 0 to 1, in itself."""
-
+MET, FINISHED, TOKENS = "met", "finished", "finished_tokens"
+"""Numbers by replica, beside the latencies: measured requests that met the SLO, and, of the requests that
+finished in the measured time, their number and their output tokens."""
 
 Floats = NDArray[np.float64]
+
+
+class ByReplica(Protocol):
+    """The measured requests of a thinned fleet, by replica: arrays have one value per replica, [R]."""
+
+    def sums(self, name: str) -> tuple[Floats, Floats]:
+        """Returns the sum and the number of the values of a latency, or of `MET`, `FINISHED`, `TOKENS`."""
+        ...
+
+    def upto(self, name: str, value: float) -> Floats:
+        """Returns the number of the values of a latency that are at most `value`."""
+        ...
+
+    def percentiles(self, name: str, q: Sequence[float]) -> Floats:
+        """Returns the percentiles q (0 to 100) of a latency over all replicas."""
+        ...
 
 
 class Estimate(NamedTuple):
@@ -45,6 +62,11 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
+
+    @classmethod
+    def around(cls, value: float, half_width: float) -> Estimate:
+        """Returns a figure with bounds at equal distances."""
+        return cls(value, value - half_width, value + half_width)
 
     def joined(self, low: float, high: float) -> Estimate:
         """Returns the figure with the wider of its bounds and the given ones; an unknown bound stays so."""
@@ -55,112 +77,115 @@ class Estimate(NamedTuple):
         return {name: value * factor for name, value in self._asdict().items()}
 
 
-class Clusters:
-    """The requests of a thinned fleet by their replica. replica: index of each, with shape [N]."""
+class TableByReplica:
+    """`ByReplica` of a table with all requests of a run (`request_metrics`)."""
 
-    def __init__(self, replica: NDArray[np.int64], num_replicas: int) -> None:
-        self._replica = replica
+    def __init__(self, table: pd.DataFrame, window: Window, num_replicas: int) -> None:
+        self._measured = table[window.holds(table["arrival_s"].to_numpy(np.float64))]
         self._num_replicas = num_replicas
+        finished = window.holds(table["finished_s"].to_numpy(np.float64))
+        self._finished = table[finished & (table["status"] == "finished").to_numpy(np.bool_)]
 
-    def mean(self, values: Floats) -> Estimate:
-        """Computes the mean of the values [N] that are not NaN, and its interval."""
-        known = ~np.isnan(values)
-        count = int(known.sum())
-        if not count:
-            return Estimate(math.nan, math.nan, math.nan)
-        sums, counts = self._totals(np.where(known, values, 0.0)), self._totals(known)
-        mean = float(sums.sum() / count)
-        half_width = self._half_width(sums - mean * counts) / count
-        return Estimate(mean, mean - half_width, mean + half_width)
+    def sums(self, name: str) -> tuple[Floats, Floats]:
+        if name in (FINISHED, TOKENS):
+            tokens = self._finished["output_tokens"].to_numpy(np.float64)
+            return self._totals(self._finished, tokens if name == TOKENS else np.ones_like(tokens))
+        if name == MET:
+            return self._totals(self._measured, self._measured["slo_met"].to_numpy(np.float64))
+        return self._totals(self._measured, self._values(name))
 
-    def percentile(self, values: Floats, q: float) -> Estimate:
-        """Computes the percentile q of the values [N] that are not NaN; a bound is NaN if it lies beyond."""
+    def upto(self, name: str, value: float) -> Floats:
+        is_below = (self._values(name) <= value).astype(np.float64)  # NaN is not
+        return self._totals(self._measured, is_below)[0]
+
+    def percentiles(self, name: str, q: Sequence[float]) -> Floats:
+        values = self._values(name)
         known = values[~np.isnan(values)]
-        if not len(known):
-            return Estimate(math.nan, math.nan, math.nan)
-        value = float(np.percentile(known, q))
-        share = self.mean(np.where(np.isnan(values), np.nan, values <= value))
-        half_width = share.high - share.value
-        ends = np.array([q - 100 * half_width, q + 100 * half_width])
-        low, high = (
-            float(np.percentile(known, end)) if 0 <= end <= 100 else math.nan for end in ends.tolist()
-        )
-        return Estimate(value, low, high)
+        found: Floats = np.percentile(known, q) if len(known) else np.full(len(q), np.nan)
+        return found
 
-    def total(self, amounts: Floats) -> Estimate:
-        """Computes the sum of the amounts [N], and its interval."""
-        sums = self._totals(amounts)
-        half_width = self._half_width(sums - sums.mean())
-        total = float(sums.sum())
-        return Estimate(total, total - half_width, total + half_width)
+    def _values(self, name: str) -> Floats:
+        return self._measured[f"{name}_s"].to_numpy(np.float64)
 
-    def _totals(self, amounts: NDArray[Any]) -> Floats:
-        """Returns the sum of the amounts [N] of each replica."""
-        is_served = self._replica >= 0
-        totals = np.bincount(self._replica[is_served], amounts[is_served], self._num_replicas)
-        return totals.astype(np.float64, copy=False)
-
-    def _half_width(self, deviations: Floats) -> float:
-        """Returns half the width of the interval of a sum over replicas, from their deviations."""
-        k = len(deviations)
-        if k < 2:
-            return math.nan
-        error = math.sqrt(k / (k - 1) * float((deviations**2).sum()))
-        return student_t(k - 1, (1 + CONFIDENCE) / 2) * error
+    def _totals(self, table: pd.DataFrame, values: Floats) -> tuple[Floats, Floats]:
+        """Returns the sum and the number of the values of each replica that are not NaN."""
+        replica = table["replica"].to_numpy(np.int64)
+        known = (replica >= 0) & ~np.isnan(values)
+        sums = np.bincount(replica[known], values[known], self._num_replicas).astype(np.float64, copy=False)
+        return sums, np.bincount(replica[known], minlength=self._num_replicas).astype(np.float64)
 
 
-def thinned_figures(records: RunRecords, part: Measured, keeps_one_in: int) -> dict[str, Any]:
+def ratio(sums: Floats, counts: Floats) -> Estimate:
+    """Computes the mean of values from their sums and numbers by replica, and its interval."""
+    count = float(counts.sum())
+    if not count:
+        return Estimate(math.nan, math.nan, math.nan)
+    mean = float(sums.sum()) / count
+    return Estimate.around(mean, half_width(sums - mean * counts) / count)
+
+
+def half_width(deviations: Floats) -> float:
+    """Computes half the width of the interval of a sum over replicas, from their deviations."""
+    k = len(deviations)
+    if k < 2:
+        return math.nan
+    error = math.sqrt(k / (k - 1) * float((deviations**2).sum()))
+    return student_t(k - 1, (1 + CONFIDENCE) / 2) * error
+
+
+def thinned_figures(
+    summary: Mapping[str, Any], by: ByReplica, *, num_replicas: int, keeps_one_in: int
+) -> dict[str, Any]:
     """Computes the section `thinned` of the summary; rates are those of the whole fleet.
 
-    Maxima, peaks and counts in the other sections are those of the simulated part.
+    summary: the figures of the simulated part, with its `intervals` from batches of time. Maxima, peaks and
+    counts in it are those of this part.
     """
-    requests, window = part.requests, part.window
-    by_time = intervals(records, part.table, requests, window)
     widened = math.sqrt(1 + 1 / keeps_one_in)
-    clusters = Clusters(requests["replica"].to_numpy(np.int64), records.num_replicas)
-    found: dict[str, dict[str, Estimate]] = {}
-    for name in LATENCIES:
-        values = requests[f"{name}_s"].to_numpy(np.float64)
-        found[name] = {"mean_s": clusters.mean(values)}
-        found[name] |= {f"p{q}_s": clusters.percentile(values, q) for q in PERCENTILES}
-    if "slo_met" in requests:
-        found["goodput"] = {"share": clusters.mean(requests["slo_met"].to_numpy(np.float64))}
-    found["throughput"] = _throughput(records, part) if window.duration_s > 0 else {}
+    found: dict[str, dict[str, Estimate]] = {name: _latency(by, name) for name in LATENCIES}
+    if summary["goodput"] is not None:
+        found["goodput"] = {"share": ratio(*by.sums(MET))}
+    if summary["throughput"]["requests_per_s"] is not None:
+        found["throughput"] = {
+            f"{key}_per_s": _rate(summary["throughput"][f"{key}_per_s"], by.sums(name)[0])
+            for key, name in (("requests", FINISHED), ("output_tokens", TOKENS))
+        }
     figures: dict[str, Any] = {}
     for section, estimates in found.items():
         factor = keeps_one_in if section == "throughput" else 1
         figures[section] = {}
         for key, one in estimates.items():
             least = LEAST_WIDTH if key == "share" else LEAST_WIDTH * one.value
-            wide = _widest(one.joined(one.value - least, one.value + least), by_time[section][key], widened)
-            figures[section][key] = wide.times(factor)
+            wide = one.joined(one.value - least, one.value + least)
+            figures[section][key] = _widest(wide, summary["intervals"][section][key], widened).times(factor)
     return {
         "keeps_one_in": keeps_one_in,
-        "replicas": records.num_replicas,
-        "of_replicas": records.num_replicas * keeps_one_in,
+        "replicas": num_replicas,
+        "of_replicas": num_replicas * keeps_one_in,
         "confidence": CONFIDENCE,
         **figures,
     }
 
 
-def _throughput(records: RunRecords, part: Measured) -> dict[str, Estimate]:
-    """Computes the rates of the thinned fleet.
+def _latency(by: ByReplica, name: str) -> dict[str, Estimate]:
+    """Computes the mean and the percentiles of a latency; a bound beyond all values is NaN."""
+    sums, counts = by.sums(name)
+    found = {"mean_s": ratio(sums, counts)}
+    for q, value in zip(PERCENTILES, by.percentiles(name, PERCENTILES).tolist(), strict=True):
+        share = ratio(by.upto(name, value), counts)
+        wide = 100 * (share.high - share.value)
+        low, high = (
+            float(by.percentiles(name, (end,))[0]) if 0 <= end <= 100 else math.nan
+            for end in (q - wide, q + wide)
+        )
+        found[f"p{q}_s"] = Estimate(value, low, high)
+    return found
 
-    The relative error of output tokens is that of the tokens of the requests that finished.
-    """
-    table, window = part.table, part.window
-    clusters = Clusters(table["replica"].to_numpy(np.int64), records.num_replicas)
-    is_finished = window.holds(table["finished_s"].to_numpy(np.float64))
-    is_finished &= (table["status"] == "finished").to_numpy(np.bool_)
-    per_s = 1 / window.duration_s
-    time_s, weights = output_tokens(records, table)
-    emitted = float(weights[window.holds(time_s)].sum()) * per_s
-    of_finished = clusters.total(np.where(is_finished, table["output_tokens"].to_numpy(np.float64), 0.0))
-    half_width = emitted * (of_finished.high / of_finished.value - 1) if of_finished.value else math.nan
-    return {
-        "requests_per_s": clusters.total(np.where(is_finished, per_s, 0.0)),
-        "output_tokens_per_s": Estimate(emitted, emitted - half_width, emitted + half_width),
-    }
+
+def _rate(value: float, amounts: Floats) -> Estimate:
+    """Returns a rate of the simulated part with the relative error of the amounts of its replicas."""
+    total = float(amounts.sum())
+    return Estimate.around(value, value * half_width(amounts - amounts.mean()) / total if total else math.nan)
 
 
 def _widest(estimate: Estimate, by_time: Mapping[str, Any], widened: float) -> Estimate:

@@ -26,7 +26,7 @@ from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import WORKLOAD_TERMS
 from sim.metrics.summary import plain_json, summarise
-from sim.metrics.thinned import thinned_figures
+from sim.metrics.thinned import TableByReplica
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
@@ -307,8 +307,11 @@ class Scenario(PoolSettings, ClusterSettings):
         own = WorkloadRecords.of(records, part.window)
         summary |= plain_json(own_figures(self.workload, own, seed=self.seed))
         if isinstance(self.workload, ThinnedWorkload):
-            of_whole = thinned_figures(records, part, self.workload.keeps_one_in)
-            summary["thinned"] = plain_json({"unit": self.workload.unit(part.table), **of_whole})
+            by_replica = TableByReplica(part.table, part.window, records.num_replicas)
+            has_sessions = bool((records.requests["session_id"] >= 0).any())
+            summary["thinned"] = self.workload.of_the_whole(
+                summary, by_replica, num_replicas=records.num_replicas, has_sessions=has_sessions
+            )
         summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())
         self.add_dialects(summary, records)
         self.describe(summary, traffic, hardware)

@@ -15,15 +15,17 @@ load, which no difference between replicas of the same fleet would show.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from policies.core.request import Request
+from sim.metrics.summary import plain_json
+from sim.metrics.thinned import ByReplica, thinned_figures
 from sim.workload.arrivals import ClosedLoop
 from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
 from sim.workload.chunks import NO_SESSION, Chunk, ChunkedSource, arrivals_of, chunks_of, objects
@@ -73,11 +75,16 @@ class ThinnedWorkload(OfWorkload):
             )
         return thinned
 
-    def unit(self, requests: pd.DataFrame) -> str:
-        """Returns what is kept or left out as a whole: request, session or family."""
-        if self.by_family:
-            return "family"
-        return "request" if (requests["session_id"] < 0).all() else "session"
+    def of_the_whole(
+        self, summary: Mapping[str, Any], by_replica: ByReplica, *, num_replicas: int, has_sessions: bool
+    ) -> dict[str, Any]:
+        """Returns the section `thinned` of the summary: what was kept as a whole, and the fleet's figures."""
+        unit = "family" if self.by_family else "session" if has_sessions else "request"
+        figures = thinned_figures(
+            summary, by_replica, num_replicas=num_replicas, keeps_one_in=self.keeps_one_in
+        )
+        plain: dict[str, Any] = plain_json({"unit": unit, **figures})
+        return plain
 
 
 class ThinnedSource:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from experiments.bench.thinning import checked, random_fleet
 from policies.core.request import Prompt, Request, Segment
 from sim import simulate
-from sim.metrics.thinned import Clusters
+from sim.metrics.thinned import ratio
 from sim.settings.errors import ConfigError
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.chunks import ROWS
@@ -87,7 +87,7 @@ def test_the_sample_has_the_lengths_of_the_whole():
 
 def test_the_interval_of_a_ratio_by_hand():
     """Two replicas with the values 1, 3 and 5: r = 3, deviations -2 and 2, h = 12.706 sqrt(2 * 8) / 3."""
-    found = Clusters(np.array([0, 0, 1]), 2).mean(np.array([1.0, 3.0, 5.0]))
+    found = ratio(np.array([4.0, 5.0]), np.array([2.0, 1.0]))
     assert found.value == 3
     assert found.high - found.value == pytest.approx(12.7062 * 4 / 3, rel=1e-4)
     assert found.value - found.low == pytest.approx(found.high - found.value)
