@@ -98,7 +98,7 @@ class Recorded(Engine):
                 continue
             num_tokens, num_more = self._slots(seq, tokens.get(seq.request_id, 0))
             num_extra += num_more
-            ids = self.block_ids(seq, num_tokens)
+            ids = self.block_pool.block_ids(seq, num_tokens)
             assert len(ids) == self.block_pool.blocks_held(seq, num_tokens)
             owners.update(ids)
         assert all(1 <= number <= self.block_pool.num_blocks for number in owners)

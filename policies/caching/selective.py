@@ -118,6 +118,3 @@ class PromptPool(LossyPool):
         if num_surplus > 0 and not seq.num_dropped:
             self.drop(seq, num_surplus)
         return PAGED
-
-    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        return super().block_ids(seq, num_tokens - seq.num_dropped)

@@ -351,10 +351,11 @@ class EngineCore(EngineBase):
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Returns the physical ids of the blocks of a running sequence's first num_tokens tokens.
 
-        Blocks of planned tokens are included. While the sequence decodes with branches, only the prompt's
-        full blocks are; see `BranchSet.block_ids`.
+        Blocks of planned tokens are included. Tokens that a lossy cache has dropped count, but have no block.
+        While the sequence decodes with branches, only the prompt's full blocks are included; see
+        `BranchSet.block_ids`.
         """
-        return self.block_pool.block_ids(seq, num_tokens)
+        return self.block_pool.block_ids(seq, num_tokens - seq.num_dropped)
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
         """Counts the blocks that num_repeats further iterations of a plan need; the first has its blocks."""

@@ -56,6 +56,16 @@ class ByReplica(Protocol):
         ...
 
 
+class Thinned(Protocol):
+    """The workload of a thinned fleet."""
+
+    def of_the_whole(
+        self, summary: Mapping[str, Any], by_replica: ByReplica, *, num_replicas: int, has_sessions: bool
+    ) -> dict[str, Any]:
+        """Returns the section `thinned` of the summary."""
+        ...
+
+
 class Estimate(NamedTuple):
     """A figure of the whole fleet and the bounds of its interval; NaN: unknown."""
 

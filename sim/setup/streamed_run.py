@@ -16,6 +16,7 @@ from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import PoolRecord
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
+from sim.workload.thinned import ThinnedWorkload
 
 
 class Tables(Protocol):
@@ -30,10 +31,6 @@ def check_streamed(scenario: Scenario) -> None:
     for name in ("stop_overloaded", "stop_missed"):
         if getattr(scenario.sim, name):
             raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
-    if scenario.sim.thin > 1:
-        raise ValueError(
-            f"sim.thin={scenario.sim.thin}: its intervals need the requests of every replica; set sim.thin=1"
-        )
     if scenario.sim.shards is not None and reads_only_signals(scenario.routing):
         raise ValueError(
             f"sim.shards={scenario.sim.shards}, routing={name_of(scenario.routing)}: parts of a run "
@@ -57,6 +54,8 @@ def fold_setting(
         energy=scenario.energy,
         tariff=scenario.tariff,
         metrics=scenario.metrics,
+        thinned=scenario.workload if isinstance(scenario.workload, ThinnedWorkload) else None,
+        num_replicas=scenario.num_replicas,
     )
 
 

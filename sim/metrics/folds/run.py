@@ -15,6 +15,7 @@ from sim.metrics.folds.exact import ExactTotals
 from sim.metrics.folds.measured import MeasuredFold
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.folds.sketch import PERCENTILE_ERROR
+from sim.metrics.folds.thinned import ThinnedFold
 from sim.metrics.measured import request_metrics, trimmed
 from sim.metrics.pressure import knows_waits
 from sim.metrics.summary import (
@@ -48,6 +49,7 @@ class RunFold:
         self.whole = ExactTotals()
         self.measured = MeasuredFold(len(setting.pools), setting.metrics.known_warmup_s)
         self.classes = {kind: ClassesFold(kind) for kind in KINDS}
+        self.thinned = None if setting.thinned is None else ThinnedFold(setting.num_replicas)
 
     def add(self, chunk: RecordChunk) -> None:
         """Adds a part of the records. Raises AssertionError if it is inconsistent."""
@@ -67,6 +69,8 @@ class RunFold:
         self.measured.add(chunk, table, setting)
         for fold in self.classes.values():
             fold.add(table, window, setting.slo)
+        if self.thinned is not None:
+            self.thinned.add(table, window)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the setting out, as hardware models cannot be pickled: the copy can be merged only."""
@@ -78,6 +82,8 @@ class RunFold:
         self.measured.merge(other.measured)
         for kind, fold in self.classes.items():
             fold.merge(other.classes[kind])
+        if self.thinned is not None and other.thinned is not None:
+            self.thinned.merge(other.thinned)
 
     def summary(self, end: RunRecords) -> dict[str, Any]:
         """Returns the summary. end: the records of the whole run, whose tables may have no rows.
@@ -118,6 +124,13 @@ class RunFold:
         )
         figures |= {"percentile_error": PERCENTILE_ERROR, "not_computed": self._not_computed()}
         plain: dict[str, Any] = plain_json(figures)
+        if setting.thinned is not None and self.thinned is not None:
+            plain["thinned"] = setting.thinned.of_the_whole(
+                plain,
+                self.thinned,
+                num_replicas=setting.num_replicas,
+                has_sessions=self.thinned.has_sessions,
+            )
         return plain
 
     def _not_computed(self) -> dict[str, str]:

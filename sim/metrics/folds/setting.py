@@ -9,6 +9,7 @@ from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, check_no_workload_terms
+from sim.metrics.thinned import Thinned
 from sim.metrics.utilisation import PoolHardware
 from sim.records.run import PoolRecord
 
@@ -27,6 +28,10 @@ class FoldSetting:
     energy: EnergySettings | None = None
     tariff: Tariff | None = None
     metrics: MetricsSettings = MetricsSettings()
+    thinned: Thinned | None = None
+    """The workload of a thinned fleet; None: the fleet is whole."""
+    num_replicas: int = 0
+    """Replicas of a thinned fleet."""
 
     def __post_init__(self) -> None:
         metrics, way = self.metrics, "streamed tables"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.bench.thinning import checked, random_fleet
 from policies.core.request import Prompt, Request, Segment
-from sim import simulate
+from sim import simulate, simulate_streamed
 from sim.metrics.thinned import ratio
 from sim.settings.errors import ConfigError
 from sim.workload.base import Arrival, WorkloadNotes
@@ -102,6 +102,19 @@ def test_the_fleet_and_the_traffic_are_divided():
     assert found["unit"] == "request"
     for name in ("ttft", "tpot", "e2e"):
         assert found[name]["mean_s"]["low"] <= whole[name]["mean_s"] <= found[name]["mean_s"]["high"]
+
+
+def test_a_run_that_streams_has_the_same_intervals(tmp_path):
+    whole = simulate(*FLEET, "sim.thin=4").summary["thinned"]
+    divided = simulate_streamed(tmp_path / "one", *FLEET, "sim.thin=4").summary["thinned"]
+    for section in ("ttft", "tpot", "e2e", "goodput", "throughput"):
+        for key, figure in whole[section].items():
+            for side, value in figure.items():
+                if value is not None:  # a bound beyond all values, which buckets may just not reach
+                    assert divided[section][key][side] == pytest.approx(value, rel=1e-3)
+    assert {key: divided[key] for key in ("unit", "replicas", "of_replicas")} == {
+        key: whole[key] for key in ("unit", "replicas", "of_replicas")
+    }
 
 
 def test_a_closed_loop_has_fewer_users():
