@@ -20,7 +20,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
-from sim.workload.arrivals import Poisson
+from sim.workload.csv_traces import PlainCsv
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("workload=poisson", "workload.num_requests=60", "engine.num_kv_blocks=400")
@@ -134,6 +134,8 @@ def test_output_switches_leave_files_out(tmp_path, monkeypatch):
 
 
 HALVES_OF_AN_ENGINE = ("prefill_only", "decode_only")  # no answer ends without the other half
+FOR_TASKS = ("tasks",)  # needs a workload with tasks
+TASKS = ("workload=agentic", "workload.num_tasks=5")
 NEEDED = ("prediction=oracle", "engine.num_kv_blocks=20000")  # by some of the choices; a block may be a token
 
 
@@ -144,9 +146,10 @@ def test_every_policy_choice_runs(group):
             with pytest.raises(ConfigError, match="choose a policy that prefills and decodes"):
                 build(*SMALL, f"{group}={choice}")
             continue
-        overrides = (*SMALL, "workload.num_requests=10", "replicas=2", *NEEDED)
-        scenario, source = build_run(with_choice(group, choice, *overrides))
-        assert scenario.run(source).summary["requests"]["finished"] == 10, choice
+        requests = TASKS if choice in FOR_TASKS else (*SMALL, "workload.num_requests=10")
+        scenario, source = build_run(with_choice(group, choice, *requests, "replicas=2", *NEEDED))
+        summary = scenario.run(source).summary["requests"]
+        assert summary["finished"] == summary["arrived"] >= 10, choice
 
 
 BATCHING_OF_ENGINE = {
@@ -375,11 +378,15 @@ def test_a_folder_that_cannot_be_written_exits_1(monkeypatch, tmp_path, capsys):
 
 
 def test_a_single_run_reads_its_trace_once(monkeypatch, tmp_path):
-    reads = []
-    source = Poisson.times_s
-    monkeypatch.setattr(Poisson, "times_s", lambda *a, **k: reads.append(1) or source(*a, **k))
-    assert run(tmp_path, monkeypatch, f"hydra.run.dir={tmp_path}/out", "output.report=false") == 0
+    trace, reads = tmp_path / "trace.csv", []
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0.0,100,10\n0.5,200,20\n")
+    source = PlainCsv.blocks
+    monkeypatch.setattr(PlainCsv, "blocks", lambda trace: reads.append(1) or source(trace))
+    recorded = ("workload=plain_csv", f"workload.path={trace}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", *recorded, f"hydra.run.dir={tmp_path}/out", "output.progress=false"]) == 0
     assert len(reads) == 1
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["requests"]["finished"] == 2
 
 
 @pytest.mark.parametrize("overlapped", [True, False])
