@@ -11,6 +11,7 @@ import pandas as pd
 from sim.api import arguments, composed_run, latency_table
 from sim.report import evidence, wording
 from sim.report.config_text import config_yaml
+from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import summary_json
 from sim.report.streamed_tables import REPLICAS, REQUESTS, SERIES, StreamedTables, check_free_space
 from sim.report.whole_file import write_whole
@@ -54,6 +55,8 @@ def simulate_streamed(
         summary = run.run()
     if run.error is not None:
         raise run.error
+    if scenario.metrics.percentiles == "exact":
+        add_exact_percentiles(summary, folder / REQUESTS)
     write_whole(folder / "summary.json", summary_json(summary))
     return StreamedResult(folder=folder, summary=summary, config=config, command=command)
 

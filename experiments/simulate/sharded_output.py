@@ -14,6 +14,7 @@ from experiments.simulate.output import SimulateOutput
 from experiments.simulate.sharded_run import ShardedRun
 from sim.metrics.measured import request_metrics
 from sim.report.config_text import config_yaml
+from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import remove_folder_of_table, summary_json, write_table
 from sim.report.saved import BURSTS, GAPS, saved_records
 from sim.report.streamed_page import write_streamed_report
@@ -40,9 +41,13 @@ def run_sharded_streamed(
             summary = run.fold.summary(run.end)
             summary["memory"] = asdict(next(iter(scenario.pools_by_name.values())).plan_memory())
             scenario.describe(summary, run.notes, scenario.pool_hardware())
-            print_summary(summary, console)
             write_whole(folder / "config.yaml", config_yaml(config))
-            _write_tables(sharded, run, files, folder)
+            try:
+                _write_tables(sharded, run, files, folder)
+                if scenario.metrics.percentiles == "exact":
+                    add_exact_percentiles(summary, folder / REQUESTS)
+            finally:
+                print_summary(summary, console)
             write_whole(folder / "summary.json", summary_json(summary))
             if output.report:
                 page = folder / "report.html"

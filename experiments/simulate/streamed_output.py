@@ -12,9 +12,10 @@ from experiments.app.run_folder import print_folder
 from experiments.app.terminal import print_summary
 from experiments.simulate.output import STREAMED_ABOVE, SimulateOutput
 from sim.report.config_text import config_yaml
+from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import summary_json
 from sim.report.streamed_page import write_streamed_report
-from sim.report.streamed_tables import StreamedTables, check_free_space
+from sim.report.streamed_tables import REQUESTS, StreamedTables, check_free_space
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import errors_of_user
@@ -57,6 +58,8 @@ def run_streamed(
     ):
         run = StreamedRun(scenario, source, tables)
         summary = run.run(report)
+    if run.error is None and scenario.metrics.percentiles == "exact":
+        add_exact_percentiles(summary, folder / REQUESTS)
     print_summary(summary, console)
     if run.error is not None:
         raise run.error

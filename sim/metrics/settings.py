@@ -19,6 +19,9 @@ class MetricsSettings:
     """Simulated seconds at the end that are not measured."""
     dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"
     """Also reports the figures by the definitions of this tool: see `sim.metrics.dialects`."""
+    percentiles: Literal["estimated", "exact"] = "estimated"
+    """Percentiles of a run that streams its tables: estimated as it goes on, or, for all latencies but ITL,
+    read from the table of requests at its end. Those of other runs are always exact."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):

@@ -29,7 +29,10 @@ def interval_lines(summary: dict[str, Any]) -> list[str]:
     if of_whole := thinned_lines(summary):
         return of_whole
     error = summary.get("percentile_error")
-    lines = [] if error is None else [f"Percentiles are estimates, within {100 * error:.2g} % of the value"]
+    some = " of ITL and of classes" if "exact_percentiles" in summary else ""
+    lines = (
+        [] if error is None else [f"Percentiles{some} are estimates, within {100 * error:.2g} % of the value"]
+    )
     found = summary.get("intervals")
     if not found:
         return lines
