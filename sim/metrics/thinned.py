@@ -82,6 +82,10 @@ class Estimate(NamedTuple):
         """Returns the figure with the wider of its bounds and the given ones; an unknown bound stays so."""
         return Estimate(self.value, float(np.minimum(self.low, low)), float(np.maximum(self.high, high)))
 
+    def within(self, highest: float) -> Estimate:
+        """Returns the figure with bounds from 0 to `highest`; an unknown bound stays so."""
+        return Estimate(self.value, float(np.maximum(self.low, 0.0)), float(np.minimum(self.high, highest)))
+
     def times(self, factor: float) -> dict[str, float]:
         """Returns the figure and its bounds, multiplied by a factor, for the summary."""
         return {name: value * factor for name, value in self._asdict().items()}
@@ -167,7 +171,8 @@ def thinned_figures(
         for key, one in estimates.items():
             least = LEAST_WIDTH if key == "share" else LEAST_WIDTH * one.value
             wide = one.joined(one.value - least, one.value + least)
-            figures[section][key] = _widest(wide, summary["intervals"][section][key], widened).times(factor)
+            wide = _widest(wide, summary["intervals"][section][key], widened)
+            figures[section][key] = wide.within(1.0 if key == "share" else math.inf).times(factor)
     return {
         "keeps_one_in": keeps_one_in,
         "replicas": num_replicas,

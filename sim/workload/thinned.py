@@ -27,7 +27,7 @@ from policies.core.request import Request
 from sim.metrics.summary import plain_json
 from sim.metrics.thinned import ByReplica, thinned_figures
 from sim.workload.arrivals import ClosedLoop
-from sim.workload.base import Arrival, Source, Workload, WorkloadNotes
+from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
 from sim.workload.chunks import NO_SESSION, Chunk, ChunkedSource, arrivals_of, chunks_of, objects
 from sim.workload.distributions import IntArray
 from sim.workload.marked import OfWorkload
@@ -95,6 +95,7 @@ class ThinnedSource:
         self.num_requests = None if total is None else max(round(total / keeps_one_in), 1)
         self.last_arrival_s = source.last_arrival_s
         self.patience_s = source.patience_s
+        self.is_open_loop = is_open_loop(source)
         self._source = source
         chunks = chunks_of(source)
         first = next(chunks, None)
@@ -201,7 +202,8 @@ class ThinnedSource:
     def _renumbered(self, arrival: Arrival) -> Arrival:
         request_id = self._num_created
         self._num_created += 1
-        self._in_flight[request_id] = arrival.request
+        if not self.is_open_loop:  # nothing follows the end of the others
+            self._in_flight[request_id] = arrival.request
         return arrival._replace(request=arrival.request._replace(request_id=request_id))
 
 

@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,6 +116,20 @@ def test_a_run_that_streams_has_the_same_intervals(tmp_path):
     assert {key: divided[key] for key in ("unit", "replicas", "of_replicas")} == {
         key: whole[key] for key in ("unit", "replicas", "of_replicas")
     }
+
+
+@pytest.mark.parametrize("workload", ["poisson", "azure_conv_like", "rag"])
+def test_a_thinned_run_in_shards_is_that_of_one_process(workload):
+    world = ("replicas=64", "routing=random", f"workload={workload}", "workload.num_requests=600", "sim.thin=4")
+    whole, divided = simulate(*world), simulate(*world, "sim.shards=3")
+    assert divided.summary == whole.summary
+    pd.testing.assert_frame_equal(divided.requests, whole.requests)
+
+
+def test_no_interval_of_a_share_goes_beyond_all_or_nothing():
+    share = simulate(*FLEET, "sim.thin=4").summary["thinned"]["goodput"]["share"]
+    assert share["value"] == share["high"] == 1
+    assert 0.97 < share["low"] < 0.99
 
 
 def test_a_closed_loop_has_fewer_users():
