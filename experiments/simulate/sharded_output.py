@@ -21,8 +21,7 @@ from sim.report.streamed_page import write_streamed_report
 from sim.report.streamed_tables import REPLICAS, REQUESTS, SERIES, TableFolder
 from sim.report.whole_file import write_whole
 from sim.shards.request_windows import merged_groups
-from sim.shards.shard_file import ShardFile
-from sim.shards.streamed import ROWS, StreamedShards
+from sim.shards.streamed import StreamedShards
 
 
 def run_sharded_streamed(
@@ -35,15 +34,14 @@ def run_sharded_streamed(
     """
     scenario = sharded.scenario
     with sharded.simulated(folder, console) as shards:
-        with shards.files() as opened:
-            files = list(opened)
+        with shards.files() as files:
             run = sharded.streamed(files)
             summary = run.fold.summary(run.end)
             summary["memory"] = asdict(next(iter(scenario.pools_by_name.values())).plan_memory())
             scenario.describe(summary, run.notes, scenario.pool_hardware())
             write_whole(folder / "config.yaml", config_yaml(config))
             try:
-                _write_tables(sharded, run, files, folder)
+                _write_tables(sharded, run, folder)
                 if scenario.metrics.percentiles == "exact":
                     add_exact_percentiles(summary, folder / REQUESTS)
             finally:
@@ -58,11 +56,11 @@ def run_sharded_streamed(
     print_folder(folder, console)
 
 
-def _write_tables(sharded: ShardedRun, run: StreamedShards, files: list[ShardFile], folder: Path) -> None:
+def _write_tables(sharded: ShardedRun, run: StreamedShards, folder: Path) -> None:
     """Writes the tables that a run which streams has; those of an earlier attempt are replaced."""
     remove_folder_of_table(folder / REQUESTS)
     requests = TableFolder(folder / REQUESTS)
-    for rows in merged_groups([file.open(ROWS) for file in files]):
+    for rows in merged_groups(run.rows):
         requests.add(request_metrics(rows, sharded.scenario.slo))
     if requests.is_empty:
         requests.add(request_metrics(run.end.requests, sharded.scenario.slo))

@@ -28,6 +28,8 @@ TABLES = ("requests", "iterations", "events", "own_gaps")
 GAPS = ("gap_s", "gap_count", "gap_end_s")
 COUNTS = ("num_evicted_blocks", "num_discarded_tokens", "num_lost_first_tokens")
 PLAIN = "shard.json"
+CHECKED_BYTES = 1 << 20
+"""Bytes of a file that are checked at once."""
 
 
 class DamagedShardError(ValueError):
@@ -104,8 +106,11 @@ class ShardFile:
             return self._archive.read(name)
 
     def open(self, name: str) -> IO[bytes]:
-        """Opens further content, to read from any place in it."""
+        """Opens further content, to read from any place in it, after all of it was checked."""
         with _damage_reported():
+            with self._archive.open(name) as whole:
+                while whole.read(CHECKED_BYTES):  # compares the checksum at the end
+                    pass
             return self._archive.open(name)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from io import BytesIO
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pandas as pd
 
@@ -35,13 +35,18 @@ NewSetting = Callable[[Sequence[PoolRecord]], FoldSetting]
 
 
 class StreamedShards(NamedTuple):
-    """The whole run. end: its records, with tables without rows."""
+    """The whole run.
+
+    end: its records, with tables without rows. rows: of each shard, the rows of its requests, see
+    `sim.shards.request_windows`.
+    """
 
     fold: RunFold
     end: RunRecords
     notes: WorkloadNotes
     series: LoadSeries
     replicas: pd.DataFrame
+    rows: Sequence[IO[bytes]]
 
 
 def streamed_shard_bytes(
@@ -67,9 +72,9 @@ def streamed_shard_bytes(
 def merged_files(
     files: Iterable[ShardFile], new_setting: NewSetting, until_s: float | None
 ) -> StreamedShards:
-    """Merges the shards of all files, by replica. Raises DamagedShardError."""
+    """Merges the shards of all files, by replica. Raises DamagedShardError for the file read last."""
     shards, fold, notes = [], None, WorkloadNotes()
-    series, tables = LoadSeries(), []
+    series, tables, rows = LoadSeries(), [], []
     for file in files:
         shard, notes = file.records()
         shards.append(shard)
@@ -78,11 +83,12 @@ def merged_files(
         fold.merge(read_accumulator(file.part(FOLD), RunFold))
         series.merge(read_accumulator(file.part(SERIES), LoadSeries))
         tables.append(pd.read_parquet(BytesIO(file.part(REPLICAS))))
+        rows.append(file.open(ROWS))
     assert fold is not None
     end = merged(shards, until_s)
     replicas = pd.concat(tables, ignore_index=True).assign(end_s=end.end_s)
     replicas["busy_share"] = (replicas["busy_s"] / (replicas["end_s"] - replicas["start_s"])).fillna(0.0)
-    return StreamedShards(fold, end, notes, series, replicas)
+    return StreamedShards(fold, end, notes, series, replicas, rows)
 
 
 def chunk_of(records: RunRecords) -> RecordChunk:

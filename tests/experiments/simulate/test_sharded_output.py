@@ -1,6 +1,8 @@
 """Runs in shards whose tables are streamed."""
 
+import errno
 import json
+from zipfile import ZipFile
 
 import pandas as pd
 import pytest
@@ -43,3 +45,25 @@ def test_shards_of_a_run_that_streams_are_not_those_of_one_with_tables(tmp_path,
 def test_a_run_in_one_shard_has_the_same_counts(tmp_path, tables):
     assert simulate(tmp_path / "run", "sim.shards=1", "launcher.jobs=1", f"output.tables={tables}") == 0
     assert len(pd.read_parquet(tmp_path / "run" / "requests.parquet")) == 60
+
+
+def test_rows_that_were_damaged_before_the_merge_are_simulated_again(tmp_path, capsys, monkeypatch):
+    def no_room(content, path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    run, divided = tmp_path / "run", ("output.tables=stream", "sim.shards=3", "launcher.jobs=1")
+    with monkeypatch.context() as full:
+        full.setattr("experiments.simulate.sharded_output.write_table", no_room)
+        assert simulate(run, *divided) == 1
+    damaged = run / "shards" / "1.zip"
+    with ZipFile(damaged) as archive:
+        begin = archive.getinfo("rows").header_offset + 1000
+    content = bytearray(damaged.read_bytes())
+    content[begin : begin + 100] = bytes(100)
+    damaged.write_bytes(content)
+    capsys.readouterr()
+    assert simulate(run, *divided) == 2
+    assert "1.zip: is damaged, and was removed; continue: windtunnel simulate" in capsys.readouterr().err
+    assert simulate(run, *divided) == 0
+    assert simulate(tmp_path / "one", "output.tables=stream") == 0
+    assert (tmp_path / "one" / "summary.json").read_bytes() == (run / "summary.json").read_bytes()

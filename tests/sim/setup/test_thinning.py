@@ -120,7 +120,13 @@ def test_a_run_that_streams_has_the_same_intervals(tmp_path):
 
 @pytest.mark.parametrize("workload", ["poisson", "azure_conv_like", "rag"])
 def test_a_thinned_run_in_shards_is_that_of_one_process(workload):
-    world = ("replicas=64", "routing=random", f"workload={workload}", "workload.num_requests=600", "sim.thin=4")
+    world = (
+        "replicas=64",
+        "routing=random",
+        f"workload={workload}",
+        "workload.num_requests=600",
+        "sim.thin=4",
+    )
     whole, divided = simulate(*world), simulate(*world, "sim.shards=3")
     assert divided.summary == whole.summary
     pd.testing.assert_frame_equal(divided.requests, whole.requests)

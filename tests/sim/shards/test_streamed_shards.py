@@ -17,7 +17,7 @@ from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.assignment import assign
 from sim.shards.request_windows import merged_groups
 from sim.shards.shard_file import DamagedShardError, ShardFile
-from sim.shards.streamed import ROWS, chunk_of, merged_files, streamed_shard_bytes, without_rows
+from sim.shards.streamed import chunk_of, merged_files, streamed_shard_bytes, without_rows
 from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 from tests.sim.shards.test_shards import ROUTERS, WORLDS, scenario_of
@@ -56,14 +56,14 @@ def test_figures_and_requests_are_those_of_one_process(world, router, shards, se
     records = result.records
     whole = RunFold(new_setting_of(scenario)(records.pools))
     whole.add(chunk_of(records))
-    files = list(shard_files(scenario, shards))
+    files = shard_files(scenario, shards)
     found = merged_files(files, new_setting_of(scenario), scenario.sim.until_s)
     assert summary_of(found.fold, found.end) == summary_of(whole, without_rows(records))
     pd.testing.assert_frame_equal(found.replicas, result.replicas, check_exact=True)
     series = LoadSeries()
     series.add(result.requests, records.iterations)
     pd.testing.assert_frame_equal(found.series.table(), series.table(), rtol=1e-12)
-    rows = pd.concat(merged_groups([file.open(ROWS) for file in files], 16), ignore_index=True)
+    rows = pd.concat(merged_groups(found.rows, 16), ignore_index=True)
     pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
 
 
