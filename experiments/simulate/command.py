@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -46,11 +47,11 @@ class SimulateJob:
         """Simulates, writes and prints."""
         output, console = self.output, terminal_console()
         if self.streams and isinstance(self.sharded, ShardedRun):
-            config = resolved_config(self.cfg)
+            config = config_of_run(self.cfg)
             run_sharded_streamed(self.sharded, output, config=config, folder=folder, console=console)
             return
         if self.streams:
-            config = resolved_config(self.cfg)
+            config = config_of_run(self.cfg)
             run_streamed(self.scenario, self.source, output, config=config, folder=folder, console=console)
             return
         until_s, shards = self.scenario.sim.until_s, None
@@ -63,7 +64,7 @@ class SimulateJob:
         notes = write_result(
             folder,
             result,
-            resolved_config(self.cfg),
+            config_of_run(self.cfg),
             tables=bool(output.tables),
             report=output.report,
             timeline=output.timeline,
@@ -77,6 +78,11 @@ class SimulateJob:
         print_folder(folder, console)
         if result.records.interrupted:
             raise KeyboardInterrupt  # the partial result is written; further runs do not start
+
+
+def config_of_run(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the resolved config without the launcher, which changes no result."""
+    return {name: value for name, value in resolved_config(cfg).items() if name != "launcher"}
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
@@ -131,10 +137,10 @@ def _sharded(
                 "signals wait for each other at every fetch; choose launcher=local, or routing that reads no "
                 "replica"
             )
-        return WindowedRun(scenario=scenario, source=source, config=resolved_config(cfg), launcher=launcher)
+        return WindowedRun(scenario=scenario, source=source, config=config_of_run(cfg), launcher=launcher)
     return ShardedRun(
         scenario=scenario,
-        config=resolved_config(cfg),
+        config=config_of_run(cfg),
         launcher=launcher,
         overrides=composition.overrides,
         config_dirs=composition.source.dirs[1:],

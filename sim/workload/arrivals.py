@@ -20,22 +20,34 @@ CHUNK = 4096  # times drawn at once; a change of this number changes every gener
 
 
 class ArrivalProcess(Protocol):
-    """Settings of an arrival process."""
+    """Settings of an arrival process.
 
-    def chunks_s(
-        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> Iterator[FloatArray]:
-        """Draws sorted arrival times in [0, duration_s), at most num_requests, array by array.
-
-        At least one limit is set.
-        """
-        ...
+    A process can also have a method `chunks_s` with the same arguments, which yields the same times array by
+    array, so that any number of requests takes the same memory.
+    """
 
     def times_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
     ) -> FloatArray:
-        """Draws the same times in one array."""
+        """Draws sorted arrival times in [0, duration_s), at most num_requests. At least one limit is set."""
         ...
+
+
+def arrival_chunks_s(
+    arrivals: ArrivalProcess,
+    rng: np.random.Generator,
+    *,
+    num_requests: int | None,
+    duration_s: float | None,
+) -> Iterator[FloatArray]:
+    """Draws arrival times array by array; a process without `chunks_s` draws all of them first."""
+    chunks_s = getattr(arrivals, "chunks_s", None)
+    if chunks_s is not None:
+        yield from chunks_s(rng, num_requests=num_requests, duration_s=duration_s)
+        return
+    times_s = arrivals.times_s(rng, num_requests=num_requests, duration_s=duration_s)
+    for start in range(0, len(times_s), CHUNK):
+        yield times_s[start : start + CHUNK]
 
 
 class _InChunks:

@@ -12,7 +12,7 @@ import numpy as np
 
 from policies.core.request import Request
 from sim.workload.answers import ONE_ANSWER, Answers
-from sim.workload.arrivals import ArrivalProcess, ClosedLoop
+from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import require_positive
 from sim.workload.chunks import Chunk, Common, arrivals_of
@@ -148,7 +148,8 @@ class SyntheticSource:
         """Draws the arrival times, some at a time."""
         settings = self._settings
         assert not isinstance(settings.arrivals, ClosedLoop)
-        drawn = settings.arrivals.chunks_s(
+        drawn = arrival_chunks_s(
+            settings.arrivals,
             stream(self._seed, "arrivals"),
             num_requests=settings.num_requests,
             duration_s=settings.duration_s,
