@@ -66,15 +66,15 @@ FAMILY = Family(
         _cached(
             "book_ttft", "questions about a book of 100,000 tokens: TTFT 11.5 s to 2.4 s", 79, TTFT, 100_000
         ),
-        _cached("book_cost", "the same: cost", 90, BILL, 100_000),
+        _cached("book_cost", "questions about a book of 100,000 tokens: cost", 90, BILL, 100_000),
         _cached(
             "examples_ttft", "prompt with examples, 10,000 tokens: TTFT 1.6 s to 1.1 s", 31, TTFT, 10_000
         ),
-        _cached("examples_cost", "the same: cost", 86, BILL, 10_000),
+        _cached("examples_cost", "prompt with examples, 10,000 tokens: cost", 86, BILL, 10_000),
         _cached("turns_ttft", "ten turns with a long system prompt: TTFT 10 s to 2.5 s", 75, TTFT, None),
         _cached(
             "turns_cost",
-            "the same: cost",
+            "ten turns with a long system prompt: cost",
             53,
             BILL,
             None,

@@ -115,10 +115,16 @@ FAMILY = Family(
                 "that."
             ),
         ),
-        _step("gpt_fast_compiled", "torch.compile", 107.0, "engine=vllm (CUDA graphs)", "engine=vllm"),
+        _step(
+            "gpt_fast_compiled",
+            "Llama-2-7B, A100: torch.compile",
+            107.0,
+            "engine=vllm (CUDA graphs)",
+            "engine=vllm",
+        ),
         _step(
             "gpt_fast_int8",
-            "and int8 weights",
+            "Llama-2-7B, A100: torch.compile and int8 weights",
             157.4,
             "model.weights=int8_wo",
             "engine=vllm",
@@ -126,7 +132,7 @@ FAMILY = Family(
         ),
         _step(
             "gpt_fast_int4",
-            "and int4 weights",
+            "Llama-2-7B, A100: torch.compile and int4 weights",
             202.1,
             "model.weights=int4_wo",
             "engine=vllm",
@@ -135,7 +141,7 @@ FAMILY = Family(
         ),
         Row(
             name="gpt_fast_speculation",
-            claim="int4 weights and speculative decoding",
+            claim="Llama-2-7B, A100: int4 weights and speculative decoding",
             published=(244.7, 244.7),
             unit="tokens/s",
             source=GPT_FAST,
@@ -163,11 +169,11 @@ FAMILY = Family(
         ),
         Row(
             name="mbu_h100",
-            claim="the same on two H100",
+            claim="MBU of a 7B model at batch 1 on two H100",
             published=(60, 60),
             unit="%",
             source=DATABRICKS,
-            setting="as above",
+            setting="Llama-2-7B, engine=tensorrt_llm, 512 tokens",
             ours=Computed(
                 function=lambda: (
                     100
