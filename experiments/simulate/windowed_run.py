@@ -22,6 +22,7 @@ from rich.console import Console
 
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import WorkerDiedError
+from experiments.study.launchers.parent import end_with_parent
 from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.records.run import RunRecords
@@ -94,7 +95,7 @@ class PartElsewhere:
     def __init__(self, config: str, bounds: Bounds) -> None:
         self._pipe, other = multiprocessing.Pipe()
         self._process = multiprocessing.Process(
-            target=_serve, args=(other, config, bounds, os.getcwd()), daemon=True
+            target=_serve, args=(other, config, bounds, os.getcwd(), os.getpid()), daemon=True
         )
         self._process.start()
         other.close()  # so that the pipe reports the end of the process
@@ -141,10 +142,11 @@ class PartElsewhere:
         return value
 
 
-def _serve(pipe: Connection, config: str, bounds: Bounds, import_dir: str) -> None:
+def _serve(pipe: Connection, config: str, bounds: Bounds, import_dir: str, parent: int) -> None:
     """Simulates a part as the gateway asks. SIGINT is ignored, because the gateway handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_parent(parent)
     if import_dir not in sys.path:
         sys.path.append(import_dir)
     value: Any

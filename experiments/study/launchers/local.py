@@ -13,12 +13,13 @@ from itertools import count
 from multiprocessing.connection import Connection, wait
 
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
+from experiments.study.launchers.parent import end_with_parent
 from sim.engine.interrupt import Interrupt
 
 GRACE_S = 1.5
 """How long running tasks may go on after Ctrl-C, in seconds, before their processes are killed."""
 PATIENCE_S = 0.5
-"""Longest time in seconds until Ctrl-C, or the parent's end, is noticed."""
+"""Longest time in seconds until Ctrl-C is noticed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,9 +189,9 @@ def _serve(pipe: Connection, work: Callable[[T], R], parent: int) -> None:
     """Runs tasks in a worker until the parent ends. SIGINT is ignored, because the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while os.getppid() == parent:  # forked siblings hold the other end too, so it may stay open
+    end_with_parent(parent)
+    while True:
         try:
-            if pipe.poll(PATIENCE_S):
-                pipe.send(attempt(work, pipe.recv()))
+            pipe.send(attempt(work, pipe.recv()))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return

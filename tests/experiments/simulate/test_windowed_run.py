@@ -1,7 +1,10 @@
 """Windows of `windtunnel simulate` in processes: the tables of one process, and a process that dies."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from experiments.app.runner import run_command
 from experiments.simulate import command, windowed_run
 from experiments.simulate.windowed_run import PartElsewhere, WindowedRun
+from experiments.study.launchers.importing import ROOT
 from experiments.study.launchers.local import Local
 from sim.report.files import run_files
 from sim.settings.compose import ConfigSource
@@ -66,3 +70,23 @@ def test_other_launchers_are_refused():
             command.__name__,
             multirun=False,
         )
+
+
+WAITING = """
+import sys
+import time
+from experiments.simulate.windowed_run import PartElsewhere
+
+parts = [PartElsewhere(sys.argv[1], bounds) for bounds in ((0, 2), (2, 4))]
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+def test_parts_end_when_their_command_is_killed():
+    command = subprocess.Popen(
+        [sys.executable, "-c", WAITING, json.dumps(config(2))], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert command.stdout.readline() == b"begun\n"
+    command.kill()
+    command.communicate(timeout=20)  # its output ends with the last of the processes that have it open

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -232,3 +233,23 @@ def test_without_an_address_ray_starts_here(importable_here):
     tasks = [there.Number(n) for n in range(4)]
     found = {o.index: o.result for o in OnRay(jobs=2).outcomes(there.square, tasks, Interrupt())}
     assert found == {n: n * n for n in range(4)}
+
+
+RESULTS_TOO_LARGE_FOR_A_PIPE = """
+import time
+from experiments.study.launchers.local import Local
+from sim.engine.interrupt import Interrupt
+
+for _ in Local(jobs=2).outcomes(bytes, [1 << 20] * 9, Interrupt()):
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_workers_end_when_their_command_is_killed():
+    command = subprocess.Popen(
+        [sys.executable, "-c", RESULTS_TOO_LARGE_FOR_A_PIPE], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert command.stdout.readline() == b"begun\n"
+    command.kill()
+    command.communicate(timeout=20)  # its output ends with the last of the processes that have it open
