@@ -149,6 +149,16 @@ def test_a_row_that_falls_out_of_its_band_gives_exit_code_3(tmp_path, monkeypatc
     assert "Toy et al., 2024 (not read here)" in (tmp_path / "out" / "gallery.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [("[0,1]", "95 % interval over 2 seeds"), ("[0]", "have one seed, and none either")],
+)
+def test_the_page_says_whether_comparisons_have_intervals(tmp_path, monkeypatch, seeds, said):
+    use(monkeypatch, make_row(10.0))
+    assert reproduce(tmp_path, f"seeds={seeds}") == 0
+    assert said in (tmp_path / "out" / "gallery.html").read_text()
+
+
 def test_a_row_that_is_known_to_differ_gives_exit_code_0(tmp_path, monkeypatch, capsys):
     use(monkeypatch, make_row(13.0, differs=True, why="Another setting."))
     assert reproduce(tmp_path, "report=false") == 0
