@@ -635,7 +635,7 @@ def test_a_bad_request_ends_with_its_error_while_others_go_on(expected):
         ({"caching": Tiered(disk_gib=1)}, "keeps KV in host memory, not on disk"),
         (
             {"caching": H2o()},
-            "H2o: it drops KV by attention weights, which the engine's kernels do not return",
+            "H2o: it drops KV by the attention weights of every token, which the engine's kernels",
         ),
         (
             {"batching": Static(until_last=True)},
