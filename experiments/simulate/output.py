@@ -62,7 +62,9 @@ class SimulateOutput(Output):
         try:
             for name in ("vllm_bench", "timeline"):
                 if getattr(self, name):
-                    raise ValueError(f"output.{name}=true: is made from the tables of the whole run")
+                    raise ValueError(
+                        f"output.{name}=true: is made from the tables of the whole run; set output.{name}=false"
+                    )
             check_streamed(scenario)
         except ValueError as error:
             if self.tables == "auto":

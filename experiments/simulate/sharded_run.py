@@ -23,6 +23,7 @@ from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Wor
 from experiments.study.progress import lasting_progress
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
+from sim.report.numbers import number
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.settings.override import not_about
@@ -94,9 +95,9 @@ class ShardedRun:
         needed, free = each_bytes * (self.num_requests or 0), disk_usage(folder).free
         if needed > free:
             raise ConfigError(
-                f"hydra.run.dir={seen_from_here(folder)}: {needed / 1e9:.1f} GB are needed for the shards of "
-                f"{self.num_requests:,} requests, and {free / 1e9:.1f} GB are free; make room, or choose a "
-                "folder on another disk"
+                f"hydra.run.dir={seen_from_here(folder)}: {number(needed / 1e6)} MB are needed for the "
+                f"shards of {self.num_requests:,} requests, and {number(free / 1e6)} MB are free; make room, or "
+                "choose a folder on another disk"
             )
 
     def _command(self, folder: Path, *, here: bool = False) -> str:

@@ -39,7 +39,6 @@ class ReplicaView(Protocol):
     reads_replicas: ClassVar[bool] = False. A run can then be divided into shards that are simulated apart
     (`policies.routing.static`). One that reads the reported values, and none of the counts of the router, can
     declare reads_only_signals: ClassVar[bool] = True for the same purpose.
-    (`policies.routing.static`).
 
     A policy that sends requests with the same prefix, session or adapter to the same replicas declares
     keeps_together: ClassVar[str] = "prefix", "session" or "adapter", for fleets of which a part is simulated

@@ -24,6 +24,7 @@ from sim.metrics.slo import Slo
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords
 from sim.report.files import remove_folder_of_table, table_bytes, write_table
+from sim.report.numbers import number
 from sim.report.saved import BURSTS, GAPS, saved_records
 from sim.report.whole_file import write_whole
 
@@ -114,6 +115,7 @@ def check_free_space(folder: Path, num_requests: int, *, iterations: bool) -> No
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ValueError(
-            f"the tables of {num_requests:,} requests take about {needed / 1e9:,.1f} GB, and {place} has "
-            f"{free / 1e9:,.1f} GB free; make room, choose another hydra.run.dir, or set output.tables=false"
+            f"the tables of {num_requests:,} requests take about {number(needed / 1e6)} MB, and {place} has "
+            f"{number(free / 1e6)} MB free; make room, choose another hydra.run.dir, or set "
+            "output.tables=false"
         )

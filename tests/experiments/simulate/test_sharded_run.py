@@ -138,7 +138,9 @@ def test_a_full_disk_keeps_the_shards_before(tmp_path, monkeypatch):
 def test_a_disk_without_room_is_refused_before_the_run(tmp_path, monkeypatch):
     free = SimpleNamespace(free=10_000)
     monkeypatch.setattr(experiments.simulate.sharded_run, "disk_usage", lambda folder: free)
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir=.* are needed for the shards of 60 requests"):
+    with pytest.raises(
+        ConfigError, match=r"^hydra\.run\.dir=.*: 0\.0360 MB are needed for the shards of 60 requests"
+    ):
         run(tmp_path)
 
 

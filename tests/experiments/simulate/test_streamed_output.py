@@ -68,7 +68,10 @@ def test_long_runs_stream_by_themselves_and_say_so(tmp_path, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("output.timeline=true", "output.timeline=true: is made from the tables of the whole run"),
+        (
+            "output.timeline=true",
+            "is made from the tables of the whole run; set output.timeline=false; or set output.tables=true",
+        ),
         ("sim.stop_overloaded=true", "sim.stop_overloaded=true: needs the rows of all requests"),
         ("metrics.warmup_s=auto", "metrics.warmup_s=auto:"),
         ("output.tables=some", "output.tables=some:"),

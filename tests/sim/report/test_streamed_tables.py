@@ -76,6 +76,6 @@ def test_files_of_others_are_kept(tmp_path, result):
 def test_rejects_tables_that_do_not_fit_on_the_disk(tmp_path):
     check_free_space(tmp_path / "new" / "folder", 1000, iterations=True)
     with pytest.raises(
-        ValueError, match=r"the tables of 10,000,000,000,000 requests take about 1,200,000.0 GB"
+        ValueError, match=r"the tables of 10,000,000,000,000 requests take about 1,200,000,000 MB"
     ):
         check_free_space(tmp_path / "new" / "folder", 10**13, iterations=False)
