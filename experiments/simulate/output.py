@@ -63,7 +63,8 @@ class SimulateOutput(Output):
             for name in ("vllm_bench", "timeline"):
                 if getattr(self, name):
                     raise ValueError(
-                        f"output.{name}=true: is made from the tables of the whole run; set output.{name}=false"
+                        f"output.{name}=true: is made from the tables of the whole run; set "
+                        f"output.{name}=false"
                     )
             check_streamed(scenario)
         except ValueError as error:

@@ -96,8 +96,8 @@ class ShardedRun:
         if needed > free:
             raise ConfigError(
                 f"hydra.run.dir={seen_from_here(folder)}: {number(needed / 1e6)} MB are needed for the "
-                f"shards of {self.num_requests:,} requests, and {number(free / 1e6)} MB are free; make room, or "
-                "choose a folder on another disk"
+                f"shards of {self.num_requests:,} requests, and {number(free / 1e6)} MB are free; make "
+                "room, or choose a folder on another disk"
             )
 
     def _command(self, folder: Path, *, here: bool = False) -> str:

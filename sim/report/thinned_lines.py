@@ -18,7 +18,7 @@ def thinned_lines(summary: dict[str, Any]) -> list[str]:
         f"Thinned: {found['replicas']:,} of {found['of_replicas']:,} replicas were simulated, with one in "
         f"{one_in} {units}. The figures above are of this part; maxima and peaks of the whole are larger."
     ]
-    rates = found["throughput"]
+    rates = found.get("throughput")
     texts = []
     if rates:
         texts = [

@@ -12,6 +12,7 @@ from experiments.bench.thinning import checked, random_fleet
 from policies.core.request import Prompt, Request, Segment
 from sim import simulate, simulate_streamed
 from sim.metrics.thinned import ratio
+from sim.report.thinned_lines import thinned_lines
 from sim.settings.errors import ConfigError
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.chunks import ROWS
@@ -136,6 +137,14 @@ def test_no_interval_of_a_share_goes_beyond_all_or_nothing():
     share = simulate(*FLEET, "sim.thin=4").summary["thinned"]["goodput"]["share"]
     assert share["value"] == share["high"] == 1
     assert 0.97 < share["low"] < 0.99
+
+
+def test_a_part_with_one_request_has_no_rates():
+    summary = simulate("replicas=64", "workload=poisson", "workload.num_requests=2", "sim.thin=4").summary
+    assert summary["requests"]["arrived"] == 1
+    text = thinned_lines(summary)[-1]
+    assert "requests/s" not in text
+    assert "TTFT mean" in text
 
 
 def test_a_closed_loop_has_fewer_users():
