@@ -54,6 +54,8 @@ class SimulateJob:
             config = config_of_run(self.cfg)
             run_streamed(self.scenario, self.source, output, config=config, folder=folder, console=console)
             return
+        if note := output.note(self.scenario, self.source.num_requests):
+            console.print(note, style="yellow", highlight=False)
         until_s, shards = self.scenario.sim.until_s, None
         if self.sharded is not None:
             result, shards = self.sharded.result(folder, console)

@@ -10,7 +10,9 @@ from sim.setup.scenario import Scenario
 from sim.setup.streamed_run import check_streamed
 
 STREAMED_ABOVE = 1_000_000
-"""Number of requests above which a run streams its tables by itself; whole tables take 4.4 kB per request."""
+"""Number of requests above which a run streams its tables by itself."""
+WHOLE_BYTES = 4.4e3
+"""Memory of a request in a run that keeps whole tables, bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,20 +57,33 @@ class SimulateOutput(Output):
 
         Raises ConfigError if it is to, and other settings need whole tables.
         """
-        if self.tables not in ("auto", "stream", "stream_all"):
-            return False
-        if self.tables == "auto" and (num_requests or 0) <= STREAMED_ABOVE:
-            return False
+        if self.tables in ("stream", "stream_all"):
+            if reason := self._needs_whole_tables(scenario):
+                raise ConfigError(f"{reason}; or set output.tables=true")
+            return True
+        return self._is_long(num_requests) and not self._needs_whole_tables(scenario)
+
+    def note(self, scenario: Scenario, num_requests: int | None) -> str | None:
+        """Returns why a long run keeps its tables in memory by itself; None: it does not."""
+        if not self._is_long(num_requests) or not (reason := self._needs_whole_tables(scenario)):
+            return None
+        return (
+            f"All records stay in memory, about {(num_requests or 0) * WHOLE_BYTES / 1e9:,.0f} GB for "
+            f"{num_requests:,} requests, because the run cannot stream its tables: {reason}."
+        )
+
+    def _is_long(self, num_requests: int | None) -> bool:
+        return self.tables == "auto" and (num_requests or 0) > STREAMED_ABOVE
+
+    def _needs_whole_tables(self, scenario: Scenario) -> str | None:
+        """Returns which setting needs the tables of the whole run; None: there is none."""
+        for name in ("vllm_bench", "timeline"):
+            if getattr(self, name):
+                return (
+                    f"output.{name}=true: is made from the tables of the whole run; set output.{name}=false"
+                )
         try:
-            for name in ("vllm_bench", "timeline"):
-                if getattr(self, name):
-                    raise ValueError(
-                        f"output.{name}=true: is made from the tables of the whole run; set "
-                        f"output.{name}=false"
-                    )
             check_streamed(scenario)
         except ValueError as error:
-            if self.tables == "auto":
-                return False
-            raise ConfigError(f"{error}; or set output.tables=true") from error
-        return True
+            return str(error)
+        return None

@@ -18,6 +18,8 @@ def thinned_lines(summary: dict[str, Any]) -> list[str]:
         f"Thinned: {found['replicas']:,} of {found['of_replicas']:,} replicas were simulated, with one in "
         f"{one_in} {units}. The figures above are of this part; maxima and peaks of the whole are larger."
     ]
+    if found["ttft"]["mean_s"]["value"] is None:
+        return [*lines, "No request of this part has a token, so nothing is known of the fleet: thin less."]
     rates = found.get("throughput")
     texts = []
     if rates:

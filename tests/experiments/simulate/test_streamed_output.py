@@ -18,6 +18,9 @@ from experiments.app.cli import main
 from experiments.simulate import output
 from sim.cluster import simulation
 from sim.report import streamed_tables
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 from sim.setup.streamed_run import StreamedRun
 
 SMALL = ("workload=poisson", "workload.num_requests=60", "replicas=2", "output.progress=false")
@@ -150,3 +153,14 @@ def test_a_killed_run_leaves_readable_tables(tmp_path, seed):
     iterations = pd.read_parquet(tmp_path / "iterations.parquet")
     for _, own in iterations.groupby("replica"):
         assert own["iteration"].tolist() == list(range(len(own)))
+
+
+def test_a_long_run_that_cannot_stream_says_so_and_why():
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    scenario = build_scenario(source.compose(["metrics.warmup_s=auto"]))
+    chosen = output.SimulateOutput()
+    assert not chosen.streams(scenario, 10_000_000)
+    note = chosen.note(scenario, 10_000_000)
+    assert note.startswith("All records stay in memory, about 44 GB for 10,000,000 requests")
+    assert "metrics.warmup_s=auto" in note
+    assert chosen.note(scenario, 1_000_000) is None

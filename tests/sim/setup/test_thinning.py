@@ -145,6 +145,11 @@ def test_a_part_without_requests_has_no_rates():
     assert "requests/s" not in thinned_lines(summary)[-1]
 
 
+def test_a_part_without_requests_says_so():
+    settings = ("replicas=64", "workload=poisson", "workload.num_requests=2", "sim.thin=4")
+    assert "nothing is known of the fleet" in thinned_lines(simulate(*settings).summary)[-1]
+
+
 def test_a_closed_loop_has_fewer_users():
     world = ("workload=closed_loop", "workload.arrivals.num_users=640", "replicas=64")
     part = simulate(*world, "workload.num_requests=2560", "sim.thin=4")
