@@ -21,7 +21,10 @@ OVERWRITE = "overwrite"
 UNFINISHED = Path("shards", "shards.json")
 """What a run in shards leaves in its folder until its result is written."""
 STUDIES = ("report", "sweep", "goodput", "capacity", "compare", "whatif", "validation", "suite", "placement")
-TABLES = ("requests", "iterations", "replicas", "events", "gaps", "itl", "runs", "candidates", "chunks")
+TABLES = (
+    *("requests", "iterations", "replicas", "events", "gaps", "itl", "bursts", "series"),
+    *("runs", "candidates", "chunks"),
+)
 RESULTS = (
     *("config.yaml", "multirun.yaml", "summary.json", "records.json", "timeline.json", "vllm_bench.json"),
     *("recording.json", "events.jsonl", "steps.parquet", "tokens.parquet"),
@@ -101,4 +104,14 @@ def _take(folder: Path, key: str, *, overwrite: bool) -> None:
     for place in (folder, *points):
         for pattern in RESULTS:
             for file in place.glob(pattern):
-                file.unlink()
+                _remove(file)
+
+
+def _remove(result: Path) -> None:
+    """Removes a file, or a table that is a folder of files. Raises OSError if other files are in it."""
+    if not result.is_dir():
+        result.unlink()
+        return
+    from sim.report.files import remove_folder_of_table  # noqa: PLC0415  (pandas: half a second)
+
+    remove_folder_of_table(result)

@@ -38,13 +38,17 @@ class MeasuredFold:
         self.rates = Bins(start_s)
         self.late: list[tuple[pd.DataFrame, NDArray[np.int64]]] = []
         """Iterations that ended after the last request so far, and the pools of the replicas."""
+        self.late_events: list[tuple[pd.DataFrame, NDArray[np.int64]]] = []
+        """Events after the last request so far, such as stores of KV, and the pools of the replicas."""
 
     def ended(self, end_s: float, setting: FoldSetting) -> MeasuredFold:
-        """Returns a copy that has also the parts of late iterations up to end_s, the end of the run."""
+        """Returns a copy that has also late events and iterations up to end_s, the end of the run."""
         found = deepcopy(self)
         window = Window(self.rates.start_s, end_s)
         for iterations, pool_by_replica in self.late:
             add_iteration_sums(found.totals, found.pools, iterations, pool_by_replica, window, setting)
+        for events, pool_by_replica in self.late_events:
+            found._add_events(events, pool_by_replica, window, setting)
         return found
 
     def add(self, chunk: RecordChunk, table: pd.DataFrame, setting: FoldSetting) -> None:
@@ -58,9 +62,12 @@ class MeasuredFold:
             self.late.append((iterations[is_late], pool_by_replica))
             iterations = iterations[~is_late]
         add_iteration_sums(self.totals, self.pools, iterations, pool_by_replica, window, setting)
-        bytes_per_token = of_pools(setting.pool_records, "kv_bytes_per_token", chunk.pool_by_replica)
-        for add in (add_cache_use, add_preemption_use):
-            add(self.totals, chunk.events, window, bytes_per_token)
+        events = chunk.events
+        is_late = _times(events, "time_s") > chunk.until_s
+        if is_late.any():
+            self.late_events.append((events[is_late], chunk.pool_by_replica))
+            events = events[~is_late]
+        self._add_events(events, chunk.pool_by_replica, window, setting)
         gaps_inside = chunk.gap_count * window.holds(chunk.gap_end_s)
         self.totals.add("gap_tokens", gaps_inside)
         self.sketches["itl"].add(chunk.gap_s, gaps_inside)
@@ -73,6 +80,17 @@ class MeasuredFold:
     def window(self) -> Window:
         """The window as far as it is known: its end is that of the run."""
         return Window(self.rates.start_s, np.inf)
+
+    def _add_events(
+        self,
+        events: pd.DataFrame,
+        pool_by_replica: NDArray[np.int64],
+        window: Window,
+        setting: FoldSetting,
+    ) -> None:
+        bytes_per_token = of_pools(setting.pool_records, "kv_bytes_per_token", pool_by_replica)
+        for add in (add_cache_use, add_preemption_use):
+            add(self.totals, events, window, bytes_per_token)
 
     def _add_requests(self, table: pd.DataFrame, window: Window, setting: FoldSetting) -> None:
         measured = table[window.holds(_times(table, "arrival_s"))]
@@ -106,6 +124,7 @@ class MeasuredFold:
         self.pools.merge(other.pools)
         self.rates.merge(other.rates)
         self.late += other.late
+        self.late_events += other.late_events
         for name, sketch in self.sketches.items():
             sketch.merge(other.sketches[name])
         for name, groups in self.groups.items():

@@ -172,3 +172,12 @@ def test_a_whole_run_is_readable():
     process = started("hydra.run.dir=out")
     process.communicate(timeout=LIMIT_S)
     assert json.loads(Path("out/summary.json").read_text())["requests"]
+
+
+def test_overwrite_removes_tables_that_are_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = Path("out", "requests.parquet")
+    table.mkdir(parents=True)
+    (table / "part-000000.parquet").write_bytes(b"")
+    claim(config("seed=1"), "run.dir", overwrite=True)
+    assert not table.exists()
