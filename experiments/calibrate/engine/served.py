@@ -185,12 +185,14 @@ def _check_family(architecture: Architecture) -> None:
 def kv_dtype_of(model: ModelSpec) -> torch.dtype:
     """Returns the data type of keys and values. Raises ValueError if the engine does not support it."""
     if model.kv_dtype == model.dtype:
-        return DTYPES[TORCH_DTYPES[model.dtype]]
+        dtype: torch.dtype = DTYPES[TORCH_DTYPES[model.dtype]]
+        return dtype
     if model.kv_dtype not in KV_DTYPES:
         raise ValueError(
             f"model.kv_cache_dtype={model.kv_dtype}: the engine supports auto, {', '.join(KV_DTYPES)}"
         )
-    return KV_DTYPES[model.kv_dtype]
+    kv_dtype: torch.dtype = KV_DTYPES[model.kv_dtype]
+    return kv_dtype
 
 
 def quantization_of(model: ModelSpec) -> str | None:
