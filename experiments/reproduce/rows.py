@@ -53,7 +53,7 @@ class Compared:
     over: str | None = None
     """Arm that the figure is divided by; None for the figure itself."""
     at: Any = None
-    """Swept value."""
+    """Value that is swept."""
     over_at: Any = None
     """Swept value of `over`; None: the same."""
     shown: Shown = "times"

@@ -37,7 +37,7 @@ from sim.shards.whole_run import shard_bounds
 SHARD_BYTES = 600
 """Bytes of the file of a shard for each of its requests, about: 574 with 16 iterations per request."""
 STREAMED_BYTES = 250
-"""The same for a run that streams, with its tables."""
+"""Bytes of the file of a shard of a run that streams, and of its tables, for each of its requests, about."""
 MAX_TRIES = 3
 """How often a shard is begun whose worker dies."""
 

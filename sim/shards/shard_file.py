@@ -101,7 +101,7 @@ class ShardFile:
             return _records(plain, tables), WorkloadNotes(**plain["notes"])
 
     def part(self, name: str) -> bytes:
-        """Returns further content."""
+        """Returns the content of a member that is no table of the shard."""
         with _damage_reported():
             return self._archive.read(name)
 
@@ -114,7 +114,7 @@ class ShardFile:
             return self._archive.open(name)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file of the shard."""
         self._archive.close()
 
 

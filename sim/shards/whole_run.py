@@ -6,6 +6,7 @@ whole run, and with hundreds of replicas less time as well.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -48,6 +49,8 @@ def run_shard(
     report: Callable[[float, int], None] | None = None,
 ) -> ShardRecords:
     """Simulates the replicas bounds[0] to bounds[1] - 1. source: the traffic of the shard."""
+    # The objects of the last shard refer to each other, and the collector, paused in runs, comes too rarely.
+    gc.collect()
     simulation = ShardSimulation(
         source=source,
         assignment=assignment,

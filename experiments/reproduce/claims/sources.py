@@ -7,7 +7,7 @@ BOOK = Source(
     was_read=True,
 )
 QUOTED_BOOK = Source("Huyen, AI Engineering, O'Reilly 2025, chapter 9")
-"""The same book, for figures that none of these excerpts has."""
+"""Source of figures of the same book that none of these excerpts has."""
 PAGED_ATTENTION = Source(
     "Kwon et al., PagedAttention, SOSP 2023, figure 2; vLLM's blog of June 2023",
     "https://arxiv.org/abs/2309.06180",
