@@ -19,8 +19,8 @@ from sim.shards.assignment import ABSENT, Assignment
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.chunks import Chunk, arrivals_of, chunks_of
 
-MAX_ROWS = 400_000
-"""Requests of the shards for which the traffic is read at once; as columns they take 20 MB."""
+MAX_ROWS = 1_200_000
+"""Requests of the shards for which the traffic is read at once; as columns they take 60 MB."""
 
 Bounds = tuple[int, int]
 """The first replica of a shard, and the one after its last."""
