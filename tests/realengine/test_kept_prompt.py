@@ -8,19 +8,11 @@ import torch
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.selective import SnapKv
-from policies.caching.settings import KvMemory
-from policies.core.engine import EngineCore
-from policies.core.plan import StepOutcome
-from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
-from realengine.model.architecture import Architecture
 from realengine.runner.kept_prompt import chosen
-from realengine.serving.llm import LLM
-from realengine.serving.sampling_params import SamplingParams
-from realengine.settings import EngineSettings
-from realengine.weights.load import load_weights
+from tests.realengine import dropped_keys
 from tests.realengine.checkpoints import LLAMA
-from tests.realengine.eager import eager_logits
+from tests.realengine.dropped_keys import ASKED, GREEDY, make, num_equal_starts, preempted, tokens_of
 from tests.realengine.recorded import record_on_cpu
 from tests.realengine.steps import prompts
 
@@ -28,13 +20,6 @@ torch.set_num_threads(1)
 
 KEPT, WINDOW, POOLED = 14, 5, 7
 SNAP = SnapKv(num_kept_tokens=KEPT, num_window_tokens=WINDOW, block_size=4)
-ASKED = prompts(40, (1, 9, 14, 15, 33, 60))
-GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-
-
-def make(caching=SNAP, config=LLAMA, **settings):
-    settings = {"device": "cpu", "num_kv_blocks": 200, "seed": 1} | settings
-    return LLM(Architecture.from_hf(config), caching=caching, **settings)
 
 
 class CutKeys:
@@ -74,19 +59,7 @@ def expected():
 
 
 def greedy(prompt, prefills):
-    """Returns 30 tokens of the plain model. prefills: numbers of tokens that were computed as a prompt."""
-    architecture = Architecture.from_hf(LLAMA)
-    weights = load_weights(None, architecture, torch.float32, "cpu", seed=1)
-    tokens = list(prompt)
-    for _ in range(30):
-        cut = CutKeys(len(prompt), max(num for num in prefills if num <= len(tokens)))
-        logits = eager_logits(architecture, weights, torch.tensor(tokens), masked=cut)
-        tokens.append(int(logits[-1].argmax()))
-    return tuple(tokens[len(prompt) :])
-
-
-def tokens_of(outputs):
-    return [output.outputs[0].token_ids for output in outputs]
+    return dropped_keys.greedy(prompt, prefills, lambda num: {"masked": CutKeys(len(prompt), num)})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +90,7 @@ def tokens_of(outputs):
 def test_tokens_are_those_of_a_model_that_masks_the_dropped_keys(settings, expected, monkeypatch):
     """The chunks of 7 tokens also divide the observation window."""
     record_on_cpu(monkeypatch)
-    llm = make(**settings)
+    llm = make(**{"caching": SNAP} | settings)
     assert tokens_of(llm.generate(ASKED, GREEDY)) == expected
     llm.engine.core.check_integrity()
 
@@ -130,49 +103,18 @@ def test_other_tokens_follow_if_nothing_is_dropped(expected):
 def test_preempted_sequences_come_back(mode):
     """Cut prompts are recomputed as a whole, as in the simulator: later tokens may differ."""
     asked = prompts(40, (1, 2, 5, 9, 14, 15, 33))
-    llm = make(scheduling=Fcfs(preemption_mode=mode), num_kv_blocks=24)
-    launch, prefills = llm.engine.runner.launch, [[] for _ in asked]
-
-    def launched(plan, num_iterations=1):
-        for chunk in plan.chunks:
-            if chunk.completes:
-                prefills[chunk.seq.request_id].append(chunk.num_cached + chunk.num_tokens)
-        return launch(plan, num_iterations)
-
-    llm.engine.runner.launch = launched
-    found = tokens_of(llm.generate(asked, GREEDY))
-    assert llm.engine.core.num_preemptions
-    llm.engine.core.check_integrity()
+    llm = make(SNAP, scheduling=Fcfs(preemption_mode=mode), num_kv_blocks=24)
+    found, prefills = preempted(llm, asked)
     assert found == [greedy(*each) for each in zip(asked, prefills, strict=True)]
 
 
 def test_blocks_come_back_and_plans_are_those_of_the_simulators_policy():
-    llm = make(num_kv_blocks=40)
-    settings = EngineSettings(device="cpu")
-    core, engine_core = (
-        EngineCore(
-            batching=settings.batching,
-            scheduling=settings.scheduling,
-            block_pool=SNAP.pool(KvMemory(40)),
-            max_num_seqs=256,
-            max_model_len=128,
-        ),
-        llm.engine.core,
-    )
-    for number, prompt in enumerate(ASKED):
-        llm.engine.add(prompt, GREEDY)
-        core.add(Request(number, 0.0, Prompt(len(prompt)), max_tokens=30))
     num_steps = 0
-    while (plan := core.plan(0.0)) is not None:
-        core.commit(plan, StepOutcome(), 0.0)
-        llm.engine.step()
+    for core in dropped_keys.steps_beside_a_core(SNAP):
         num_steps += 1
-        assert engine_core.block_pool.num_free == core.block_pool.num_free
-        assert engine_core.num_unfinished == core.num_unfinished
-        assert engine_core.num_waiting == core.num_waiting
         if num_steps == 3:  # all six decode; prompts beyond 14 tokens hold 14, and two outputs
             held = sum(-(-(min(len(prompt), KEPT) + 2) // 4) for prompt in ASKED)
-            assert 40 - engine_core.block_pool.num_free == held < sum(-(-len(p) // 4) for p in ASKED)
+            assert 40 - core.block_pool.num_free == held < sum(-(-len(p) // 4) for p in ASKED)
     assert num_steps >= 30
 
 
@@ -187,9 +129,8 @@ def test_pooled_sums_choose_clusters():
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8", "int4"])
 def test_quantised_keys_are_moved_with_their_scales(kv_cache_dtype, expected):
-    found = tokens_of(make(kv_cache_dtype=kv_cache_dtype).generate(ASKED, GREEDY))
-    first = [(a[:4], b[:4]) for a, b in zip(found, expected, strict=True)]
-    assert sum(a == b for a, b in first) >= 4  # wrong places give other tokens at once
+    found = make(SNAP, kv_cache_dtype=kv_cache_dtype).generate(ASKED, GREEDY)
+    assert num_equal_starts(found, expected) >= 4  # wrong places give other tokens at once
 
 
 @pytest.mark.parametrize(
@@ -207,4 +148,4 @@ def test_quantised_keys_are_moved_with_their_scales(kv_cache_dtype, expected):
 )
 def test_what_the_engine_cannot_drop_is_refused(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        make(**settings)
+        make(**{"caching": SNAP} | settings)
