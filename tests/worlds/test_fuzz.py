@@ -24,7 +24,8 @@ def overrides_of(world):
 
 @pytest.mark.parametrize("world", FOUND, ids=[world["reason"] for world in FOUND])
 def test_a_world_that_once_failed_passes(world):
-    check_world(build_world(world["overrides"]))
+    """It runs in all ways that the fuzzer compares, and has requests."""
+    assert len(check_world(build_world(world["overrides"])).records.requests) > 0
 
 
 def test_every_choice_is_drawn():

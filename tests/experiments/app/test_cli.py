@@ -195,8 +195,11 @@ def test_names_the_package_that_shadows_ours(tmp_path, monkeypatch):
         cli.check_not_shadowed(ROOT)
 
 
-def test_ours_are_not_shadowed_here():
+def test_ours_are_not_shadowed_here(tmp_path):
+    """And a folder without them is refused, so the check does look."""
     cli.check_not_shadowed(ROOT)
+    with pytest.raises(ConfigError, match=f"comes from {ROOT}/{cli.OWN_PACKAGES[0]}, not from {tmp_path}/"):
+        cli.check_not_shadowed(tmp_path)
 
 
 def test_overview_imports_nothing_heavy():

@@ -30,7 +30,8 @@ def test_tokens_keep_the_text(text):
 
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=20))
 def test_every_token_id_has_a_text(tokens):
-    TOKENIZER.decode(tokens).encode()
+    text = TOKENIZER.decode(tokens)
+    assert len(text.encode()) <= len(tokens) * TOKENIZER.max_token_bytes
 
 
 @given(texts, texts)

@@ -29,4 +29,8 @@ def test_rejects_lines_that_are_no_overrides_of_the_study(lines, message):
 
 
 def test_accepts_deletions_and_keys_that_only_begin_like_a_reserved_one():
-    check_lines("arms", ["~lora", "seed_of_mine=1"], {"seed": "seeds name them"})
+    """The message names the third line, so the two before it were accepted."""
+    allowed, reserved = ["~lora", "seed_of_mine=1"], {"seed": "seeds name them"}
+    check_lines("arms", allowed, reserved)
+    with pytest.raises(ValueError, match=r"arms\[2\]=seed: must not be set here"):
+        check_lines("arms", [*allowed, "x: seed=1"], reserved)

@@ -275,8 +275,12 @@ def test_what_the_kernels_do_not_take_is_said_before_the_weights_are_loaded(fiel
 
 
 def test_what_the_kernels_take_is_not_refused():
+    """The last of these differs from the one before it by its backend only, and is refused."""
+    wide = {"head_dim": 24, "hidden_size": 40000}
     supported({}, "sm_80", kv_dtype=torch.int8, quantization="int8")
     supported({}, "sm_90", kv_dtype=torch.float8_e4m3fn, quantization="fp8")
     supported(MOE, "sm_80", quantization="w8a16")
-    supported({"head_dim": 24, "hidden_size": 40000}, "interpreter", TORCH, torch.float32)
     supported(MOE, "interpreter", TORCH, torch.float32, quantization="w8a16")
+    supported(wide, "interpreter", TORCH, torch.float32)
+    with pytest.raises(ValueError, match="head_dim=24: the Triton kernels support"):
+        supported(wide, "interpreter", TRITON, torch.float32)

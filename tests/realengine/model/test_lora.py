@@ -307,7 +307,9 @@ def test_segments_give_each_token_its_rows_slot(rows, most, spare):
 @given(slots=st.lists(st.integers(-1, 3), min_size=1, max_size=200))
 def test_decodes_in_order_of_their_slots_fit_the_segments_of_a_graph(slots):
     room = num_decode_segments(len(slots), max_loras=4)
-    make_segments(sorted(slots), [1] * len(slots), DECODE_TOKENS, room)
+    arrays = make_segments(sorted(slots), [1] * len(slots), DECODE_TOKENS, room)
+    assert len(arrays.slots) == room
+    assert np.repeat(arrays.slots, np.diff(arrays.starts)).tolist() == sorted(slots)
 
 
 # What adapters add.

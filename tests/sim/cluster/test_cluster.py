@@ -67,6 +67,7 @@ class SentWatch(GatewayAttachment):
 
     def __init__(self, fleet):
         self._fleet = fleet
+        self.sent = set()
 
     def sends(self, attempt, replica, request):
         fleet = self._fleet
@@ -79,16 +80,20 @@ class SentWatch(GatewayAttachment):
         for other in fleet.replicas:
             num_pending = len(other.intake.entries())
             assert other.num_outstanding == len(in_engines[other.index]) + num_pending
+        self.sent.add(request.request_id)
         return False
-
-
-def check_what_is_sent(simulation):
-    simulation.gateway.attach(SentWatch(simulation.fleet))
 
 
 @given(data=st.data())
 def test_requests_go_to_replicas_that_serve_and_to_one_at_a_time(data, clusters):
-    replace(data.draw(clusters), watch=check_what_is_sent).simulate()
+    watches = []
+
+    def watch(simulation):
+        watches.append(SentWatch(simulation.fleet))
+        simulation.gateway.attach(watches[0])
+
+    requests = replace(data.draw(clusters), watch=watch).simulate().records.requests
+    assert set(requests.request_id[requests.replica >= 0]) <= watches[0].sent
 
 
 @settings(max_examples=15)

@@ -11,6 +11,7 @@ from policies.routing import COUNTS
 from policies.routing.loads import counts_of
 from sim import simulate
 from sim.cluster import loads
+from sim.metrics.summary import check_conservation
 from tests.worlds.clusters import draw_clusters
 
 
@@ -38,7 +39,9 @@ def clusters():
 @given(data=st.data())
 def test_counts_side_by_side_are_those_of_the_replicas_whatever_becomes_of_these(data, clusters):
     with patch.object(loads, "FEW", 0):
-        replace(data.draw(clusters), routing=CheckedLeast()).simulate()
+        records = replace(data.draw(clusters), routing=CheckedLeast()).simulate().records
+    check_conservation(records)
+    assert records.requests.request_id.is_unique
 
 
 def test_the_replicas_of_each_model_have_their_counts_side_by_side():

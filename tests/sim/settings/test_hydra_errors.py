@@ -43,7 +43,11 @@ def test_what_the_root_holds_cannot_be_deleted(source, override, message):
 
 @pytest.mark.parametrize("override", ["~trip.days", "~sail.area_m2", "+sail.colour=red", "sail=none"])
 def test_what_build_checks_is_left_to_it(source, override):
+    """Beside an override that is refused, it is not the one that the message names."""
     check_edits(source.compose([override]), [override], source)
+    both = [override, "~seed"]
+    with pytest.raises(ConfigError, match=r"^~seed: must not be deleted"):
+        check_edits(source.compose(both), both, source)
 
 
 @pytest.mark.parametrize("override", ["=3", "=abc", "+=3", "~=3", "~"])

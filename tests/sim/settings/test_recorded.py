@@ -9,7 +9,10 @@ OWN = {"routing": {"_target_": "policies.routing.round_robin.RoundRobin"}, "seed
 
 
 def test_classes_of_ours_and_references_within_the_config_are_allowed():
+    """The class that is refused stands behind them, and only it is named."""
     recorded.check_recorded(OWN, "run=there")
+    with pytest.raises(ConfigError, match=r"its config contains z\._target_=os\.system, which"):
+        recorded.check_recorded({**OWN, "z": {"_target_": "os.system"}}, "run=there")
 
 
 @pytest.mark.parametrize(
@@ -51,5 +54,8 @@ def test_classes_of_an_installed_plugin_are_allowed(monkeypatch):
     class Plugin:
         module = "collections"
 
+    config = {"a": {"_target_": "collections.OrderedDict"}}
+    with pytest.raises(ConfigError, match=r"a\._target_=collections\.OrderedDict, which belongs neither"):
+        recorded.check_recorded(config, "run=there")
     monkeypatch.setattr(recorded, "entry_points", lambda group: [Plugin()] if "plugins" in group else [])
-    recorded.check_recorded({"a": {"_target_": "collections.OrderedDict"}}, "run=there")
+    recorded.check_recorded(config, "run=there")

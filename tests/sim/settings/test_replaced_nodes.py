@@ -43,9 +43,10 @@ def test_the_advice_can_be_followed(source):
 
 
 def test_numbers_where_numbers_belong_are_accepted(source):
-    composed(
+    cfg = composed(
         source, ["workload.max_tokens=3", "sim.until_s=0.5", "scheduling.aging_s=1", "scheduling=priority"]
     )
+    assert (cfg.workload.max_tokens, cfg.sim.until_s, cfg.scheduling.aging_s) == (3, 0.5, 1)
 
 
 def test_with_two_unknown_settings_the_nearest_one_is_of_the_chosen_workload(source):

@@ -75,14 +75,21 @@ def scenario(*overrides):
     return build_scenario(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(overrides)))
 
 
-def test_settings_that_agree_are_accepted():
-    scenario("batching=prefill_delayer", *MOE)
-    scenario(
-        "batching=prefill_delayer", "batching.num_ranks=4", *MOE, "latency=afd", "latency.num_ffn_devices=4"
-    )
-    scenario(*MOE, "engine.kernels.routing.placement=eplb", "engine.kernels.routing.num_redundant_experts=8")
-    scenario("encoders.replicas=1", "encoders.image_share=0.9")
-    scenario(*GROQ, "caching=streaming_llm")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("batching=prefill_delayer", *MOE),
+        (
+            *("batching=prefill_delayer", "batching.num_ranks=4", *MOE),
+            *("latency=afd", "latency.num_ffn_devices=4"),
+        ),
+        (*MOE, "engine.kernels.routing.placement=eplb", "engine.kernels.routing.num_redundant_experts=8"),
+        ("encoders.replicas=1", "encoders.image_share=0.9"),
+        (*GROQ, "caching=streaming_llm"),
+    ],
+)
+def test_settings_that_agree_are_accepted(overrides):
+    assert all(pool.plan_memory().num_blocks > 0 for pool in scenario(*overrides).pools_by_name.values())
 
 
 def test_a_delayer_beside_a_single_group_is_noted():

@@ -98,7 +98,10 @@ def test_rejects_settings_that_do_not_go_together(overrides, message):
 
 
 def test_host_memory_may_be_used_to_the_last_byte():
-    build("caching=tiered", "caching.host_gib=256", "caching.disk_gib=3500", "storage.host_memory_gib=256")
+    settings = ("caching=tiered", "caching.disk_gib=3500", "storage.host_memory_gib=256")
+    build(*settings, "caching.host_gib=256")
+    with pytest.raises(ConfigError, match=r"caching\.host_gib=256\.1"):
+        build(*settings, "caching.host_gib=256.1")
 
 
 @pytest.mark.parametrize("caching", ["contiguous", "buddy", "streaming_llm", "h2o", "snapkv", "fastgen"])
@@ -172,7 +175,9 @@ def test_longest_prefix_beside_a_cache_that_finds_no_prefixes_is_refused(caching
 
 @pytest.mark.parametrize("caching", ["prefix", "tiered", "radix"])
 def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
-    build("scheduling=longest_prefix", f"caching={caching}", "engine.num_kv_blocks=20000")
+    scenario, _ = build("scheduling=longest_prefix", f"caching={caching}", "engine.num_kv_blocks=20000")
+    (pool,) = scenario.pools_by_name.values()
+    assert type(pool.scheduling).__name__ == "LongestPrefix"
 
 
 @pytest.mark.parametrize(

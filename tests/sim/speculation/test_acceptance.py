@@ -208,8 +208,12 @@ def test_rejects_fewer_rates_than_the_drafts_need(settings, proposer, message):
 
 
 def test_more_rates_than_draft_tokens_are_allowed():
+    """One more draft token than there are rates is refused."""
     ByPosition(rates=RATES).check(chain(2))
+    ByPosition(rates=RATES).check(chain(len(RATES)))
     Iid(rate=0.5).check(Drafts(200))
+    with pytest.raises(ValueError, match="rates: has rates of 4 places, and a draft has 5"):
+        ByPosition(rates=RATES).check(chain(len(RATES) + 1))
 
 
 @pytest.mark.parametrize(("name", "value"), [("rate", 1.1), ("rate", -0.5), ("rank_decay", float("nan"))])

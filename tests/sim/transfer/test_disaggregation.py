@@ -74,7 +74,9 @@ class Counting:
 
 @given(service=draw_failing_services())
 def test_the_router_gets_one_end_for_each_time_that_it_has_chosen(service):
-    replace(service, routing=Counting()).simulate()
+    records = replace(service, routing=Counting()).simulate().records
+    check_conservation(records)
+    assert records.requests.request_id.is_unique
 
 
 def test_a_retry_is_not_reported_as_ended_when_its_former_prefill_replica_lets_go(ask):
@@ -98,7 +100,9 @@ def test_a_retry_is_not_reported_as_ended_when_its_former_prefill_replica_lets_g
         ),
         routing=Counting(),
     )
-    service.simulate()
+    requests = service.simulate().records.requests
+    assert requests.tries.tolist() == [1, 1, 2, 2, 4]
+    assert requests.status.tolist() == ["finished"] * 4 + ["rejected"]
 
 
 AT_END = KvTransferSettings(transfer="at_end")
