@@ -7,7 +7,6 @@ whether the run leapt or stepped.
 from __future__ import annotations
 
 from array import array
-from copy import copy
 from struct import Struct
 from typing import Any, ClassVar, Final, Protocol, Self
 
@@ -99,9 +98,17 @@ class IterationLog:
 
     def cut(self) -> Self:
         """Returns a log with all rows so far; this one goes on without them."""
-        taken = copy(self)
+        taken = type(self)(self.replica, self.block_size, self.serves_adapters)
+        taken._take(self)
         self._begin(self.next_iteration)
         return taken
+
+    def _take(self, other: Self) -> None:
+        """Takes over the rows of another log, which must begin anew before it is used again."""
+        self.first_iteration = other.first_iteration
+        self._rows, self._ends_s, self._blocks_due = other._rows, other._ends_s, other._blocks_due
+        self._queues, self._chunks, self._adapters = other._queues, other._chunks, other._adapters
+        self._buffers, self._gaps = other._buffers, other._gaps
 
     def extend(self, other: IterationLog) -> None:
         """Adds the rows of another log with the same block size and the same columns."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,11 @@ class DraftLog(IterationLog):
             *(self._rows, self._ends_s, self._blocks_due, self._queues, self._chunks, self._adapters),
             *(self._drafts, self._passes),
         )
+
+    def _take(self, other: Self) -> None:
+        super()._take(other)
+        self.passes, self.lane = other.passes, other.lane
+        self._drafts, self._passes = other._drafts, other._passes
 
     def more_dtypes(self) -> dict[str, str]:
         """Returns the dtypes of further columns of the table, by name."""
