@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,25 +82,25 @@ class ShardFolder:
 
     @contextmanager
     def files(self) -> Iterator[Iterator[ShardFile]]:
-        """Yields the files of all shards in order, which are open until the context ends.
+        """Yields the files of all shards in order, each of which is open until the next one is read.
 
         Raises ConfigError if reading in the context finds the last one damaged, and removes it.
         """
-        with ExitStack() as stack:
-            last: Path | None = None
+        last: Path | None = None
 
-            def opened() -> Iterator[ShardFile]:
-                nonlocal last
-                for index in range(self.num_shards):
-                    last = self._file(index)
-                    yield stack.enter_context(closing(ShardFile(last)))
+        def opened() -> Iterator[ShardFile]:
+            nonlocal last
+            for index in range(self.num_shards):
+                last = self._file(index)
+                with closing(ShardFile(last)) as file:
+                    yield file
 
-            try:
-                yield opened()
-            except DamagedShardError as error:
-                assert last is not None
-                last.unlink()
-                raise ConfigError(f"{last}: is damaged, and was removed; continue: {self.command}") from error
+        try:
+            yield opened()
+        except DamagedShardError as error:
+            assert last is not None
+            last.unlink()
+            raise ConfigError(f"{last}: is damaged, and was removed; continue: {self.command}") from error
 
     def remove(self) -> None:
         """Removes the folder, as its shards are in the result."""

@@ -143,7 +143,7 @@ class ShardedRun:
         """Begins each missing shard once and keeps those that finish; returns an error of a lost one."""
         outcomes = self.launcher.outcomes(ShardTask.run, self._tasks(shards, missing), interrupt)
         lost: WorkerDiedError | None = None
-        num_lost = 0
+        num_lost, num_kept = 0, shards.num_shards - len(missing)
         try:
             for outcome in outcomes:
                 if isinstance(outcome.error, WorkerDiedError):
@@ -153,7 +153,8 @@ class ShardedRun:
                 else:
                     assert outcome.result is not None
                     shards.keep(missing[outcome.index], outcome.result.content)
-                report(shards.num_shards - len(shards.missing()), num_lost)
+                    num_kept += 1
+                report(num_kept, num_lost)
         except CannotLaunchError as error:
             here = self._command(shards.path.parent, here=True)
             raise ConfigError(f"{error}; to run on this machine: {here}") from error

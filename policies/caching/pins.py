@@ -9,8 +9,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from policies.caching.runs import Holding, Run, Runs
+
+
+class PinnedTime(NamedTuple):
+    """For how long the pinned prefixes of a pool were kept.
+
+    expired_token_s: token-seconds of expired pins. kept: tokens, start and expiry of each of the others.
+    """
+
+    expired_token_s: float = 0.0
+    kept: tuple[tuple[int, float, float], ...] = ()
+
+    def token_s_until(self, end_s: float) -> float:
+        """Computes the token-seconds of all pins, up to end_s."""
+        return self.expired_token_s + sum(
+            num_tokens * (min(end_s, until_s) - since_s) for num_tokens, since_s, until_s in self.kept
+        )
 
 
 class Pin:
@@ -70,14 +87,13 @@ class Pins:
             return None
         _, pin = self._pins.popitem(last=False)
         self.num_blocks -= pin.held.num_with_content
-        self._token_s += self._token_s_of(pin, pin.until_s)
+        self._token_s += self._num_tokens(pin) * (pin.until_s - pin.since_s)
         return pin
 
-    def token_s_until(self, end_s: float) -> float:
-        """Computes the token-seconds of all pins, up to end_s."""
-        return self._token_s + sum(
-            self._token_s_of(pin, min(end_s, pin.until_s)) for pin in self._pins.values()
-        )
+    def time(self) -> PinnedTime:
+        """Returns for how long prefixes were kept so far, and until when they will be."""
+        kept = ((self._num_tokens(pin), pin.since_s, pin.until_s) for pin in self._pins.values())
+        return PinnedTime(self._token_s, tuple(kept))
 
     def check_integrity(self) -> None:
         """Asserts that each pin is an owner of its runs."""
@@ -85,5 +101,5 @@ class Pins:
         assert all(run.owners[pin.number] is pin.held for pin in pins for run in pin.held.runs)
         assert sum(pin.held.num_with_content for pin in pins) == self.num_blocks <= self.max_blocks
 
-    def _token_s_of(self, pin: Pin, end_s: float) -> float:
-        return pin.held.num_with_content * self._block_size * (end_s - pin.since_s)
+    def _num_tokens(self, pin: Pin) -> int:
+        return pin.held.num_with_content * self._block_size

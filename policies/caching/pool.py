@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Set
 from typing import ClassVar
 
 from policies.caching.content_listener import ContentListener
+from policies.caching.pins import PinnedTime
 from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content, Transfer
 from policies.core.request import Request
@@ -118,9 +119,10 @@ class BlockPool:
         """Computes the number of blocks for num_tokens tokens."""
         return -(-num_tokens // self.block_size)
 
-    def pinned_token_s_until(self, end_s: float) -> float:
-        """Computes the token-seconds for which pinned prefixes were kept, up to end_s."""
-        return 0.0
+    @property
+    def pinned_time(self) -> PinnedTime:
+        """For how long pinned prefixes were kept."""
+        return PinnedTime()
 
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
         """Receives the engine's count of the tokens of a running sequence that are known and computed."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from policies.caching.answers import Answers
 from policies.caching.content import ENDLESS, Places
 from policies.caching.content_listener import ContentListener
-from policies.caching.pins import Pins
+from policies.caching.pins import PinnedTime, Pins
 from policies.caching.pool import BlockPool
 from policies.caching.reporting_runs import ReportingRuns
 from policies.caching.runs import Holding, Run, Runs
@@ -224,8 +224,9 @@ class PrefixPool(BlockPool):
         """Number of blocks of pinned prefixes."""
         return self._pins.num_blocks
 
-    def pinned_token_s_until(self, end_s: float) -> float:
-        return self._pins.token_s_until(end_s)
+    @property
+    def pinned_time(self) -> PinnedTime:
+        return self._pins.time()
 
     @property
     def max_tokens_per_seq(self) -> int:

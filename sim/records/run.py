@@ -60,7 +60,7 @@ class EngineRecord(NamedTuple):
         pool, residents = core.block_pool, core.residents
         unfilled = None if pool.unfilled is None else np.array(pool.unfilled, np.int64).reshape(-1, 3)
         counts = None if residents is None else residents.counts
-        pinned_token_s = pool.pinned_token_s_until(end_s)
+        pinned_token_s = pool.pinned_time.token_s_until(end_s)
         return cls(pinned_token_s, pool.num_evicted, core.num_discarded, unfilled, counts)
 
 

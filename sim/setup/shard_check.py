@@ -104,9 +104,3 @@ def _of_pools(pools: Mapping[str, PoolSettings]) -> Iterator[tuple[str, str]]:
             )
         if pool.role != "mixed":
             yield f"{where}role={pool.role}: KV goes from replica to replica", f"set {where}role=mixed"
-        if getattr(pool.caching, "max_pinned_share", 0):
-            yield (
-                f"{where}caching.max_pinned_share={pool.caching.max_pinned_share:g}: prefixes are kept until "  # type: ignore[attr-defined]
-                "the end of the whole run",
-                f"set {where}caching.max_pinned_share=0",
-            )

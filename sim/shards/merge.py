@@ -41,6 +41,7 @@ def merged(shards: Sequence[ShardRecords], until_s: float | None = None) -> RunR
         own_gaps=_stacked([part.own_gaps for part in parts]),
         num_evicted_blocks=sum(part.num_evicted_blocks for part in parts),
         num_discarded_tokens=sum(part.num_discarded_tokens for part in parts),
+        pinned_token_s=sum(pinned.token_s_until(end_s) for shard in shards for pinned in shard.pinned),
         unfilled=np.concatenate(unfilled) if len(unfilled) == len(parts) else None,
         num_lost_first_tokens=sum(part.num_lost_first_tokens for part in parts),
         failed_attempts=_counted(parts),

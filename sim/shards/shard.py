@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.caching.pins import PinnedTime
 from policies.core.request import Request
 from policies.routing import ReplicaView
 from sim.cluster.fleet import new_replica
@@ -37,11 +38,13 @@ class ShardRecords:
     records: the tables have the rows of the shard's requests and replicas only; `replicas` has all replicas
       of the run.
     last_end_s: end of the last request, s. has_more: whether requests were unfinished or still to arrive.
+    pinned: of each replica of the shard, as its pinned prefixes are kept until the end of the whole run.
     """
 
     records: RunRecords
     last_end_s: float
     has_more: bool
+    pinned: tuple[PinnedTime, ...] = ()
 
 
 class AsAssigned:
@@ -92,7 +95,12 @@ class PartSimulation(Simulation):
         """Runs the part; `report`: see `Simulation.run`."""
         records = self.run(report)
         records.events["replica"] = records.events["replica"].to_numpy() + np.int32(self._first)
-        return ShardRecords(records=records, last_end_s=self._last_end_s, has_more=self._has_more)
+        return ShardRecords(
+            records=records,
+            last_end_s=self._last_end_s,
+            has_more=self._has_more,
+            pinned=tuple(replica.core.block_pool.pinned_time for replica in self.fleet.replicas),
+        )
 
     def _end(self, end_s: float, *, interrupted: bool) -> RunRecords:
         self._has_more = self._requests_remain()

@@ -12,13 +12,14 @@ from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import pandas as pd
 
 from policies.adapters.residents import AdapterCounts
+from policies.caching.pins import PinnedTime
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
 from sim.shards.shard import ShardRecords
 from sim.speculation.records import SpeculationRecord
@@ -54,6 +55,7 @@ def shard_bytes(
     plain = {
         "last_end_s": shard.last_end_s,
         "has_more": shard.has_more,
+        "pinned": shard.pinned if any(each != PinnedTime() for each in shard.pinned) else (),
         "end_s": records.end_s,
         "pools": [pool._asdict() for pool in records.pools],
         "replicas": [replica.pool for replica in records.replicas],
@@ -81,10 +83,24 @@ def table_bytes(table: pd.DataFrame) -> bytes:
     return content.getvalue()
 
 
+class ShardMember(NamedTuple):
+    """Content of a file of a shard, which is closed. file: its path, or the whole file in memory."""
+
+    file: Path | IO[bytes]
+    name: str
+
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """Opens the content, to read from any place in it."""
+        with ZipFile(self.file) as archive, archive.open(self.name) as content:
+            yield content
+
+
 class ShardFile:
     """The open file of a shard. Raises DamagedShardError."""
 
     def __init__(self, file: Path | IO[bytes]) -> None:
+        self._file = file
         with _damage_reported():
             self._archive = ZipFile(file)
 
@@ -105,13 +121,12 @@ class ShardFile:
         with _damage_reported():
             return self._archive.read(name)
 
-    def open(self, name: str) -> IO[bytes]:
-        """Opens further content, to read from any place in it, after all of it was checked."""
-        with _damage_reported():
-            with self._archive.open(name) as whole:
-                while whole.read(CHECKED_BYTES):  # compares the checksum at the end
-                    pass
-            return self._archive.open(name)
+    def member(self, name: str) -> ShardMember:
+        """Checks further content; returns it to be opened after this file is closed."""
+        with _damage_reported(), self._archive.open(name) as whole:
+            while whole.read(CHECKED_BYTES):  # compares the checksum at the end
+                pass
+        return ShardMember(self._file, name)
 
     def close(self) -> None:
         """Closes the file of the shard."""
@@ -144,7 +159,10 @@ def _records(plain: dict[str, Any], tables: dict[str, pd.DataFrame]) -> ShardRec
         if "bursts" in tables
         else None,
     )
-    return ShardRecords(records=records, last_end_s=plain["last_end_s"], has_more=plain["has_more"])
+    pinned = tuple(PinnedTime(token_s, tuple(map(tuple, kept))) for token_s, kept in plain["pinned"])
+    return ShardRecords(
+        records=records, last_end_s=plain["last_end_s"], has_more=plain["has_more"], pinned=pinned
+    )
 
 
 def _counts(plain: dict[str, Any]) -> AdapterCounts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from io import BytesIO
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -24,7 +24,7 @@ from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.merge import merged
 from sim.shards.request_windows import windowed_bytes
 from sim.shards.shard import ShardRecords
-from sim.shards.shard_file import ShardFile, shard_bytes, table_bytes
+from sim.shards.shard_file import ShardFile, ShardMember, shard_bytes, table_bytes
 from sim.shards.traffic import Bounds
 from sim.workload.base import WorkloadNotes
 
@@ -46,7 +46,7 @@ class StreamedShards(NamedTuple):
     notes: WorkloadNotes
     series: LoadSeries
     replicas: pd.DataFrame
-    rows: Sequence[IO[bytes]]
+    rows: Sequence[ShardMember]
 
 
 def streamed_shard_bytes(
@@ -83,7 +83,7 @@ def merged_files(
         fold.merge(read_accumulator(file.part(FOLD), RunFold))
         series.merge(read_accumulator(file.part(SERIES), LoadSeries))
         tables.append(pd.read_parquet(BytesIO(file.part(REPLICAS))))
-        rows.append(file.open(ROWS))
+        rows.append(file.member(ROWS))
     assert fold is not None
     end = merged(shards, until_s)
     replicas = pd.concat(tables, ignore_index=True).assign(end_s=end.end_s)

@@ -6,6 +6,7 @@ Times start at 0 s. The first n times of a random stream do not depend on how ma
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,16 +51,16 @@ def arrival_chunks_s(
         yield times_s[start : start + CHUNK]
 
 
-class _InChunks:
+class _InChunks(ABC):
     """An arrival process whose times come array by array."""
 
     __slots__ = ()
 
+    @abstractmethod
     def chunks_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
     ) -> Iterator[FloatArray]:
         """Draws arrival times up to the limits; see `ArrivalProcess`."""
-        raise NotImplementedError
 
     def times_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
@@ -74,9 +75,9 @@ class _Drawn(_InChunks):
 
     __slots__ = ()
 
+    @abstractmethod
     def _chunks(self, rng: np.random.Generator) -> Draw:
         """Returns a function that draws the next chunk of increasing times."""
-        raise NotImplementedError
 
     def chunks_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None

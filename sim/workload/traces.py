@@ -47,6 +47,11 @@ class Trace:
     window_by_seed: bool = False
 
     def __post_init__(self) -> None:
+        if type(self).rows is Trace.rows and type(self).blocks is Trace.blocks:
+            raise ValueError(
+                f"{type(self).__name__}: a format of traces must define rows or blocks, as "
+                "sim.workload.traces.Trace describes them"
+            )
         object.__setattr__(self, "path", Path(self.path).expanduser())
         require_not_negative(self, "start_s")
         require_positive(self, "duration_s", "max_requests", "patience_s")
@@ -68,8 +73,8 @@ class Trace:
         return blocks_of_rows(self.rows())
 
     def rows(self) -> Iterator[TraceRow]:
-        """Yields the same rows one by one; a format has this method or `blocks`."""
-        raise NotImplementedError
+        """Yields the same rows one by one; a format defines this method or `blocks`."""
+        return iter(())
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         """Returns the content of a prompt of num_tokens tokens; empty unless the format identifies it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -120,9 +121,9 @@ class CommonFields(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Most likely tokens to report with each token; None: no log-probabilities."""
-        raise NotImplementedError
 
     @property
     def num_prompt_logprobs(self) -> int | None:

@@ -52,10 +52,10 @@ def test_a_pin_ends_some_time_after_its_last_use_and_is_paid_for_until_then():
     serve(core, 0, 0.0, (7, 16), num_pinned=16)
     serve(core, 1, 5.0, (7, 16), num_pinned=16)
     assert core.block_pool.expires_s == 16.0
-    assert core.block_pool.pinned_token_s_until(12.0) == 16 * 11
+    assert core.block_pool.pinned_time.token_s_until(12.0) == 16 * 11
     serve(core, 2, 16.0, (9, 4))
     assert core.block_pool.num_pinned == 0
-    assert core.block_pool.pinned_token_s_until(99.0) == 16 * 15
+    assert core.block_pool.pinned_time.token_s_until(99.0) == 16 * 15
 
 
 def test_what_does_not_fit_the_share_is_not_pinned():
@@ -92,7 +92,7 @@ def test_pins_end_in_the_order_of_their_last_use():
     assert (core.block_pool.num_pinned, core.block_pool.expires_s) == (4 + 2, 12.0)
     serve(core, 3, 12.0, (9, 4))
     assert (core.block_pool.num_pinned, core.block_pool.expires_s) == (4, 14.0)
-    assert core.block_pool.pinned_token_s_until(14.0) == 8 * 10 + 16 * 13
+    assert core.block_pool.pinned_time.token_s_until(14.0) == 8 * 10 + 16 * 13
 
 
 def test_a_share_that_a_pin_gives_back_can_be_pinned_again():

@@ -1,13 +1,17 @@
 """The requests of shards, merged range after range."""
 
 from io import BytesIO
+from zipfile import ZipFile
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sim.shards.request_windows
 from sim.shards.request_windows import merged_groups, windowed_bytes
+from sim.shards.shard_file import ShardMember
 
 GROUP = 4
 
@@ -18,15 +22,22 @@ def table(ids):
     )
 
 
-@given(owners=st.lists(st.integers(-1, 3), min_size=1, max_size=120))
-def test_merged_groups_are_the_requests_by_id(owners):
+def shard_of(ids):
+    """Returns the requests of a shard as a member of its file."""
+    file = BytesIO()
+    with ZipFile(file, "w") as archive:
+        archive.writestr("rows", windowed_bytes(table(ids), GROUP))
+    return ShardMember(file, "rows")
+
+
+@given(owners=st.lists(st.integers(-1, 3), min_size=1, max_size=120), max_open=st.integers(1, 5))
+def test_merged_groups_are_the_requests_by_id(owners, max_open):
     """owners: the shard of each request; -1: it has not arrived."""
-    files = [
-        BytesIO(windowed_bytes(table([i for i, own in enumerate(owners) if own == shard]), GROUP))
-        for shard in range(4)
-    ]
+    files = [shard_of([i for i, own in enumerate(owners) if own == shard]) for shard in range(4)]
     whole = table([i for i, own in enumerate(owners) if own >= 0])
-    groups = list(merged_groups(files, GROUP))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sim.shards.request_windows, "MAX_OPEN", max_open)
+        groups = list(merged_groups(files, GROUP))
     for group in groups:
         assert group["request_id"].iloc[0] // GROUP == group["request_id"].iloc[-1] // GROUP
     if groups:

@@ -139,7 +139,6 @@ REFUSED = {
     "scaling=concurrency": "it counts the requests of all replicas; choose scaling=none",
     "encoders.replicas=1": "all replicas share them; set encoders.replicas=0",
     "sim.stop_overloaded=true": "set sim.stop_overloaded=false, or set sim.shards=null",
-    "caching=prefix_pinned": "set caching.max_pinned_share=0",
     "sim.shards=6": "must be <= 5, the number of replicas, or auto",
     "sim.shards=0": "must be >= 1, auto, or null",
 }

@@ -11,6 +11,7 @@ from policies.core.request import Segment
 from sim.workload.csv_traces import AzureCsv, BurstGptCsv, PlainCsv, VidurCsv
 from sim.workload.faster import FasterSource
 from sim.workload.mooncake import BailianJsonl, MooncakeJsonl
+from sim.workload.traces import Trace
 
 REAL_TRACES = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "traces"
 
@@ -327,6 +328,18 @@ def test_a_missing_file_is_named_with_the_nearest_one(tmp_path):
 def test_rejects_settings_that_select_nothing(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         PlainCsv(path=write(tmp_path, PLAIN), **settings)
+
+
+def test_a_format_of_a_user_defines_how_rows_are_read(tmp_path):
+    class Unread(Trace):
+        pass
+
+    file = tmp_path / "trace.txt"
+    file.write_text("1,2,3\n")
+    with pytest.raises(
+        ValueError, match=r"^Unread: a format of traces must define rows or blocks, as"
+    ):
+        Unread(path=file)
 
 
 def test_rejects_mooncake_blocks_without_tokens(tmp_path):
