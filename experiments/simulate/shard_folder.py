@@ -62,7 +62,11 @@ class ShardFolder:
                     )
                 about = found
             else:
+                for rest in path.glob("*.zip"):  # a command was killed while it removed them
+                    rest.unlink()
                 write_whole(about_file, f"{json.dumps(about)}\n")
+            for part in run_folder.glob(".*.part"):  # a command was killed while it wrote the result
+                part.unlink()
             yield cls(path=path, num_shards=int(about["num_shards"]), command=command)
 
     def missing(self) -> list[int]:
@@ -103,8 +107,9 @@ class ShardFolder:
             raise ConfigError(f"{last}: is damaged, and was removed; continue: {self.command}") from error
 
     def remove(self) -> None:
-        """Removes the folder, as its shards are in the result."""
+        """Removes the folder, as its shards are in the result; its first file first, so that it is no run."""
         with suppress(OSError):
+            (self.path / UNFINISHED.name).unlink()
             shutil.rmtree(self.path)
 
     def _file(self, index: int) -> Path:

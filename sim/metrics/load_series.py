@@ -27,6 +27,19 @@ COLUMNS: Final = {
     "kv_tokens": "f8",  # likewise, tokens with KV
 }
 """Columns beside start_s, with their dtypes."""
+_STEPS: Final = {
+    "ttft_s": 2.0**32,
+    "busy_s": 2.0**36,
+    "running": 2.0**30,
+    "waiting": 2.0**30,
+    "kv_tokens": 2.0**20,
+}
+"""Steps per unit to which the values of columns that are no counts are rounded; an interval has up to 2^63.
+
+Sums of steps are exact, so that they do not depend on the order of the rows, or on how a run was divided.
+"""
+_EXACT: Final = 2.0**53
+"""Sums of integers below this one are exact as doubles."""
 _MEANS: Final = {"running": "running", "waiting": "waiting", "kv_tokens": "kv_tokens_used"}
 """Columns of the table of iterations, by that of the series."""
 
@@ -34,13 +47,15 @@ _MEANS: Final = {"running": "running", "waiting": "waiting", "kv_tokens": "kv_to
 class LoadSeries:
     """Sums over the rows of requests and iterations, by intervals of simulated time.
 
+    The table is the same, bit for bit, in whatever order and parts the rows come.
+
     An interval is 1 s long, or 2, 4, 8 s ..., so that a run has at most `MAX_INTERVALS`. A row counts as a
     whole in the interval of its time, also an iteration that ends in a later one.
     """
 
     def __init__(self) -> None:
         self.width_s = FIRST_WIDTH_S
-        self._sums = {name: np.zeros(0, dtype) for name, dtype in COLUMNS.items()}
+        self._sums = {name: np.zeros(0, np.int64) for name in COLUMNS}
 
     def add(self, requests: pd.DataFrame, iterations: pd.DataFrame) -> None:
         """Adds rows of requests, with `request_metrics`, and of iterations."""
@@ -88,19 +103,34 @@ class LoadSeries:
         at = (time_s[happened] / self.width_s).astype(np.int64)
         for name, each in values.items():
             sums = self._sums[name]
-            added = np.bincount(at, None if each is None else each[happened], minlength=len(sums))
-            added = added.astype(sums.dtype)
+            if each is None:
+                added = np.bincount(at, minlength=len(sums))
+            else:
+                own = each[happened]
+                steps = np.rint(own * _STEPS[name]) if name in _STEPS else own.astype(np.float64)
+                added = _exact_sums(at, steps, len(sums))
             added[: len(sums)] += sums
             self._sums[name] = added
 
     def table(self) -> pd.DataFrame:
         """Returns one row per interval, from the start of the run to the last one with a row."""
         size = max(len(sums) for sums in self._sums.values())
-        whole = {
-            name: np.append(sums, np.zeros(size - len(sums), sums.dtype)) for name, sums in self._sums.items()
+        whole: dict[str, NDArray[Any]] = {
+            name: np.append(sums, np.zeros(size - len(sums), np.int64)) for name, sums in self._sums.items()
         }
+        for name, steps in _STEPS.items():
+            whole[name] = whole[name] / steps
         with np.errstate(invalid="ignore", divide="ignore"):
             whole["ttft_s"] = whole["ttft_s"] / whole["first_tokens"]
         for name in _MEANS:
             whole[name] = whole[name] / self.width_s
         return pd.DataFrame({"start_s": np.arange(size) * self.width_s, **whole})
+
+
+def _exact_sums(at: NDArray[np.int64], values: NDArray[np.float64], num_intervals: int) -> NDArray[np.int64]:
+    """Returns the sums of integers by their intervals, at least num_intervals. values: not negative, [N]."""
+    sums = np.bincount(at, values, minlength=num_intervals)
+    if len(at) > 1 and sums.max() >= _EXACT:
+        half, size = len(at) // 2, len(sums)
+        return _exact_sums(at[:half], values[:half], size) + _exact_sums(at[half:], values[half:], size)
+    return sums.astype(np.int64)

@@ -10,6 +10,7 @@ import threading
 import time
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +20,11 @@ import experiments.simulate.shard_folder
 import experiments.simulate.shard_task
 import experiments.simulate.sharded_run
 from experiments.app.job import CannotWriteError
+from experiments.simulate.output import SimulateOutput
 from experiments.simulate.shard_task import ShardTask
+from experiments.simulate.sharded_output import run_sharded_streamed
 from experiments.simulate.sharded_run import MAX_TRIES, ShardedRun
+from experiments.simulate.streamed_output import run_streamed as run_streamed_here
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.on_ray import OnRay
 from experiments.study.launchers.outcome import Outcome, WorkerDiedError, attempt
@@ -46,7 +50,7 @@ def config():
 TWO = Local(jobs=2)
 
 
-def sharded(launcher=TWO):
+def sharded(launcher=TWO, *, streams=False):
     scenario, source = build_run(config())
     return ShardedRun(
         scenario=scenario,
@@ -56,6 +60,7 @@ def sharded(launcher=TWO):
         config_dirs=(),
         num_requests=source.num_requests,
         progress=False,
+        streams=streams,
     )
 
 
@@ -79,6 +84,34 @@ def run(folder, launcher=TWO):
     result, shards = sharded(launcher).result(folder, QUIET)
     shards.remove()
     return content(result)
+
+
+def files_of(folder):
+    """Returns the results of a run that streams, by path."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def run_streamed(folder, launcher=TWO):
+    output = SimulateOutput(tables="stream", report=False, progress=False)
+    shards = sharded(launcher, streams=True)
+    run_sharded_streamed(shards, output, config=config(), folder=folder, console=QUIET)
+    return files_of(folder)
+
+
+@cache
+def expected_streamed():
+    """Returns the results of the same run in one process that streams."""
+    plain = config()
+    one = {**plain, "sim": {**plain["sim"], "shards": None}}
+    scenario, source = build_run(one)
+    output = SimulateOutput(tables="stream", report=False, progress=False)
+    with TemporaryDirectory() as folder:
+        run_streamed_here(scenario, source, output, config=plain, folder=Path(folder), console=QUIET)
+        return files_of(Path(folder))
+
+
+RUNS = {"whole": (run, expected), "streamed": (run_streamed, expected_streamed)}
 
 
 class Losing:
@@ -196,13 +229,14 @@ def children_of(pid):
         return []
 
 
-def begin(folder):
+def begin(folder, tables):
     """Starts the run in a process of its own, which exits with 0 once its result is right."""
+    run_it, right = RUNS[tables]
     pid = os.fork()
     if pid:
         return pid
     try:
-        code = 0 if run(folder) == expected() else 9
+        code = 0 if run_it(folder) == right() else 9
     except ConfigError:
         code = 2
     except BaseException:
@@ -210,14 +244,14 @@ def begin(folder):
     os._exit(code)
 
 
-def ends_as_expected(folder, draw):
+def ends_as_expected(folder, draw, tables):
     """Runs until there is a result, while workers and the command itself are killed at random moments.
 
     Returns the number of processes that were killed.
     """
     num_kills, num_killed = draw.randrange(1, 5), 0
     for _ in range(20):
-        command = begin(folder)
+        command = begin(folder, tables)
         ended, status = 0, 0
         while not ended and num_killed < num_kills:
             time.sleep(draw.expovariate(1 / 0.06))
@@ -237,26 +271,28 @@ def ends_as_expected(folder, draw):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are read from /proc")
-@pytest.mark.parametrize("seed", [*range(3), pytest.param(3, marks=pytest.mark.slow)])
-def test_killed_processes_change_no_result(tmp_path, seed):
-    expected()
-    numbers = range(4 if seed < 3 else 200)
-    killed = [ends_as_expected(tmp_path / str(n), random.Random(1000 * seed + n)) for n in numbers]
-    assert sum(killed) > len(killed) / 2
+@pytest.mark.parametrize("tables", sorted(RUNS))
+@pytest.mark.parametrize("num_runs", [6, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_processes_change_no_result(tmp_path, tables, num_runs):
+    RUNS[tables][1]()
+    killed = [ends_as_expected(tmp_path / str(n), random.Random(n), tables) for n in range(num_runs)]
+    assert sum(killed) > num_runs / 2
 
 
 @pytest.mark.slow
-def test_a_node_of_ray_that_is_gone_changes_no_result(tmp_path):
+@pytest.mark.parametrize("tables", sorted(RUNS))
+def test_a_node_of_ray_that_is_gone_changes_no_result(tmp_path, tables):
+    run_it, right = RUNS[tables]
     pytest.importorskip("ray", reason="needs the extra ray")
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     head = {"num_cpus": 1, "include_dashboard": False}
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(num_cpus=1)
     try:
-        assert run(tmp_path / "two nodes", OnRay(address=cluster.address)) == expected()
+        assert run_it(tmp_path / "two nodes", OnRay(address=cluster.address)) == right()
         gone = threading.Timer(4.0, lambda: cluster.remove_node(node, allow_graceful=False))
         gone.start()
-        assert run(tmp_path / "one is gone", OnRay(address=cluster.address)) == expected()
+        assert run_it(tmp_path / "one is gone", OnRay(address=cluster.address)) == right()
         gone.join()
     finally:
         cluster.shutdown()

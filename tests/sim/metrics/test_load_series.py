@@ -1,5 +1,6 @@
 """Time series: sums by interval, whatever the parts in which the rows come."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -35,7 +36,24 @@ def test_parts_give_the_sums_of_the_whole(result):
     requests, iterations = result.requests, result.iterations
     whole = series_of((requests, iterations)).table()
     parts = series_of((requests[50:], iterations[:100]), (requests[:50], iterations[100:])).table()
-    pd.testing.assert_frame_equal(parts, whole, rtol=1e-12)
+    pd.testing.assert_frame_equal(parts, whole, check_exact=True)
+    merged = series_of((requests[50:], iterations[:100]))
+    merged.merge(series_of((requests[:50], iterations[100:])))
+    pd.testing.assert_frame_equal(merged.table(), whole, check_exact=True)
+
+
+def test_large_sums_are_exact_in_any_order(result):
+    """The token-seconds of an interval are more than 2^53 steps."""
+    iterations = result.iterations.assign(
+        start_s=0.5, kv_tokens_used=3e10 + np.arange(len(result.iterations))
+    )
+    orders = iterations, iterations[::-1], iterations.sample(frac=1, random_state=1)
+    tables = [series_of((result.requests, one)).table() for one in orders]
+    steps = np.rint(iterations["kv_tokens_used"] * iterations["duration_s"] * 2**20)
+    assert sum(map(int, steps)) > 2**53
+    for table in tables:
+        pd.testing.assert_frame_equal(table, tables[0], check_exact=True)
+        assert table["kv_tokens"][0] == sum(map(int, steps)) / 2**20
 
 
 def test_intervals_get_longer_with_the_run(result):

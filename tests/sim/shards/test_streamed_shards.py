@@ -62,7 +62,7 @@ def test_figures_and_requests_are_those_of_one_process(world, router, shards, se
     pd.testing.assert_frame_equal(found.replicas, result.replicas, check_exact=True)
     series = LoadSeries()
     series.add(result.requests, records.iterations)
-    pd.testing.assert_frame_equal(found.series.table(), series.table(), rtol=1e-12)
+    pd.testing.assert_frame_equal(found.series.table(), series.table(), check_exact=True)
     rows = pd.concat(merged_groups(found.rows, 16), ignore_index=True)
     pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
 

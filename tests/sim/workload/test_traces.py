@@ -336,9 +336,7 @@ def test_a_format_of_a_user_defines_how_rows_are_read(tmp_path):
 
     file = tmp_path / "trace.txt"
     file.write_text("1,2,3\n")
-    with pytest.raises(
-        ValueError, match=r"^Unread: a format of traces must define rows or blocks, as"
-    ):
+    with pytest.raises(ValueError, match=r"^Unread: a format of traces must define rows or blocks, as"):
         Unread(path=file)
 
 
