@@ -25,6 +25,10 @@ from sim.shards.traffic import Bounds, ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 
 
+WORKERS = ("experiments/simulate", "experiments/study/launchers")
+"""Code of workers that computes no figures, but must be that of the command."""
+
+
 class FinishedShard(NamedTuple):
     """The content of the file of a shard, and the number of its requests."""
 
@@ -96,7 +100,7 @@ def code_of_windtunnel() -> str:
         number = version("windtunnel")
     except PackageNotFoundError:
         number = "unknown"
-    return f"{number} (code {code_version([])})"
+    return f"{number} (code {code_version([], WORKERS)})"
 
 
 @lru_cache(maxsize=1)

@@ -72,7 +72,7 @@ class OnRay:
                     runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
                 )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            first = str(error).strip().partition("\n")[0]
+            first = str(error).strip().partition("\n")[0].rstrip(".")
             raise CannotLaunchError(f"launcher.address={self.address or 'null'}: {first}") from error
 
     def _outcomes(
