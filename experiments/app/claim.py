@@ -32,7 +32,7 @@ RESULTS = (
     *("simulated_*.parquet", "measured_*.parquet", ".*.part"),
     *(f"{name}.{kind}" for name in STUDIES for kind in ("json", "html")),
     *(f"{name}.parquet" for name in TABLES),
-    *("shards/*.zip", "shards/.*.part", "shards/shards.json"),
+    *("shards/*.zip", "shards/*.arrow", "shards/.*.part", "shards/shards.json"),
 )
 """Files that commands write into the folder of a run; others in it are left alone."""
 

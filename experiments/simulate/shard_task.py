@@ -23,7 +23,7 @@ from sim.shards.shard_file import shard_bytes
 from sim.shards.streamed import streamed_shard_bytes
 from sim.shards.traffic import Bounds, ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
-
+from sim.workload.checked_traces import adopt
 
 WORKERS = ("experiments/simulate", "experiments/study/launchers")
 """Code of workers that computes no figures, but must be that of the command."""
@@ -58,6 +58,8 @@ class ShardTask:
     """Folders added to the import path for a user's own classes."""
     code: str
     """The code of windtunnel that all workers must have: see `code_of_windtunnel`."""
+    checks: tuple[bytes, ...] = ()
+    """The traces that the command has checked: see `sim.workload.checked_traces`."""
     streams: bool = False
     """Returns accumulators of the figures and the rows of requests instead of all tables."""
 
@@ -78,7 +80,7 @@ class ShardTask:
                 f"{self.code}; install the same version on all machines"
             )
         scenario, pools, assignment, bounds, traffic = _prepared(
-            self.config, self.import_dirs, self.num_shards
+            self.config, self.import_dirs, self.num_shards, self.checks
         )
         with policy_errors(scenario):
             source, own = traffic.source(self.index), bounds[self.index]
@@ -104,11 +106,12 @@ def code_of_windtunnel() -> str:
 
 
 @lru_cache(maxsize=1)
-def _prepared(config: str, import_dirs: Sequence[str], num_shards: int) -> Prepared:
+def _prepared(config: str, import_dirs: Sequence[str], num_shards: int, checks: Sequence[bytes]) -> Prepared:
     """Builds the run and assigns its requests to replicas, once in each process."""
     for folder in import_dirs:
         if folder not in sys.path:  # last, so that they cannot shadow anything
             sys.path.append(folder)
+    adopt(checks)
     settings: dict[str, Any] = json.loads(config)
     scenario, source = build_run(settings)
     with policy_errors(scenario):

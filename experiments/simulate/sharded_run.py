@@ -33,6 +33,7 @@ from sim.shards.merge import merged
 from sim.shards.shard_file import ShardFile
 from sim.shards.streamed import StreamedShards, merged_files
 from sim.shards.whole_run import shard_bounds
+from sim.workload.checked_traces import checks_for_others
 
 SHARD_BYTES = 600
 """Bytes of the file of a shard for each of its requests, about: 574 with 16 iterations per request."""
@@ -117,11 +118,12 @@ class ShardedRun:
             console, shards.num_shards, num_kept, enabled=self.progress, part="shard", failure="lost"
         )
         lost: WorkerDiedError | None = None
+        checks = checks_for_others(shards.path) if missing else []
         with ctrl_c_noted() as interrupt, progress as report:
             for _ in range(MAX_TRIES):
                 if not (missing := shards.missing()) or interrupt.noted:
                     break
-                lost = self._try(shards, missing, interrupt, report) or lost
+                lost = self._try(shards, self._tasks(shards, missing, checks), interrupt, report) or lost
         missing = shards.missing()
         if interrupt.noted and missing:
             console.print(
@@ -138,12 +140,12 @@ class ShardedRun:
             )
 
     def _try(
-        self, shards: ShardFolder, missing: Sequence[int], interrupt: Interrupt, report: Any
+        self, shards: ShardFolder, tasks: Sequence[ShardTask], interrupt: Interrupt, report: Any
     ) -> WorkerDiedError | None:
-        """Begins each missing shard once and keeps those that finish; returns an error of a lost one."""
-        outcomes = self.launcher.outcomes(ShardTask.run, self._tasks(shards, missing), interrupt)
+        """Begins each shard once and keeps those that finish; returns an error of a lost one."""
+        outcomes = self.launcher.outcomes(ShardTask.run, tasks, interrupt)
         lost: WorkerDiedError | None = None
-        num_lost, num_kept = 0, shards.num_shards - len(missing)
+        num_lost, num_kept = 0, shards.num_shards - len(tasks)
         try:
             for outcome in outcomes:
                 if isinstance(outcome.error, WorkerDiedError):
@@ -152,7 +154,7 @@ class ShardedRun:
                     raise outcome.error
                 else:
                     assert outcome.result is not None
-                    shards.keep(missing[outcome.index], outcome.result.content)
+                    shards.keep(tasks[outcome.index].index, outcome.result.content)
                     num_kept += 1
                 report(num_kept, num_lost)
         except CannotLaunchError as error:
@@ -162,7 +164,7 @@ class ShardedRun:
             outcomes.close()
         return lost
 
-    def _tasks(self, shards: ShardFolder, missing: Sequence[int]) -> list[ShardTask]:
+    def _tasks(self, shards: ShardFolder, missing: Sequence[int], checks: Sequence[bytes]) -> list[ShardTask]:
         own = {name: value for name, value in self.config.items() if name not in NOT_OF_THE_RUN}
         text, code = json.dumps(own), code_of_windtunnel()
         return [
@@ -172,6 +174,7 @@ class ShardedRun:
                 config=text,
                 import_dirs=(os.getcwd(),),
                 code=code,
+                checks=tuple(checks),
                 streams=self.streams,
             )
             for index in missing

@@ -7,9 +7,11 @@ Rows with equal times keep the order of the file. The temporary file is in the f
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,23 @@ class SortedRows:
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes for another process, which reads the file and does not delete it."""
         return self.__dict__ | {"_folder": None}
+
+    @property
+    def is_readable(self) -> bool:
+        """False if the temporary file was removed."""
+        return not self._runs or self._path.exists()
+
+    def copied_to(self, path: Path) -> SortedRows:
+        """Returns the same rows in a file that is not deleted with them. Raises OSError."""
+        rows = copy(self)
+        rows._folder, rows._path = None, path
+        if self._runs:
+            shutil.copyfile(self._path, path)
+        elif self._in_memory is not None:
+            rows._in_memory, rows._runs = None, []
+            with pa.ipc.new_file(str(path), SCHEMA) as writer:
+                rows._write(writer, [self._in_memory])
+        return rows
 
     def blocks(self) -> Iterator[Block]:
         """Yields the rows; every call begins anew. The first block has the remarks of all."""

@@ -78,21 +78,39 @@ class TraceSource:
         self._window = window
         self._segments = segments
         self._max_model_len = max_model_len
-        self._is_sorted = False
+        self._sorted: SortedRows | None = None
         self._version = version_of(path)
         try:
             self._check(to_the_end=sort)
         except OutOfOrderError:
             if not sort:
                 raise
-            self._blocks = SortedRows(blocks()).blocks
-            self._is_sorted = True
+            self._sorted = SortedRows(blocks())
+            self._blocks = self._sorted.blocks
             self._check(to_the_end=False)
 
     def again(self) -> TraceSource:
         """Returns the same traffic, which is not checked again, for another run with notes of its own."""
         source = copy(self)
         source.notes = deepcopy(self.notes)
+        return source
+
+    @property
+    def is_readable(self) -> bool:
+        """False if sorted rows were removed, as those of another process are when it has ended."""
+        return self._sorted is None or self._sorted.is_readable
+
+    def for_others(self, file: Path) -> TraceSource | None:
+        """Returns the same traffic for other processes, with sorted rows in the file.
+
+        None: it is short, so that they can check it as well. Raises OSError.
+        """
+        if self._kept is not None:
+            return None
+        source = self.again()
+        if self._sorted is not None:
+            source._sorted = self._sorted.copied_to(file)
+            source._blocks = source._sorted.blocks
         return source
 
     def chunks(self) -> Iterator[Chunk]:
@@ -123,13 +141,13 @@ class TraceSource:
 
     def _read_again(self) -> Iterator[Chunk]:
         changed = f"{self._path}: has changed since it was checked; start the run again"
-        if not self._is_sorted and version_of(self._path) != self._version:
+        if self._sorted is None and version_of(self._path) != self._version:
             raise ChangedTraceError(changed)
         try:
             yield from self._read(WorkloadNotes(), to_the_end=False)
         except ValueError as error:
             raise ChangedTraceError(f"{error}; the file has changed since it was checked") from None
-        if not self._is_sorted and version_of(self._path) != self._version:
+        if self._sorted is None and version_of(self._path) != self._version:
             raise ChangedTraceError(changed)
 
     def _read(self, notes: WorkloadNotes, *, to_the_end: bool) -> Iterator[Chunk]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
 from policies.core.request import Segment
 from sim.workload.base import Source
+from sim.workload.checked_traces import TraceKey, checked_once
 from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
 from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import require_file
@@ -86,7 +86,8 @@ class Trace:
         version = version_of(self.path)
         if version is None or time.time_ns() - version[1] < SETTLED_NS:
             return _checked(self, start_s, max_model_len)
-        return _checked_once(self, start_s, max_model_len, version).again()
+        key = TraceKey(self, start_s, max_model_len, version)
+        return checked_once(key, lambda: _checked(self, start_s, max_model_len))
 
 
 def _checked(trace: Trace, start_s: float, max_model_len: int) -> TraceSource:
@@ -99,9 +100,3 @@ def _checked(trace: Trace, start_s: float, max_model_len: int) -> TraceSource:
         max_model_len=max_model_len,
         patience_s=trace.patience_s,
     )
-
-
-@lru_cache(maxsize=2)
-def _checked_once(trace: Trace, start_s: float, max_model_len: int, version: tuple[int, int]) -> TraceSource:
-    """Checks a file, and sorts it, once for all runs of this process. version: size and time of change."""
-    return _checked(trace, start_s, max_model_len)

@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sim.settings.errors import ConfigError
-from sim.workload import external_sort, trace_blocks, trace_source
+from sim.workload import checked_traces, external_sort, trace_blocks, trace_source
 from sim.workload.base import is_open_loop
 from sim.workload.chunks import PartOfSource
 from sim.workload.csv_traces import AzureCsv, BurstGptCsv
 from sim.workload.external_sort import SortedRows
 from sim.workload.mooncake import MooncakeJsonl
 from sim.workload.trace_blocks import TraceRow, blocks_of_rows
+from sim.workload.trace_source import TraceSource
 
 BURSTGPT = "Timestamp,Request tokens,Response tokens\n"
 
@@ -248,6 +249,36 @@ def test_a_file_is_checked_once_for_all_runs_of_a_process(tmp_path, monkeypatch)
     monkeypatch.undo()
     path.write_text(BURSTGPT + "1,5,6\n")
     assert BurstGptCsv(path=path).source(seed=0, max_model_len=100).num_requests == 1
+
+
+@pytest.mark.parametrize("run_values", [24, 10**6], ids=["in runs", "in memory"])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_another_process_takes_over_the_checks(tmp_path, monkeypatch, is_sorted, run_values):
+    monkeypatch.setattr(external_sort, "RUN_VALUES", run_values)
+    monkeypatch.setattr(trace_source, "KEPT_VALUES", 8)
+    monkeypatch.setattr(checked_traces, "_checked", OrderedDict())
+    path = tmp_path / "t.csv"
+    times = [1, 9, 4, 20, 3, 15, 7, 30, 2] if is_sorted else range(9)
+    path.write_text(BURSTGPT + "".join(f"{time},{50 + time},6\n" for time in times))
+    os.utime(path, ns=(0, 10**15))
+    trace = BurstGptCsv(path=path, sort=is_sorted)
+    source = trace.source(seed=0, max_model_len=75)
+    wanted = list(source.arrivals())
+    checks = checked_traces.checks_for_others(tmp_path)
+    assert len(checks) == 1
+    assert len(checks[0]) < 2500
+    assert (tmp_path / "trace-0.arrow").exists() == is_sorted
+    monkeypatch.setattr(checked_traces, "_checked", OrderedDict())  # as in another process
+    checked_traces.adopt(checks)
+    with monkeypatch.context() as unread:
+        unread.setattr(TraceSource, "_check", lambda self: pytest.fail("is checked again"))
+        again = trace.source(seed=0, max_model_len=75)
+        assert again.num_requests == 9
+        assert again.notes == source.notes
+        assert list(again.arrivals()) == wanted
+    if is_sorted:  # what the command has left behind is gone
+        (tmp_path / "trace-0.arrow").unlink()
+        assert list(trace.source(seed=0, max_model_len=75).arrivals()) == wanted
 
 
 def test_errors_behind_the_first_block_are_found_before_the_run(tmp_path):
