@@ -95,6 +95,7 @@ class OnRay:
                 try:
                     result, error = ray.get(reference)
                 except ray.exceptions.RayError as lost:
+                    _check_import(str(lost))
                     reason = str(lost).strip().partition("\n")[0]
                     result, error = None, WorkerDiedError(f"its Ray worker died: {reason}")
                     worker = actor.remote()
@@ -114,6 +115,16 @@ def _ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise CannotLaunchError("launcher=ray: needs Ray: pip install 'windtunnel[ray]'") from error
+
+
+def _check_import(text: str) -> None:
+    """Raises CannotLaunchError if an error of a worker says that it has no windtunnel, or another one."""
+    last = text.strip().rpartition("\n")[2]
+    if last.startswith(("ModuleNotFoundError", "ImportError", "AttributeError: Can't get attribute")):
+        raise CannotLaunchError(
+            f"launcher=ray: a worker cannot import the code of this command ({last}); install the same "
+            "version of windtunnel on all machines"
+        )
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -4,12 +4,16 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
+import experiments.simulate.sharded_run
+from experiments.study.launchers import on_ray
 from experiments.study.launchers.by_submitit import BySubmitit
 from experiments.study.launchers.on_ray import OnRay
-from tests.experiments.simulate.runs_in_shards import RUNS, children_of
+from sim.settings.errors import ConfigError
+from tests.experiments.simulate.runs_in_shards import RUNS, children_of, run
 
 
 @pytest.mark.slow
@@ -29,6 +33,21 @@ def test_a_node_of_ray_that_is_gone_changes_no_result(tmp_path, tables):
         gone.join()
     finally:
         cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_workers_of_ray_with_other_code_are_named_before_they_simulate(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="needs the extra ray")
+    with monkeypatch.context() as other:
+        other.setattr(experiments.simulate.sharded_run, "code_of_windtunnel", lambda: "0.0.9 (code 123)")
+        with pytest.raises(ConfigError, match=r"^launcher: the worker on .* this command has 0\.0\.9"):
+            run(tmp_path / "other", OnRay(jobs=1))
+    (tmp_path / "none" / "experiments").mkdir(parents=True)
+    (tmp_path / "none" / "experiments" / "__init__.py").touch()
+    monkeypatch.setattr(on_ray, "python_path", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr(on_ray, "passed_on", nullcontext)
+    with pytest.raises(ConfigError, match=r"^launcher=ray: a worker cannot import .*No module named"):
+        run(tmp_path / "results", OnRay(jobs=1))
 
 
 def descendants_of(pid):
