@@ -46,9 +46,12 @@ def checks_for_others(folder: Path) -> list[bytes]:
     """
     found = []
     for number, (key, source) in enumerate(_checked.items()):
-        with suppress(OSError, pickle.PicklingError, AttributeError, TypeError):
-            if (shared := source.for_others(folder / f"trace-{number}.arrow")) is not None:
+        file = folder / f"trace-{number}.arrow"
+        try:
+            if (shared := source.for_others(file)) is not None:
                 found.append(pickle.dumps((key, shared)))
+        except (OSError, pickle.PicklingError, AttributeError, TypeError):
+            file.unlink(missing_ok=True)
     return found
 
 
