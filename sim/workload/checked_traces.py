@@ -20,7 +20,7 @@ MAX_CHECKED: Final = 4
 
 
 class TraceKey(NamedTuple):
-    """What a check depends on. version: size and time of change of the file."""
+    """A trace, and what else its check depends on. version: size and time of change of the file."""
 
     trace: Hashable
     start_s: float

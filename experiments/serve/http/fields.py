@@ -123,7 +123,7 @@ class CommonFields(BaseModel):
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
-        """Most likely tokens to report with each token; None: no log-probabilities."""
+        """Returns the number of most likely tokens to report with each token; None: no log-probabilities."""
 
     @property
     def num_prompt_logprobs(self) -> int | None:
