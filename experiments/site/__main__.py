@@ -53,7 +53,10 @@ def built(folder: Path) -> bool:
     config.write_text(re.sub(r"(?m)^site_dir: .*", f"site_dir: {folder}", text), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(config)]
-    return subprocess.run(command, check=False).returncode == 0
+    is_built = subprocess.run(command, check=False).returncode == 0
+    # It would look for its files at the root of the host, while a version is a folder.
+    (folder / "404.html").unlink(missing_ok=True)
+    return is_built
 
 
 def versions_of(site: Path) -> list[str]:

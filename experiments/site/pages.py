@@ -2,7 +2,8 @@
 
 README.md is the home page, `docs/` keeps its names, and every other Markdown file that a page links to is a
 page in `project/`; links to notebooks lead to their pages in `notebooks/`. Links to files that are not pages,
-such as sources, become plain text: the site needs no repository.
+such as sources, become plain text: the site needs no repository. A link whose text is the name of a file
+shows the title of the page instead, as the site has no such file.
 """
 
 import os
@@ -17,6 +18,8 @@ MAP_OF_DOCS = ROOT / "docs" / "README.md"
 """The list of pages for readers of the repository; the site has its navigation instead."""
 NAMED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 PICTURES = {".png", ".svg", ".jpg"}
+CONFIG = ROOT / "mkdocs.yml"
+STYLE = Path(__file__).with_name("site.css")
 
 _FENCE = re.compile(r"^(```.*?^```)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?P<label>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^)\s]+)\)")
@@ -68,6 +71,13 @@ def stage(folder: Path, generated: Mapping[str, str]) -> None:
         _write(folder / place, _rewritten(page, place, pages, folder))
     for place, text in generated.items():
         _write(folder / place, text)
+    shutil.copy(STYLE, folder / STYLE.name)
+
+
+def title_of(page: Path, place: str) -> str:
+    """Returns the title of a page in the navigation; its first heading if it is not there."""
+    found = re.search(rf"^ *- (.+): {re.escape(place)}$", CONFIG.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _place(page: Path) -> str:
@@ -90,6 +100,8 @@ def _rewritten(page: Path, place: str, pages: Mapping[Path, str], folder: Path) 
         if file.suffix == ".ipynb":
             return f"{label}({_relative(f'notebooks/{file.stem}.md', place)})"
         if file in pages:
+            if label == f"[{target.partition('#')[0]}]":
+                label = f"[{title_of(file, pages[file])}]"
             return f"{label}({_relative(pages[file], place)}{anchor})"
         if file.suffix in PICTURES and file.exists():
             (folder / "pictures").mkdir(parents=True, exist_ok=True)
