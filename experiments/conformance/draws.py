@@ -40,6 +40,7 @@ from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.routing.adapter_affinity import AdapterAffinity
 from policies.routing.cost_aware import CostAware
 from policies.routing.dedicated import Dedicated
+from policies.routing.freest import Freest
 from policies.routing.join_shortest_kv import JoinShortestKv
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.routing.power_of_two import PowerOfTwo
@@ -184,7 +185,7 @@ def draw_routing(num_replicas: int, tick_s: float) -> st.SearchStrategy[Any]:
     ttft_s = st.sampled_from([1, 3, 10]).map(lambda n: n * tick_s)
     tokens_per_s = st.sampled_from([1.0, 20.0]).map(lambda n: n / tick_s)
     return (
-        st.sampled_from([RoundRobin(), Random(), JoinShortestKv(), Dedicated()])
+        st.sampled_from([RoundRobin(), Random(), JoinShortestKv(), Dedicated(), Freest()])
         | st.builds(AdapterAffinity, max_excess=st.integers(0, 3))
         | st.builds(Weighted, weights=by_replica)
         | st.builds(LeastOutstanding, count=count)

@@ -28,7 +28,14 @@ def assert_leap_equals_step(world: World) -> WorldRun:
     assert_same_records(leapt.records, stepped.records)
     assert_same_decisions(leapt, stepped)
     assert leapt.source.ends == stepped.source.ends
-    for name in ("replicas", "num_lost_first_tokens", "links", "num_evicted_blocks", "num_discarded_tokens"):
+    for name in (
+        "replicas",
+        "num_lost_first_tokens",
+        "links",
+        "num_evicted_blocks",
+        "num_discarded_tokens",
+        "migrations",
+    ):
         assert getattr(leapt.records, name) == getattr(stepped.records, name), f"{name} differ"
     return leapt
 

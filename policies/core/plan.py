@@ -46,8 +46,9 @@ KV of request -1 - owner, which was swapped out or comes from another engine.
 class Transfer(NamedTuple):
     """A copy of the KV of num_tokens tokens from a source to a target.
 
-    source, target: "gpu", "host", "disk", "remote" (the GPU of another engine), "mirror" (a copy of another
-    engine's KV that was made for the case of a crash) or, as target, "nowhere".
+    source, target: "gpu", "host", "disk", "remote" (the GPU of another engine), "live" (of one that goes on
+    decoding the sequence), "mirror" (a copy of another engine's KV that was made for the case of a crash) or,
+    as target, "nowhere".
     seq: the sequence that waits for the transfer, in state loading, until `EngineCore.loaded`. None: a store;
     the next step reuses the GPU blocks that it reads.
 

@@ -7,11 +7,16 @@ copies no bytes: `take` returns the transfers that the executor must run before 
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
 from policies.core.naming import Naming
 from policies.core.plan import Transfer
 from policies.core.sequence import Sequence
+
+WHOLE: Final = ("host", "live")
+"""Sources from which all KV of a sequence is loaded, whatever the cache has."""
 
 
 class Transfers:
@@ -44,9 +49,9 @@ class Transfers:
     def num_cached(self, seq: Sequence) -> int:
         """Counts the tokens of a waiting sequence with KV on the GPU.
 
-        0 if it was swapped out, because then all its KV is in host memory.
+        0 if it was swapped out, because then all its KV is in host memory, or if another engine decodes it.
         """
-        return 0 if seq.num_swapped and seq.swap_tier == "host" else self._pool.num_cached(seq)
+        return 0 if seq.num_swapped and seq.swap_tier in WHOLE else self._pool.num_cached(seq)
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
         """Counts the tokens after the cached ones with KV that a transfer would load."""

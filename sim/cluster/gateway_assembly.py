@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from policies.admission.none import AdmitAll
 from policies.core.request import Request
@@ -25,6 +26,9 @@ from sim.records.requests import RequestLog
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.kv_replication import KvReplication
 from sim.transfer.kv_transfers import KvTransfers
+
+if TYPE_CHECKING:
+    from sim.migration.live_migrations import LiveMigrations
 
 
 class GatewayAssembly:
@@ -75,6 +79,8 @@ class GatewayAssembly:
         is_disaggregated = any(pool.role != "mixed" for pool in pools)
         if is_disaggregated or cluster.recovery.every_tokens is not None:
             self._make_transfers(is_disaggregated)
+        elif cluster.migration.interval_s is not None:
+            self.interconnect = Interconnect(cluster.network, clock)
 
     def _make_transfers(self, is_disaggregated: bool) -> None:
         """Creates the network between replicas and the KV transfers over it."""
@@ -111,6 +117,25 @@ class GatewayAssembly:
             requests=self._requests,
             clock=self._clock,
             first_token=self.first_tokens.notify,
+        )
+
+    def live_migrations(self, requests_remain: Callable[[], bool]) -> LiveMigrations | None:
+        """Attaches and returns the live migrations of the run; None: there is no migration policy."""
+        cluster = self._cluster
+        if cluster.migration.interval_s is None:
+            return None
+        from sim.migration.live_migrations import LiveMigrations  # noqa: PLC0415 (most runs do not migrate)
+
+        assert self.interconnect is not None
+        return LiveMigrations(
+            cluster.migration,
+            gateway=self.gateway,
+            interconnect=self.interconnect,
+            pool_counts=self.pool_counts,
+            requests=self._requests,
+            clock=self._clock,
+            message_bytes=cluster.kv_transfer.message_bytes,
+            requests_remain=requests_remain,
         )
 
     def connect(self, fleet: Fleet) -> None:

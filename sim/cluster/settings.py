@@ -9,6 +9,8 @@ from typing import Literal
 
 from policies.admission import Admission
 from policies.admission.none import AdmitAll
+from policies.migration import Migration
+from policies.migration.none import Stay
 from policies.prediction import LengthPredictor
 from policies.roles import Roles
 from policies.roles.fixed import Fixed
@@ -84,6 +86,8 @@ class ClusterSettings:
     """The network between replicas."""
     roles: Roles = Fixed()
     """Decides which replicas change between prefill and decode pools."""
+    migration: Migration = Stay()
+    """Decides which running requests continue on another replica."""
     encoders: EncoderSettings = field(default_factory=EncoderSettings)
     """Images in prompts, and the replicas that encode them."""
     turns: Turns = field(default_factory=Turns)

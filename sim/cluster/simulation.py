@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, isinf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +43,9 @@ from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
 from sim.speculation.records import speculation_record
 from sim.transfer.kv_replicator import KvReplicator
 from sim.workload.base import Arrival, Source
+
+if TYPE_CHECKING:
+    from sim.migration.live_migrations import LiveMigrations
 
 EVENTS_BETWEEN_REPORTS = 4096
 
@@ -125,6 +128,7 @@ class Simulation:
             on_end=self._follow_up,
         )
         self.gateway = assembly.gateway
+        self._migrations: LiveMigrations | None = None
         self.fleet = Fleet(
             pools,
             RunContext(
@@ -153,6 +157,7 @@ class Simulation:
             )
         if cluster.turns.sleep_level is not None:
             self.gateway.attach(ModelTurns(cluster.turns, self.fleet, self._clock))
+        self._migrations = assembly.live_migrations(self._requests_remain)
         self._failure_injector = FailureInjector(
             cluster.failures,
             clock=self._clock,
@@ -211,6 +216,8 @@ class Simulation:
                 replica.cache_view = view = CacheView(replica, clock)
                 replica.attach(view)
             self._assembly.first_tokens.attach_to(replica)
+            if self._migrations is not None:
+                self._migrations.attach_to(replica)
 
         return attach_to
 
@@ -370,6 +377,7 @@ class Simulation:
             "num_resends": self._requests.num_resends,
             "recovery": self._recovered(),
             "failed_attempts": dict(self._requests.failed_attempts),
+            "migrations": None if self._migrations is None else self._migrations.all_records(),
             "links": ()
             if self._assembly.interconnect is None
             else self._assembly.interconnect.records(end_s),

@@ -85,7 +85,7 @@ class LaneReplica(Replica):
     def _go_on(self, now: float) -> None:
         """Leaves the lane, if it still lasts, after a step or between two, and continues with the engine."""
         self.leave_lane()
-        if self._aborts or self._migrated:
+        if self._aborts or self._at_boundary:
             self._end_requests()
         if self._clock.is_quiet():
             self._begin_step(now)
@@ -149,6 +149,11 @@ class LaneReplica(Replica):
         """Leaves the lane; then as `Replica.release_migrated`."""
         self.leave_lane()
         Replica.release_migrated(self, request_id, then)
+
+    def at_boundary(self, action: Callable[[], None]) -> None:
+        """Leaves the lane; then as `Replica.at_boundary`."""
+        self.leave_lane()
+        Replica.at_boundary(self, action)
 
     def slow_down(self, factor: float) -> None:
         """Leaves the lane; then as `Replica.slow_down`."""

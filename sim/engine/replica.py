@@ -59,9 +59,10 @@ class Replica(LoadCounts):
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
         self._num_crashes = 0  # `schedule` drops actions that were scheduled before a crash
-        # Request id -> callback, for the next iteration boundary: requests to abort, sequences that migrate.
+        # For the next iteration boundary: requests to abort, by id with their callbacks, and other actions.
         self._aborts: dict[int, Callable[[], None] | None] = {}
-        self._migrated: dict[int, Callable[[Sequence], None]] = {}
+        self._at_boundary: list[Callable[[], None]] = []
+        self._migrated: set[int] = set()  # ids of the requests that one of these actions releases
         self._listeners = Listeners()
 
     def _new_recorder(self, context: RunContext) -> Recorder:
@@ -78,7 +79,7 @@ class Replica(LoadCounts):
         if event != self._timer:
             return
         self._finish_step()
-        if self._aborts or self._migrated:
+        if self._aborts or self._at_boundary:
             self._end_requests()
         if self._clock.is_quiet():
             self._begin_step(self._clock.now)
@@ -248,6 +249,15 @@ class Replica(LoadCounts):
         for notify in self._listeners.entered:
             notify(seq)
 
+    def take_in(self, request: Request, enter: Enter, item: Any) -> None:
+        """Adds a request that another replica decodes to the engine, between two steps, by enter(item)."""
+        self.num_outstanding += 1
+        self.num_outstanding_tokens += request.prompt.num_tokens
+        for notify in self._listeners.sent:
+            notify(request)
+        now = self._clock.now
+        self._enter(Pending(now, 0, request, enter, item, now))
+
     def _load(self, request_id: int, done_s: float) -> None:
         """Schedules the completion of a KV load for which a sequence waits."""
         self.schedule(done_s, Phase.arrive, partial(self.loaded, request_id))
@@ -304,24 +314,31 @@ class Replica(LoadCounts):
 
         then: called with the sequence when its slot and blocks are free.
         """
+        if self.step is not None:
+            self._migrated.add(request_id)
+        self.at_boundary(partial(self._release_migrated, request_id, then))
+
+    def at_boundary(self, action: Callable[[], None]) -> None:
+        """Runs an action between two steps: now if no iteration is running, else at the next boundary."""
         if self.step is None:
-            self._release_migrated(request_id, then)
+            action()
         else:
             self.before_external_event()
-            self._migrated[request_id] = then
+            self._at_boundary.append(action)
         self.replan()
 
     def _end_requests(self) -> None:
-        """Aborts and releases the requests that waited for the end of the step."""
+        """Aborts requests and runs the actions that waited for the end of the step."""
         aborts, self._aborts = self._aborts, {}
         for request_id, then in aborts.items():
             if request_id in self.intake:
                 self._aborts[request_id] = then
             else:
                 self._abort(request_id, then)
-        migrated, self._migrated = self._migrated, {}
-        for request_id, on_released in migrated.items():
-            self._release_migrated(request_id, on_released)
+        actions, self._at_boundary = self._at_boundary, []
+        self._migrated.clear()
+        for act in actions:
+            act()
 
     def _abort(self, request_id: int, then: Callable[[], None] | None) -> None:
         """Aborts a request, if it is still here."""
@@ -378,6 +395,7 @@ class Replica(LoadCounts):
         self._is_idle, self._wake_s = True, inf
         self.intake.clear()
         self._aborts.clear()
+        self._at_boundary.clear()
         self._migrated.clear()
         self._uncount_all()
         self.copies.links = self.pool.links()

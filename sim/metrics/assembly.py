@@ -20,6 +20,7 @@ from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics.adapters import adapter_figures
 from sim.metrics.fleet import failure_use, figures_of_pools, retry_figures, scaling_use
+from sim.metrics.migrations import migration_figures
 from sim.metrics.pressure import cache_figures, preemption_figures, waiting_figures
 from sim.metrics.slo import Slo, goodput_figures
 from sim.metrics.speculation import speculation_figures
@@ -125,6 +126,7 @@ def assemble(records: RunRecords, window: Window, sums: Sums, setting: Setting) 
                 inside, speculation.acceptance, int(inside["gap_tokens"]), [p.name for p in records.pools]
             )
         ),
+        **({} if records.migrations is None else {"migrations": migration_figures(records)}),
         "cost": _cost(
             weighted_sum([pool.price_usd_per_hour for pool in pools], replica_s) / 3600,
             weighted_sum([pool.num_devices for pool in pools], replica_s) / 3600,

@@ -17,7 +17,7 @@ WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "adapter
 """Causes of a wait. frontend: the request has not reached the engine yet; load: its KV is being copied from
 another tier, or its adapter is being loaded; the others: `policies.core.plan.Cause`."""
 WAIT_COLUMNS = tuple(f"wait_{cause}_s" for cause in WAITS)
-TIERS = ("", "gpu", "host", "disk", "remote", "mirror")
+TIERS = ("", "gpu", "host", "disk", "remote", "mirror", "live")
 
 
 class Event(IntEnum):
@@ -40,7 +40,7 @@ class Event(IntEnum):
     unserved = 14  # ends the wait of a request that was aborted, or waits when the run ends
     end = 15
     lost = 16  # its replica crashed; ends its wait, if it was waiting
-    hand_over = 17  # begins its transfer to another replica; tokens: KV here, of all known tokens
+    hand_over = 17  # stops for its transfer to another replica; tokens: KV here, of all known tokens
     adopt = 18  # is scheduled in the other replica; tokens: KV there, of all known tokens
     timed_out = 19  # its client timed out and may retry; tokens: output tokens that are lost
 

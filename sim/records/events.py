@@ -72,8 +72,20 @@ class EventLog:
         self.new.clear()
 
     def hand_over(self, seq: Sequence, now: float) -> None:
-        """Logs that the transfer of a sequence to another replica begins."""
+        """Logs that a sequence stops here, as another replica continues it after a transfer of its KV."""
         self.rows.add(Event.hand_over, now, seq.request_id, seq.num_computed, seq.num_known)
+
+    def take_back(self, seq: Sequence, now: float) -> None:
+        """Logs that a sequence that was handed over goes on here, as the other replica had no room for it."""
+        self._log(Event.unpause, seq, now)
+
+    def has_live(self, request_id: int, since_s: float) -> None:
+        """Notes that a sequence has all its KV here; it waits since another replica stopped decoding it."""
+        self._waits[request_id] = _Wait(since_s, None, is_adopted=True)
+
+    def withdraw_live(self, request_id: int) -> None:
+        """Forgets a sequence that another replica goes on decoding."""
+        self._waits.pop(request_id, None)
 
     def planned(self, core: EngineCore, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
         """Logs the events of a plan and its transfers; None: there is nothing to compute."""
@@ -216,6 +228,9 @@ class EventLog:
         if seq is None:
             tier = TIERS.index(transfer.target)
             self.rows.add(Event.store, now, -1, transfer.num_tokens, tier=tier)
+            return
+        if transfer.source == "live":  # it does not wait: another replica goes on decoding it
+            self.withdraw_live(seq.request_id)
             return
         wait = self._waits[seq.request_id]
         is_swapped = seq.num_swapped > 0 and transfer.source not in ("remote", "mirror")

@@ -15,6 +15,7 @@ from policies.core.engine import EngineCore
 from sim.records.event_rows import logged_events
 from sim.records.failure import Failure
 from sim.records.iteration_tables import own_gaps_table
+from sim.records.migrations import MigrationRecord
 from sim.speculation.records import SpeculationRecord
 
 
@@ -140,6 +141,7 @@ class RunRecords:
     failed_attempts: number of client attempts that were refused, timed out or lost, by reason.
     recovery: the recovery of requests after crashes.
     links: the links between replicas over which KV was sent.
+    migrations: the live migrations that have ended; None: the run has no migration policy.
     adapters: counts of the adapters of each replica; empty if no adapters are served.
     speculation: acceptance by place and the bursts of requests; None if no replica speculates.
     """
@@ -168,6 +170,7 @@ class RunRecords:
     failed_attempts: Mapping[str, int] = field(default_factory=dict)
     recovery: RecoveryRecord = field(default_factory=RecoveryRecord)
     links: tuple[LinkRecord, ...] = ()
+    migrations: tuple[MigrationRecord, ...] | None = None
     adapters: Iterable[AdapterCounts] = ()
     speculation: SpeculationRecord | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.metrics.slo import WORKLOAD_TERMS
+from sim.report.migration_line import migration_line
 from sim.report.numbers import (
     MISSING,
     amount_of_kv,
@@ -152,7 +153,7 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def pressure_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on cache, preemptions, waiting, pipeline, KV transfers, speculation, clients and tasks.
+    """Returns lines on cache, preemptions, waits, pipeline, transfers, migrations, speculation and traffic.
 
     The line on waiting appears only if causes other than the current iteration and the frontend exceed a
     tenth of the mean wait and 1 ms per request.
@@ -167,6 +168,7 @@ def pressure_lines(summary: dict[str, Any]) -> list[str]:
             for name, pool in summary.get("by_pool", {}).items()
         ),
         _kv_transfer(summary),
+        migration_line(summary),
         *speculation_lines(summary),
         *traffic_lines(summary),
     )

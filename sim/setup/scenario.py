@@ -34,6 +34,7 @@ from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
 from sim.setup.branching_check import check_branching
 from sim.setup.expected_errors import expected_errors_json
+from sim.setup.migration_check import check_migration
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
@@ -97,6 +98,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 )
         PoolSettings.__post_init__(self)
         check_roles(self.pools_by_name, self.network, self.roles)
+        check_migration(self, self.pools_by_name, self.sim)
         if self.encoders.replicas:
             self.network.check(next(iter(self.pools_by_name.values())).hardware)
         if self.turns.sleep_level is not None:

@@ -31,8 +31,8 @@ from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
 from sim.transfer.gateway import GatewayForTransfers
 from sim.transfer.interconnect import Interconnect
+from sim.transfer.kv_copy import kv_copy
 from sim.transfer.network import Flow
-from sim.transfer.resharding import resharding
 from sim.transfer.sides import DecodeSide, PrefillSide
 
 TRANSFERS = ("layerwise", "at_end")
@@ -204,13 +204,10 @@ class KvTransfers:
         transfer = self._in_progress[request_id]
         source, target = transfer.source, transfer.target
         assert target is not None
-        copies = resharding(source.pool.kv_layout, target.pool.kv_layout)
-        num_senders = copies.num_equal_senders * source.pool.num_devices / source.pool.kv_layout.num_ranks
-        route = self._interconnect.route(source.index, target.index, num_senders=num_senders)
         transfer.began_s = self._clock.now
-        transfer.num_bytes = num_tokens * target.copies.links.bytes_per_token
-        num_blocks = target.core.block_pool.blocks_for(num_tokens)
-        overhead_bytes = self._settings.message_bytes * copies.slices_per_block * num_blocks
+        route, transfer.num_bytes, overhead_bytes = kv_copy(
+            self._interconnect, source, target, num_tokens, self._settings.message_bytes
+        )
         ahead_bytes = 0.0
         if self._settings.transfer == "layerwise" and had_room_at_once:
             all_but_last = transfer.num_bytes * (1 - 1 / source.pool.num_layers)

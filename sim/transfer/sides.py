@@ -13,25 +13,29 @@ from sim.engine.replica import Replica
 from sim.engine.running_step import RunningStep
 
 
-class KvTransferControl(Protocol):
+class KvSource(Protocol):
+    """The interface of transfers that the side of the receiving replica calls."""
+
+    def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
+        """Starts the copy of num_tokens tokens of KV to a replica with slot and blocks for them.
+
+        had_room_at_once: whether the replica had slot and blocks as soon as it was chosen.
+        """
+        ...
+
+
+class KvTransferControl(KvSource, Protocol):
     """The interface of `sim.transfer.kv_transfers.KvTransfers` that both sides call."""
+
+    def found(self, request_id: int) -> None:
+        """Completes the transfer of a sequence all KV of which was in the cache of the decode replica."""
+        ...
 
     def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
         """Begins the transfer of a sequence that has completed its prefill.
 
         prefill_s: its share of the duration of the iterations, in seconds.
         """
-        ...
-
-    def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
-        """Starts the copy of num_tokens tokens of KV to a decode replica with slot and blocks for them.
-
-        had_room_at_once: whether the replica had slot and blocks as soon as it was chosen.
-        """
-        ...
-
-    def found(self, request_id: int) -> None:
-        """Completes the transfer of a sequence all KV of which was in the cache of the decode replica."""
         ...
 
 
@@ -73,15 +77,48 @@ class PrefillSide(Attachment):
         self._prefill_s.clear()
 
 
-class DecodeSide(Attachment):
-    """Accepts the sequences that are transferred to a replica, and requests their KV."""
+class ReceivingSide(Attachment):
+    """Accepts the sequences that are transferred to a replica, and requests their KV.
 
-    def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
+    tier: the location of their KV, see `policies.core.plan.Transfer`.
+    """
+
+    def __init__(self, replica: Replica, kv_source: KvSource, tier: str) -> None:
         self._replica = replica
-        self._kv_transfers = kv_transfers
+        self._kv_source = kv_source
         self._incoming: set[int] = set()  # ids of requests transferred to this replica, without KV here
         self._new: set[int] = set()  # of these, those that entered after the latest plan
-        replica.copies.sources["remote"] = self._fetch
+        replica.copies.sources[tier] = self._fetch
+
+    def received(self, request_id: int) -> None:
+        """Marks the KV of a transferred sequence as complete."""
+        self._incoming.remove(request_id)
+
+    def entered(self, seq: Sequence) -> None:
+        if seq.request_id in self._incoming:
+            self._new.add(seq.request_id)
+
+    def left(self, seq: Sequence) -> None:
+        self._incoming.discard(seq.request_id)
+        self._new.discard(seq.request_id)
+
+    def crashed(self, now: float) -> None:
+        self._incoming.clear()
+        self._new.clear()
+
+    def _fetch(self, transfer: Transfer) -> None:
+        """Requests the KV of a sequence for which the replica has slot and blocks."""
+        assert transfer.seq is not None
+        request_id = transfer.seq.request_id
+        self._kv_source.fetch(request_id, transfer.num_tokens, had_room_at_once=request_id in self._new)
+
+
+class DecodeSide(ReceivingSide):
+    """Accepts the sequences that have completed their prefill on another replica."""
+
+    def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
+        ReceivingSide.__init__(self, replica, kv_transfers, "remote")
+        self._kv_transfers = kv_transfers
 
     def adopt(
         self, migrant: Migrant, stop_after: StopAfter, now: float, known_s: float | None = None
@@ -96,14 +133,6 @@ class DecodeSide(Attachment):
         replica.expect(request, known_s, partial(replica.core.adopt, stop_after=stop_after), migrant, now)
         self._incoming.add(request.request_id)
 
-    def received(self, request_id: int) -> None:
-        """Marks the KV of a transferred sequence as complete."""
-        self._incoming.remove(request_id)
-
-    def entered(self, seq: Sequence) -> None:
-        if seq.request_id in self._incoming:
-            self._new.add(seq.request_id)
-
     def planned(self, plan: StepPlan | None, now: float) -> None:
         """Reports the transferred sequences that this plan runs, as all their KV was in the cache here."""
         self._new.clear()
@@ -113,17 +142,3 @@ class DecodeSide(Attachment):
             if seq.request_id in self._incoming:
                 self._incoming.remove(seq.request_id)
                 self._kv_transfers.found(seq.request_id)
-
-    def left(self, seq: Sequence) -> None:
-        self._incoming.discard(seq.request_id)
-        self._new.discard(seq.request_id)
-
-    def crashed(self, now: float) -> None:
-        self._incoming.clear()
-        self._new.clear()
-
-    def _fetch(self, transfer: Transfer) -> None:
-        """Requests the KV of a sequence for which the replica has slot and blocks."""
-        assert transfer.seq is not None
-        request_id = transfer.seq.request_id
-        self._kv_transfers.fetch(request_id, transfer.num_tokens, had_room_at_once=request_id in self._new)

@@ -19,6 +19,7 @@ from policies.admission.queue_bound import QueueBound
 from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket
 from policies.core.request import Request
+from policies.migration import Migration
 from policies.scaling.concurrency import Concurrency
 from policies.scaling.predictive import Predictive
 from policies.scaling.queue_length import QueueLength
@@ -93,6 +94,8 @@ class Cluster(World):
     failures: Failures | None = None
     max_resends: int = 0
     recovery: Recovery | None = None
+    migration: Migration | None = None
+    """Migration policy; None: requests do not move."""
     network: NetworkSettings = field(default_factory=lambda: toy_network(4))
     """For KV that is replicated."""
     slo: Slo | None = None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request, Segment
 from policies.routing.cost_aware import CostAware
+from policies.routing.freest import Freest
 from policies.routing.join_shortest_kv import JoinShortestKv
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.routing.power_of_two import PowerOfTwo
@@ -116,6 +117,13 @@ def test_every_replica_is_drawn_alike_and_none_twice(num_choices):
         seen.update(drawn)
     expected = 2000 * num_choices / 5
     assert all(count == pytest.approx(expected, abs=5 * expected**0.5) for count in seen.values())
+
+
+def test_freest_divides_the_free_memory_by_the_requests(make_request):
+    """1,000 free for 4 requests, 600 for 2, 900 for 2 with 400 of it for prompts in the queue."""
+    free = {"num_free_kv_tokens": [1000, 600, 900], "num_queued_tokens": [0, 0, 400]}
+    assert Freest().choose(make_request(), replicas(4, 2, 2, **free), 0.0) == 1
+    assert Freest().choose(make_request(), replicas(4, 2, 0, **free), 0.0) == 2
 
 
 def test_join_shortest_kv_takes_off_what_was_sent_since(make_request):

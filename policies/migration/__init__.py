@@ -1,0 +1,152 @@
+"""Migration policies: they decide which running requests continue on another replica. One policy per file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from policies.user_code.decisions import WrongDecisionError, returned, shown
+
+
+class MovableRequest(NamedTuple):
+    """A decoding request that may continue on another replica."""
+
+    request_id: int
+    priority: int  # as in `Request`: the smallest is the most urgent
+    num_tokens: int  # tokens with KV
+    admission: int  # number of its admission; the request that was admitted last has the largest
+
+
+class ReplicaLoad(Protocol):
+    """The state of a replica that a migration policy may read, as of the iteration that is running.
+
+    `index` identifies a replica for the whole run. Requests can only move between replicas of the same
+    `pool`.
+    """
+
+    index: int
+    pool: int
+    is_draining: bool
+    """Whether the replica gets no new requests and is removed after its last one."""
+    is_migrating: bool
+    """Whether a request is moving to or from the replica; a second one cannot."""
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Number of tokens that the replica's KV memory holds in total."""
+        ...
+
+    @property
+    def num_free_kv_tokens(self) -> int:
+        """Number of tokens for which KV memory is free; cached blocks that no request uses count as free."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Number of sequences with a slot."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of sequences in the engine's queue."""
+        ...
+
+    @property
+    def num_preempted(self) -> int:
+        """Number of sequences in the queue that were preempted."""
+        ...
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Number of tokens for which the sequences in the queue need KV memory, in whole blocks."""
+        ...
+
+    @property
+    def num_first_waiting_tokens(self) -> int:
+        """Number of tokens for which the first sequence in the queue needs KV memory; 0: none waits."""
+        ...
+
+    @property
+    def smallest_priority(self) -> int | None:
+        """Smallest, most urgent priority of its running and waiting requests; None: it has no requests."""
+        ...
+
+    @property
+    def movable(self) -> Sequence[MovableRequest]:
+        """The requests that may move: those that decode, in the order of admission."""
+        ...
+
+
+class Move(NamedTuple):
+    """A request, and the indices of the replica that has it and of the one where it shall continue."""
+
+    request_id: int
+    source: int
+    target: int
+
+
+class Migration(Protocol):
+    """Decides every `interval_s` which running requests move.
+
+    The KV of a request is copied in stages while it decodes: first all full blocks, then those written
+    meanwhile, and so on. When at most last_stage_tokens are left, the request stops, the rest is copied, and
+    the request continues on the other replica. A move ends without effect if the request ends or is
+    preempted, if the other replica has no room, or if it would need more than max_stages stages.
+    """
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between two calls; None: never called."""
+        ...
+
+    @property
+    def last_stage_tokens(self) -> int:
+        """Maximum number of tokens that are copied while the request stands still."""
+        ...
+
+    @property
+    def max_stages(self) -> int:
+        """Maximum number of stages."""
+        ...
+
+    def moves(self, replicas: Sequence[ReplicaLoad], now: float) -> Sequence[Move]:
+        """Returns the moves that begin now; replicas: those that serve or drain, in order of their index.
+
+        A replica can be part of one move at a time: see `ReplicaLoad.is_migrating`.
+        """
+        ...
+
+
+def checked_interval_s(policy: Migration) -> float | None:
+    """Returns the time between two calls of a policy. Raises WrongDecisionError for one that is not > 0."""
+    interval_s: object = policy.interval_s
+    if interval_s is None:
+        return None
+    if not isinstance(interval_s, int | float) or not 0 < interval_s < inf:
+        did = f"is called every {shown(interval_s)} s"
+        raise WrongDecisionError(policy, "moves", did, "interval_s must be a finite number > 0 s, or None")
+    return interval_s
+
+
+def checked_moves(
+    policy: Migration, moves: Sequence[Move], replicas: Sequence[ReplicaLoad]
+) -> Sequence[Move]:
+    """Returns the moves of a policy. Raises WrongDecisionError if one of them is impossible."""
+    by_index = {replica.index: replica for replica in replicas}
+    taken = {replica.index for replica in replicas if replica.is_migrating}
+    for move in moves:
+        if not isinstance(move, Move):
+            raise returned(policy, "moves", move, "must return a sequence of `policies.migration.Move`")
+        source, target = by_index.get(move.source), by_index.get(move.target)
+        if source is None or target is None or source is target or source.pool != target.pool:
+            rule = "must name two replicas of the same pool by their `index`"
+            raise returned(policy, "moves", move, rule)
+        if target.is_draining:
+            raise returned(policy, "moves", move, "must not move a request to a replica that drains")
+        if source.index in taken or target.index in taken:
+            raise returned(policy, "moves", move, "must use a replica in one move at a time")
+        if all(request.request_id != move.request_id for request in source.movable):
+            raise returned(policy, "moves", move, "must name one of the `movable` requests of its source")
+        taken |= {source.index, target.index}
+    return moves

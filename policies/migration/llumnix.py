@@ -1,0 +1,126 @@
+"""Llumnix: requests move from the replicas with the least free memory per request to those with the most.
+
+Sun et al., "Llumnix: Dynamic Scheduling for Large Language Model Serving", OSDI 2024. The load of a replica
+is its freeness, in tokens per request: for how many more iterations its memory lasts if every request gets a
+token in each.
+
+    freeness = (free KV memory - memory that the queue needs - headroom) / (running + 1 if a request waits)
+
+    queue      a waiting request counts as if it had its memory, so that others make room for it
+               (de-fragmentation), and a replica with a queue is a source
+    headroom   a replica with urgent requests counts as so full that its load falls to priority_load_tokens:
+               the other requests leave, and the urgent ones decode faster
+    draining   a replica that is to be removed has a freeness of minus infinity
+
+Sources are the replicas below out_below_tokens, and those with preempted requests; targets those above
+in_above_tokens that have none. The least free source is paired with the freest target, the second with the
+second, and so on; one request of each source moves.
+
+Example: 800 tokens free, a prompt of 900 waits, 4 requests run: -100 / 5 = -20 tokens per request, a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from policies.migration import MovableRequest, Move, ReplicaLoad
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Llumnix:
+    """Moves requests to balance freeness. Defaults are those of the paper's artifact, in tokens."""
+
+    interval_s: float = 0.15
+    """Seconds between two decisions."""
+    out_below_tokens: float = 48.0
+    """Freeness in tokens per request below which a replica is a source."""
+    in_above_tokens: float = 48.0
+    """Freeness above which a replica is a target."""
+    queue: Literal["all", "first"] = "all"
+    """Waiting requests whose memory counts: all, as in the artifact, or the first, as in the paper."""
+    moves_first: Literal["last", "shortest", "longest"] = "last"
+    """Which request of a source moves: the one that was admitted last, or by its tokens with KV."""
+    urgent_priority: int | None = None
+    """Requests with this priority or a smaller one are urgent and do not move; null: none is."""
+    priority_load_tokens: int = 1600
+    """Tokens of KV beyond which a replica with urgent requests counts as full."""
+    last_stage_tokens: int = 256
+    """Tokens that may be copied while the request stands still: 16 blocks of 16, as in Llumnix's code."""
+    max_stages: int = 3
+    """Maximum number of stages of a copy."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.interval_s < inf:
+            raise ValueError(
+                f"interval_s={self.interval_s}: must be a finite number > 0 s; or choose migration=none"
+            )
+        for name in ("out_below_tokens", "in_above_tokens"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0 tokens")
+        if self.in_above_tokens < self.out_below_tokens:
+            raise ValueError(
+                f"in_above_tokens={self.in_above_tokens}: must be >= out_below_tokens="
+                f"{self.out_below_tokens}, else a replica could be both source and target"
+            )
+        for name, options in (("queue", ("all", "first")), ("moves_first", ("last", "shortest", "longest"))):
+            if getattr(self, name) not in options:
+                raise ValueError(f"{name}={getattr(self, name)}: must be one of {', '.join(options)}")
+        for name in ("last_stage_tokens", "priority_load_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1 token")
+        if self.max_stages < 2:
+            raise ValueError(f"max_stages={self.max_stages}: must be >= 2, one stage while the request runs")
+
+    def freeness(self, replica: ReplicaLoad) -> float:
+        """Computes the freeness of a replica in tokens per request; infinite without requests."""
+        if replica.is_draining:
+            return -inf
+        num_requests = replica.num_running + (replica.num_waiting > 0)
+        if not num_requests:
+            return inf
+        needed = replica.num_waiting_tokens if self.queue == "all" else replica.num_first_waiting_tokens
+        free = replica.num_free_kv_tokens - needed
+        if self.urgent_priority is not None:
+            smallest = replica.smallest_priority
+            if smallest is not None and smallest <= self.urgent_priority:
+                free -= max(0, replica.num_kv_tokens - self.priority_load_tokens)
+        return free / num_requests
+
+    def moves(self, replicas: Sequence[ReplicaLoad], now: float) -> Sequence[Move]:
+        """Pairs sources with targets within each pool; returns a move for each pair."""
+        found: list[Move] = []
+        for pool in sorted({replica.pool for replica in replicas}):
+            found += self._moves_of_pool([r for r in replicas if r.pool == pool and not r.is_migrating])
+        return found
+
+    def _moves_of_pool(self, replicas: Sequence[ReplicaLoad]) -> list[Move]:
+        ranked = sorted((self.freeness(replica), replica.index, replica) for replica in replicas)
+        sources = [r for freeness, _, r in ranked if freeness < self.out_below_tokens or r.num_preempted]
+        targets = [
+            r
+            for freeness, _, r in reversed(ranked)
+            if freeness > self.in_above_tokens and not r.num_preempted
+        ]
+        moves = []
+        for source, target in zip(sources, targets, strict=False):
+            request = self._chosen(source)
+            if request is not None and request.num_tokens < target.num_free_kv_tokens:
+                moves.append(Move(request.request_id, source.index, target.index))
+        return moves
+
+    def _chosen(self, source: ReplicaLoad) -> MovableRequest | None:
+        """Returns the request of a source that moves; None if no request may."""
+        may_move = [
+            request
+            for request in source.movable
+            if self.urgent_priority is None or request.priority > self.urgent_priority
+        ]
+        if not may_move:
+            return None
+        sign = -1 if self.moves_first == "shortest" else 1
+        if self.moves_first == "last":
+            return max(may_move, key=lambda request: request.admission)
+        return max(may_move, key=lambda request: (sign * request.num_tokens, request.request_id))

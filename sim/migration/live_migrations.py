@@ -1,0 +1,335 @@
+"""Live migrations: running requests move to other replicas, and decode while their KV is copied.
+
+    decision  boundary                     boundary            boundary
+       |---------|--- copy of full blocks ----|--- copy of rest --|  decodes on the target
+    source: decodes ..........................| stopped           |
+    target:        slot and blocks reserved   | more blocks       |
+
+The source is asked for the state of the sequence at the end of an iteration (`Replica.at_boundary`). Then the
+target reserves a slot and blocks in its next plan, as for any sequence whose KV another engine has, and the
+full blocks are copied. What was written meanwhile is the next stage, and so on, until a stage is short enough
+for the sequence to stop. It keeps slot and blocks on the source until the last byte has arrived.
+
+A migration ends without effect, and the request stays where it is, for the reasons of
+`sim.records.migrations.Outcome`. Blocks are copied whole or, in the last stage, as far as they are filled. A
+copy does not slow iterations down: Llumnix's authors measured at most 1 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import inf, isnan, nan, nextafter
+
+from policies.core.limits import RejectedError
+from policies.core.plan import Migrant
+from policies.core.request import Request
+from policies.core.sequence import DECODING, LEAVING, Sequence
+from policies.migration import Migration, Move, checked_interval_s, checked_moves
+from sim.cluster.fleet import Member, State
+from sim.cluster.gateway import Gateway
+from sim.cluster.gateway_attachment import GatewayAttachment
+from sim.cluster.pool_counts import PoolCounts
+from sim.cluster.request_attempt import RequestAttempt
+from sim.engine.clock import Clock, Phase
+from sim.engine.replica import Replica
+from sim.migration.load_view import LoadView
+from sim.migration.target_side import TargetSide
+from sim.records.migrations import MigrationRecord, Outcome
+from sim.records.requests import RequestLog
+from sim.transfer.interconnect import Interconnect
+from sim.transfer.kv_copy import kv_copy
+from sim.transfer.network import Flow
+
+BEFORE_COMMITS = -1
+"""Phase of the decisions: before all other events of their time, so that every replica is in a step or idle
+then, whether it leaps or steps."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveMigration:
+    """A migration in progress. admission: number of the admission of the sequence on the source."""
+
+    request: Request
+    source: Replica
+    target: Replica
+    admission: int
+    began_s: float
+    stage: int = 0
+    num_copied: int = 0
+    """Tokens with KV on the target."""
+    num_bytes: float = 0.0
+    stopped_s: float = nan
+    flow: Flow | None = None
+    is_over: bool = False
+
+    @property
+    def has_stopped(self) -> bool:
+        """True in the last stage."""
+        return not isnan(self.stopped_s)
+
+
+class LiveMigrations(GatewayAttachment):
+    """All live migrations of a run. message_bytes: see `KvTransferSettings`."""
+
+    def __init__(
+        self,
+        policy: Migration,
+        *,
+        gateway: Gateway,
+        interconnect: Interconnect,
+        pool_counts: PoolCounts,
+        requests: RequestLog,
+        clock: Clock,
+        message_bytes: float,
+        requests_remain: Callable[[], bool],
+    ) -> None:
+        self._records: list[MigrationRecord] = []
+        self._policy = policy
+        self._gateway = gateway
+        self._interconnect = interconnect
+        self._pool_counts = pool_counts
+        self._requests = requests
+        self._clock = clock
+        self._message_bytes = message_bytes
+        self._requests_remain = requests_remain
+        self._in_progress: dict[int, LiveMigration] = {}  # by request id
+        self._moved: dict[int, MigrationRecord] = {}  # by request id, until it resumes
+        self._busy: set[int] = set()  # indices of replicas with a migration
+        self._sides: dict[int, TargetSide] = {}  # by replica index
+        gateway.attach(self)
+        for replica in gateway.fleet.replicas:
+            self.attach_to(replica)
+        self._schedule_decision()
+
+    def attach_to(self, replica: Replica) -> None:
+        """Attaches the receiving side to a new replica."""
+        side = self._sides[replica.index] = TargetSide(replica, self)
+        replica.attach(side)
+
+    def all_records(self) -> tuple[MigrationRecord, ...]:
+        """Returns the records of the migrations that have ended, also of requests that have not resumed."""
+        return (*self._records, *self._moved.values())
+
+    # Decisions.
+
+    def _schedule_decision(self) -> None:
+        interval_s = checked_interval_s(self._policy)
+        if interval_s is not None:
+            self._clock.at(self._clock.now + interval_s, BEFORE_COMMITS, self._decide)
+
+    def _decide(self, event: int) -> None:
+        if not self._requests_remain():
+            return
+        fleet, now = self._gateway.fleet, self._clock.now
+        members = [member for member in fleet.members if member.state in (State.serving, State.draining)]
+        replicas = [self._load(member, now) for member in members]
+        for move in checked_moves(self._policy, self._policy.moves(replicas, now), replicas):
+            self._begin(move, now)
+        self._schedule_decision()
+
+    def _load(self, member: Member, now: float) -> LoadView:
+        replica = member.replica
+        is_draining, is_migrating = member.state is State.draining, replica.index in self._busy
+        return LoadView(replica, member.pool_index, now, is_draining=is_draining, is_migrating=is_migrating)
+
+    def _begin(self, move: Move, now: float) -> None:
+        replicas = self._gateway.fleet.replicas
+        source, target = replicas[move.source], replicas[move.target]
+        seq = source.core.find(move.request_id)
+        assert seq is not None
+        migration = LiveMigration(seq.request, source, target, seq.admission, now)
+        self._in_progress[move.request_id] = migration
+        self._busy |= {move.source, move.target}
+        source.at_boundary(partial(self._begin_stage, migration))
+
+    # Stages.
+
+    def _begin_stage(self, migration: LiveMigration) -> None:
+        """Begins the next stage, at the end of an iteration of the source."""
+        if migration.is_over:
+            return
+        request_id, core = migration.request.request_id, migration.source.core
+        seq = core.find(request_id)
+        if seq is None or seq.state is not DECODING or seq.admission != migration.admission:
+            self._give_up(migration, Outcome.preempted)
+            return
+        migration.stage += 1
+        block_size, num_copied = core.block_pool.block_size, migration.num_copied
+        num_full = (seq.num_computed - 1) // block_size * block_size
+        num_known, num_tokens = seq.num_known, num_full
+        if num_full <= num_copied or seq.num_computed - num_copied <= self._policy.last_stage_tokens:
+            num_tokens = seq.num_computed
+            self._stop(migration, seq)
+        elif migration.stage >= self._policy.max_stages:
+            self._give_up(migration, Outcome.too_long)
+            return
+        reserve = self._adopt if migration.stage == 1 else self._extend
+        migration.target.at_boundary(partial(reserve, migration, num_known, num_tokens))
+
+    def _stop(self, migration: LiveMigration, seq: Sequence) -> None:
+        """Stops a sequence on the source; it keeps slot and blocks."""
+        recorder, now = migration.source.recorder, self._clock.now
+        recorder.tokens.preempted(seq)
+        recorder.events.hand_over(seq, now)
+        migrant = migration.source.core.begin_kv_transfer(seq.request_id)
+        assert migrant is not None, f"{seq!r} cannot be transferred"
+        migration.stopped_s = now
+
+    def _adopt(self, migration: LiveMigration, num_known: int, num_tokens: int) -> None:
+        """Adds a sequence to the target, whose next plan reserves a slot and blocks: see `fetch`."""
+        if migration.is_over:
+            return
+        request, fleet = migration.request, self._gateway.fleet
+        if fleet.members[migration.target.index].state is not State.serving:
+            self._give_up(migration, Outcome.no_room)
+            return
+        stop_after = self._gateway.attempts[request.request_id].stop_after
+        try:
+            self._sides[migration.target.index].adopt(Migrant(request, num_known, num_tokens), stop_after)
+        except RejectedError:
+            self._give_up(migration, Outcome.no_room)
+
+    def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
+        """Starts the first copy of a sequence for which a plan of the target has reserved slot and blocks."""
+        self._send(self._in_progress[request_id], num_tokens)
+
+    def refused(self, request_id: int, now: float) -> None:
+        """Gives a migration up, just after the plan that had no slot or no blocks for it.
+
+        Other replicas may have planned at the same time, or not yet, so that time would be too early.
+        """
+        migration = self._in_progress.get(request_id)
+        if migration is not None:
+            self._clock.at(nextafter(now, inf), Phase.arrive, partial(self._on_refused, migration))
+
+    def _on_refused(self, migration: LiveMigration, event: int) -> None:
+        if not migration.is_over:
+            self._give_up(migration, Outcome.no_room)
+
+    def _extend(self, migration: LiveMigration, num_known: int, num_tokens: int) -> None:
+        """Reserves the blocks of a later stage, between two steps of the target, and copies it."""
+        if migration.is_over:
+            return
+        if migration.target.core.extend_load(migration.request.request_id, num_known, num_tokens):
+            self._send(migration, num_tokens)
+        else:
+            self._give_up(migration, Outcome.no_room)
+
+    def _send(self, migration: LiveMigration, num_tokens: int) -> None:
+        """Copies the KV of the first num_tokens tokens, apart from those that the target has."""
+        copy = kv_copy(
+            self._interconnect,
+            migration.source,
+            migration.target,
+            num_tokens - migration.num_copied,
+            self._message_bytes,
+        )
+        on_copied = partial(self._on_copied, migration, num_tokens, copy.num_bytes)
+        migration.flow = self._interconnect.network.send(
+            copy.route, copy.num_bytes + copy.overhead_bytes, on_copied
+        )
+
+    def _on_copied(self, migration: LiveMigration, num_tokens: int, num_bytes: float) -> None:
+        migration.flow = None
+        migration.num_copied = num_tokens
+        migration.num_bytes += num_bytes
+        if migration.has_stopped:
+            self._finish(migration)
+        else:
+            migration.source.at_boundary(partial(self._begin_stage, migration))
+
+    def _finish(self, migration: LiveMigration) -> None:
+        """Lets the target continue a sequence all KV of which it has, and frees it on the source."""
+        migration.is_over = True
+        request, source, target = migration.request, migration.source, migration.target
+        request_id, _now = request.request_id, self._clock.now
+        del self._in_progress[request_id]
+        self._moved[request_id] = self._record(migration, Outcome.moved)
+        attempt = self._gateway.attempts[request_id]
+        self._gateway.notify_router(attempt)
+        attempt.replica = target
+        self._requests.replica[request_id] = target.index
+        self._pool_counts.sent(target, request)
+        stays, moves = source.core.leaving[request_id], target.core.loading[request_id]
+        moves.num_preemptions = stays.num_preemptions
+        target.recorder.events.has_live(request_id, migration.stopped_s)
+        self._sides[target.index].received(request_id)
+        target.loaded(request_id)
+        source.release_migrated(request_id, partial(self._released, migration))
+
+    def _released(self, migration: LiveMigration, seq: Sequence) -> None:
+        """Handles the release of slot and blocks on the source."""
+        self._free(migration)
+        self._pool_counts.ended(migration.source, True)
+
+    def resumed(self, request_id: int, now: float) -> None:
+        """Completes the record of a migration, as an iteration with the request begins on the target."""
+        self._records.append(self._moved.pop(request_id)._replace(resumed_s=now))
+
+    # Ends without effect.
+
+    def _give_up(self, migration: LiveMigration, outcome: Outcome) -> None:
+        """Ends a migration; the request stays on the source."""
+        migration.is_over = True
+        request_id, target = migration.request.request_id, migration.target
+        del self._in_progress[request_id]
+        if migration.flow is not None:
+            migration.num_bytes += self._interconnect.network.cancel(migration.flow)
+        self._records.append(self._record(migration, outcome))
+        if migration.has_stopped:
+            migration.source.at_boundary(partial(self._take_back, migration))
+        if target.core.find(request_id) is None:
+            self._free(migration)
+        else:
+            target.release_migrated(request_id, partial(self._withdrawn, migration))
+
+    def _withdrawn(self, migration: LiveMigration, seq: Sequence) -> None:
+        """Handles the release of the slot and blocks that were reserved on the target."""
+        target = migration.target
+        target.recorder.events.withdraw_live(seq.request_id)
+        self._free(migration)
+        self._gateway.fleet.leave_if_drained(target, self._clock.now)
+
+    def _take_back(self, migration: LiveMigration) -> None:
+        """Lets a stopped sequence continue on the source, unless it has ended."""
+        request_id, source = migration.request.request_id, migration.source
+        seq = source.core.find(request_id)
+        if seq is None or seq.state is not LEAVING:
+            return
+        source.core.cancel_kv_transfer(request_id)
+        source.recorder.tokens.emit(seq, self._requests.last_token_s[request_id])
+        source.recorder.events.take_back(seq, self._clock.now)
+
+    def aborts(self, request_id: int) -> None:
+        self._end(request_id)
+
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        request_id = attempt.arrival.request.request_id
+        self._end(request_id)
+        if request_id in self._moved:  # aborted before it resumed
+            self._records.append(self._moved.pop(request_id))
+
+    def _end(self, request_id: int) -> None:
+        """Gives up the migration of a request that ends, if there is one."""
+        migration = self._in_progress.get(request_id)
+        if migration is not None:
+            self._give_up(migration, Outcome.ended)
+
+    def _free(self, migration: LiveMigration) -> None:
+        self._busy -= {migration.source.index, migration.target.index}
+
+    def _record(self, migration: LiveMigration, outcome: Outcome) -> MigrationRecord:
+        return MigrationRecord(
+            migration.request.request_id,
+            migration.source.index,
+            migration.target.index,
+            migration.began_s,
+            migration.stopped_s,
+            nan,
+            self._clock.now,
+            migration.stage,
+            migration.num_bytes,
+            outcome,
+        )
