@@ -32,6 +32,15 @@ class Application:
     module: str  # defines prepare(cfg, composition), see `experiments.app.job`
     config_name: str
     config_dir: Path = CONFIG_DIR
+    names_setting: str | None = None  # gets the words that are no overrides as a list; None: they are errors
+
+    def overrides(self, words: Sequence[str]) -> list[str]:
+        """Returns the words as overrides: those that are names become one override of `names_setting`."""
+        if self.names_setting is None:
+            return list(words)
+        names = [word for word in words if "=" not in word and not word.startswith("~")]
+        others = [word for word in words if word not in names]
+        return [*others, f"{self.names_setting}=[{','.join(names)}]"] if names else others
 
     def source(self, user_dir: Path | None) -> ConfigSource:
         """Returns the root config and the config folders, the user's included.
@@ -49,7 +58,7 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
     """
     options = parser_of(application).parse_intermixed_args(arguments)
     _check_flags(options)
-    overwrite, given = overwrite_of(options.overrides)
+    overwrite, given = overwrite_of(application.overrides(options.overrides))
     source = application.source(options.config_dir)
     overrides = with_new_names(given, source.dirs)
     check_chosen_once(overrides, find_groups(source.dirs))

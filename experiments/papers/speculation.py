@@ -102,11 +102,13 @@ def deployment_of(settings: tuple[str, ...]) -> Deployment:
     return next(iter(scenario(settings).pools_by_name.values()))
 
 
-def simulated(comparison: Comparison, row: Row) -> float:
+def simulated(comparison: Comparison, row: Row, *, seed: int = 0) -> float:
     """Returns the speed-up of the mean TPOT in runs of the simulator, with a fixed batch of equal requests.
 
     The prompts are half of the context. All places of a draft, or of the first branch of a tree, have the
     rate with which a pass has the row's tokens. Rows with prices in units of a pass get these prices.
+
+    seed: that of both runs.
     """
     is_constant = row.draft_steps is not None
     num_tokens = MANY_TOKENS if is_constant else comparison.context
@@ -118,6 +120,7 @@ def simulated(comparison: Comparison, row: Row) -> float:
         f"workload.lengths.output_tokens.value={num_tokens}",
         f"engine.max_num_seqs={row.batch}",
         "slo=none",
+        f"seed={seed}",
     )
     alone, drafting = engines(comparison, row)
     proposer = deployment_of(drafting).speculation

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.app.application import Application, launch, parser_of
+from experiments.app.application import Application, launch
 from experiments.app.job import UnsuccessfulError
 from experiments.app.run_folder import print_folder, resolved_config, write_study
 from experiments.app.terminal import terminal_console
@@ -32,15 +32,13 @@ APPLICATION = Application(
     summary="Recompute published figures, and show each beside ours with the reason of a difference.",
     module="experiments.reproduce.command",
     config_name="reproduce",
+    names_setting="only",
 )
 
 
 def main(arguments: Sequence[str]) -> None:
     """Reproduces the rows and families that are named, or all. Raises what `launch` raises."""
-    options = parser_of(APPLICATION).parse_intermixed_args(arguments)
-    names = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
-    others = [word for word in arguments if word not in names]
-    launch(APPLICATION, [*others, f"only=[{','.join(names)}]"] if names else others)
+    launch(APPLICATION, arguments)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,9 +23,9 @@ OPEN_END = 2.0
 
 def write_gallery(path: Path, judged: Sequence[Judged], seeds: Sequence[int]) -> None:
     """Writes the page, which opens offline."""
-    simulated = f"those of comparisons have a {LEVEL} over {len(seeds)} seeds"
+    simulated = f"those of runs with every seed have a {LEVEL} over {len(seeds)} seeds"
     if len(seeds) == 1:
-        simulated = "those of comparisons have one seed, and none either"
+        simulated = "those of runs with every seed have one seed, and none either"
     introduction = (
         f"{count_line(judged)} A row holds if our figure is at most 25 % outside of the published one (2 % "
         "for plain arithmetic), or in the band that the row states. Computed figures have no interval; "

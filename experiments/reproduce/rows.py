@@ -1,4 +1,4 @@
-"""Rows of the gallery: a published figure, its source, and how ours is obtained."""
+"""Defines the rows of the gallery: a published figure, its source, and how ours is obtained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shown = Literal["value", "percent", "times", "times less", "% less"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The text that a figure was published in."""
+    """Names the text that a figure was published in."""
 
     text: str
     """Authors or publisher, title, place in the text."""
@@ -30,21 +30,28 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Computed:
-    """A figure that needs no simulation."""
+    """Obtains our figure from a function that needs no simulation."""
 
     function: Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Searched:
-    """A figure of a module-level function that simulates, in a worker process; its result is kept."""
+    """Obtains our figure from a module-level function that simulates in a worker; its result is kept."""
 
     function: Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """Obtains our figure from a module-level function that simulates in a worker, once for each seed."""
+
+    function: Callable[[int], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """A figure of an arm of a shipped comparison (`configs/experiment`), or its ratio to another arm."""
+    """Takes our figure from an arm of a comparison of `configs/experiment`, or its ratio to another arm."""
 
     experiment: str
     metric: str
@@ -64,14 +71,15 @@ class Compared:
             raise ValueError(f"over={self.over}: shown={self.shown} needs the opposite")
 
 
-Ours = Computed | Searched | Compared
+Ours = Computed | Searched | Sampled | Compared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One claim."""
+    """Holds one claim: what was published in which text, our setting, and how far ours may be from it."""
 
     name: str
+    """Name on the command line, different from those of all other rows and families."""
     claim: str
     published: tuple[float, float]
     """Least and largest published value; the bounds may be 0 and infinite."""
@@ -98,13 +106,13 @@ class Row:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Least and largest value of ours with which the row holds."""
+        """Returns the least and the largest value of ours with which the row holds."""
         low, high = self.published
         return self.band or ((1 - self.tolerance) * low, (1 + self.tolerance) * high)
 
     @property
     def published_text(self) -> str:
-        """Published figure with its unit."""
+        """Returns the published figure with its unit."""
         low, high = self.published
         if low == high:
             return self.with_unit(figure(low))
@@ -128,7 +136,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Rows on one subject."""
+    """Groups the rows on one subject."""
 
     name: str
     title: str

@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.compare.arms import points
 from experiments.compare.settings import CompareSettings, Experiment, build_settings
-from experiments.reproduce.rows import Compared, Computed, Row, Searched
+from experiments.reproduce.rows import Compared, Computed, Row, Sampled, Searched
 from experiments.study.code import code_version
 from experiments.study.figures import as_text, figures
 from experiments.study.runs import Point
@@ -33,7 +34,7 @@ NAN = math.nan
 
 
 class Work(NamedTuple):
-    """One task of a worker: a run with a seed, or a function."""
+    """Describes one task of a worker: a run with a seed, or a function."""
 
     name: str
     config: dict[str, Any] | None
@@ -45,7 +46,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Rows with the composed points of their comparisons."""
+    """Holds rows with the composed points of their comparisons."""
 
     rows: tuple[Row, ...]
     points: Mapping[tuple[str, str, str], Point]
@@ -59,6 +60,10 @@ class Plan:
         for row in self.rows:
             if isinstance(row.ours, Searched):
                 found[(row.name,)] = Work(f"row {row.name}", None, row.ours.function, ())
+            elif isinstance(row.ours, Sampled):
+                for seed in self.seeds:
+                    function = partial(row.ours.function, seed)
+                    found[(row.name, str(seed))] = Work(f"row {row.name}, seed {seed}", None, function, ())
             elif isinstance(row.ours, Compared):
                 for seed in self.seeds:
                     for where in _places(row.ours):
@@ -74,6 +79,10 @@ class Plan:
             return mean_interval([ours.function()])
         if isinstance(ours, Searched):
             return mean_interval([results.get((row.name,), {}).get(VALUE, NAN)])
+        if isinstance(ours, Sampled):
+            return mean_interval(
+                [results.get((row.name, str(seed)), {}).get(VALUE, NAN) for seed in self.seeds]
+            )
         arms = [
             [results.get((*where, str(seed)), {}).get(ours.metric, NAN) for seed in self.seeds]
             for where in _places(ours)

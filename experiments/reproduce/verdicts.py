@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from experiments.reproduce.rows import TOLERANCE, Compared, Family, Row, figure
+from experiments.reproduce.rows import TOLERANCE, Compared, Family, Row, Sampled, figure
 from sim.metrics.paired import Interval
 from sim.report.numbers import MISSING, number
 
 
 class State(Enum):
-    """State of a row."""
+    """Says whether a row holds."""
 
     HOLDS = "holds"
     DIFFERS = "differs"
@@ -25,7 +25,7 @@ class State(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """A row with our figure."""
+    """Judges a row by our figure."""
 
     row: Row
     ours: Interval
@@ -48,16 +48,16 @@ class Verdict:
 
     @property
     def is_far(self) -> bool:
-        """True if ours is more than a quarter away from the published figure."""
+        """Returns whether ours is more than a quarter away from the published figure."""
         return self.state is not State.MISSING and abs(self.ratio - 1) > TOLERANCE + 1e-9
 
     @property
     def ours_text(self) -> str:
-        """Our figure with its unit, and its interval if it comes from several seeds."""
+        """Returns our figure with its unit, and its interval if it comes from several seeds."""
         ours = self.ours
         if math.isnan(ours.mean):
             return MISSING
-        simulated = isinstance(self.row.ours, Compared)
+        simulated = isinstance(self.row.ours, Compared | Sampled)
         text = self.row.with_unit(number(ours.mean) if simulated else figure(ours.mean))
         if math.isnan(ours.low) or ours.is_exact:
             return text
@@ -65,7 +65,7 @@ class Verdict:
 
     @property
     def ratio_text(self) -> str:
-        """Ours over the published figure; "within" between its bounds."""
+        """Returns ours over the published figure; "within" between its bounds."""
         if math.isnan(self.ours.mean):
             return MISSING
         low, high = self.row.published
@@ -76,7 +76,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """A family with the verdicts of its rows."""
+    """Holds a family with the verdicts of its rows."""
 
     family: Family
     verdicts: tuple[Verdict, ...]

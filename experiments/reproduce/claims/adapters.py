@@ -5,7 +5,11 @@ from __future__ import annotations
 from experiments.reproduce.rows import Compared, Family, Row, Source
 
 REQUESTS = "throughput.requests_per_s"
-SLORA = Source("Sheng et al., S-LoRA, MLSys 2024, table 3, setting S1", "https://arxiv.org/abs/2311.03285")
+SLORA = Source(
+    "Sheng et al., S-LoRA, MLSys 2024, section 7.2 and table 3, setting S1 (copies were read)",
+    "https://arxiv.org/abs/2311.03285",
+    was_read=True,
+)
 
 FAMILY = Family(
     name="adapters",
@@ -17,8 +21,9 @@ FAMILY = Family(
             published=(12, 12),
             unit="times",
             source=Source(
-                "Chen et al., Punica, MLSys 2024, figure 11",
+                "Chen et al., Punica, MLSys 2024, abstract",
                 "https://arxiv.org/abs/2310.18547",
+                was_read=True,
             ),
             setting="experiment=lora_batching, 1,000 adapters, Llama-2-7B, A100",
             ours=Compared(

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from experiments.reproduce.claims.built import decode, model
-from experiments.reproduce.claims.sources import BOOK, PAGED_ATTENTION
+from experiments.reproduce.claims.sources import BOOK, PAGED_ATTENTION, VLLM_BLOG
 from experiments.reproduce.rows import EXACT, Compared, Computed, Family, Row, Source
 
 INF = float("inf")
-GQA = Source("Ainslie et al., GQA, EMNLP 2023; Llama's model cards", "https://arxiv.org/abs/2305.13245")
-MLA = Source(
-    "Introductions to MLA, from the elements per token of DeepSeek-AI, DeepSeek-V2, 2024, table 1",
+ATTENTION = Source(
+    "DeepSeek-AI, DeepSeek-V2, 2024, table 1: elements per token of MHA, GQA, MQA and MLA",
     "https://arxiv.org/abs/2405.04434",
+    was_read=True,
+)
+MLA = Source(
+    "Introductions to MLA; by the elements per token of DeepSeek-V2, table 1, which was read",
+    "https://arxiv.org/abs/2405.04434",
+    was_read=True,
+)
+DATABRICKS = Source(
+    "Databricks, LLM Inference Performance Engineering: Best Practices, 2023, table 3",
+    "https://www.databricks.com/blog/llm-inference-performance-engineering-best-practices",
+    was_read=True,
 )
 AWQ = Source("Lin et al., AWQ, MLSys 2024", "https://arxiv.org/abs/2306.00978")
+TINY_CHAT = Source(
+    "mit-han-lab/llm-awq, tinychat/README.md, table of the RTX 4090 (July 2025)",
+    "https://github.com/mit-han-lab/llm-awq",
+    was_read=True,
+)
 PALM = (  # 48 heads of 128 in 118 layers, each with its own keys and values
     "model=llama2_70b",
     "model.config.num_hidden_layers=118",
@@ -50,13 +67,25 @@ def weight_bytes(*settings: str) -> float:
     return model(*settings).weight_bytes_per_rank(1)
 
 
-def awq_speed(batch: int) -> float:
-    """Returns the speed of decodes with int4 weights over that with fp16, on the GPU of AWQ's paper."""
-    engine = ("model=llama2_7b", "hardware=rtx_4090", "engine=vllm")
-    plain, quantised = (
-        decode(*engine, *more, batch=batch, context=512) for more in ((), ("model.weights=int4_wo",))
+def awq_ms(is_quantised: bool) -> float:
+    """Returns the milliseconds of a token of one sequence on the GPU of AWQ's table."""
+    weights = ("model.weights=int4_wo",) if is_quantised else ()
+    return 1e3 * decode("model=llama2_7b", "hardware=rtx_4090", "engine=vllm", *weights, context=200).seconds
+
+
+AWQ_SETTING = "engine=vllm, RTX 4090, one sequence, 200 tokens (assumed)"
+
+
+def _awq(name: str, weights: str, published: float, is_quantised: bool) -> Row:
+    return Row(
+        name=name,
+        claim=f"a token of Llama-2-7B with {weights}, RTX 4090",
+        published=(published, published),
+        unit="ms",
+        source=TINY_CHAT,
+        setting=AWQ_SETTING,
+        ours=Computed(function=partial(awq_ms, is_quantised)),
     )
-    return quantised.tokens_per_s / plain.tokens_per_s
 
 
 FAMILY = Family(
@@ -84,13 +113,24 @@ FAMILY = Family(
             ours=Computed(function=lambda: kv_bytes("model=llama2_13b") * 32 * 2048 / 1e9),
         ),
         Row(
+            name="kv_70b",
+            claim="KV of 64 sequences of 1,024 tokens, Llama-2-70B",
+            published=(20, 20),
+            unit="GiB",
+            source=DATABRICKS,
+            setting="model=llama2_70b",
+            tolerance=EXACT,
+            ours=Computed(function=lambda: kv_bytes("model=llama2_70b") * 64 * 1024 / 2**30),
+        ),
+        Row(
             name="kv_palm",
             claim="KV of 512 sequences of 2,048 tokens, multi-head model with 500 B parameters",
             published=(3, 3),
             unit="TB",
             source=Source(
-                "Pope et al., Efficiently scaling transformer inference, MLSys 2023, section 1",
+                "Pope et al., Efficiently scaling transformer inference, MLSys 2023, page 3",
                 "https://arxiv.org/abs/2211.05102",
+                was_read=True,
             ),
             setting="PaLM 540B with 48 KV heads",
             tolerance=EXACT,
@@ -101,7 +141,7 @@ FAMILY = Family(
             claim="grouped-query attention: KV of all heads over KV of 8 heads, Llama-3-8B",
             published=(4, 4),
             unit="times",
-            source=GQA,
+            source=ATTENTION,
             setting="32 KV heads against 8",
             tolerance=EXACT,
             ours=Computed(
@@ -115,7 +155,7 @@ FAMILY = Family(
             claim="grouped-query attention: KV of all heads over KV of 8 heads, Llama-2-70B",
             published=(8, 8),
             unit="times",
-            source=GQA,
+            source=ATTENTION,
             setting="64 KV heads against 8",
             tolerance=EXACT,
             ours=Computed(
@@ -129,7 +169,7 @@ FAMILY = Family(
             claim="multi-query attention: KV of 32 heads over KV of one",
             published=(32, 32),
             unit="times",
-            source=Source("Shazeer, Fast transformer decoding, 2019", "https://arxiv.org/abs/1911.02150"),
+            source=ATTENTION,
             setting="32 KV heads against one, Llama-2-7B",
             tolerance=EXACT,
             ours=Computed(
@@ -193,9 +233,7 @@ FAMILY = Family(
             claim="one cache for three layers",
             published=(3, 3),
             unit="times",
-            source=Source(
-                "Brandon et al., Cross-layer attention, NeurIPS 2024", "https://arxiv.org/abs/2405.12981"
-            ),
+            source=BOOK,
             setting="Llama-3.1-8B: 11 caches for 32 layers",
             ours=Computed(
                 function=lambda: kv_ratio(("model=llama3_1_8b",), ("model=llama3_1_8b", *SHARED_KV))
@@ -207,8 +245,9 @@ FAMILY = Family(
             published=(20, INF),
             unit="times",
             source=Source(
-                "Character.AI, Optimizing AI inference, 2024",
+                "Character.AI, Optimizing AI inference, 2024 (as quoted by AINews, June 2024)",
                 "https://research.character.ai/optimizing-inference/",
+                was_read=True,
             ),
             setting="model=character_ai_like_8b against Llama-3.1-8B, 10,240 tokens",
             ours=Computed(
@@ -221,7 +260,7 @@ FAMILY = Family(
             claim="KV memory that contiguous reservations waste",
             published=(60, 80),
             unit="%",
-            source=PAGED_ATTENTION,
+            source=VLLM_BLOG,
             setting="experiment=contiguous_vs_paged, Orca (Max)",
             ours=Compared(
                 experiment="contiguous_vs_paged", metric="kv.wasted_share", arm="orca_max", shown="percent"
@@ -232,7 +271,7 @@ FAMILY = Family(
             claim="KV memory that paging wastes",
             published=(0, 4),
             unit="%",
-            source=PAGED_ATTENTION,
+            source=VLLM_BLOG,
             setting="experiment=contiguous_vs_paged, blocks of 16 tokens",
             ours=Compared(
                 experiment="contiguous_vs_paged", metric="kv.wasted_share", arm="paged", shown="percent"
@@ -265,14 +304,16 @@ FAMILY = Family(
                 )
             ),
         ),
+        _awq("awq_fp16", "fp16 weights", 15.50, False),
+        _awq("awq_int4", "int4 weights (AWQ)", 5.28, True),
         Row(
             name="awq_speed",
-            claim="speed of decodes with int4 weights over fp16",
-            published=(1.5, 2),
+            claim="speed of decodes with int4 weights over fp16, Llama-2-7B",
+            published=(2.94, 2.94),
             unit="times",
-            source=AWQ,
-            setting="Llama-2-7B, RTX 4090, batch 16, 512 tokens",
-            ours=Computed(function=lambda: awq_speed(16)),
+            source=TINY_CHAT,
+            setting=AWQ_SETTING,
+            ours=Computed(function=lambda: awq_ms(False) / awq_ms(True)),
         ),
     ),
 )

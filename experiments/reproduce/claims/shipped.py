@@ -5,6 +5,7 @@ from __future__ import annotations
 from experiments.reproduce.tasks import experiment_of
 from experiments.study.figures import figures
 from experiments.study.workers import simulate_config
+from sim.metrics.result import RunResult
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.variants import Variants
@@ -12,9 +13,14 @@ from sim.settings.variants import Variants
 
 def summary(name: str, arm: str, *more: str, seed: int = 0) -> dict[str, float]:
     """Returns the figures of an arm's run by dotted key. more: settings after those of the arm."""
+    return figures(result(name, arm, *more, seed=seed).summary)
+
+
+def result(name: str, arm: str, *more: str, seed: int = 0) -> RunResult:
+    """Returns the result of an arm's run. more: settings after those of the arm."""
     shipped = experiment_of(name, [CONFIG_DIR])
     variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]), shipped.base)
-    return figures(simulate_config(variants.config([*shipped.arms[arm], *more], seed=seed)).summary)
+    return simulate_config(variants.config([*shipped.arms[arm], *more], seed=seed))
 
 
 def run_summary(*settings: str) -> dict[str, float]:

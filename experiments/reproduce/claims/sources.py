@@ -9,8 +9,12 @@ BOOK = Source(
 QUOTED_BOOK = Source("Huyen, AI Engineering, O'Reilly 2025, chapter 9")
 """Source of figures of the same book that none of these excerpts has."""
 PAGED_ATTENTION = Source(
-    "Kwon et al., PagedAttention, SOSP 2023, figure 2; vLLM's blog of June 2023",
-    "https://arxiv.org/abs/2309.06180",
+    "Kwon et al., PagedAttention, SOSP 2023, abstract", "https://arxiv.org/abs/2309.06180", was_read=True
+)
+VLLM_BLOG = Source(
+    "vLLM's blog, vLLM: Easy, Fast, and Cheap LLM Serving with PagedAttention, June 2023",
+    "https://blog.vllm.ai/2023/06/20/vllm.html",
+    was_read=True,
 )
 PROMPT_CACHING = Source(
     "Anthropic, Prompt caching with Claude, August 2024, table of use cases",

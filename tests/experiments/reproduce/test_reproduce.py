@@ -10,7 +10,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.reproduce import command
 from experiments.reproduce.claims import FAMILIES
-from experiments.reproduce.rows import Compared, Computed, Family, Row, Searched, Source
+from experiments.reproduce.rows import Compared, Computed, Family, Row, Sampled, Searched, Source
 from experiments.reproduce.tasks import planned
 from experiments.reproduce.verdicts import State, Verdict
 from sim.metrics.paired import mean_interval
@@ -67,7 +67,12 @@ def test_a_computed_row_is_in_the_state_that_it_claims(name):
         ("cache_rent", 1),
         ("batch_50", 50),
         ("mla_ratio", 2 * 128 * 128 / 576),
+        ("kv_70b", 2 * 80 * 8 * 128 * 2 * 64 * 1024 / 2**30),
         ("alpha_050", (1 - 0.5**5) / 0.5 / 1.4),
+        ("alpha_060", (1 - 0.6**5) / 0.4 / 1.4),
+        ("alpha_070", (1 - 0.7**5) / 0.3 / 1.4),
+        ("alpha_080", (1 - 0.8**5) / 0.2 / 1.4),
+        ("alpha_090", (1 - 0.9**5) / 0.1 / 1.4),
         ("alpha_095", (1 - 0.95**5) / 0.05 / 1.4),
     ],
 )
@@ -131,6 +136,11 @@ def test_a_row_that_differs_needs_a_sentence():
 def toy_search() -> float:
     """Stands for a function that simulates."""
     return 10.0
+
+
+def toy_sample(seed: int) -> float:
+    """Stands for a function of the seed that simulates."""
+    return 9.0 + seed
 
 
 def use(monkeypatch, *rows: Row) -> None:
@@ -198,6 +208,15 @@ def test_results_are_kept_and_read_again(tmp_path, monkeypatch):
     assert 0 < rows[1]["ours"]["mean"] < 4
 
 
+def test_a_function_of_the_seed_has_an_interval_over_all_seeds(tmp_path, monkeypatch):
+    use(monkeypatch, make_row(ours=Sampled(function=toy_sample)))
+    assert reproduce(tmp_path, "report=false", "jobs=1", "seeds=[0,1,2]") == 0
+    (row,) = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    half = 4.303 / math.sqrt(3)  # Student's t with two degrees of freedom, standard deviation 1
+    assert row["ours"] == pytest.approx({"mean": 10.0, "low": 10.0 - half, "high": 10.0 + half}, rel=1e-3)
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+
+
 def test_a_damaged_kept_result_is_computed_again(tmp_path, monkeypatch):
     use(monkeypatch, make_row(ours=Searched(function=toy_search)))
     assert reproduce(tmp_path, "report=false", "jobs=1") == 0
@@ -211,6 +230,22 @@ def test_rows_are_chosen_by_name(tmp_path, capsys):
     assert reproduce(tmp_path, "kernels", "kv_token", "report=false") == 0
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
     assert [row["row"] for row in rows] == ["kv_token", "flash_1", "flash_2", "flash_2_over_1", "flash_3"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config-dir", "kernels", "kernels"],
+        ["kernels", "--config-dir", "kernels"],
+        ["--config-dir=kernels", "kernels"],
+    ],
+)
+def test_a_folder_may_have_the_name_of_a_family(arguments, tmp_path, monkeypatch):
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert reproduce(tmp_path, *arguments, "report=false") == 0
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert {row["family"] for row in rows} == {"kernels"}
 
 
 @pytest.mark.parametrize(
