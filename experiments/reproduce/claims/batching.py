@@ -53,7 +53,7 @@ def server_of_2023() -> float:
     run = result(SYSTEMS, "continuous", *SERVER_OF_2023)
     num_requests = len(run.requests)
     seconds = num_requests / run.summary["throughput"]["requests_per_s"] + copy_seconds(run)
-    return num_requests / seconds / summary(SYSTEMS, "naive", *LONGEST)[REQUESTS]
+    return float(num_requests / seconds / summary(SYSTEMS, "naive", *LONGEST)[REQUESTS])
 
 
 def copy_seconds(run: RunResult) -> float:

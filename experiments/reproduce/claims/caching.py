@@ -141,7 +141,7 @@ FAMILY = Family(
             TURNS,
             why=(
                 "Another setting, which is not published: with the writes at 1.25 times the price and the "
-                "outputs, both of which ours has, the next two rows give 53 %."
+                "outputs, both of which ours has, the next two rows give 53 and 55 %."
             ),
         ),
         Row(
