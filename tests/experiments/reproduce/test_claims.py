@@ -1,4 +1,4 @@
-"""Functions of claims: copies of padded KV, bills with several writes, and published formulas against ours."""
+"""Functions of claims: copies of padded KV, bills with several writes, published formulas, launches."""
 
 from __future__ import annotations
 
