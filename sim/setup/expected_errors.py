@@ -25,7 +25,10 @@ BATCHING = {"vllm": "chunked", "sglang": "sglang", "tensorrt_llm": "inflight"}
 SCHEDULING = ("fcfs", "queue_order")
 """Scheduling policies with which rows were simulated."""
 MODELS = {"dense": "dense models", "moe": "mixtures of experts"}
-SHOWN = {"open": ("TTFT", "ITL", "E2E", "E2E p99"), "closed": ("TTFT", "TPOT", "E2E", "throughput")}
+SHOWN = {
+    "open": ("TTFT", "TTFT p99", "ITL", "E2E", "E2E p99"),
+    "closed": ("TTFT", "TPOT", "E2E", "throughput"),
+}
 """Figures of the note by kind of traffic."""
 
 

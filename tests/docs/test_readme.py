@@ -27,19 +27,25 @@ ROWS = {
 """Labels of the rows of the README's table -> traffic, engine, architecture and level of the file."""
 
 
+def rounded(percent: str) -> str:
+    """Returns a percentage with two digits, or more if it is 100 or more."""
+    return f"{float(percent):.2g}" if float(percent) < 100 else f"{float(percent):.0f}"
+
+
 def trust_row(label: str) -> str:
     """Returns the row of the README's table of errors, computed from the file."""
     traffic, engine, architecture, level = ROWS[label]
     with TRUST.open() as file:
         rows = list(csv.DictReader(file))
     found = {
-        row["figure"]: f"{float(row['median_percent']):.2g} / {float(row['p90_percent']):.2g}"
+        row["figure"]: f"{rounded(row['median_percent'])} / {rounded(row['p90_percent'])}"
         for row in rows
         if (row["traffic"], row["engine"], row["gpu"]) == (traffic, engine, "*")
         and (row["architecture"], row["level"]) == (architecture, level)
     }
     token = "ITL" if traffic == "open" else "TPOT"
-    cells = (found["TTFT"], f"{token} {found[token]}", found["E2E"], found.get("throughput", ""))
+    rest = (found.get("TTFT p99", ""), f"{token} {found[token]}", found["E2E"], found.get("throughput", ""))
+    cells = (found["TTFT"], *rest)
     return f"| {label} | {' | '.join(cells)} |"
 
 
