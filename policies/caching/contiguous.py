@@ -109,6 +109,12 @@ class RegionPool(BlockPool):
         self._allocator = allocator
         self._capacity = allocator.largest_free * settings.block_size
         self._max_model_len = max_model_len
+        self._since: dict[int, int] = {}  # of each region, by request id: see `Holding.since`
+
+    @property
+    def unfilled_since(self) -> int:
+        """First iteration with which rows that `unfilled` does not have yet may begin."""
+        return min(self._since.values(), default=self.num_iterations)
 
     @property
     def max_tokens_per_seq(self) -> int:
@@ -160,6 +166,7 @@ class RegionPool(BlockPool):
             self.unfilled.extend((holding.since, self.num_iterations, num_unfilled))
         self._allocator.free(holding.region)
         holding.region = None
+        del self._since[seq.request_id]
         self.num_free = self._allocator.num_free
         seq.block_ids = []
 
@@ -234,6 +241,6 @@ class RegionPool(BlockPool):
     def _place(self, seq: Sequence, holding: Holding, region: Region) -> None:
         """Records a new region of a sequence, or the new length of its region."""
         holding.region = region
-        holding.since = self.num_iterations
+        holding.since = self._since[seq.request_id] = self.num_iterations
         self.num_free = self._allocator.num_free
         seq.block_ids = []

@@ -93,6 +93,11 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     @property
+    def unfilled_since(self) -> int:
+        """First iteration with which rows that `unfilled` does not have yet may begin."""
+        return self.num_iterations
+
+    @property
     def max_tokens_per_seq(self) -> int:
         """Largest number of known tokens with which a sequence alone in the pool can be admitted."""
         return self.num_blocks * self.block_size

@@ -104,7 +104,7 @@ class StreamedSimulation(Simulation):
             if end // self._group_rows in busy:
                 break
             end += self._group_rows
-        self._take(self._chunk(end, self._clock.now, self._taken_unfilled()))
+        self._take(self._chunk(end, self._last_end_s, self._taken_unfilled()))
 
     def _chunk(
         self,
@@ -126,6 +126,8 @@ class StreamedSimulation(Simulation):
             events=events,
             bursts=None if speculation is None else speculation.bursts,
             unfilled=unfilled,
+            unfilled_since=None if unfilled is None else self._unfilled_since(),
+            later_since_s=min(until_s, self._rows.earliest_arrival_s()),
             pool_by_replica=np.array([member.pool_index for member in self.fleet.members], np.int64),
             until_s=until_s,
         )
@@ -184,6 +186,10 @@ class StreamedSimulation(Simulation):
             ]
             found += [np.insert(rows, 0, replica.index, axis=1) for rows in own if rows is not None]
         return np.concatenate(found) if found else None
+
+    def _unfilled_since(self) -> NDArray[np.int64]:
+        """Returns `RecordChunk.unfilled_since`."""
+        return np.array([replica.core.block_pool.unfilled_since for replica in self.fleet.replicas], np.int64)
 
     def _attach_function(self, *settings: Any) -> Callable[[Replica], None]:
         attach_first = super()._attach_function(*settings)

@@ -23,10 +23,12 @@ class BurstTimes(NamedTuple):
     def of(cls, bursts: pd.DataFrame, requests: pd.DataFrame, iterations: pd.DataFrame) -> BurstTimes:
         """Returns the bursts of the requests, without those of attempts that failed.
 
-        bursts: see `SpeculationRecord`. The last attempt lies between first and last token of a request.
+        bursts: see `SpeculationRecord`. iterations: consecutive ones of each replica. The last attempt lies
+        between first and last token of a request.
         """
         replica = iterations["replica"].to_numpy()
-        at = np.searchsorted(replica, bursts["replica"].to_numpy()) + bursts["iteration"].to_numpy()
+        first = np.searchsorted(replica, bursts["replica"].to_numpy())
+        at = first + bursts["iteration"].to_numpy() - iterations["iteration"].to_numpy()[first]
         end_s = (iterations["start_s"] + iterations["duration_s"]).to_numpy(np.float64)[at]
         row_of = pd.Series(np.arange(len(requests)), index=requests["request_id"].to_numpy())
         row = row_of.reindex(bursts["request_id"].to_numpy()).to_numpy(np.float64)

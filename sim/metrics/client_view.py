@@ -7,13 +7,15 @@ max over j of (a_j - j / r) - a_0; without a stall, the output is never slower t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import describe
+from sim.metrics.sums import TableTotals, Totals
 from sim.metrics.token_times import TokenTimes
 from sim.metrics.workload_records import WorkloadRecords
 
@@ -32,31 +34,102 @@ class ClientView:
     publish_slo_s: float | None = None
 
 
+class ClientTimes(NamedTuple):
+    """What clients see of the requests that arrived in the window. Each array has one value per request.
+
+    published_in_slo: whether it finished and was published within the limit; None: there is no limit.
+    stall_s: the time for which its reader waits; None: it is not compared.
+    """
+
+    publish_s: NDArray[np.float64]
+    finished: NDArray[np.bool_]
+    hidden_tokens: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    published_in_slo: NDArray[np.bool_] | None
+    stall_s: NDArray[np.float64] | None
+
+    @property
+    def never_slower(self) -> NDArray[np.bool_]:
+        """Whether a request finished and its tokens came at least as fast as they are read."""
+        assert self.stall_s is not None
+        return self.finished & (self.stall_s <= ROUNDING_S)
+
+
+def client_times(records: WorkloadRecords, view: ClientView) -> ClientTimes | None:
+    """Computes what clients see; None if a request has several samples, whose times are not known."""
+    times = records.token_times()
+    if times is None:
+        return None
+    arrival_s = records.requests["arrival_s"].to_numpy(np.float64)
+    finished = (records.requests["status"] == "finished").to_numpy(np.bool_)
+    inside = records.window.holds(arrival_s)
+    publish_s = published_s(times, view, finished) - arrival_s
+    slo_s = view.publish_slo_s
+    met = None if slo_s is None else (finished & (publish_s <= slo_s))[inside]
+    stall_s = None if view.reading_tokens_per_s is None else stalls_s(times, view)[inside]
+    return ClientTimes(
+        publish_s[inside],
+        finished[inside],
+        view.hidden_tokens[inside],
+        times.num_tokens[inside],
+        met,
+        stall_s,
+    )
+
+
 def client_figures(records: WorkloadRecords, view: ClientView) -> dict[str, Any]:
     """Computes the sections `publish` and `clients` of the summary, for requests that arrived in the window.
 
     Both are None if a request has several samples, because the times of their tokens are not known.
     """
-    requests = records.requests
-    times = records.token_times()
-    if times is None:
+    seen = client_times(records, view)
+    if seen is None:
         return {"publish": None, "clients": None}
-    arrival_s = requests["arrival_s"].to_numpy(np.float64)
-    finished = (requests["status"] == "finished").to_numpy(np.bool_)
-    inside = records.window.holds(arrival_s)
-    publish_s = published_s(times, view, finished) - arrival_s
-    hidden, tokens = view.hidden_tokens[inside].sum(), times.num_tokens[inside].sum()
-    slo_s, count = view.publish_slo_s, int(inside.sum())
-    met = None if slo_s is None or not count else float((finished & (publish_s <= slo_s))[inside].mean())
+    totals = TableTotals()
+    add_client_times(totals, seen)
+    stall = None if seen.stall_s is None else describe(seen.stall_s[seen.finished])
+    return client_sections(totals, describe(seen.publish_s), stall, view)
+
+
+def add_client_times(totals: Totals, seen: ClientTimes) -> None:
+    """Adds the counts of `client_sections`."""
+    totals.add("client_requests", np.ones(len(seen.finished), np.bool_))
+    totals.add("hidden_tokens", seen.hidden_tokens)
+    totals.add("client_tokens", seen.num_tokens)
+    if seen.published_in_slo is not None:
+        totals.add("published_in_slo", seen.published_in_slo)
+    if seen.stall_s is not None:
+        totals.add("never_slower", seen.never_slower)
+
+
+def client_sections(
+    totals: Totals,
+    publish: Mapping[str, float | int],
+    stall: Mapping[str, float | int] | None,
+    view: ClientView,
+) -> dict[str, Any]:
+    """Returns the sections `publish` and `clients` from counts and from the statistics of the times.
+
+    stall: of finished requests; None: the speed of reading is not compared.
+    """
+    count, tokens = totals["client_requests"], totals["client_tokens"]
+    reading = None
+    if stall is not None:
+        reading = {
+            "tokens_per_s": view.reading_tokens_per_s,
+            "never_slower_share": totals["never_slower"] / count if count else None,
+            "stall": dict(stall),
+        }
+    has_limit = view.publish_slo_s is not None and count
     return {
-        "publish": describe(publish_s[inside]),
+        "publish": dict(publish),
         "clients": {
             "streams": view.streams,
             "moderation_s": view.moderation_s,
-            "hidden_share": float(hidden / tokens) if tokens else None,
-            "publish_slo_s": slo_s,
-            "publish_slo_share": met,
-            "reading": _reading(times, view, finished, inside),
+            "hidden_share": totals["hidden_tokens"] / tokens if tokens else None,
+            "publish_slo_s": view.publish_slo_s,
+            "publish_slo_share": totals["published_in_slo"] / count if has_limit else None,
+            "reading": reading,
         },
     }
 
@@ -101,17 +174,3 @@ def stalls_s(times: TokenTimes, view: ClientView) -> NDArray[np.float64]:
     first_s = times.time_s[(times.first + view.hidden_tokens)[begun]]
     found[begun] = np.maximum.reduceat(late_s, times.first[begun]) - first_s if len(begun) else 0.0
     return found
-
-
-def _reading(
-    times: TokenTimes, view: ClientView, finished: NDArray[np.bool_], inside: NDArray[np.bool_]
-) -> dict[str, Any] | None:
-    if view.reading_tokens_per_s is None:
-        return None
-    stall_s = stalls_s(times, view)
-    never_slower = finished & (stall_s <= ROUNDING_S)
-    return {
-        "tokens_per_s": view.reading_tokens_per_s,
-        "never_slower_share": float(never_slower[inside].mean()) if inside.any() else None,
-        "stall": describe(stall_s[inside & finished]),
-    }

@@ -19,7 +19,7 @@ from sim.metrics.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class _Tasks:
+class Tasks:
     """The tasks of a run by number: first arrival, end of the last call, and whether all have ended."""
 
     number: NDArray[np.int64]
@@ -28,7 +28,8 @@ class _Tasks:
     done: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, requests: pd.DataFrame, num_calls: NDArray[np.int64]) -> _Tasks:
+    def of(cls, requests: pd.DataFrame, num_calls: NDArray[np.int64]) -> Tasks:
+        """Returns the tasks of a table of requests. Others as for `task_figures`."""
         tasks = requests.groupby("session_id")
         begun = tasks["arrival_s"].min()
         number = begun.index.to_numpy()
@@ -51,7 +52,7 @@ def task_times_s(requests: pd.DataFrame, num_calls: NDArray[np.int64]) -> NDArra
 
     requests, num_calls: see `task_figures`.
     """
-    tasks = _Tasks.of(requests, num_calls)
+    tasks = Tasks.of(requests, num_calls)
     latency_s: NDArray[np.float64] = tasks.latency_s[
         np.searchsorted(tasks.number, requests["session_id"].to_numpy())
     ]
@@ -67,7 +68,13 @@ def task_figures(
     finished if so many have finished. A task that is not finished has no latency and does not meet the SLO.
     slo_s: latency of a task that counts as good; None: there is no SLO.
     """
-    tasks = _Tasks.of(requests, num_calls)
+    return figures_of_tasks(Tasks.of(requests, num_calls), num_calls, window, slo_s)
+
+
+def figures_of_tasks(
+    tasks: Tasks, num_calls: NDArray[np.int64], window: Window, slo_s: float | None
+) -> dict[str, Any]:
+    """Computes the figures of `task_figures`."""
     inside = window.holds(tasks.begun_s)
     latency_s = tasks.latency_s[inside]
     count, finished = int(inside.sum()), int((tasks.done & inside).sum())

@@ -162,6 +162,12 @@ def _spans(requests: pd.DataFrame, own_gaps: pd.DataFrame) -> _Spans:
 def _decode_ends(iterations: pd.DataFrame) -> dict[int, NDArray[np.float64]]:
     """Returns, for each replica, the sorted end times of its iterations with decodes."""
     decodes = iterations[iterations["decode_seqs"].to_numpy() > 0]
-    ends_s = (decodes["start_s"] + decodes["duration_s"]).to_numpy(np.float64)
+    ends_s = decode_ends_s(decodes)
     replica = decodes["replica"].to_numpy()
     return {int(one): np.sort(ends_s[replica == one]) for one in np.unique(replica)}
+
+
+def decode_ends_s(iterations: pd.DataFrame) -> NDArray[np.float64]:
+    """Returns the times at which iterations end and their tokens come, in seconds."""
+    ends_s: NDArray[np.float64] = (iterations["start_s"] + iterations["duration_s"]).to_numpy(np.float64)
+    return ends_s

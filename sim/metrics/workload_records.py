@@ -27,6 +27,8 @@ class WorkloadRecords:
     own_gaps: pd.DataFrame
     bursts: pd.DataFrame | None
     window: Window
+    is_part: bool = False
+    """Whether these are the requests of a part of a mix."""
 
     @classmethod
     def of(cls, records: RunRecords, window: Window) -> WorkloadRecords:
@@ -58,15 +60,17 @@ class WorkloadRecords:
             "task": np.where(finished, definitions.e2e_s(arrival_s, last_s), np.nan),
         }
 
-    def part(self, rows: NDArray[np.bool_], name: str, index: int, num_parts: int) -> WorkloadRecords:
+    def part(
+        self, rows: NDArray[np.bool_], name: str, index: int, num_parts: int, first: int = 0
+    ) -> WorkloadRecords:
         """Returns the records of the requests of one part of a mix, with numbers of its own.
 
-        Requests are numbered from 0 in their order in the run. Tenants and ids of sessions are those that the
-        part gave them: in the mix, tenants begin with its name, and sessions are id * num_parts + index (-1:
-        none).
+        Requests are numbered from `first` on in their order in the run. Tenants and ids of sessions are those
+        that the part gave them: in the mix, tenants begin with its name, and sessions are id * num_parts +
+        index (-1: none).
         """
         requests = self.requests[rows]
-        number = pd.Series(np.arange(len(requests)), index=requests["request_id"].to_numpy())
+        number = pd.Series(first + np.arange(len(requests)), index=requests["request_id"].to_numpy())
         session = requests["session_id"].to_numpy()
         return WorkloadRecords(
             requests=requests.assign(
@@ -78,6 +82,7 @@ class WorkloadRecords:
             own_gaps=_renumbered(self.own_gaps, number),
             bursts=None if self.bursts is None else _renumbered(self.bursts, number),
             window=self.window,
+            is_part=True,
         )
 
 

@@ -37,8 +37,12 @@ class RecordChunk:
       of its row of `requests` or in earlier ones. bursts: None if no replica speculates.
     unfilled: as `RunRecords.unfilled`. The range of iterations of a row may begin in earlier chunks; its last
       iteration is in this chunk or an earlier one.
+    unfilled_since: for each replica, the first iteration with which rows of `unfilled` of later chunks may
+      begin, [R]; None: it is not known, or no KV is reserved ahead.
     pool_by_replica: as `RunRecords.pool_by_replica`, for the replicas that the run has had so far.
-    until_s: simulated time of the cut, s.
+    until_s: the last end of a request before the cut, s; the run does not end before it.
+    later_since_s: earliest time at which a request of a later chunk may have got a token, s; -inf: it is not
+      known.
     end: None, but in the last chunk: the records of the whole run with tables without rows, for all other
       fields. `end.speculation.acceptance` is that of the whole run.
     """
@@ -54,4 +58,6 @@ class RecordChunk:
     unfilled: NDArray[np.int64] | None
     pool_by_replica: NDArray[np.int64]
     until_s: float
+    unfilled_since: NDArray[np.int64] | None = None
+    later_since_s: float = -np.inf
     end: RunRecords | None = None

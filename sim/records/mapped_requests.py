@@ -85,6 +85,13 @@ class MappedRequestLog(RequestLog):
         self.first_row = end
         return table
 
+    def earliest_arrival_s(self) -> float:
+        """Returns the earliest arrival of a request whose row has not been taken, s; inf: there is none."""
+        rows = slice(self.first_row, self._num_open)
+        has_arrived = np.frombuffer(self.has_arrived[rows], np.bool_)
+        arrival_s = np.frombuffer(self.arrival_s[rows], np.float64)
+        return float(arrival_s.min(initial=np.inf, where=has_arrived))
+
     def _drop(self, first: int, end: int) -> None:
         """Returns the memory of rows; of a page, when all its rows have been dropped."""
         for request_id in [request_id for request_id in self.reason if request_id < end]:

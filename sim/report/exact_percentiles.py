@@ -21,8 +21,8 @@ LATENCIES = ("ttft", "tpot", "e2e", "queue")
 def add_exact_percentiles(summary: dict[str, Any], requests: Path) -> None:
     """Replaces the estimated percentiles of `LATENCIES` and of the speed of users by exact ones.
 
-    summary: of a run that streams, `RunFold.summary`. requests: the folder of its requests. Those of ITL and
-    of classes stay estimates, because the folder has no gaps.
+    summary: of a run that streams, `RunFold.summary`. requests: the folder of its requests. Those of ITL, of
+    classes and of what clients see stay estimates, because the folder has no gaps.
     """
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
     table = pyarrow.dataset.dataset(requests, format="parquet")
@@ -35,7 +35,8 @@ def add_exact_percentiles(summary: dict[str, Any], requests: Path) -> None:
         if len(values):
             found = np.percentile(values, PERCENTILES, overwrite_input=True).tolist()
             summary[name] |= {f"p{q}_s": p for q, p in zip(PERCENTILES, found, strict=True)}
-    summary["publish"] = summary["ttft"]
+    if "clients" not in summary:
+        summary["publish"] = summary["ttft"]
     summary["exact_percentiles"] = [*LATENCIES, "per_user"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Protocol
 
 from policies.core.policy_names import name_of
@@ -16,6 +17,7 @@ from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import PoolRecord
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
+from sim.workload.own_figures import own_folds
 from sim.workload.thinned import ThinnedWorkload
 
 
@@ -54,6 +56,9 @@ def fold_setting(
         energy=scenario.energy,
         tariff=scenario.tariff,
         metrics=scenario.metrics,
+        new_sections=partial(
+            own_folds, scenario.workload, seed=scenario.seed, in_shards=scenario.sim.shards is not None
+        ),
         thinned=scenario.workload if isinstance(scenario.workload, ThinnedWorkload) else None,
         num_replicas=scenario.num_replicas,
     )

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Prompt, Request, Segment
+from sim.metrics.folds.tasks import TasksFold
 from sim.metrics.tasks import task_figures, task_times_s
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.agent_plan import AgentCall, Branch, PlanSettings, TaskPlan
@@ -84,6 +86,10 @@ class Agentic(PlanSettings):
         return {
             "tasks": task_figures(records.requests, self._num_calls(seed), records.window, self.task_slo_s)
         }
+
+    def new_fold(self, *, seed: int, in_shards: bool) -> TasksFold:
+        """Returns an accumulator of the section `tasks`."""
+        return TasksFold(partial(self._num_calls, seed), self.task_slo_s)
 
     def _num_calls(self, seed: int) -> NDArray[np.int64]:
         """Returns the number of calls of each task."""

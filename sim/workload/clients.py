@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from policies.prediction.draws import uniform
 from sim.metrics.client_view import ClientView, client_figures, publish_times_s
+from sim.metrics.folds.clients import ClientsFold
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.base import Source
 from sim.workload.checks import require_not_negative, require_positive
@@ -57,14 +59,18 @@ class WithClients(OfWorkload):
         """Creates the traffic of the workload."""
         return self.of.source(seed=seed, max_model_len=max_model_len)
 
-    def hidden_tokens(self, requests: pd.DataFrame, seed: int) -> NDArray[np.int64]:
+    def hidden_tokens(
+        self, requests: pd.DataFrame, seed: int, number: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
         """Draws the hidden tokens of each request, less than its output tokens.
 
         They depend on the request id, or on the session and the number of the request in it, because ids of
-        later requests depend on the engine.
+        later requests depend on the engine. number: these numbers; None: from the table of all requests.
         """
         session = requests["session_id"]
-        number = requests["request_id"].where(session < 0, requests.groupby(session).cumcount())
+        if number is None:
+            of_session = requests.groupby(session).cumcount()
+            number = requests["request_id"].where(session < 0, of_session).to_numpy(np.int64)
         names = (f"hidden/{one}" if one >= 0 else "hidden" for one in session.tolist())
         drawn = [uniform(seed, name, i) for name, i in zip(names, number.tolist(), strict=True)]
         scores = np.array([NORMAL.inv_cdf(p) for p in drawn])
@@ -88,9 +94,17 @@ class WithClients(OfWorkload):
         """Returns the sections `publish` and `clients` of the summary."""
         return client_figures(records, self._view(records, seed))
 
+    def new_fold(self, *, seed: int, in_shards: bool) -> ClientsFold:
+        """Returns an accumulator of the sections `publish` and `clients`."""
+        draws = not isinstance(self.hidden_share, Fixed)
+        return ClientsFold(partial(self._view_of, seed), in_shards=in_shards, draws=draws)
+
     def _view(self, records: WorkloadRecords, seed: int) -> ClientView:
+        return self._view_of(seed, records.requests, None)
+
+    def _view_of(self, seed: int, requests: pd.DataFrame, number: NDArray[np.int64] | None) -> ClientView:
         return ClientView(
-            hidden_tokens=self.hidden_tokens(records.requests, seed),
+            hidden_tokens=self.hidden_tokens(requests, seed, number),
             streams=self.streams,
             moderation_s=self.moderation_s,
             reading_tokens_per_s=self.reading_tokens_per_s,

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Prompt, Request, Segment
+from sim.metrics.folds.mixed import MixFold, PartFolds
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
 from sim.workload.marked import answers_of
-from sim.workload.own_figures import own_figures, own_latencies, own_slo_terms
+from sim.workload.own_figures import own_figures, own_folds, own_latencies, own_slo_terms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +78,15 @@ class Mix:
             if sections:
                 found[name] = sections
         return {"by_part": found} if found else {}
+
+    def new_fold(self, *, seed: int, in_shards: bool) -> MixFold | None:
+        """Returns an accumulator of the section `by_part`; None if no part adds sections."""
+        parts = {
+            name: PartFolds(i, own_folds(part, seed=self._seed_of(i, seed), in_shards=in_shards))
+            for i, (name, part) in enumerate(self.parts.items())
+        }
+        own = {name: part for name, part in parts.items() if part.folds}
+        return MixFold(own, len(self.parts), self._rows_of) if own else None
 
     def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
         """Returns the latencies of the parts; requests of other parts have their TTFT or E2E instead.

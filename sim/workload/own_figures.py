@@ -1,8 +1,9 @@
 """Sections of the summary, and latencies for an SLO, that a workload adds to the figures of a run.
 
-A workload that adds sections has a method `figures`. One whose requests have latencies that the engine does
-not know, such as that of a whole task, has `latencies`, and names them in `slo_terms`. Both are found in a
-workload and in those inside it: `of` of a workload around another one, and the parts of a mix.
+A workload that adds sections has a method `figures`, and `new_fold` for runs without whole tables. One whose
+requests have latencies that the engine does not know, such as that of a whole task, has `latencies`, and
+names them in `slo_terms`. All are found in a workload and in those inside it: `of` of a workload around
+another one, and the parts of a mix.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.folds.sections import SectionFold
 from sim.metrics.workload_records import WorkloadRecords
 
 
@@ -22,6 +24,13 @@ class HasFigures(Protocol):
 
     def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
         """Returns the sections by name."""
+        ...
+
+    def new_fold(self, *, seed: int, in_shards: bool) -> SectionFold | None:
+        """Returns an accumulator of the same sections; None: the workload has none after all.
+
+        in_shards: whether several accumulators have the requests of a run.
+        """
         ...
 
 
@@ -46,6 +55,17 @@ def own_figures(workload: object, records: WorkloadRecords, *, seed: int) -> dic
     found = own_figures(getattr(workload, "of", None), records, seed=seed)
     if isinstance(workload, HasFigures):
         found |= workload.figures(records, seed=seed)
+    return found
+
+
+def own_folds(workload: object, *, seed: int, in_shards: bool) -> list[SectionFold]:
+    """Returns accumulators of the sections of `own_figures`, from the innermost to the outermost."""
+    if workload is None:
+        return []
+    found = own_folds(getattr(workload, "of", None), seed=seed, in_shards=in_shards)
+    if isinstance(workload, HasFigures):
+        fold = workload.new_fold(seed=seed, in_shards=in_shards)
+        found += [] if fold is None else [fold]
     return found
 
 

@@ -16,12 +16,13 @@ from sim.metrics.folds.exact import ExactTotals
 from sim.metrics.folds.iterations import PoolFolds, add_iteration_sums, ends_s
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.folds.sketch import Sketch
+from sim.metrics.folds.unfilled import UnfilledFold
 from sim.metrics.one_run import LATENCIES, sections, share_interval
 from sim.metrics.pressure import add_cache_use, add_preemption_use
 from sim.metrics.steady import RunInterval, Series
 from sim.metrics.summary import add_measured_requests
 from sim.metrics.transfers import transferred
-from sim.metrics.utilisation import of_pools
+from sim.metrics.utilisation import of_pools, seconds_inside
 from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 
@@ -32,6 +33,8 @@ class MeasuredFold:
     def __init__(self, num_pools: int, start_s: float) -> None:
         self.totals = ExactTotals()
         self.pools = PoolFolds(num_pools)
+        self.unfilled: UnfilledFold | None = None
+        """None as long as no replica reserves KV ahead."""
         self.sketches = {name: Sketch() for name in (*LATENCIES, "queue", "itl", "speed", "transfer")}
         self.groups = {name: IdGroups() for name in (*LATENCIES, "met")}
         self.distributions = {name: Distributions() for name in LATENCIES}
@@ -45,29 +48,22 @@ class MeasuredFold:
         """Returns a copy that has also late events and iterations up to end_s, the end of the run."""
         found = deepcopy(self)
         window = Window(self.rates.start_s, end_s)
-        for iterations, pool_by_replica in self.late:
-            add_iteration_sums(found.totals, found.pools, iterations, pool_by_replica, window, setting)
-        for events, pool_by_replica in self.late_events:
-            found._add_events(events, pool_by_replica, window, setting)
+        found._add_timed(window, np.inf, setting)
         return found
 
     def add(self, chunk: RecordChunk, table: pd.DataFrame, setting: FoldSetting) -> None:
         """Adds a part of the records. table: `request_metrics` of its requests."""
         window = self.window
         self._add_requests(table, window, setting)
-        # A last iteration may end after the run, which has then ended with its last request.
-        is_late = ends_s(chunk.iterations) > chunk.until_s
-        iterations, pool_by_replica = chunk.iterations, chunk.pool_by_replica
-        if is_late.any():
-            self.late.append((iterations[is_late], pool_by_replica))
-            iterations = iterations[~is_late]
-        add_iteration_sums(self.totals, self.pools, iterations, pool_by_replica, window, setting)
-        events = chunk.events
-        is_late = _times(events, "time_s") > chunk.until_s
-        if is_late.any():
-            self.late_events.append((events[is_late], chunk.pool_by_replica))
-            events = events[~is_late]
-        self._add_events(events, chunk.pool_by_replica, window, setting)
+        if chunk.unfilled is not None:
+            self.unfilled = self.unfilled or UnfilledFold()
+            self.unfilled.add_rows(chunk.unfilled)
+        self.late.append((chunk.iterations, chunk.pool_by_replica))
+        self.late_events.append((chunk.events, chunk.pool_by_replica))
+        self._add_timed(window, chunk.until_s, setting)
+        if self.unfilled is not None and chunk.unfilled_since is not None:
+            late = pd.concat([chunk.iterations[:0], *(iterations for iterations, _ in self.late)])
+            self.unfilled.drop(chunk.unfilled_since, late)
         gaps_inside = chunk.gap_count * window.holds(chunk.gap_end_s)
         self.totals.add("gap_tokens", gaps_inside)
         self.sketches["itl"].add(chunk.gap_s, gaps_inside)
@@ -80,6 +76,26 @@ class MeasuredFold:
     def window(self) -> Window:
         """The window as far as it is known: its end is that of the run."""
         return Window(self.rates.start_s, np.inf)
+
+    def _add_timed(self, window: Window, until_s: float, setting: FoldSetting) -> None:
+        """Adds the iterations and events up to a time, and leaves the later ones."""
+        late, self.late = self.late, []
+        for iterations, pool_by_replica in late:
+            # A last iteration may end after the run, which has then ended with its last request.
+            is_late = ends_s(iterations) > until_s
+            if is_late.any():
+                self.late.append((iterations[is_late], pool_by_replica))
+                iterations = iterations[~is_late]
+            add_iteration_sums(self.totals, self.pools, iterations, pool_by_replica, window, setting)
+            if self.unfilled is not None:
+                self.unfilled.add_iterations(iterations, seconds_inside(iterations, window))
+        late_events, self.late_events = self.late_events, []
+        for events, pool_by_replica in late_events:
+            is_late = _times(events, "time_s") > until_s
+            if is_late.any():
+                self.late_events.append((events[is_late], pool_by_replica))
+                events = events[~is_late]
+            self._add_events(events, pool_by_replica, window, setting)
 
     def _add_events(
         self,
@@ -123,6 +139,9 @@ class MeasuredFold:
         self.totals.merge(other.totals)
         self.pools.merge(other.pools)
         self.rates.merge(other.rates)
+        if other.unfilled is not None:
+            self.unfilled = self.unfilled or UnfilledFold()
+            self.unfilled.merge(other.unfilled)
         self.late += other.late
         self.late_events += other.late_events
         for name, sketch in self.sketches.items():
@@ -131,6 +150,11 @@ class MeasuredFold:
             groups.merge(other.groups[name])
         for name, distributions in self.distributions.items():
             distributions.merge(other.distributions[name])
+
+    @property
+    def unfilled_s(self) -> float:
+        """Slot-seconds of KV slots that were held and never filled."""
+        return 0.0 if self.unfilled is None else self.unfilled.slot_seconds()
 
     def latencies(self) -> dict[str, Any]:
         """Returns the statistics of the latencies of all requests, and of the gaps between tokens."""

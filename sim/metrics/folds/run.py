@@ -13,6 +13,7 @@ from sim.metrics.fleet import add_requests_by_pool
 from sim.metrics.folds.classes import MAX_FOLDED, ClassesFold
 from sim.metrics.folds.exact import ExactTotals
 from sim.metrics.folds.measured import MeasuredFold
+from sim.metrics.folds.sections import SectionFolds
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.folds.sketch import PERCENTILE_ERROR
 from sim.metrics.folds.thinned import ThinnedFold
@@ -49,6 +50,7 @@ class RunFold:
         self.whole = ExactTotals()
         self.measured = MeasuredFold(len(setting.pools), setting.metrics.known_warmup_s)
         self.classes = {kind: ClassesFold(kind) for kind in KINDS}
+        self.sections = SectionFolds(setting.new_sections())
         self.thinned = None if setting.thinned is None else ThinnedFold(setting.num_replicas)
 
     def add(self, chunk: RecordChunk) -> None:
@@ -64,11 +66,10 @@ class RunFold:
         add_kept_tokens(self.whole, chunk.iterations)
         add_adapter_use(self.whole, chunk.iterations)
         add_cached_tokens(self.whole, chunk.events)
-        if chunk.unfilled is not None:
-            self.whole.add("reserves_kv", np.ones(1, np.bool_))
         self.measured.add(chunk, table, setting)
         for fold in self.classes.values():
             fold.add(table, window, setting.slo)
+        self.sections.add(chunk, window)
         if self.thinned is not None:
             self.thinned.add(table, window)
 
@@ -82,6 +83,7 @@ class RunFold:
         self.measured.merge(other.measured)
         for kind, fold in self.classes.items():
             fold.merge(other.classes[kind])
+        self.sections.merge(other.sections)
         if self.thinned is not None and other.thinned is not None:
             self.thinned.merge(other.thinned)
 
@@ -116,12 +118,13 @@ class RunFold:
                 intervals=measured.intervals(window, setting),
                 transfer_seconds=measured.sketches["transfer"].describe() if has_transfers else None,
                 knows_waits=knows_waits(end.requests),
-                kv_internal_s=float("nan") if self.whole["reserves_kv"] else None,
+                kv_internal_s=None if end.unfilled is None else measured.unfilled_s,
                 works=measured.pools.works(rented_s(end, window), setting),
                 pipelines=measured.pools.pipelines(setting),
             ),
             Setting(pools=setting.pools, slo=setting.slo, energy=setting.energy, tariff=setting.tariff),
         )
+        figures |= self.sections.figures(window)
         figures |= {"percentile_error": PERCENTILE_ERROR, "not_computed": self._not_computed()}
         plain: dict[str, Any] = plain_json(figures)
         if setting.thinned is not None and self.thinned is not None:
@@ -140,7 +143,6 @@ class RunFold:
             for kind, fold in self.classes.items()
             if fold.has_too_many
         }
-        if self.whole["reserves_kv"]:
-            reason = "which reserved KV slots were never filled is known only when their request has ended"
-            found |= {"kv.reserved_share": reason, "kv.internal_share": reason}
+        if self.sections.lack is not None:
+            found["clients"] = self.sections.lack
         return found

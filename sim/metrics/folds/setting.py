@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
+from sim.metrics.folds.sections import SectionFold
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, check_no_workload_terms
 from sim.metrics.thinned import Thinned
@@ -30,6 +31,8 @@ class FoldSetting:
     metrics: MetricsSettings = MetricsSettings()
     thinned: Thinned | None = None
     """The workload of a thinned fleet; None: the fleet is whole."""
+    new_sections: Callable[[], list[SectionFold]] = list
+    """Makes the accumulators of the sections that the workload adds."""
     num_replicas: int = 0
     """Replicas of a thinned fleet."""
 

@@ -1,0 +1,136 @@
+"""Accumulators of the sections that a workload adds to the summary: see `sim.workload.own_figures`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.metrics.token_times import decode_ends_s
+from sim.metrics.window import Window
+from sim.metrics.workload_records import WorkloadRecords
+from sim.records.chunk import RecordChunk
+
+COLUMNS = ["replica", "iteration", "start_s", "duration_s", "decode_seqs"]
+"""Columns of the table of iterations that the times of tokens follow from."""
+
+
+class SectionFold(Protocol):
+    """An accumulator of sections of the summary."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it reads iterations and gaps, for the times of tokens."""
+        ...
+
+    @property
+    def lack(self) -> str | None:
+        """Why its sections cannot be computed; None: they can."""
+        ...
+
+    def add(self, records: WorkloadRecords) -> None:
+        """Adds requests, in the order of their ids."""
+        ...
+
+    def merge(self, other: Any) -> None:
+        """Adds the requests of another accumulator of this kind, which is not changed."""
+        ...
+
+    def figures(self, window: Window) -> Mapping[str, Any]:
+        """Returns the sections by name."""
+        ...
+
+
+class SectionFolds:
+    """The accumulators of a workload and of those inside it, from the innermost to the outermost.
+
+    The chunks of a replica go to one object, in order of time; objects with different replicas can be merged.
+    """
+
+    def __init__(self, folds: Sequence[SectionFold]) -> None:
+        self._folds = folds
+        self._earlier = EarlierTokens() if any(fold.needs_tokens for fold in folds) else None
+
+    def add(self, chunk: RecordChunk, window: Window) -> None:
+        """Adds the requests of a chunk."""
+        records = WorkloadRecords(
+            requests=chunk.requests,
+            iterations=chunk.iterations,
+            own_gaps=chunk.own_gaps,
+            bursts=chunk.bursts,
+            window=window,
+        )
+        if self._earlier is not None:
+            records = self._earlier.joined(chunk, records)
+        for fold in self._folds:
+            fold.add(records)
+        if self._earlier is not None:
+            self._earlier.keep(chunk, records)
+
+    def merge(self, other: SectionFolds) -> None:
+        """Adds the requests of other, which is not changed."""
+        for mine, theirs in zip(self._folds, other._folds, strict=True):
+            mine.merge(theirs)
+
+    def figures(self, window: Window) -> dict[str, Any]:
+        """Returns the sections by name; those of outer workloads take precedence."""
+        found: dict[str, Any] = {}
+        for fold in self._folds:
+            found |= fold.figures(window)
+        return found
+
+    @property
+    def lack(self) -> str | None:
+        """Why sections cannot be computed; None: they can."""
+        return next((fold.lack for fold in self._folds if fold.lack is not None), None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the records of earlier chunks: the copy can be merged only."""
+        return {"_folds": self._folds, "_earlier": None}
+
+
+class EarlierTokens:
+    """The iterations, gaps and bursts of earlier chunks that requests of later ones may need."""
+
+    def __init__(self) -> None:
+        self._iterations: pd.DataFrame | None = None
+        self._own_gaps: pd.DataFrame | None = None
+        self._bursts: pd.DataFrame | None = None
+
+    def joined(self, chunk: RecordChunk, records: WorkloadRecords) -> WorkloadRecords:
+        """Returns the records of a chunk with those of earlier ones."""
+        iterations = _joined(self._iterations, chunk.iterations[COLUMNS])
+        if self._iterations is not None:
+            iterations = iterations.sort_values(["replica", "iteration"], kind="stable", ignore_index=True)
+        return WorkloadRecords(
+            requests=records.requests,
+            iterations=iterations,
+            own_gaps=_joined(self._own_gaps, chunk.own_gaps),
+            bursts=None if chunk.bursts is None else _joined(self._bursts, chunk.bursts),
+            window=records.window,
+        )
+
+    def keep(self, chunk: RecordChunk, records: WorkloadRecords) -> None:
+        """Keeps what requests that come later may need. records: result of `joined`."""
+        # A later request gets its tokens at the ends of later iterations.
+        ends_s = decode_ends_s(records.iterations)
+        last_id = int(chunk.requests["request_id"].max()) if len(chunk.requests) else -1
+        self._iterations = _selected(records.iterations, ends_s >= chunk.later_since_s)
+        self._own_gaps = _later(records.own_gaps, last_id)
+        self._bursts = None if records.bursts is None else _later(records.bursts, last_id)
+
+
+def _later(table: pd.DataFrame, last_id: int) -> pd.DataFrame:
+    """Returns the rows of requests behind an id."""
+    return _selected(table, table["request_id"].to_numpy() > last_id)
+
+
+def _selected(table: pd.DataFrame, rows: NDArray[np.bool_]) -> pd.DataFrame:
+    return table[rows].reset_index(drop=True)
+
+
+def _joined(earlier: pd.DataFrame | None, table: pd.DataFrame) -> pd.DataFrame:
+    return table if earlier is None else pd.concat([earlier, table], ignore_index=True)

@@ -1,0 +1,135 @@
+"""The summary of a run that streams has every key of that of the whole tables, for all shipped workloads."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.cluster import simulation
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
+from sim.setup.streamed_run import StreamedRun
+from tests.sim.metrics.folds.test_run_fold import compare
+from tests.sim.workload.test_configs import GENERATED, TRACES
+
+GROUP_ROWS = 64
+SHORT = {
+    "agentic": ["workload.num_tasks=60"],
+    "multi_tenant_day": ["sim.until_s=400"],
+    "lora": ["adapters=fixed_slots", "workload.of.num_requests=300"],
+    "rag": ["sim.until_s=60"],
+}
+MORE = {
+    "classes": ["workload=servegen_like", "workload.duration_s=120"],
+    "clients of a conversation": [
+        *("workload=clients", "workload@workload.of=conversation", "workload.of.num_conversations=60"),
+        *("workload.hidden_share._target_=sim.workload.distributions.Quantiles", "replicas=2"),
+        *("+workload.hidden_share.probabilities=[0,1]", "+workload.hidden_share.values=[0.1,0.9]"),
+        *("~workload.hidden_share.value", "workload.of.arrivals.rate_per_s=2"),
+    ],
+    "clients of answers at once": ["workload=clients", "workload.streams=false", "workload.moderation_s=0.1"],
+    "clients with several samples": ["workload=clients", "workload.of.branching.width=2"],
+    "clients with speculation": ["workload=reasoning", "speculation=eagle3", "model=llama3_1_8b"],
+    "clients and crashes": [
+        *("workload=clients", "replicas=3", "failures=crash", "failures.events.0.at_s=5"),
+        "workload.of.arrivals.rate_per_s=20",
+    ],
+    "contiguous KV": [
+        "workload=poisson",
+        "caching=contiguous",
+        "workload.arrivals.rate_per_s=30",
+        "replicas=2",
+    ],
+    "contiguous KV, crashes": [
+        *("workload=poisson", "caching=contiguous", "workload.arrivals.rate_per_s=20"),
+        *("replicas=2", "failures=crash", "failures.events.0.at_s=5"),
+    ],
+    "disaggregated": ["workload=poisson", "pools=disaggregated"],
+    "retries": ["workload=poisson", "retries.timeout_s=2", "retries.max_attempts=2", "replicas=2"],
+    "speculation": ["workload=poisson", "speculation=eagle3", "model=llama3_1_8b"],
+    "thinned": [
+        *("workload=poisson", "replicas=32", "workload.arrivals.rate_per_s=64", "sim.thin=2"),
+        "routing=round_robin",
+    ],
+    "tasks and clients in a mix": [
+        *("workload=multi_tenant_day", "+workload@workload.parts.tasks=agentic", "sim.until_s=300"),
+        "+workload@workload.parts.people=reasoning",
+    ],
+    "warm-up": ["workload=reasoning", "metrics.warmup_s=50"],
+}
+
+
+class NoTables:
+    def __init__(self):
+        self.num_chunks = 0
+
+    def add(self, chunk):
+        self.num_chunks += 1
+
+
+def summaries(overrides, monkeypatch):
+    """Returns the summaries of the whole tables and of a run that streams, and its number of chunks."""
+    monkeypatch.setattr(simulation, "EVENTS_BETWEEN_REPORTS", 64)
+    source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
+    scenario, traffic = build_run(source.compose(overrides))
+    whole = scenario.run(traffic).summary
+    tables = NoTables()
+    run = StreamedRun(scenario, scenario.source(), tables, group_rows=GROUP_ROWS)
+    return whole, run.run(), tables.num_chunks
+
+
+def short(name):
+    """Returns settings by which a workload takes little time."""
+    if name in SHORT:
+        return SHORT[name]
+    text = (Path(CONFIG_DIR) / "workload" / f"{name}.yaml").read_text()
+    for key in ("num_requests", "num_conversations", "num_sessions"):
+        if f"\n{key}:" in text:
+            return [f"workload.{key}=300"]
+    return ["sim.until_s=120"]
+
+
+def without_intervals(summary):
+    """Returns a summary without the intervals of a thinned fleet, which come from groups of requests."""
+    text = json.dumps(summary.get("thinned", {}))
+    bounds = {"low": None, "high": None}
+    own = json.loads(text, object_hook=lambda found: found | (bounds if "low" in found else {}))
+    return {**summary, "thinned": own}
+
+
+def check(overrides, monkeypatch):
+    whole, streamed, num_chunks = summaries(overrides, monkeypatch)
+    assert streamed["not_computed"] == {}
+    assert list(compare(without_intervals(whole), without_intervals(streamed))) == []
+    assert whole["intervals"].keys() == streamed["intervals"].keys()
+    return streamed, num_chunks
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_every_generated_workload(name, monkeypatch):
+    streamed, num_chunks = check([f"workload={name}", *short(name)], monkeypatch)
+    assert streamed["requests"]["arrived"] >= 20
+    assert num_chunks > 1 or streamed["requests"]["arrived"] < 2 * GROUP_ROWS
+
+
+@pytest.mark.parametrize("name", sorted(TRACES))
+def test_every_trace(name, tmp_path, monkeypatch):
+    (tmp_path / "trace").write_text(TRACES[name])
+    check([f"workload={name}", f"workload.path={tmp_path / 'trace'}"], monkeypatch)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_features(name, monkeypatch):
+    overrides = MORE[name]
+    if "workload=poisson" in overrides:
+        overrides = [*overrides, "workload.num_requests=400"]
+    if any(one in overrides for one in ("workload=reasoning", "workload=clients")) and not any(
+        one.startswith("workload@") for one in overrides
+    ):
+        overrides = [*overrides, "workload.of.num_requests=300"]
+    streamed, num_chunks = check(overrides, monkeypatch)
+    assert num_chunks > 1
+    if "caching=contiguous" in overrides:
+        assert streamed["kv"]["reserved_share"] > 0
+        assert streamed["kv"]["internal_share"] > 0
