@@ -18,6 +18,7 @@ from rich.text import Text
 from sim.report import evidence, wording
 from sim.report.bill import bill_line, training_line
 from sim.report.dialect_tables import dialect_tables
+from sim.report.fleet_lines import fleet_lines
 
 WIDE_COLUMNS = 96
 """Width, in columns, from which the three blocks of figures stand side by side if they fit."""
@@ -54,7 +55,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if pools := wording.pool_table(summary):
         print_tables([pools], console)
     print_tables(dialect_tables(summary), console)
-    for line in (*wording.pressure_lines(summary), *wording.fleet_lines(summary)):
+    for line in (*wording.pressure_lines(summary), *fleet_lines(summary)):
         console.print(Text(line))
     for line in evidence.interval_lines(summary):
         console.print(Text(line, style="dim"))

@@ -35,7 +35,7 @@ class ClientView:
 
 
 class ClientTimes(NamedTuple):
-    """What clients see of the requests that arrived in the window. Each array has one value per request.
+    """Times that clients see, of the requests that arrived in the window; each array has one per request.
 
     published_in_slo: whether it finished and was published within the limit; None: there is no limit.
     stall_s: the time for which its reader waits; None: it is not compared.
@@ -50,7 +50,7 @@ class ClientTimes(NamedTuple):
 
     @property
     def never_slower(self) -> NDArray[np.bool_]:
-        """Whether a request finished and its tokens came at least as fast as they are read."""
+        """Returns which requests finished with their tokens as fast as they are read, or faster."""
         assert self.stall_s is not None
         return self.finished & (self.stall_s <= ROUNDING_S)
 

@@ -142,7 +142,7 @@ class Batched(Protocol):
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """Returns the number of values, one per request or per slice of time."""
         ...
 
     def figure(self, figure: Figure) -> float:
@@ -214,7 +214,7 @@ class Series:
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """Returns the number of values of the series."""
         return len(self.known)
 
     def interval(self, figure: Figure = MEAN) -> RunInterval:

@@ -22,6 +22,7 @@ from sim.report.chart import Chart, page_js
 from sim.report.config_text import config_yaml
 from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
+from sim.report.fleet_lines import fleet_lines
 from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
 from sim.report.speculation import CAPTION as SPECULATION
 from sim.report.speculation import speculation
@@ -136,7 +137,7 @@ def write_sections(
             for text in (
                 *filter(None, [wording.busy_line(summary)]),
                 *wording.pressure_lines(summary),
-                *wording.fleet_lines(summary),
+                *fleet_lines(summary),
                 *evidence.interval_lines(summary),
             )
         ),

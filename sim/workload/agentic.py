@@ -74,7 +74,7 @@ class Agentic(PlanSettings):
 
     @property
     def slo_terms(self) -> frozenset[str]:
-        """Latency of whole tasks."""
+        """Returns the latency that these requests have beside those of the engine: that of the whole task."""
         return frozenset({"task"})
 
     def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:

@@ -89,7 +89,7 @@ class Chunk:
         return rows_where(self, rows)
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Yields the requests."""
+        """Yields the rows as `Arrival`s, in order of arrival."""
         if self.made is not None:
             return iter(self.made.tolist())
         common, arrival_s, outputs = self.common, self.at_s.tolist(), self.output_tokens.tolist()
@@ -124,14 +124,14 @@ class Chunk:
         return deadline_s
 
     def _deadlines(self) -> Iterable[float | None]:
-        """Yields the deadline of each request."""
+        """Yields the deadline of each row, in seconds of simulated time; None: it has none."""
         deadline_s = self.due_s()
         if deadline_s is None:
             return repeat(None)
         return (None if isnan(one) else one for one in deadline_s.tolist())
 
     def _prompts(self) -> Iterator[Prompt]:
-        """Yields the prompts with their contents."""
+        """Yields the prompt of each row, with its length in tokens and its contents."""
         prompt_tokens: list[int] = self.prompt_tokens.tolist()
         contents: Iterable[tuple[Segment, ...]] = repeat(())
         if self.content is not None and self.common.segments is not None:
@@ -139,7 +139,7 @@ class Chunk:
         return rows_of(Prompt, prompt_tokens, contents, repeat(0))
 
     def _sessions(self) -> Iterable[int | None]:
-        """Yields the session of each request."""
+        """Yields the number of the session of each row; None: it belongs to none."""
         if self.session_id is None:
             return repeat(None)
         return (None if session == NO_SESSION else session for session in self.session_id.tolist())
@@ -180,7 +180,7 @@ class PartOfSource:
 
     @property
     def notes(self) -> WorkloadNotes:
-        """Notes of the whole source."""
+        """Returns the notes of the whole source, also on requests that were not selected."""
         return self._source.notes
 
     def chunks(self) -> Iterator[Chunk]:
@@ -196,7 +196,7 @@ class PartOfSource:
 
 
 def arrivals_of(chunks: Iterable[Chunk]) -> Iterator[Arrival]:
-    """Yields the requests of chunks."""
+    """Yields the rows of all chunks as `Arrival`s, in order of arrival."""
     return chain.from_iterable(chunk.arrivals() for chunk in chunks)
 
 

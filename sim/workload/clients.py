@@ -83,7 +83,7 @@ class WithClients(OfWorkload):
 
     @property
     def slo_terms(self) -> frozenset[str]:
-        """Time to publish."""
+        """Returns the latency that these requests have beside those of the engine: the time to publish."""
         return frozenset({"publish"})
 
     def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 
 import numpy as np
 
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords
+from sim.shards.streamed import without_rows
 
 
 def chunks_of(
@@ -56,23 +56,6 @@ def chunks_of(
             )
         )
     return chunks
-
-
-def without_rows(records: RunRecords) -> RunRecords:
-    """Returns the records with tables without rows."""
-    speculation = records.speculation
-    return replace(
-        records,
-        requests=records.requests[:0],
-        iterations=records.iterations[:0],
-        gap_s=records.gap_s[:0],
-        gap_count=records.gap_count[:0],
-        gap_end_s=records.gap_end_s[:0],
-        own_gaps=records.own_gaps[:0],
-        events=records.events[:0],
-        unfilled=None if records.unfilled is None else records.unfilled[:0],
-        speculation=None if speculation is None else replace(speculation, bursts=speculation.bursts[:0]),
-    )
 
 
 def _cut_of(times_s: np.ndarray, cuts_s: Sequence[float]) -> np.ndarray:

@@ -50,7 +50,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """Returns the number of values that were counted, in all buckets together."""
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:

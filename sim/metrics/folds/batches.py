@@ -143,7 +143,7 @@ class GroupedSeries:
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """Returns the number of values of the latency, one per request that has it."""
         return self._sketch.count
 
     def figure(self, figure: Figure) -> float:
@@ -193,7 +193,7 @@ class MetSeries:
 
     @property
     def count(self) -> int:
-        """Number of requests."""
+        """Returns the number of requests that arrived in the measured time."""
         return int(self._sizes.sum())
 
     def figure(self, figure: Figure) -> float:

@@ -29,7 +29,7 @@ class Bins:
 
     @property
     def width_s(self) -> float:
-        """Width of a bin, s."""
+        """Returns the width of a bin, in seconds."""
         return (1 << self.log_width) / TICKS_PER_S
 
     def count(self, name: str, time_s: Times, counts: Counts | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What clients see of a run, from parts of its records: see `sim.metrics.client_view`."""
+"""Adds up what clients see of a run, from parts of its records: see `sim.metrics.client_view`."""
 
 from __future__ import annotations
 

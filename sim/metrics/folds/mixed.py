@@ -36,12 +36,12 @@ class MixFold:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether a part reads iterations and gaps."""
+        """Returns whether a part reads iterations and gaps."""
         return any(fold.needs_tokens for part in self._parts.values() for fold in part.folds)
 
     @property
     def lack(self) -> str | None:
-        """Why the sections of a part cannot be computed; None: they can."""
+        """Returns why the sections of a part cannot be computed; None: they can."""
         lacks = (fold.lack for part in self._parts.values() for fold in part.folds)
         return next((lack for lack in lacks if lack is not None), None)
 

@@ -23,12 +23,12 @@ class SectionFold(Protocol):
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether it reads iterations and gaps, for the times of tokens."""
+        """Returns whether it reads iterations and gaps, for the times of tokens."""
         ...
 
     @property
     def lack(self) -> str | None:
-        """Why its sections cannot be computed; None: they can."""
+        """Returns why its sections cannot be computed; None: they can."""
         ...
 
     def add(self, records: WorkloadRecords) -> None:
@@ -84,7 +84,7 @@ class SectionFolds:
 
     @property
     def lack(self) -> str | None:
-        """Why sections cannot be computed; None: they can."""
+        """Returns why sections cannot be computed; None: they can."""
         return next((fold.lack for fold in self._folds if fold.lack is not None), None)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from sim.cluster.settings import SimSettings
 from sim.cluster.streamed import StreamedSimulation
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.requests import EMPTY_ROW
+from sim.shards.streamed import without_rows
 from tests.examples import examples
 from tests.worlds import services
 from tests.worlds.branching import draw_branching_worlds
-from tests.worlds.chunks import without_rows
 from tests.worlds.clusters import draw_clusters, draw_crashes
 from tests.worlds.services import draw_failing_services, draw_services
 from tests.worlds.speculating import draw_speculating
