@@ -5,12 +5,12 @@ it, or else the docstring of the field that it sets. The source of a choice is i
 setting `source`, and in the docstring of its class.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.site.docstrings import definition, docstring, fields_of
+from experiments.site.group_contents import CONTENTS
 from sim.report.config_text import yaml_text
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.compose import ConfigSource
@@ -83,23 +83,16 @@ def _root_page() -> str:
 
 def _list_of_groups(groups: Mapping[str, list[Choice]], defaults: Mapping[str, str]) -> str:
     rows = []
-    contents = _contents_of_groups()
     for group, choices in groups.items():
         link = f"[`{group}`]({_place(group).removeprefix('reference/')})"
         default = _code(defaults.get(group, ""))
-        rows.append(f"| {link} | {default} | {len(choices)} | {contents.get(group.partition('/')[0], '')} |")
+        rows.append(f"| {link} | {default} | {len(choices)} | {CONTENTS[group]} |")
     text = (
         "# Groups\n\nA group is chosen by name: `batching=sarathi`. `windtunnel list GROUP` prints its "
         "choices. Where the table has no default, a command or another choice selects the group.\n\n"
     )
     head = ["| group | default | choices | content |", "| --- | --- | ---: | --- |"]
     return text + "\n".join([*head, *rows]) + "\n"
-
-
-def _contents_of_groups() -> dict[str, str]:
-    """Returns what each folder of configs/ contains, from the table in its README.md."""
-    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", (CONFIG_DIR / "README.md").read_text(), flags=re.MULTILINE)
-    return {name: content for folders, content in rows for name in re.findall(r"`(\w+)/`", folders)}
 
 
 def _group_page(group: str, choices: list[Choice], defaults: Mapping[str, str]) -> str:

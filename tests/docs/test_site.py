@@ -7,6 +7,8 @@ import pytest
 
 from experiments.site import __main__ as site
 from experiments.site.built import fetched_from_outside
+from experiments.site.group_contents import CONTENTS
+from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 
 def test_the_site_is_built_and_fetches_nothing_from_outside(tmp_path, monkeypatch):
@@ -56,3 +58,7 @@ def test_versions_are_listed_from_the_newest(tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "index.html").touch()
     assert site.versions_of(tmp_path) == ["0.10", "0.9.1", "0.2", "dev"]
+
+
+def test_the_content_of_every_group_is_described():
+    assert set(CONTENTS) == set(find_groups([CONFIG_DIR]))
